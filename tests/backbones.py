@@ -63,36 +63,24 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 #: Those that compute attention in code of their own.
 OWN_ATTENTION = ("falcon", "bloom", "gpt_j", "gpt_neo", "mpt")
 ARCHITECTURES = tuple(CONFIGS)
-#: For tests of every architecture: of those with code of their own, which take one fallback, two stand for the rest.
+
+#: For tests of one method: one like Llama, whose heads share keys; one with windows and a soft cap; one with learned
+#: positions; and one with attention of its own. ``make test-long`` takes every architecture.
+FEW = [
+    name if name in ("llama", "gemma2_softcap", "gpt2", "bloom") else pytest.param(name, marks=pytest.mark.long)
+    for name in ARCHITECTURES
+]
+
+# What tests outside lm, text, data and hub still call FEW and ARCHITECTURES.
 EACH = [
     pytest.param(name, marks=pytest.mark.long) if name in ("gpt_j", "gpt_neo", "mpt") else name
     for name in ARCHITECTURES
 ]
-
-#: For tests of every architecture in what depends on it little: one of each build. The papers' oracles, and what finds
-#: out what a model is, take :data:`EACH`.
-TELLING = [
-    name if name in ("llama", "gemma2_softcap", "gpt2", "opt", "falcon", "mixtral_experts")
-    else pytest.param(name, marks=pytest.mark.long)
-    for name in ARCHITECTURES
-]  # fmt: skip
-
-#: In each, one like Llama, whose heads share keys; one with windows; and one with learned positions or a fallback.
-THIRDS = (
-    ("llama", "gemma2_softcap", "bloom"),
-    ("qwen2", "mistral_window", "gpt2"),
-    ("qwen3", "gemma3", "falcon"),
-)
+TELLING = FEW
 
 
 def third(number: int, among: Sequence[str] = ARCHITECTURES) -> list[Any]:
-    """For tests of one method: ``make test`` takes three of the architectures, ``make test-long`` all.
-
-    What an architecture has of its own is a matter of ``lm/`` and of ReBA's oracle, whose tests take each. Methods take
-    turns in the thirds, so that several architectures of each build run under several of them.
-    """
-    usual = [name for name in THIRDS[number] if name in among]
-    return [*usual, *(pytest.param(name, marks=pytest.mark.long) for name in among if name not in usual)]
+    return [name for name in FEW if (name if isinstance(name, str) else name.values[0]) in among]
 
 
 TEXTS = [

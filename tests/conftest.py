@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import os
 from collections.abc import Iterable, Iterator
 from importlib import metadata
@@ -27,42 +26,18 @@ if TYPE_CHECKING:
 
     from st_reba import CausalTransformer
 
-T = TypeVar("T")
-
-#: Whether all is to be tried: ``make test-long``.
+#: ``make test-long``: many examples, new ones in each run.
 LONG = os.environ.get("ST_REBA_TESTS") == "long"
 
-
-def _load_profile() -> None:
-    """By default the examples are the same in every run, so that a test fails for what a change did and not by chance.
-    New ones are found by ``make test-long``, which draws many, and keeps what failed to try it first."""
+# The environments of some programs, for tests/clients, do without hypothesis.
+with contextlib.suppress(ImportError):
     from hypothesis import HealthCheck, settings
 
     unhurried: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-    settings.register_profile("usual", derandomize=True, database=None, max_examples=25, **unhurried)
-    settings.register_profile("long", print_blob=True, **unhurried)
+    # The same few examples in every run: a test fails because of a change, and not by chance.
+    settings.register_profile("usual", derandomize=True, database=None, max_examples=10, **unhurried)
+    settings.register_profile("long", print_blob=True, max_examples=100, **unhurried)
     settings.load_profile("long" if LONG else "usual")
-    from hypothesis.internal.conjecture import providers
-
-    if not LONG and {"_get_local_constants", "Constants"} <= vars(providers).keys():
-        # Otherwise some values are taken from the package's code: from what of it is imported by then.
-        nothing = vars(providers)["Constants"]()
-        vars(providers)["_get_local_constants"] = lambda: nothing
-
-
-# The environments of some programs, for tests/clients, do without it.
-with contextlib.suppress(ImportError):
-    _load_profile()
-
-
-def examples(many: int) -> int:
-    """How many examples hypothesis draws: a few by default, all in ``make test-long``."""
-    return many if LONG else max(3, many // 10)
-
-
-def first(values: Iterable[T], number: int) -> list[Any]:
-    """Parameters of which ``make test`` takes the first few alone, and ``make test-long`` all."""
-    return [value if index < number else long(value) for index, value in enumerate(values)]
 
 
 def long(*values: Any) -> Any:
@@ -70,54 +45,13 @@ def long(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-def paired(*axes: Iterable[Any]) -> list[Any]:
-    """Rows of parameters: ``make test`` goes along all axes at once, the shorter ones again and again, so that it takes
-    as many rows as the longest has values, and each value; ``make test-long`` takes the product."""
-    usual = [[value for value in axis if not hasattr(value, "marks")] for axis in axes]
-    chosen = [tuple(axis[row % len(axis)] for axis in usual) for row in range(max(map(len, usual)))]
-    every = itertools.product(
-        *([value.values[0] if hasattr(value, "marks") else value for value in axis] for axis in axes)
-    )
-    return [*chosen, *(long(*row) for row in every if row not in chosen)]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Before st_reba is imported."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        processes.prepare()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """xdist's own process imports what all of its workers need, and forks them."""
-    if processes.FORKS and all(spec.popen and not spec.python for spec in specs):
-        processes.fork_workers(len(specs))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Without ``make test-long``, no test is made for what it alone takes: half of them all, to be left out again."""
-    if LONG:
-        return
-    parametrize = metafunc.parametrize
-
-    def of_the_usual(names: Any, values: Iterable[Any], *args: Any, **settings: Any) -> None:
-        values = list(values)
-        usual = [value for value in values if not any(mark.name == "long" for mark in getattr(value, "marks", ()))]
-        # Ids in a sequence stand beside the values.
-        in_sequence = not callable(settings.get("ids") or str)
-        parametrize(names, values if in_sequence or not usual else usual, *args, **settings)
-
-    vars(metafunc)["parametrize"] = of_the_usual
-
-
-def pytest_unconfigure() -> None:
-    processes.finish()
+def pytest_configure() -> None:
+    # Nearly all that is imported stays.
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    # What torch and transformers are made of stays until the end: no later collection has to look at it. And a test
-    # makes thousands of objects, few of them in cycles.
+    # No later collection has to look at it. And a test makes thousands of objects, few of them in cycles.
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
@@ -152,9 +86,14 @@ def commands_run_in_float32():
         yield
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Files of pictures with nothing in them, for what stands around them: to draw takes most of a report's time."""
+def _measure_once(patched: pytest.MonkeyPatch) -> None:
+    from st_reba.compare import cost
+
+    for name, value in (("TIMED_ROUNDS", 1), ("TIMED_BATCHES", 1), ("TIMED_TEXTS", 4)):
+        patched.setattr(cost, name, value)
+
+
+def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     from st_reba.compare.report import page
@@ -162,37 +101,25 @@ def undrawn(monkeypatch):
     def save(figure, target, **settings):
         target.write("") if hasattr(target, "write") else Path(target).touch()
 
-    monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr(page, "freeze", lambda figure: None)
+    patched.setattr(Figure, "savefig", save)
+    patched.setattr(page, "freeze", lambda figure: None)
     for name in ("cost_figure", "scores_figure"):
-        monkeypatch.setattr(page, name, lambda *args: Figure())
+        patched.setattr(page, name, lambda *args: Figure())
+
+
+def _make_quick(patched: pytest.MonkeyPatch) -> None:
+    _measure_once(patched)
+    _draw_nothing(patched)
+    patched.setattr("st_reba.compare.cost._MEASURED_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
-def timed_once():
-    """Comparisons that time each recipe in one round, on one batch of a few texts."""
-    from st_reba.compare import cost
-
+def quick():
+    """In all tests of a module, comparisons time each recipe once, on a batch of four texts, and write empty files for
+    pictures."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cost, "TIMED_ROUNDS", 1)
-        patched.setattr(cost, "TIMED_BATCHES", 1)
-        patched.setattr(cost, "TIMED_TEXTS", 4)
+        _make_quick(patched)
         yield
-
-
-@pytest.fixture
-def quick_commands(monkeypatch, undrawn, timed_once):
-    """Commands that compare, where the point is not what they measure and draw: timed once."""
-    from st_reba.compare import cost
-
-    monkeypatch.setattr(cost, "_MEASURED_SECONDS", 0.0)
-
-
-@pytest.fixture
-def spawned_by_fork(monkeypatch):
-    """Processes that multiprocessing spawns import nothing again."""
-    if processes.FORKS:
-        monkeypatch.setattr("multiprocessing.util.spawnv_passfds", processes.spawn)
 
 
 @pytest.fixture(scope="session")
@@ -353,3 +280,54 @@ def prompted_path(backbone_path, tmp_path_factory):
     directory = tmp_path_factory.mktemp("prompted")
     model.save_pretrained(str(directory))
     return str(directory)
+
+
+# What tests outside lm, text, data and hub still call by these names; the parts of `quick` for those that draw.
+
+T = TypeVar("T")
+
+
+def examples(many: int) -> int:
+    """How many examples hypothesis draws: a few by default, all in ``make test-long``."""
+    return many if LONG else max(3, many // 10)
+
+
+def first(values: Iterable[T], number: int) -> list[Any]:
+    """Parameters of which ``make test`` takes the first few alone, and ``make test-long`` all."""
+    return [value if index < number else long(value) for index, value in enumerate(values)]
+
+
+def paired(*axes: Iterable[Any]) -> list[Any]:
+    """Rows of parameters along all axes at once, the shorter ones again and again: each value stands in a row, and each
+    that is not long in one that is not."""
+
+    def rows(axes: list[list[Any]]) -> list[tuple[Any, ...]]:
+        return [tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))]
+
+    given = [list(axis) for axis in axes]
+    usual = rows([[value for value in axis if not hasattr(value, "marks")] for axis in given])
+    every = rows([[value.values[0] if hasattr(value, "marks") else value for value in axis] for axis in given])
+    return [*usual, *(long(*row) for row in every if row not in usual)]
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    _draw_nothing(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def timed_once():
+    with pytest.MonkeyPatch.context() as patched:
+        _measure_once(patched)
+        yield
+
+
+@pytest.fixture
+def quick_commands(monkeypatch):
+    _make_quick(monkeypatch)
+
+
+@pytest.fixture
+def spawned_by_fork(monkeypatch):
+    """Workers that multiprocessing would spawn import nothing again: the fork server makes them."""
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: processes.SERVER)

@@ -217,6 +217,24 @@ LAYERS = {
 }
 
 
+NORMS = {"gpt2": "ln_f", "gpt_neox": "final_layer_norm", "opt": "decoder.final_layer_norm", "falcon": "ln_f",
+         "bloom": "ln_f", "gpt_j": "ln_f", "gpt_neo": "ln_f", "mpt": "norm_f"}  # fmt: skip
+
+
+def final_norm(architecture, model):
+    return model.get_submodule(NORMS.get(architecture, "norm"))
+
+
+def after_each_layer(model, architecture, ids, normed=True):
+    """States after no layer, after one, ... (n, D each): behind the final norm, or as the layers leave them."""
+    norm, seen = final_norm(architecture, model), []
+    hook = norm.register_forward_pre_hook(lambda norm, args: seen.append(args[0]))
+    with torch.inference_mode():
+        *states, last = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+        hook.remove()
+        return [norm(each)[0] if normed else each[0] for each in states] + [(last if normed else seen[0])[0]]
+
+
 def layer_name(architecture, layer):
     return LAYERS.get(architecture, ("layers.{}", ""))[0].format(layer)
 

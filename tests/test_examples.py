@@ -1,3 +1,5 @@
+"""The programs in examples/ run, and say what they say."""
+
 from __future__ import annotations
 
 import json
@@ -7,107 +9,80 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentence_transformers import SentenceTransformer
 
-from st_reba import LayerwiseAutoencoder, ReBAModule
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import read_pairs
 
-from . import processes
 from .backbones import DEMO_MODEL, TEXTS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
+TRIPLETS = "a man\ta person\tno one\nice\twater\tfire\nup\tabove\tdown\n"
+PAIRS = "a man\ta person\t4.5\nice\twater\t3\nup\tdown\t0.5\n"
+CONDITIONS = (
+    "sentence1,sentence2,condition,label\na man sits,two men stand,the number of people,1\n"
+    "a man sits,two men stand,the sex of the people,5\nice melts,fire burns,the temperature,2\n"
+)
+SHORT = "--batch-size 2 --max-steps 2"
 
-def test_llama2_zh_reba(tmp_path):
-    out = tmp_path / "model"
-    done = processes.run(EXAMPLES / "llama2_zh_reba.py", "--base", DEMO_MODEL, "--out", out, out=tmp_path / "printed")
-    assert done.returncode == 0, done.stdout
-    assert "(3, 256)" in done.stdout
-    assert "it gives the same embeddings" in done.stdout
-    assert isinstance(SentenceTransformer(str(out))[0], ReBAModule)
+#: A program, what it is given, what it says, and the modules of what it saves.
+RUNS = {
+    "llama2_zh_reba": ("--base {demo} --out {out}", "it gives the same embeddings", "st_reba.modules.ReBAModule"),
+    "train_bellm": (f"--base {{base}} --triplets nli.tsv --out {{out}} {SHORT}", "reloaded, it gives (3, 32)", None),
+    "train_csts": (
+        f"--base {{base}} --train csts.csv --dev csts.csv --out {{out}} {SHORT}", "After: {'pearson_cosine': ", None
+    ),
+    "train_freeze": (
+        f"--base {{base}} --pairs pairs.tsv --out {{out}} {SHORT}",
+        "its embeddings are (2, 32)",
+        "st_reba.modules.LayerwiseAutoencoder",
+    ),
+    "distil": (
+        "--model {roomy} --texts demo.txt --student static --out {out} --held-out 10 --max-steps 1",
+        "On texts that were held out: {'held-out_spearman_cosines': ",
+        None,
+    ),
+    "train_jtcse": (
+        f"--base {{tower}} --second {{other}} --texts texts.txt --out {{out}} {SHORT}",
+        "reloaded, they give (3, 32)",
+        "st_reba.modules.TwinTower",
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(tmp_path, monkeypatch, capsys):
     """What an example prints, run in this process: most of what a process of its own would take is imports."""
+    monkeypatch.chdir(tmp_path)
+    written = {
+        "nli.tsv": TRIPLETS, "pairs.tsv": PAIRS, "csts.csv": CONDITIONS, "texts.txt": "\n".join(TEXTS),
+        "demo.txt": "\n".join(demo_sentences("en")[:50]),
+    }  # fmt: skip
+    for name, text in written.items():
+        Path(name).write_text(text, encoding="utf-8")
 
-    def shown(script: str, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [script, *arguments])
+    def shown(script: str, arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
         return capsys.readouterr().out
 
     return shown
 
 
-def test_train_bellm(tmp_path, backbone_path, run):
-    triplets = tmp_path / "nli.tsv"
-    triplets.write_text("a man\ta person\tno one\nice\twater\tfire\nup\tabove\tdown\n")
-    out = tmp_path / "model"
-    shown = run(
-        "train_bellm.py", "--base", backbone_path(), "--triplets", str(triplets), "--out", str(out),
-        "--batch-size", "2", "--max-steps", "2",
-    )  # fmt: skip
-    assert "reloaded, it gives (3, 32)" in shown
-    assert (out / "adapter" / "adapter_model.safetensors").is_file()
-
-
-def test_train_csts(tmp_path, backbone_path, run):
-    rows = tmp_path / "csts.csv"
-    rows.write_text(
-        "sentence1,sentence2,condition,label\na man sits,two men stand,the number of people,1\n"
-        "a man sits,two men stand,the sex of the people,5\nice melts,fire burns,the temperature,2\n"
-    )
-    shown = run(
-        "train_csts.py", "--base", backbone_path(), "--train", str(rows), "--dev", str(rows),
-        "--out", str(tmp_path / "model"), "--batch-size", "3", "--max-steps", "2",
-    )  # fmt: skip
-    assert "Before: {'pearson_cosine': " in shown
-    assert "After: {'pearson_cosine': " in shown
-
-
-def test_train_freeze(tmp_path, backbone_path, run):
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("a man\ta person\t4.5\nice\twater\t3\nup\tdown\t0.5\n")
-    out = tmp_path / "model"
-    shown = run(
-        "train_freeze.py", "--base", backbone_path(), "--pairs", str(pairs), "--out", str(out),
-        "--batch-size", "3", "--max-steps", "2",
-    )  # fmt: skip
-    assert "its embeddings are (2, 32)" in shown
-    assert ", 1.0000])" in shown.splitlines()[-1]
-    assert isinstance(SentenceTransformer(str(out / "model"))[1], LayerwiseAutoencoder)
-
-
-def test_distil(tmp_path, roomy_path, run):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(demo_sentences("en")[:50]), encoding="utf-8")
-    shown = run(
-        "distil.py", "--model", roomy_path, "--texts", str(texts), "--student", "static",
-        "--out", str(tmp_path / "out"), "--held-out", "10", "--max-steps", "1",
-    )  # fmt: skip
-    assert "On texts that were held out: {'held-out_spearman_cosines': " in shown
-    assert "tensor([[1.0000" in shown
-
-
-def test_train_and_distill_jtcse(tmp_path, encoder_paths, run):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(TEXTS), encoding="utf-8")
-    base, second = encoder_paths()
-    towers, one = tmp_path / "towers", tmp_path / "one"
-    shown = run(
-        "train_jtcse.py", "--base", base, "--second", second, "--texts", str(texts), "--out", str(towers),
-        "--batch-size", "2", "--max-steps", "2",
-    )  # fmt: skip
-    assert "reloaded, they give (3, 32)" in shown
-    shown = run(
-        "distill_jtcse.py", "--teacher", str(towers / "model"), "--student", base, "--texts", str(texts),
-        "--out", str(one),
-        "--batch-size", "2", "--max-steps", "2",
-    )  # fmt: skip
-    assert "its mean cosine to the two is" in shown
-    # The student is nothing of ours.
-    assert "st_reba" not in (one / "modules.json").read_text()
+@pytest.mark.parametrize("name", RUNS)
+def test_an_example(name, run, tmp_path, backbone_path, roomy_path, encoder_paths):
+    arguments, said, module = RUNS[name]
+    tower, other = encoder_paths()
+    places = {"base": backbone_path(), "roomy": roomy_path, "demo": DEMO_MODEL, "tower": tower, "other": other}
+    assert said in run(f"{name}.py", arguments.format(out=tmp_path / "out", **places))
+    [listed] = [path for path in (tmp_path / "out" / "modules.json", tmp_path / "out" / "model" / "modules.json")
+                if path.is_file()]  # fmt: skip
+    assert module is None or module in listed.read_text()
+    if name == "train_jtcse":
+        given = f"--teacher {listed.parent} --student {tower} --texts texts.txt --out one {SHORT}"
+        assert "its mean cosine to the two is" in run("distill_jtcse.py", given)
+        # The student is nothing of ours.
+        assert "st_reba" not in (tmp_path / "one" / "modules.json").read_text()
 
 
 def test_the_tour(monkeypatch, roomy_path):
@@ -116,9 +91,8 @@ def test_the_tour(monkeypatch, roomy_path):
     # Its scores are shown, and none is looked at.
     monkeypatch.setattr("st_reba.data.tables.read_pairs", lambda path: read_pairs(path).head(12))
     monkeypatch.setattr("st_reba.data.demo.demo_sentences", lambda language: demo_sentences(language)[:40])
-    cells = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
-    for cell in cells:
+    for cell in json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), names)
     assert set(names["recipes"]) == {"Classical, mean", "Echo-2, mean", "ReBA-2, last", "PromptEOL, last"}

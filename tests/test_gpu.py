@@ -7,18 +7,28 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.attention import kernels
 
 from . import oracles
-from .backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TELLING, TEXTS
+from .backbones import ARCHITECTURES, DEMO_MODEL, TEXTS
+from .catalogued import Case, completed
 from .conftest import relative_error
-from .modules.test_invariance import RECIPES, TOLERANCES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 #: Of float32, relative. Products are summed in another order there, and refined thought multiplies rounding.
 TOLERANCE = 2e-5
 SENTENCES = ["The cat sat on the mat.", "我爱自然语言处理。", "a", "The quick brown fox jumps over the lazy dog. " * 3]
+HALF: dict[str, Case] = {
+    "classical": (CausalTransformer, {}),
+    "echo-2": (EchoModule, {}),
+    "reba-2": (ReBAModule, {}),
+    "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),
+    "reba-2 chunks": (ReBAModule, {"chunk_length": 6}),
+    "thought-2": (RefinedThoughtModule, {"iterations": 2}),
+}
+RECIPES = completed({**HALF, "both ways": (ReBAModule, {"bidirectional_layers": 2})})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,40 +39,38 @@ def products_of_float32_are_of_float32():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def on(device: str, recipe: str, path: str, pooling: str = "mean", **kwargs) -> SentenceTransformer:
+def on(device: str, recipe: str, path: str, dtype: str = "float32") -> SentenceTransformer:
     module_class, settings = RECIPES[recipe]
-    module = module_class(path, **settings, **{"model_kwargs": {"dtype": "float32"}, **kwargs})
-    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device=device)
+    module = module_class(path, **settings, model_kwargs={"dtype": dtype})
+    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device=device)
 
 
 def embedded(model: SentenceTransformer, texts: list[str], batch_size: int = 32) -> torch.Tensor:
     return model.encode(texts, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False).cpu()
 
 
-pooled = [name for name in RECIPES if name != "layer states"]
-
-
-@pytest.mark.parametrize("recipe", pooled)
-@pytest.mark.parametrize("name", [name for name in TELLING if name not in OWN_ATTENTION])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["llama", "gemma2_softcap", "gpt2", "opt", "mixtral_experts"])
 def test_equals_the_cpu(recipe, name, backbone_path):
     path = backbone_path(name)
-    expected = embedded(on("cpu", recipe, path), TEXTS)
-    found = embedded(on("cuda", recipe, path), TEXTS)
-    assert relative_error(found, expected) < 10 * TOLERANCES.get(recipe, TOLERANCE)
+    found, expected = (embedded(on(device, recipe, path), TEXTS) for device in ("cuda", "cpu"))
+    assert relative_error(found, expected) < 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("recipe", pooled)
-def test_a_batch_is_its_texts(recipe):
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_batch_is_its_texts_and_moves_back(recipe):
     """On the demo LM: trained weights multiply no rounding."""
     model = on("cuda", recipe, str(DEMO_MODEL))
-    assert relative_error(embedded(model, SENTENCES), embedded(model, SENTENCES, 1)) < TOLERANCE
+    there = embedded(model, SENTENCES)
+    assert relative_error(there, embedded(model, SENTENCES, 1)) < TOLERANCE
+    assert relative_error(there, embedded(model.to("cpu"), SENTENCES)) < TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("recipe", ["classical", "echo-2", "reba-2", "reba-3 last", "reba-2 chunks", "thought-2"])
+@pytest.mark.parametrize("recipe", HALF)
 def test_half_precision_is_near(recipe, dtype):
     expected = embedded(on("cpu", recipe, str(DEMO_MODEL)), SENTENCES)
-    found = embedded(on("cuda", recipe, str(DEMO_MODEL), model_kwargs={"dtype": dtype}), SENTENCES)
+    found = embedded(on("cuda", recipe, str(DEMO_MODEL), dtype), SENTENCES)
     assert torch.cosine_similarity(found.float(), expected).min() > 0.995
 
 
@@ -91,10 +99,3 @@ def test_reba_equals_its_algorithm(architecture, backbone_path, eager, token_ids
     for text, words in zip(TEXTS, model.encode(TEXTS, output_value="token_embeddings"), strict=True):
         expected = oracles.algorithm_2(eager(architecture), token_ids(text), 2)
         assert relative_error(words.cpu(), expected) < TOLERANCE, text
-
-
-def test_moves_back():
-    model = on("cuda", "echo-2", str(DEMO_MODEL))
-    there = embedded(model, SENTENCES)
-    here = embedded(model.to("cpu"), SENTENCES)
-    assert relative_error(there, here) < TOLERANCE

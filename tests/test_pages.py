@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from st_reba import ReBAModule
-from st_reba.data.demo import Language, demo_pairs, demo_questions, demo_retrieval, demo_sentences
+from st_reba.data.demo import demo_sentences
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
 from . import backbones
@@ -145,40 +145,8 @@ def saved(model, tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory) -> Path:
-    """The package's texts, a few of each: 40 pairs, 6 questions, 14 queries and the beginnings of some documents."""
-    directory = tmp_path_factory.mktemp("assets")
-    shipped = demo_pairs("en").parent
-
-    def lines(path: Path) -> list[str]:
-        return (shipped / path).read_text(encoding="utf-8").splitlines()
-
-    def write(name: str, kept: list[str]) -> None:
-        (directory / name).write_text("\n".join(kept) + "\n", encoding="utf-8")
-
-    for language in get_args(Language):
-        write(f"demo_pairs_{language}.tsv", lines(demo_pairs(language))[:40])
-        write(f"demo_odd_one_out_{language}.csv", lines(demo_questions(language))[:7])
-        folder = demo_retrieval(language)
-        (directory / folder.name).mkdir()
-        queries = lines(folder / "queries.jsonl")[:14]
-        asked = {json.loads(query)["_id"] for query in queries}
-        head, *judged = lines(folder / "qrels.tsv")
-        judged = [row for row in judged if row.split("\t")[0] in asked]
-        found = {row.split("\t")[1] for row in judged}
-        documents = [
-            json.dumps({**document, "text": document["text"][:60]})
-            for place, document in enumerate(map(json.loads, lines(folder / "corpus.jsonl")))
-            if document["_id"] in found or place % 10 == 0
-        ]
-        for name, rows in (("queries.jsonl", queries), ("qrels.tsv", [head, *judged]), ("corpus.jsonl", documents)):
-            write(f"{folder.name}/{name}", rows)
-    return directory
-
-
 @pytest.fixture
-def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
+def desk(tmp_path, monkeypatch, quick) -> Path:
     """Where a page is read: a directory with the data that pages name."""
     texts = [text[:24].strip() for text in demo_sentences("en")[:24]]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
@@ -200,8 +168,8 @@ def desk(tmp_path, monkeypatch, timed_once, assets) -> Path:
     for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
         shutil.copy(tmp_path / name, tmp_path / "scifact")
     monkeypatch.chdir(tmp_path)
-    # On which texts, and on how many, decides nothing here.
-    monkeypatch.setattr("st_reba.data.demo._ASSETS", assets)
+    # On how many texts decides nothing here.
+    monkeypatch.setattr("st_reba.data.demo.demo_sentences", lambda *given: demo_sentences(*given)[:60])
     return tmp_path
 
 

@@ -16,7 +16,6 @@ from st_reba.text.templates import TEMPLATES
 
 from .backbones import TEXTS
 from .cli import typed as run
-from .logged import logged
 
 CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
 
@@ -61,11 +60,10 @@ def test_a_topic_is_summed_behind_its_pooling(roomy_path):
     assert np.allclose(model[2].mean, few.mean, atol=1e-6)
 
 
-def test_without_texts_it_says_what_it_is_fitted_on(roomy_path):
-    with logged("st_reba.ready") as messages:
-        alone = st_reba.build(roomy_path, "classical+whitened", device="cpu")
-        st_reba.build(roomy_path, "classical", device="cpu")
-    (said,) = messages
+def test_without_texts_it_says_what_it_is_fitted_on(roomy_path, caplog):
+    alone = st_reba.build(roomy_path, "classical+whitened", device="cpu")
+    st_reba.build(roomy_path, "classical", device="cpu")
+    (said,) = [message for name, _, message in caplog.record_tuples if name == "st_reba.ready"]
     assert re.fullmatch(
         r"What is Classical, whitened is fitted on \d+ sentences inside the package: give texts, fifty or more .*", said
     )

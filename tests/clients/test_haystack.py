@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from haystack import Document, Pipeline
-from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
-from haystack.document_stores.in_memory import InMemoryDocumentStore
+from haystack import Document
 from haystack.utils import ComponentDevice
 from haystack_integrations.components.embedders.sentence_transformers import (
     SentenceTransformersDocumentEmbedder,
@@ -24,13 +22,10 @@ def settings(prompted_path):
     return {"model": prompted_path, "device": ComponentDevice.from_str("cpu"), "progress_bar": False}
 
 
-def documents(embedder) -> list[Document]:
-    return embedder.run(documents=[Document(content=text) for text in TEXTS])["documents"]
-
-
 def test_documents(settings, own):
     embedder = SentenceTransformersDocumentEmbedder(**settings, encode_kwargs={"prompt_name": "document"})
-    vectors = np.float32([document.embedding for document in documents(embedder)])
+    found = embedder.run(documents=[Document(content=text) for text in TEXTS])["documents"]
+    vectors = np.float32([document.embedding for document in found])
     assert np.array_equal(vectors, own.encode_document(TEXTS))
 
 
@@ -45,21 +40,6 @@ def test_a_prefix_is_part_of_the_text(settings, own):
     vector = np.float32(embedder.run(text=QUERY)["embedding"])
     assert np.array_equal(vector, own.encode(PROMPTS["query"] + QUERY))
     assert not np.allclose(vector, own.encode_query(QUERY), atol=1e-2)
-
-
-def test_a_search(settings, own):
-    store = InMemoryDocumentStore(embedding_similarity_function="cosine")
-    embedder = SentenceTransformersDocumentEmbedder(**settings, encode_kwargs={"prompt_name": "document"})
-    store.write_documents(documents(embedder))
-    pipeline = Pipeline()
-    pipeline.add_component(
-        "embedder", SentenceTransformersTextEmbedder(**settings, encode_kwargs={"prompt_name": "query"})
-    )
-    pipeline.add_component("retriever", InMemoryEmbeddingRetriever(store))
-    pipeline.connect("embedder.embedding", "retriever.query_embedding")
-    found = pipeline.run({"embedder": {"text": QUERY}})["retriever"]["documents"]
-    expected = own.similarity(own.encode_query(QUERY), own.encode_document(TEXTS))[0].argsort(descending=True)
-    assert [document.content for document in found] == [TEXTS[index] for index in expected]
 
 
 def test_without_the_import(check_without_the_import):

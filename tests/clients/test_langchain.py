@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_huggingface import HuggingFaceEmbeddings
 
 from ..backbones import TEXTS
@@ -34,12 +33,6 @@ def test_without_names_there_are_no_prompts(prompted_path, own):
     client = HuggingFaceEmbeddings(model_name=prompted_path, model_kwargs={"device": "cpu"})
     assert np.array_equal(np.float32(client.embed_documents(TEXTS)), own.encode(TEXTS))
     assert np.array_equal(np.float32(client.embed_query(QUERY)), own.encode(QUERY))
-
-
-def test_a_search(client, own):
-    found = InMemoryVectorStore.from_texts(TEXTS, client).similarity_search(QUERY, k=len(TEXTS))
-    expected = own.similarity(own.encode_query(QUERY), own.encode_document(TEXTS))[0].argsort(descending=True)
-    assert [document.page_content for document in found] == [TEXTS[index] for index in expected]
 
 
 def test_without_the_import(check_without_the_import):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llama_index.core import VectorStoreIndex
-from llama_index.core.schema import TextNode
 from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
 from ..backbones import TEXTS
@@ -42,14 +40,6 @@ def test_normalized_is_the_default(prompted_path, own):
 def test_saved_prompts_give_way_to_its_own_empty_ones(prompted_path, own):
     client = HuggingFaceEmbedding(model_name=prompted_path, device="cpu", normalize=False)
     assert np.array_equal(np.float32(client.get_query_embedding(QUERY)), own.encode(QUERY))
-
-
-def test_a_search(client, own):
-    index = VectorStoreIndex(nodes=[TextNode(text=text) for text in TEXTS], embed_model=client)
-    found = index.as_retriever(similarity_top_k=len(TEXTS)).retrieve(QUERY)
-    similarities = own.similarity(own.encode_query(QUERY), own.encode_document(TEXTS))[0]
-    assert [node.text for node in found] == [TEXTS[index] for index in similarities.argsort(descending=True)]
-    assert np.allclose([node.score for node in found], similarities.sort(descending=True).values, atol=1e-5)
 
 
 def test_without_the_import(check_without_the_import):

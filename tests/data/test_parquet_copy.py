@@ -1,3 +1,5 @@
+"""Files of texts as one Parquet copy: the same rows in the same chunks, whatever the files are."""
+
 from __future__ import annotations
 
 import gzip
@@ -12,15 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba.data.parquet_copy import ParquetCopy, TextFiles, chunk_end
 from st_reba.data.rows import LONGEST, rows
 from st_reba.data.sources import File
 from st_reba.data.tables import read_texts
-
-from ..conftest import examples
 
 LINES = ["one", "", "  zwei ", "三\u2028\x85", "last\r"]
 
@@ -49,27 +49,36 @@ def write(path, data: bytes):
     return path
 
 
+def write_parquet(path, texts, **options):
+    pq.write_table(pa.table({"text": texts, "id": list(range(len(texts)))}), path, **options)
+    return path
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-class TestLines:
-    def test_plain_text(self, suffix, tmp_path):
-        """An empty line is a row; only line feeds, and a carriage return before one, end a line."""
-        path = write(tmp_path / f"t.txt{suffix}", "\ufeffone\r\n\n  zwei \n三\u2028\x85\nlast\r\r\n".encode())
-        assert all_rows(copied(path)) == LINES
+class TestRows:
+    @pytest.mark.parametrize(
+        ("name", "data", "expected"),
+        [
+            # An empty line is a row; only line feeds, and a carriage return before one, end a line.
+            ("t.txt", "\ufeffone\r\n\n  zwei \n三\u2028\x85\nlast\r\r\n", LINES),
+            ("t.txt", "a\nb", ["a", "b"]),
+            ("t.tsv", '\ufeffSentence\tid\n"a\t1\nb"\t2\n', ['"a', 'b"']),
+            ("t.csv", '"a, b"\nc\n', ["a, b", "c"]),
+            ("t.csv", 'id,text\r\n1,"a ""b"", c"\r\n\r\n2,"d\ne"\r\n3,f\r\n', ['a "b", c', "d\ne", "f"]),
+        ],
+    )
+    def test_of_lines_and_cells(self, name, data, expected, suffix, tmp_path):
+        copy = copied(write(tmp_path / f"{name}{suffix}", data.encode()))
+        (tmp_path / f"{name}{suffix}").unlink()
+        assert all_rows(copy) == expected, "the copy needs its files no more"
 
-    def test_the_last_line_need_not_end(self, suffix, tmp_path):
-        assert all_rows(copied(write(tmp_path / f"t.txt{suffix}", b"a\nb"))) == ["a", "b"]
-
-    def test_json_lines(self, suffix, tmp_path):
+    def test_of_json_lines(self, suffix, tmp_path):
         rows = [{"body": text, "id": number} for number, text in enumerate(LINES)]
         data = "".join(json.dumps(row) + "\n\n" for row in [*rows[:4], {**rows[4], "once": 1}])
         copy = copied(write(tmp_path / f"t.jsonl{suffix}", data.encode()), column="body", keep=["id", "once"])
         assert copy.starts == [0, 2, 4, 5]
-        assert all_rows(copy) == LINES
+        assert all_rows(copy, order=[2, 0, 1]) == LINES
         assert copy.read(1)[1].to_pydict() == {"id": [2, 3], "once": [None, None]}
-
-    def test_chunks_in_any_order(self, suffix, tmp_path):
-        path = write(tmp_path / f"t.txt{suffix}", "\n".join(str(number) for number in range(9)).encode())
-        assert all_rows(copied(path), order=[3, 4, 0, 2, 1]) == [str(number) for number in range(9)]
 
     @pytest.mark.parametrize(
         ("name", "data", "message"),
@@ -82,25 +91,35 @@ class TestLines:
             (
                 "t.jsonl",
                 b'{"body": "a", "id": 1}\n',
-                "line 1 lacks text (texts); its columns are body, id. Say with --column which is what.",
+                "line 1 lacks text (texts); its columns are body, id. Say with --co",
             ),
             ("t.jsonl", b'{"text": null}\n', "line 1: text: None is not text. A row is text."),
-            ("t.jsonl", b'{"text": 3}\n', "line 1: text: 3 is not text. A row is text."),
             ("t.jsonl", b'{"text": "\\ud800"}\n', "half of a surrogate pair"),
             ("t.jsonl", b"[" * 100_000, "line 1: not JSON ("),
+            ("t.csv", b"a,b\n", "t.csv{}, line 1: 2 columns where 1 are expected. A row is text. Other columns need a"),
+            ("t.csv", b"text,text\n", 'line 1: 2 columns are called "text"'),
+            ("t.csv", b"text,b\n1,2\n3\n", "t.csv{}, line 3: 1 columns where 2 are expected."),
+            ("t.csv", b'text,b\n1,2\n3,"4\n', "t.csv{}, line 3: unexpected end of data"),
+            ("t.csv", b"text\n", "t.csv{} holds no texts"),
         ],
     )
     def test_bad_rows_are_named(self, name, data, message, suffix, tmp_path):
-        path = write(tmp_path / f"{name}{suffix}", data)
         with pytest.raises(ValueError, match=re.escape(message.format(suffix))):
-            copied(path)
+            copied(write(tmp_path / f"{name}{suffix}", data))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_file_that_is_cut_short(suffix, tmp_path):
+    path = write(tmp_path / f"t.txt{suffix}", b"".join(b"%d\n" % number for number in range(9999)))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="cannot be read to its end"):
+        copied(path)
 
 
 @pytest.mark.parametrize(
     ("name", "before", "message"),
     [
         ("t.txt", b"a\n", "line 2: longer than 32 MiB. Cut it into several texts."),
-        ("t.txt.gz", b"a\n", "line 2: longer than 32 MiB."),
         ("t.tsv.zst", b"text\n", "line 2: longer than 32 MiB."),
         ("t.jsonl", b'{"text": "', "line 1: longer than 32 MiB."),
         ("t.csv", b'text\n"', "line 2: a row that is longer than 32 MiB. Cut it into several texts; or a quotation"),
@@ -109,10 +128,9 @@ class TestLines:
 def test_a_line_that_is_too_long(name, before, message, tmp_path):
     lines = b"a" * 99 + b"\n" if name == "t.csv" else b"a" * 100
     path = write(tmp_path / name, before + lines * (34 * 2**20 // 100))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
-        copied(path)
-    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
-        read_texts(path)
+    for read in (copied, read_texts):
+        with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
+            read(path)
 
 
 def test_no_more_of_a_line_is_read_than_it_may_have():
@@ -127,7 +145,6 @@ def test_no_more_of_a_line_is_read_than_it_may_have():
     assert stream.closed or stream.tell() == LONGEST + 5
 
 
-@settings(max_examples=examples(30))
 @given(
     texts=st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), min_size=1),
     size=st.integers(1, 5),
@@ -138,14 +155,14 @@ def test_what_is_written_is_read(texts, size, seed, tmp_path):
     plain, lines, parquet = (tmp_path / name for name in ("t.txt", "t.jsonl", "t.parquet"))
     plain.write_bytes("".join(text + "\n" for text in texts).encode())
     lines.write_bytes("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode())
-    pq.write_table(pa.table({"text": texts}), parquet, row_group_size=seed % 4 + 1)
+    write_parquet(parquet, texts, row_group_size=seed % 4 + 1)
     order = list(range(-(-len(texts) // size)))
     random.Random(seed).shuffle(order)
     for path in (plain, lines, parquet):
         assert all_rows(copied(path, size=size), order) == texts
 
 
-@pytest.mark.parametrize(("smallest", "largest"), [(4, 4), (4, 32), (3, 20), (128, 2048), (36, 2048), (64, 8)])
+@pytest.mark.parametrize(("smallest", "largest"), [(4, 4), (3, 20), (128, 2048), (36, 2048), (64, 8)])
 def test_chunks_that_grow(smallest, largest):
     """The end of a chunk is the same for all of its rows; no chunk has more than an eighth of what stands before it,
     but for the first ones."""
@@ -177,30 +194,15 @@ def test_growing_chunks_of_several_files(tmp_path):
     ]
 
 
-def test_a_copy_needs_its_files_no_more(tmp_path):
-    copy = copied(path := write(tmp_path / "t.txt", b"a\nb\nc\n"))
-    path.unlink()
-    assert all_rows(copy) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_file_that_is_cut_short(suffix, tmp_path):
-    path = write(tmp_path / f"t.txt{suffix}", b"".join(b"%d\n" % number for number in range(9999)))
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match="cannot be read to its end"):
-        copied(path)
-
-
 class TestParquet:
-    def write(self, path, texts, **options):
-        pq.write_table(pa.table({"text": texts, "id": list(range(len(texts)))}), path, **options)
-        return path
-
-    def test_kept_columns_have_their_types(self, tmp_path):
-        path = self.write(tmp_path / "t.parquet", pa.array(["a", "b", "a"]).dictionary_encode(), row_group_size=2)
-        texts, kept = copied(path, size=3, keep=["id"]).read(0)
-        assert texts == ["a", "b", "a"]
-        assert kept["id"].type == pa.int64()
+    @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), None])
+    def test_every_kind_of_string(self, kind, tmp_path):
+        """Polars writes views; kept columns have their types."""
+        texts = pa.array(["a", "b" * 20, "", "a"], kind) if kind else pa.array(["a", "b", "", "a"]).dictionary_encode()
+        path = write_parquet(tmp_path / "t.parquet", texts, row_group_size=2)
+        copy = copied(path, size=3, keep=["id"])
+        assert all_rows(copy) == texts.to_pylist()
+        assert copy.read(0)[1]["id"].type == pa.int64()
 
     @pytest.mark.parametrize(
         ("values", "message"),
@@ -212,19 +214,17 @@ class TestParquet:
                 "cannot be read to its end: in or after row 1, In column 0: ",
             ),
             (pa.array([], pa.string()), "holds no texts"),
-            (["a", "b" * (LONGEST + 1), None], 'row 3: "text" is null'),
             (["a", "b" * (LONGEST + 1)], 't.parquet, rows 1 to 2: a "text" that is longer than 32 MiB. Cut it'),
             (pa.array(["b" * (LONGEST + 1)]).dictionary_encode(), 'rows 1 to 1: a "text" that is longer than 32 MiB.'),
         ],
     )
     def test_bad_columns_are_named(self, values, message, tmp_path):
-        path = self.write(tmp_path / "t.parquet", values)
         with pytest.raises(ValueError, match=re.escape(message)):
-            copied(path)
+            copied(write_parquet(tmp_path / "t.parquet", values))
 
     def test_a_damaged_file_is_named(self, tmp_path):
         """Its texts, and its footer, which a program may read for long before it finds that out."""
-        path = self.write(tmp_path / "t.parquet", ["text a", "text b", "text c"])
+        path = write_parquet(tmp_path / "t.parquet", ["text a", "text b", "text c"])
         whole = path.read_bytes()
         for at in (*range(0, len(whole), 7), len(whole) - 1):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
@@ -234,11 +234,15 @@ class TestParquet:
                 except ValueError as error:
                     assert str(path) in str(error), error  # noqa: PT017
 
-    @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()])
-    def test_every_kind_of_string(self, kind, tmp_path):
-        """Polars writes views."""
-        path = self.write(tmp_path / "t.parquet", pa.array(["a", "b" * 20, ""], kind), row_group_size=2)
-        assert all_rows(copied(path)) == ["a", "b" * 20, ""]
+    def test_a_page_that_is_damaged(self, tmp_path):
+        """Also one of a kept column: it is found before the first row is encoded."""
+        path = write_parquet(tmp_path / "t.parquet", ["a", "b"], compression="none", write_page_checksum=True)
+        place = pq.ParquetFile(path).metadata.row_group(0).column(1).data_page_offset
+        with path.open("r+b") as stream:
+            stream.seek(place)
+            stream.write(bytes(16))
+        with pytest.raises(ValueError, match="t.parquet cannot be read to its end"):
+            copied(path, keep=["id"])
 
     @pytest.mark.parametrize("options", [{}, {"column": "body", "keep": ["text"]}])
     def test_columns_of_one_name(self, options, tmp_path):
@@ -248,108 +252,56 @@ class TestParquet:
             copied(tmp_path / "t.parquet", **options)
         assert all_rows(copied(tmp_path / "t.parquet", column="body")) == ["c"], "others may be called alike"
 
-    def test_a_page_that_is_damaged(self, tmp_path):
-        """Also one of a kept column: it is found before the first row is encoded."""
-        path = self.write(tmp_path / "t.parquet", ["a", "b"], compression="none", write_page_checksum=True)
-        place = pq.ParquetFile(path).metadata.row_group(0).column(1).data_page_offset
-        with path.open("r+b") as stream:
-            stream.seek(place)
-            stream.write(bytes(16))
-        with pytest.raises(ValueError, match="t.parquet cannot be read to its end"):
-            copied(path, keep=["id"])
-
-    def test_what_is_no_parquet(self, tmp_path):
-        with pytest.raises(ValueError, match="is not a Parquet file"):
-            copied(write(tmp_path / "t.parquet", b"PAR1"))
-
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "data", "options", "message"),
     [
-        ("t.xlsx", {}, "t.xlsx: of no known format. Give plain text (.txt, one text a line), .tsv, .csv, JSON lines"),
-        ("t.parquet.gz", {}, "of no known format"),
-        ("t", {}, "of no known format"),
-        ("t.txt", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
-        ("t.txt", {"keep": ["id"]}, 'plain text has no columns to keep but "text" itself, not "id".'),
+        (
+            "t.xlsx",
+            b"a",
+            {},
+            "t.xlsx: of no known format. Give plain text (.txt, one text a line), .tsv, .csv, JSON lines",
+        ),
+        ("t.parquet.gz", b"a", {}, "of no known format"),
+        ("t", b"a", {}, "of no known format"),
+        ("t.parquet", b"PAR1", {}, "is not a Parquet file"),
+        ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
+        ("t.txt", b"a", {"keep": ["id"]}, 'plain text has no columns to keep but "text" itself, not "id".'),
+        ("t.csv", b"a,b\n", {"column": "c"}, "line 1 lacks c (texts); its columns are a, b. Say with --column which"),
+        ("t.csv", b"text,b\n", {"keep": ["c"]}, "line 1 lacks c (texts); its columns are text, b."),
+        # Of the column that is kept, which is called as that of the texts is.
+        ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
+        ("t.jsonl", b'{"sentence": "a"}\n', {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
     ],
 )
-def test_refusals(name, options, message, tmp_path):
+def test_refusals(name, data, options, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        copied(write(tmp_path / name, b"a"), **options)
+        copied(write(tmp_path / name, data), **options)
 
 
-def test_what_is_no_file(tmp_path):
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have a name")
+def test_what_is_no_file_and_has_no_column(tmp_path):
     os.mkfifo(tmp_path / "t.txt")
     with pytest.raises(ValueError, match="is a pipe or a device, but texts are read more than once"):
         copied(tmp_path / "t.txt")
-
-
-def test_missing_columns(tmp_path):
     pq.write_table(pa.table({"a": ["x"], "b": ["y"]}), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match='no column "text", but "a", "b"'):
         copied(tmp_path / "t.parquet")
-
-
-@pytest.mark.parametrize(("name", "data"), [("t.jsonl", b'{"sentence": "a"}\n'), ("t.csv", b"sentence\na\n")])
-def test_a_kept_column_that_is_not_there_and_called_as_that_of_the_texts(name, data, tmp_path):
-    with pytest.raises(ValueError, match=r"line 1 lacks text \(texts\); its columns are sentence"):
-        copied(write(tmp_path / name, data), keep=["text"])
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-class TestCells:
-    def test_quoted_cells(self, suffix, tmp_path):
-        data = 'id,text\r\n1,"a ""b"", c"\r\n\r\n2,"d\ne"\r\n3,f\r\n'
-        copy = copied(write(tmp_path / f"t.csv{suffix}", data.encode()), keep=["id"])
-        assert all_rows(copy) == ['a "b", c', "d\ne", "f"]
-        assert copy.read(1)[1].to_pydict() == {"id": ["3"]}
-
-    def test_tabs_are_not_quoted(self, suffix, tmp_path):
-        path = write(tmp_path / f"t.tsv{suffix}", b'\xef\xbb\xbfSentence\tid\n"a\t1\nb"\t2\n')
-        assert all_rows(copied(path)) == ['"a', 'b"']
-
-    def test_one_column_without_a_name(self, suffix, tmp_path):
-        assert all_rows(copied(write(tmp_path / f"t.csv{suffix}", b'"a, b"\nc\n'))) == ["a, b", "c"]
-
-    @pytest.mark.parametrize(
-        ("data", "options", "message"),
-        [
-            (
-                b"a,b\n",
-                {},
-                "t.csv{}, line 1: 2 columns where 1 are expected. A row is text. Other columns need a header",
-            ),
-            (b"a,b\n", {"column": "c"}, "line 1 lacks c (texts); its columns are a, b. Say with --column which"),
-            (b"text,text\n", {}, 'line 1: 2 columns are called "text"'),
-            (b"text,b\n", {"keep": ["c"]}, "line 1 lacks c (texts); its columns are text, b."),
-            (b"text,b\n1,2\n3\n", {}, "t.csv{}, line 3: 1 columns where 2 are expected."),
-            (b'text,b\n1,2\n3,"4\n', {}, "t.csv{}, line 3: unexpected end of data"),
-            (b"text\n", {}, "t.csv{} holds no texts"),
-        ],
-    )
-    def test_refusals(self, data, options, message, suffix, tmp_path):
-        path = write(tmp_path / f"t.csv{suffix}", data)
-        with pytest.raises(ValueError, match=re.escape(message.format(suffix))):
-            copied(path, **options)
 
 
 class TestSeveralFiles:
     """Shards are read as one file is: chunks begin in one and end in another."""
 
     @pytest.mark.parametrize("kind", ["txt", "csv", "tsv", "jsonl", "parquet", "jsonl.gz"])
-    @pytest.mark.parametrize("size", [1, 2, 3, 4, 20])
+    @pytest.mark.parametrize("size", [1, 3, 4, 20])
     def test_chunks_are_those_of_one_file(self, kind, size, tmp_path):
         rows = [f"text {number}" for number in range(10)]
         paths = []
         for shard, (start, end) in enumerate([(0, 3), (3, 3), (3, 4), (4, 10)]):
             path = tmp_path / f"{shard}.{kind}"
-            own = rows[start:end]
             if kind == "parquet":
-                pq.write_table(
-                    pa.table({"text": pa.array(own, pa.string()), "id": pa.array(range(start, end), pa.int64())}),
-                    path,
-                    row_group_size=2,
-                )
+                own = pa.array(rows[start:end], pa.string())
+                pq.write_table(pa.table({"text": own, "id": pa.array(range(start, end), pa.int64())}), path)
             else:
                 header = {"csv": "text,id\n", "tsv": "text\tid\n"}.get(kind, "")
                 line = {"txt": "{}\n", "csv": "{},{}\n", "tsv": "{}\t{}\n"}.get(kind, '{{"text": "{}", "id": {}}}\n')
@@ -378,6 +330,7 @@ class TestSeveralFiles:
         with pytest.raises(ValueError, match=r'2.parquet: column "x" is string, but int64 in .*1.parquet'):
             copied(first.with_suffix(".parquet"), second.with_suffix(".parquet"), keep=["x"])
 
+    @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of what is open")
     def test_no_more_than_one_is_open(self, tmp_path, monkeypatch):
         paths = [tmp_path / f"{number}.txt" for number in range(50)]
         for path in paths:

@@ -136,6 +136,15 @@ def test_two_classes_triplets_and_texts(tmp_path):
     ]
 
 
+def test_pairs_or_texts(tmp_path):
+    """Of a name that says nothing: by its lines. An empty line is none, and a blank around a text is none of it."""
+    path = tmp_path / "data"
+    path.write_bytes("\ufeff\na\tb\t1\r\n\r\nc\td\t2\n".encode())
+    assert read_data(path) == read_pairs(path) == Pairs(["a", "c"], ["b", "d"], [1.0, 2.0])
+    path.write_bytes("\ufeff一个句子。\r\n\r\n  two, words \n \nthree\nthree".encode())
+    assert read_data(path) == read_texts(path) == ["一个句子。", "two, words", "three", "three"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -144,7 +153,6 @@ def test_two_classes_triplets_and_texts(tmp_path):
         ("t.csv", "sentence1,sentence2,score,score\na,b,1,2\n", 't.csv, line 1: 2 columns are called "score", in'),
         ("t.csv", 'a,"b\nb",1\nc,d\n', "t.csv, line 3: 2 columns where 3 are expected"),
         ("t.csv", 'a,b,1\nc,"d,2\n', "t.csv, line 2: unexpected end of data. A quotation mark may be missing"),
-        ("t.csv", b"a,b,1\nc,d\xff,2\n", "t.csv, line 2: not UTF-8"),
         ("t.csv.gz", 'a,b,1\nc,"d"d,2\n', "t.csv.gz, line 2: "),
         ("t.jsonl", '{"text1": "a", "text2": "b", "score": 1}\n\n{"text1": "a", "score": 2}\n',
          r"t.jsonl, line 3 lacks sentence2 \(pairs\); its columns are text1, score. Say with"),
@@ -155,11 +163,28 @@ def test_two_classes_triplets_and_texts(tmp_path):
         ("s/2.csv", as_csv([("a", "b", "high")]), "s/2.csv, line 2: score: 'high' is not a number"),
         ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns .* with commas between. Is it CSV\?"),
         ("t.xlsx", b"PK\x03\xff", "t.xlsx, line 1: not UTF-8"),
+        ("t.tsv", b"a\tb\t1\na\tb\n", r"t\.tsv, line 2: 2 columns where 3 are expected\. A row is sentence1,"),
+        ("t.tsv", b"a\tb\t1\nc\t \t2\n", "line 2: sentence2: an empty text"),
+        ("t.tsv", b"first\tsecond\tscore\n", "line 1: score: 'score' is not a number.*If this line names the columns,"),
+        ("t.tsv", b"a\tb\tnan\n", "line 1: score: 'nan' is not a number"),
+        ("t.tsv", b"a\tb\t1\n\nc\t\xff\t2\n", "line 3: not UTF-8"),
+        ("t.tsv", b"a\tb\t1\nc\td\t1\n", "2 pairs with 1 different scores leave nothing to rank"),
+        ("t.tsv", b"a\tnews\nb\tsport\n", "line 1: 2 columns, and no header that names them. Rows are sentence1"),
+        ("t.tsv", b"", "t.tsv holds no rows. A row is sentence1"),
+        ("t.txt", b"\na\nb\nc\td\t1\n", "line 4: has a tab, but line 2 has none. Plain texts stand one a line"),
+        ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts; at least 3 are needed"),
+        ("t.txt", "a\nb\nc\n".encode("utf-16"), "line 1: not UTF-8"),
     ],
 )  # fmt: skip
 def test_refusals_name_file_and_line(name, content, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         read_data(written(tmp_path, **{name: content}))
+
+
+@pytest.mark.parametrize("read", [read_data, read_pairs, read_texts])
+def test_a_directory(read, tmp_path):
+    with pytest.raises(ValueError, match=r"is a directory without a table in it \(nothing\): give a file"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("columns", ["a,b", "sentence1=a,sentence2=b", "sentence1=a,sentence2=b,points=c", "a=,b=,c="])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
 import os
 import threading
 from pathlib import Path
@@ -21,18 +20,15 @@ def names(source, splits=TO_MEASURE):
 
 def make(directory, *files):
     for name in files:
-        path = directory / name
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_text("a\tb\t1\nc\td\t2\n", encoding="utf-8")
-    return directory
+        (directory / name).parent.mkdir(exist_ok=True, parents=True)
+        (directory / name).write_text("a\tb\t1\nc\td\t2\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "compression"),
     [
         ("a.TSV", "tsv", ""), ("a.csv.gz", "csv", ".gz"), ("a.ndjson.zst", "jsonl", ".zst"),
-        ("a.b.parquet", "parquet", ""), ("a.parquet.gz", "", ".gz"), ("a", "", ""), ("a.gz", "", ".gz"),
-        ("a.xlsx", "", ""),
+        ("a.b.parquet", "parquet", ""), ("a.parquet.gz", "", ".gz"), ("a", "", ""), ("a.xlsx", "", ""),
     ],
 )  # fmt: skip
 def test_kinds(name, kind, compression, tmp_path):
@@ -40,43 +36,47 @@ def test_kinds(name, kind, compression, tmp_path):
     assert (file.kind, file.compression) == (kind, compression)
 
 
+NOT_SHARDS = (".hidden.tsv", "_SUCCESS", "README.md", "more/part-1.tsv", "state.json")
+WITHOUT_TEST = ("train-0.tsv", "train-1.tsv", "data_dev.tsv")
+#: A split's word in some names leaves no file out of all.
+SOME_NAMED = ("a.txt", "b.txt", "test.txt", "my-train-notes.txt")
+
+
 class TestFolders:
-    def test_numbers_in_names_count_and_what_is_no_shard_does_not(self, tmp_path):
-        make(
-            tmp_path,
-            "part-10.tsv",
-            "part-9.tsv",
-            ".hidden.tsv",
-            "_SUCCESS",
-            "README.md",
-            "more/part-1.tsv",
-            "state.json",
-        )
-        assert names(tmp_path) == ["part-9.tsv", "part-10.tsv"]
+    @pytest.mark.parametrize(
+        ("files", "pattern", "splits", "expected"),
+        [
+            # Numbers in names count.
+            (("part-10.tsv", "part-9.tsv", *NOT_SHARDS), "", TO_MEASURE, ["part-9.tsv", "part-10.tsv"]),
+            (WITHOUT_TEST, "", TO_MEASURE, ["data_dev.tsv"]),
+            (WITHOUT_TEST, "", TO_TRAIN, ["train-0.tsv", "train-1.tsv"]),
+            (WITHOUT_TEST, "train-*", TO_MEASURE, ["train-0.tsv", "train-1.tsv"]),
+            (SOME_NAMED, "", ALL, ["a.txt", "b.txt", "my-train-notes.txt", "test.txt"]),
+            (SOME_NAMED, "test*", TO_MEASURE, ["test.txt"]),
+        ],
+    )
+    def test_what_of_a_folder_is_read(self, files, pattern, splits, expected, tmp_path):
+        make(tmp_path, *files)
+        assert names(f"{tmp_path}/{pattern}", splits) == expected
 
-    def test_splits(self, tmp_path):
-        make(tmp_path, "train-0.tsv", "train-1.tsv", "data_dev.tsv")
-        assert names(tmp_path) == ["data_dev.tsv"], "without a test split"
-        assert names(tmp_path, TO_TRAIN) == names(f"{tmp_path / 'train-*'}") == ["train-0.tsv", "train-1.tsv"]
-        with pytest.raises(
-            ValueError,
-            match=r'splits, validation \(data_dev.tsv\), train \(train-0.tsv\): give a pattern, .* ".*/\*train\*"',
-        ):
-            names(tmp_path, ALL)
-
-    def test_a_splits_word_in_some_names_leaves_no_file_out(self, tmp_path):
-        """All is what the folder holds; to measure or to train on all of it might mix splits."""
-        make(tmp_path, "a.txt", "b.txt", "test.txt", "my-train-notes.txt")
-        assert names(tmp_path, ALL) == ["a.txt", "b.txt", "my-train-notes.txt", "test.txt"]
-        assert names(f"{tmp_path}/test*", ALL) == names(f"{tmp_path}/test*") == ["test.txt"]
-        for splits in (TO_MEASURE, TO_TRAIN):
-            with pytest.raises(ValueError, match=r"none in the name \(a.txt\), train \(my-train-notes.txt\), test"):
-                names(tmp_path, splits)
-
-    def test_of_one_kind(self, tmp_path):
-        make(tmp_path, "a.tsv", "b.csv")
-        with pytest.raises(ValueError, match="files of several kinds, csv, tsv: give one file, or a pattern"):
-            names(tmp_path)
+    @pytest.mark.parametrize(
+        ("files", "splits", "message"),
+        [
+            (
+                WITHOUT_TEST,
+                ALL,
+                r'splits, validation \(data_dev.tsv\), train \(train-0.tsv\): give a pattern, .* ".*/\*tr',
+            ),
+            # To measure or to train on all of it might mix splits.
+            (SOME_NAMED, TO_MEASURE, r"none in the name \(a.txt\), train \(my-train-notes.txt\), test"),
+            (SOME_NAMED, TO_TRAIN, r"none in the name \(a.txt\), train \(my-train-notes.txt\), test"),
+            (("a.tsv", "b.csv"), TO_MEASURE, "files of several kinds, csv, tsv: give one file, or a pattern"),
+        ],
+    )
+    def test_what_cannot_be_told(self, files, splits, message, tmp_path):
+        make(tmp_path, *files)
+        with pytest.raises(ValueError, match=message):
+            names(tmp_path, splits)
 
     @pytest.mark.parametrize(
         "source", ["no.tsv", "./no/such", "no-*.tsv", "a/b/c", "no.csv.gz", "C:\\data\\pairs", "C:/data/pairs"]
@@ -95,21 +95,19 @@ class TestRemote:
         yield filesystem
         filesystem.store.clear()
 
-    def test_a_file_and_a_folder(self, memory, tmp_path):
+    def test_a_file_and_a_folder(self, memory):
         for name in ("x/part-2.tsv", "x/part-10.tsv", "x/notes.md"):
             memory.pipe(f"/{name}", f"{name}\tb\t1\nc\td\t2\n".encode())
         assert read_data("memory://x/part-2.tsv").first == ["x/part-2.tsv", "c"]
-        assert read_data("memory://x").first == ["x/part-2.tsv", "c", "x/part-10.tsv", "c"]
-        assert read_data("memory://x/part-*.tsv").first == ["x/part-2.tsv", "c", "x/part-10.tsv", "c"]
+        for several in ("memory://x", "memory://x/part-*.tsv"):
+            assert read_data(several).first == ["x/part-2.tsv", "c", "x/part-10.tsv", "c"]
 
     def test_what_was_copied_is_copied_again_if_it_changed(self, memory, tmp_path, monkeypatch):
         fetched = []
         real = type(memory).get_file
         monkeypatch.setattr(type(memory), "get_file", lambda self, *ends: fetched.append(ends) or real(self, *ends))
-        memory.pipe("/a.tsv", b"one\tb\t1\n")
-        for content in (None, b"two\tb\t1\n"):
-            if content:
-                memory.pipe("/a.tsv", content)
+        for content in (b"one\tb\t1\n", b"two\tb\t1\n"):
+            memory.pipe("/a.tsv", content)
             for _ in range(2):
                 (file,) = files_of("memory://a.tsv", TO_MEASURE, tmp_path / "copy")
         assert len(fetched) == 2
@@ -132,19 +130,15 @@ class TestRemote:
             def log_message(self, *args):
                 pass
 
-        server = http.server.ThreadingHTTPServer(
-            ("127.0.0.1", 0), functools.partial(Quiet, directory=os.fspath(tmp_path))
-        )
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
+        handler = functools.partial(Quiet, directory=os.fspath(tmp_path))
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             address = f"http://127.0.0.1:{server.server_address[1]}"
             assert read_data(f"{address}/pairs.tsv") == read_data(f"{address}/pairs.tsv?download=1")
             assert read_data(f"{address}/pairs.tsv").second == ["b", "d"]
             with pytest.raises(FileNotFoundError, match="no.tsv: there is no such file"):
                 read_data(f"{address}/no.tsv")
-        finally:
             server.shutdown()
-            server.server_close()
         # Nobody listens there any more.
         with pytest.raises(OSError, match=r"/pairs.tsv cannot be read \(Cannot connect to host 127.0.0.1"):
             read_data(f"{address}/pairs.tsv")
@@ -152,15 +146,14 @@ class TestRemote:
 
 def test_a_data_set_of_the_hub(monkeypatch):
     rows = datasets.Dataset.from_dict({"text1": ["a", "c"], "text2": ["b", "d"], "label": [1, 0]})
-    loaded = []
+    loaded, told = [], []
 
     def load_dataset(name, subset, split):
         loaded.append((name, subset, split))
         return rows if split else datasets.DatasetDict({"train": rows, "validation": rows.select([1, 0])})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    told = []
     assert read_data("org/name", tell=told.append).first == ["c", "a"], "validation before train"
     assert read_data("org/name:en:train").first == ["a", "c"]
     assert loaded == [("org/name", None, None), ("org/name", "en", "train")]
-    assert json.dumps(told[0]).startswith('"org/name: 2 pairs in two classes')
+    assert told[0].startswith("org/name: 2 pairs in two classes")

@@ -8,57 +8,34 @@ import logging
 import weakref
 
 import pytest
+import torch
 from torch import nn
-from transformers import AutoModel, Llama4TextConfig
+from transformers import AutoModel, FalconH1Config, Llama4TextConfig, MambaConfig, Qwen3NextConfig
 
-from st_reba import (
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoModule,
-    HierarchicalTokenPrependingModule,
-    KVReroutingModule,
-    MetaEOLModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    ValueAggregationModule,
-)
-from st_reba.lm.anatomy import anatomy_of, embedding_scale, reuses_cache, set_attention
+from st_reba import CausalTransformer, ContrastivePromptingModule, EchoModule, ReBAModule, RefinedThoughtModule
+from st_reba import ValueAggregationModule as Values
+from st_reba.lm import backbone
+from st_reba.lm.anatomy import anatomy_of, embedding_scale, output_projections, reuses_cache, set_attention
 
 from .. import backbones, oracles
-from ..backbones import EACH
+from ..backbones import ARCHITECTURES, DEMO_MODEL, FEW, OWN_ATTENTION
+from ..catalogued import completed
 from ..conftest import forward_passes, pipeline, relative_error
-from ..logged import logged
-from ..modules.test_shared_backbone import everything_set_on, mixed_modes
 
 #: How many passes over a few tokens each takes on a backbone that is known.
 KNOWN = {
-    "classical": (CausalTransformer, 0),
-    "last token": (lambda backbone: CausalTransformer(backbone, rows="last"), 0),
-    "residual stream": (lambda backbone: CausalTransformer(backbone, final_norm=False), 0),
-    "both ways": (lambda backbone: CausalTransformer(backbone, bidirectional_layers=2), 0),
-    "echo": (EchoModule, 0),
-    "reba": (ReBAModule, 0),
-    "kv re-routing": (lambda backbone: KVReroutingModule(backbone, template="{text}"), 0),
-    "early and late": (lambda backbone: EarlyLateModule(backbone, template="{text}"), 0),
-    "token prepending": (
-        lambda backbone: TokenPrependingModule(backbone, template="{prepend}{text}", output_layer=-1), 0
-    ),
-    "prepending in blocks": (lambda backbone: HierarchicalTokenPrependingModule(backbone, output_layer=-1), 0),
-    "values": (lambda backbone: ValueAggregationModule(backbone, template="{text}"), 0),
-    "before the feed-forward part": (lambda backbone: CausalTransformer(backbone, readout="before_mlp"), 0),
-    "refined thought": (RefinedThoughtModule, 3),
-    "meta-eol": (lambda backbone: MetaEOLModule(backbone, templates=["{text} is", "{text} means"]), 0),
+    **{
+        key: (module, {**settings, "output_layer": -1}, 0)
+        for key, (module, settings) in completed({}).items()
+        if module is not RefinedThoughtModule
+    },
+    "residual stream": (CausalTransformer, {"final_norm": False, "bidirectional_layers": 2}, 0),
+    "before the feed-forward part": (CausalTransformer, {"readout": "before_mlp"}, 0),
+    "refined thought": (RefinedThoughtModule, {}, 3),
     # The whole one, and the short one.
-    "short": (lambda backbone: CausalTransformer(backbone, output_layer=2), 2),
-    "short, steered": (
-        lambda backbone: ContrastivePromptingModule(
-            backbone, template="{text}", auxiliary_template="not {text}", output_layer=2, contrast_layer=1
-        ),
-        2,
-    ),
-}  # fmt: skip
+    "short": (CausalTransformer, {"output_layer": 2}, 2),
+    "short, steered": (ContrastivePromptingModule, {"output_layer": 2, "contrast_layer": 1}, 2),
+}
 
 
 def test_a_model_is_run_once_when_it_is_loaded(backbone_path):
@@ -68,22 +45,22 @@ def test_a_model_is_run_once_when_it_is_loaded(backbone_path):
 
 
 @pytest.mark.parametrize("kind", KNOWN)
-def test_what_is_known_of_a_backbone_is_known_of_its_views(kind, backbone_path):
-    make, count = KNOWN[kind]
-    backbone = CausalTransformer(backbone_path())
+def test_what_is_known_of_a_backbone_is_known_of_its_views(kind, roomy_path):
+    module_class, settings, count = KNOWN[kind]
+    whole = CausalTransformer(roomy_path)
     with forward_passes() as passes:
-        make(backbone)
+        module_class(whole, **settings)
     assert len(passes) == count
     with forward_passes() as passes:
-        make(backbone)
-        make(EchoModule(backbone))
+        module_class(whole, **settings)
+        module_class(EchoModule(whole), **settings)
     assert not passes
 
 
 def test_what_a_short_model_is_is_found_when_it_is_made(backbone_path):
     short = CausalTransformer(CausalTransformer(backbone_path()), output_layer=2)
     with forward_passes() as passes:
-        assert ValueAggregationModule(short)._projections.keys() == {0, 1}
+        assert Values(short)._projections.keys() == {0, 1}
         assert anatomy_of(ReBAModule(short).model).attention_layers == (0, 1)
     assert not passes
     assert RefinedThoughtModule(short)._reuses_cache
@@ -93,10 +70,10 @@ def test_what_a_short_model_is_is_found_when_it_is_made(backbone_path):
 @pytest.mark.parametrize("architecture", ["bloom", "falcon"])
 def test_attention_of_its_own_is_tried_once(architecture, backbone_path):
     with forward_passes() as passes:
-        backbone = CausalTransformer(backbone_path(architecture))
+        whole = CausalTransformer(backbone_path(architecture))
     assert len(passes) == 3
     with forward_passes() as passes:
-        assert not anatomy_of(ReBAModule(backbone).model).calls_our_attention
+        assert not anatomy_of(ReBAModule(whole).model).calls_our_attention
     assert not passes
 
 
@@ -113,7 +90,7 @@ def test_the_final_norm_is_what_stands_in_its_place(backbone_path):
 def test_facts_do_not_keep_a_model(backbone_path):
     model = CausalTransformer(backbone_path()).model
     twin = copy.deepcopy(model)
-    ValueAggregationModule(CausalTransformer(backbone_path()))
+    Values(CausalTransformer(backbone_path()))
     assert anatomy_of(twin) is not anatomy_of(model)
     gone = [weakref.ref(part) for part in (model, twin, model.layers[0].mlp.up_proj.weight)]
     del model, twin
@@ -131,32 +108,118 @@ def test_layers_above_are_let_go(backbone_path):
     assert any(weight is below() for weight in short.model.parameters())
 
 
-@pytest.mark.parametrize("architecture", EACH)
+def state_of(model):
+    """All that looking at a model could leave: configuration, modes, parts, hooks."""
+    return model.config.to_dict(), model.config._attn_implementation, [
+        (name, id(part), part.training, dict(part._forward_hooks), dict(part._forward_pre_hooks))
+        for name, part in model.named_modules()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_a_model_is_on_every_architecture(architecture):
-    model = mixed_modes(backbones.backbone(architecture))
-    before, hooks = everything_set_on(model), hooks_on(model)
+    model = backbones.backbone(architecture).train()
+    # A layer that its user froze by eval().
+    next(part for part in model.modules() if isinstance(part, nn.ModuleList))[1].eval()
+    before = state_of(model)
     facts = anatomy_of(model)
     assert facts.is_causal
+    assert facts.calls_our_attention == (architecture not in OWN_ATTENTION)
     # Where transformers collects maps by hooks of its own, they are not asked for.
     assert facts.calls_our_attention or facts.maps_are_sound
-    assert len(facts.projections) == len(facts.attention_layers) == len(facts.layers) == 3
-    assert facts.norm is not None
-    assert len(facts.norm) == 1
+    assert facts.attention_layers == (0, 1, 2)
+    assert len(facts.layers) == 3
+    assert model.get_submodule(facts.norm[0]) is oracles.final_norm(architecture, model)
     assert facts.widths == (32, 32, 32, 32)
     assert reuses_cache(model) == facts.calls_our_attention
     assert embedding_scale(model) is not None
     kinds = [type(model.get_submodule(path)).__name__ for path in facts.feed_forward]
     assert len(kinds) == (architecture not in ("opt", "falcon", "bloom", "mpt")), kinds
-    assert everything_set_on(model) == before
-    assert hooks_on(model) == hooks
+    assert output_projections(model) == {layer: oracles.projection_name(architecture, layer) for layer in range(3)}
+    assert backbone.positions(model) == (None if architecture == "bloom" else 256)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("architecture", FEW)
+def test_output_projections_in_half_precision(architecture):
+    found = output_projections(backbones.backbone(architecture).to(torch.bfloat16))
+    assert found == {layer: oracles.projection_name(architecture, layer) for layer in range(3)}
+
+
+def test_a_model_whose_last_tokens_look_at_themselves():
+    """In its own bfloat16, where what the demo model's first layer reads off other tokens is less than rounding."""
+    model = AutoModel.from_pretrained(DEMO_MODEL)
+    assert model.dtype == torch.bfloat16
+    assert output_projections(model) == {layer: f"layers.{layer}.self_attn.o_proj" for layer in range(8)}
+
+
+SIZES = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED, **backbones.IDS}
+
+
+def test_layers_of_other_kinds_have_no_projection():
+    """Linear attention; and a state space beside attention, which has the layer's number and a projection, too."""
+    linear = Qwen3NextConfig(
+        **{**SIZES, "num_hidden_layers": 4}, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    )  # fmt: skip
+    assert output_projections(AutoModel.from_config(linear).eval()) == {3: "layers.3.self_attn.o_proj"}
+    mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
+    both = FalconH1Config(**{**SIZES, **mamba, "mamba_chunk_size": 16, "pad_token_id": 0})
+    model = AutoModel.from_config(both).eval()
+    assert output_projections(model) == {layer: f"layers.{layer}.self_attn.o_proj" for layer in range(3)}
+    # The embedding of a padding token is zero, and what comes behind it is as if it stood alone.
+    assert anatomy_of(model).feed_forward == ("layers.2.feed_forward",)
+
+
+def without_attention():
+    return AutoModel.from_config(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).eval()
+
+
+def slow_but_exact():
+    """BLOOM's slow exact way multiplies with its weights itself."""
+    model = backbones.backbone("bloom")
+    for layer in model.h:
+        layer.self_attention.pretraining_tp, layer.self_attention.slow_but_exact = 2, True
+    return model
+
+
+def beside_the_attention():
+    """As in BERT's build: the last matrix within the attention is then that of the values."""
+    model = backbones.backbone("llama")
+    for layer in model.layers:
+        layer.self_attn.o_proj = nn.Identity()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (without_attention, "MambaModel has no attention whose values could be read. Use a model with"),
+        (slow_but_exact, "output projection of the attention in layer 0 of BloomModel was not found"),
+        (beside_the_attention, "output projection of the attention in layer 0 of LlamaModel was not found"),
+    ],
+)
+def test_where_no_projection_is_found(make, message):
+    with pytest.raises(ValueError, match=message):
+        output_projections(make())
+
+
+def test_what_is_put_in_a_projections_place_is_tapped(backbone_path):
+    module = Values(backbone_path(), template="{text}")
+    before = pipeline(module).encode("a cat")
+    nn.init.zeros_(module.model.layers[1].self_attn.o_proj.weight)
+    after = pipeline(module).encode("a cat")
+    module.model.layers[1].self_attn.o_proj = nn.Linear(32, 32)
+    assert relative_error(after, before) > 0.01
+    assert relative_error(pipeline(module).encode("a cat"), after) > 0.01
 
 
 @pytest.mark.filterwarnings("ignore:The cache of Llama4TextModel cannot be reused")
 def test_masks_in_chunks_are_not_ours_to_make(tmp_path, token_ids):
     """Tokens of Llama 4 see no further back than their chunk begins."""
-    sizes = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED, **backbones.IDS}
-    experts = {"num_local_experts": 2, "intermediate_size_mlp": 48}
-    config = Llama4TextConfig(**sizes, **experts, attention_chunk_size=4, max_position_embeddings=64)
+    chunked = {"num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 4}
+    config = Llama4TextConfig(**SIZES, **chunked, max_position_embeddings=64)
     model = backbones.randomize(AutoModel.from_config(config).eval())
     assert not reuses_cache(model)
     module = RefinedThoughtModule(backbones.save(model, tmp_path))
@@ -166,21 +229,28 @@ def test_masks_in_chunks_are_not_ours_to_make(tmp_path, token_ids):
     assert relative_error(pipeline(module, "lasttoken").encode("The dog chased the cat."), expected) < 1e-5
 
 
-def hooks_on(model) -> list:
-    kinds = ("_forward_hooks", "_forward_pre_hooks")
-    return [dict(getattr(module, kind)) for module in model.modules() for kind in kinds]
+def test_long_range_rotary_embeddings_do_not_make_a_batch_matter(tmp_path):
+    """One text beyond the length that the model was first trained on would change how all others are read."""
+    phi3 = backbones.config("phi3")
+    half = phi3.hidden_size // phi3.num_attention_heads // 2
+    phi3.original_max_position_embeddings = 32
+    phi3.rope_parameters = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": 32, "short_factor": [1.0] * half, "long_factor": [4.0] * half,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    module = ReBAModule(backbones.save(backbones.randomize(AutoModel.from_config(phi3).eval()), tmp_path))
+    assert module.max_seq_length == 16
+    model = pipeline(module)
+    assert relative_error(model.encode(["a cat", "word " * 90])[0], model.encode("a cat")) < 1e-5
 
 
-def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards():
+def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards(caplog, monkeypatch):
     logger = logging.getLogger("transformers.modeling_utils")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     model = backbones.backbone("llama")
-
-    def warns(name):
-        logger.warning("set to %s", name)
-
-    model.set_attn_implementation = warns
-    with logged(logger.name) as messages:
-        set_attention(model, "sdpa")
-        assert not messages
-        logger.warning("by the model")
-    assert set(messages) == {"by the model"}
+    model.set_attn_implementation = lambda name: logger.warning("set to %s", name)
+    set_attention(model, "sdpa")
+    assert not caplog.messages
+    logger.warning("by the model")
+    assert set(caplog.messages) == {"by the model"}

@@ -44,65 +44,57 @@ def module(request, shared):
     return made
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_each_is_as_if_it_stood_alone(module, is_kept):
+@pytest.fixture
+def llama(backbone_path):
+    made = CausalTransformer(backbone_path())
+    make_cacheable(made.model)
+    return made
+
+
+def test_each_is_as_if_it_stood_alone(module):
+    """Also behind a prefix that is kept."""
     body, endings = module.lay_out(TEXTS, PROMPT), module.token_ids(ENDINGS)
-    prefixes = None
     with torch.no_grad():
         expected = torch.stack([behind_each(module, body, ending) for ending in endings], dim=1)
         words = run(module.model, body)[body.copy_index == 0]
-        if is_kept:
-            prefixes = Prefixes.of(module.model, shared_ids(body, 1))
-            body = prefixes.rest_of(body)
-        with forward_passes() as passes, behind(prefixes, torch.arange(len(TEXTS))):
-            texts, ends = behind_one_body(module.model, body, endings)
-    assert sum(own is module.model for own in passes) == 1
-    assert ends.shape == (len(TEXTS), len(ENDINGS), 32)
-    assert relative_error(ends, expected) < TOLERANCE
-    # And the texts are what they are without endings.
-    assert relative_error(texts[body.copy_index == 0], words) < TOLERANCE
+        kept = Prefixes.of(module.model, shared_ids(body, 1))
+        for prefixes, rest in ((None, body), (kept, kept.rest_of(body))):
+            with forward_passes() as passes, behind(prefixes, torch.arange(len(TEXTS))):
+                texts, ends = behind_one_body(module.model, rest, endings)
+            assert sum(own is module.model for own in passes) == 1
+            assert ends.shape == (len(TEXTS), len(ENDINGS), 32)
+            assert relative_error(ends, expected) < TOLERANCE
+            # And the texts are what they are without endings.
+            assert relative_error(texts[rest.copy_index == 0], words) < TOLERANCE
 
 
-def test_a_text_without_tokens_has_endings_that_stand_alone(shared):
-    module = CausalTransformer(shared())
-    make_cacheable(module.model)
-    body, [ending, other] = module.lay_out(["", "a text"]), module.token_ids(ENDINGS[:2])
+def test_a_text_without_tokens_has_endings_that_stand_alone(llama):
+    body, [ending, other] = llama.lay_out(["", "a text"]), llama.token_ids(ENDINGS[:2])
     with torch.no_grad():
-        _, ends = behind_one_body(module.model, body, [ending, other])
-        alone = run(module.model, Layout(*(torch.tensor([ending]) for _ in range(3))))[0, -1]
+        _, ends = behind_one_body(llama.model, body, [ending, other])
+        alone = run(llama.model, Layout(*(torch.tensor([ending]) for _ in range(3))))[0, -1]
     assert relative_error(ends[0, 0], alone) < TOLERANCE
 
 
-def test_endings_that_begin_alike_share_what_they_begin_with(shared):
-    module = CausalTransformer(shared())
-    make_cacheable(module.model)
-    body, lengths = module.lay_out(TEXTS), []
-    hook = module.model.register_forward_pre_hook(
+def test_endings_that_begin_alike_share_what_they_begin_with(llama):
+    body, lengths = llama.lay_out(TEXTS), []
+    llama.model.register_forward_pre_hook(
         lambda model, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     with torch.no_grad():
-        behind_one_body(module.model, body, [[5, 6, 7], [5, 6, 8, 9], [5], [7, 6]])
-    hook.remove()
+        behind_one_body(llama.model, body, [[5, 6, 7], [5, 6, 8, 9], [5], [7, 6]])
     assert lengths == [body.input_ids.shape[1] + 7]
 
 
-def test_all_layers_are_read_in_one_pass(shared):
-    module = CausalTransformer(shared())
-    make_cacheable(module.model)
-    body, endings = module.lay_out(TEXTS), module.token_ids(ENDINGS)
-    layers = anatomy.layer_paths(module.model)
-    with torch.no_grad(), recording(module.model, layers) as record:
-        found = record.split(behind_one_body(module.model, body, endings)[1])
+def test_all_layers_are_read_in_one_pass_and_gradients_flow(llama):
+    body, endings = llama.lay_out(TEXTS), llama.token_ids(ENDINGS)
+    layers = anatomy.layer_paths(llama.model)
+    with torch.no_grad(), recording(llama.model, layers) as record:
+        found = record.split(behind_one_body(llama.model, body, endings)[1])
         for number, ending in enumerate(endings):
-            expected = record.split(behind_each(module, body, ending))
+            expected = record.split(behind_each(llama, body, ending))
             for own, alone in zip(found, expected, strict=True):
                 assert relative_error(own[:, number], alone) < TOLERANCE
     assert len(found) == len(layers) + 1
-
-
-def test_gradients_flow(backbone_path):
-    module = CausalTransformer(backbone_path())
-    make_cacheable(module.model)
-    _, ends = behind_one_body(module.model, module.lay_out(TEXTS), module.token_ids(ENDINGS))
-    ends.sum().backward()
-    assert module.model.layers[0].self_attn.q_proj.weight.grad.norm() > 0
+    behind_one_body(llama.model, body, endings)[1].sum().backward()
+    assert llama.model.layers[0].self_attn.q_proj.weight.grad.norm() > 0

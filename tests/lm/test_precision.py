@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
-import warnings
 from pathlib import Path
 
 import pytest
@@ -17,46 +15,53 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from transformers import AutoModel
 
 import st_reba
-from st_reba import CausalTransformer, ReBAModule, RefinedThoughtModule, TwinTower
+from st_reba import (
+    ContrastivePromptingModule,
+    HierarchicalTokenPrependingModule,
+    KVReroutingModule,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    TwinTower,
+)
 from st_reba.lm.attention import kernels
 
 from .. import oracles
 from ..backbones import DEMO_MODEL, TEXTS
-from ..conftest import long, paired, pipeline, relative_error
-from ..modules.test_invariance import FURTHER, RECIPES
+from ..conftest import pipeline, relative_error
 
-EOS = 0
+pytestmark = pytest.mark.filterwarnings("ignore:.*in its own code")
 
-#: What each module and each kind of attention has of its own.
-CASES = [
-    *(long(("llama", recipe)) if recipe in FURTHER else ("llama", recipe) for recipe in RECIPES),
-    *((architecture, "reba-2") for architecture in ("gemma2_softcap", "gpt_oss_sinks", "mistral_window", "bloom")),
-    ("gemma2_softcap", "kv re-routing"),
-    ("mistral_window", "thought-4"),
-]
-#: What computes with numbers that it makes itself; that those name their dtype, another test reads off the sources.
-OF_ITS_OWN = (
-    "reba-2", "reba-2 chunks", "thought-4", "metaeol", "kv re-routing", "token prepending", "token prepending, blocks",
-    "contrastive prompting",
-)  # fmt: skip
-MAKERS = [
-    case if hasattr(case, "marks") or case[0] != "llama" or case[1] in OF_ITS_OWN else long(case) for case in CASES
-]
+#: What computes with numbers that it makes itself, and what each kind of attention has of its own.
+CASES = {
+    "reba": ("llama", ReBAModule, {}),
+    "reba, soft cap": ("gemma2_softcap", ReBAModule, {}),
+    "reba, sinks": ("gpt_oss_sinks", ReBAModule, {}),
+    "reba, maps": ("bloom", ReBAModule, {}),
+    "reba, chunks": ("llama", ReBAModule, {"chunk_length": 6}),
+    "thought, window": ("mistral_window", RefinedThoughtModule, {"iterations": 4}),
+    "metaeol": ("llama", MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
+    "kv re-routing": ("gemma2_softcap", KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
+    "token prepending": ("llama", TokenPrependingModule, {"prepend_layers": 3}),
+    "token prepending, blocks": ("llama", HierarchicalTokenPrependingModule, {"block_length": 4}),
+    "contrastive prompting": ("llama", ContrastivePromptingModule, {"contrast_layer": 1}),
+}
+#: A batch of several lengths.
+FEW = [TEXTS[2], TEXTS[1], TEXTS[3]]
 
 
 @pytest.fixture(scope="module")
-def module(shared):
-    """``module(architecture, recipe)``: in float32, made once."""
+def vectors(shared):
+    """``vectors(case)``: a model, and what it gives in float32; made once."""
     made = {}
 
-    def get(architecture, recipe):
-        key = (architecture, recipe)
-        if key not in made:
-            module_class, arguments = RECIPES[recipe]
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*in its own code")
-                made[key] = module_class(shared(architecture), **arguments)
-        return made[key]
+    def get(case):
+        if case not in made:
+            architecture, module_class, settings = CASES[case]
+            model = pipeline(module_class(shared(architecture), **settings))
+            made[case] = model, model.encode(FEW)
+        return made[case]
 
     return get
 
@@ -64,6 +69,16 @@ def module(shared):
 @pytest.fixture(autouse=True)
 def no_kernel_is_trusted_yet():
     kernels.trusted_kernel.cache_clear()
+
+
+@contextlib.contextmanager
+def by_default(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def in_bfloat16():
@@ -75,32 +90,28 @@ def distance(value, expected) -> float:
     return float((1 - torch.cosine_similarity(value, expected)).max())
 
 
-#: A batch of several lengths.
-FEW = [TEXTS[2], TEXTS[1], TEXTS[3]]
-
-
 class TestAutocast:
-    @pytest.mark.parametrize(("case", "trusted_before"), paired(MAKERS, [False, True]))
-    def test_encoding_is_near(self, case, trusted_before, module):
+    @pytest.mark.parametrize("case", CASES)
+    def test_encoding_is_near(self, case, vectors):
         """Whether the kernels were first tried outside autocast or within it."""
-        encode = pipeline(module(*case)).encode
-        expected = encode(FEW)
-        if not trusted_before:
+        model, expected = vectors(case)
+        for first_tried in (contextlib.nullcontext, in_bfloat16):
             kernels.trusted_kernel.cache_clear()
-        with in_bfloat16():
-            found = encode(FEW)
-        assert distance(found, expected) < 1e-2
-        assert relative_error(encode(FEW), expected) < 1e-6
+            with first_tried():
+                model.encode(FEW)
+            with in_bfloat16():
+                assert distance(model.encode(FEW), expected) < 1e-2
+        assert relative_error(model.encode(FEW), expected) < 1e-6
 
     def test_a_kernel_first_met_under_autocast_is_trusted(self):
         with in_bfloat16():
             found = kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, False)
         assert found is kernels.trusted_kernel("cpu", torch.bfloat16, 8, 2, True) is kernels._cpu_flash
 
-    @pytest.mark.parametrize("recipe", ["reba-2", "thought-4", "kv re-routing", long("reba-2 chunks"), long("metaeol")])
-    def test_gradients_are_near(self, recipe, backbone_path):
-        module_class, arguments = RECIPES[recipe]
-        model = pipeline(module_class(backbone_path(), **arguments))
+    @pytest.mark.parametrize("case", ["reba", "thought, window", "kv re-routing"])
+    def test_gradients_are_near(self, case, backbone_path):
+        architecture, module_class, settings = CASES[case]
+        model = pipeline(module_class(backbone_path(architecture), **settings))
         weight = model[0].model.layers[0].mlp.up_proj.weight
 
         def gradient():
@@ -114,19 +125,16 @@ class TestAutocast:
             found = gradient()
         assert distance(found, expected) < 1e-2
 
-    @pytest.mark.parametrize(("architecture", "recipe"), [("falcon", "reba-2"), ("llama", "thought-2")])
-    def test_a_module_made_under_autocast_is_the_same(self, architecture, recipe, module, shared):
+    @pytest.mark.parametrize("case", ["reba, maps", "thought, window"])
+    def test_a_module_made_under_autocast_is_the_same(self, case, vectors, shared):
         """What a backbone can do is tried out, and rounding must not change the answer."""
-        expected = module(architecture, recipe)
-        module_class, arguments = RECIPES[recipe]
-        with warnings.catch_warnings(), in_bfloat16():
-            warnings.filterwarnings("ignore", ".*in its own code")
-            made = module_class(shared(architecture), **arguments)
-        assert relative_error(pipeline(made).encode(TEXTS), pipeline(expected).encode(TEXTS)) < 1e-6
+        architecture, module_class, settings = CASES[case]
+        with in_bfloat16():
+            made = module_class(shared(architecture), **settings)
+        assert relative_error(pipeline(made).encode(FEW), vectors(case)[1]) < 1e-6
 
     def test_twin_tower(self, encoder_paths):
-        towers = TwinTower(*encoder_paths())
-        encode = pipeline(towers, "cls").encode
+        encode = pipeline(TwinTower(*encoder_paths()), "cls").encode
         expected = encode(TEXTS)
         with in_bfloat16():
             assert distance(encode(TEXTS), expected) < 1e-2
@@ -135,56 +143,26 @@ class TestAutocast:
         """With kernels that were trusted before it began."""
         model = pipeline(ReBAModule(backbone_path()))
         model.encode(TEXTS)
-        rows = {"anchor": TEXTS, "positive": [*TEXTS[1:], TEXTS[0]]}
         arguments = SentenceTransformerTrainingArguments(
-            output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], save_strategy="no",
+            output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=4, report_to=[], save_strategy="no",
             use_cpu=True, bf16=True, disable_tqdm=True, eval_strategy="steps", eval_steps=1,
         )  # fmt: skip
         evaluator = EmbeddingSimilarityEvaluator(TEXTS[:3], TEXTS[1:4], [0.1, 0.5, 0.9], write_csv=False)
-        trainer = SentenceTransformerTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=Dataset.from_dict(rows),
-            loss=MultipleNegativesRankingLoss(model),
-            evaluator=evaluator,
-        )
+        rows = Dataset.from_dict({"anchor": TEXTS, "positive": [*TEXTS[1:], TEXTS[0]]})
+        loss = MultipleNegativesRankingLoss(model)
+        trainer = SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss, evaluator=evaluator)
         trainer.train()
-        logged = [entry["step"] for entry in trainer.state.log_history if "eval_spearman_cosine" in entry]
-        assert logged == [1, 2]
+        assert [entry["step"] for entry in trainer.state.log_history if "eval_spearman_cosine" in entry] == [1]
 
 
-@contextlib.contextmanager
-def by_default(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@pytest.fixture(scope="module")
-def loaded_under(backbone_path):
-    """``loaded_under(dtype, architecture)``: a backbone that was loaded when that was the default, once."""
-
-    @functools.cache
-    def loaded(dtype, architecture):
-        with by_default(dtype):
-            return CausalTransformer(backbone_path(architecture))
-
-    return loaded
-
-
-@pytest.mark.parametrize(("case", "dtype"), paired(MAKERS, [torch.bfloat16, torch.float64]))
-@pytest.mark.filterwarnings("ignore:.*in its own code")
-def test_the_default_dtype_changes_nothing(case, dtype, module, loaded_under):
-    architecture, recipe = case
-    expected = pipeline(module(architecture, recipe)).encode(FEW)
-    module_class, arguments = RECIPES[recipe]
-    kernels.trusted_kernel.cache_clear()
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_changes_nothing(case, dtype, vectors, backbone_path):
+    """Neither when a backbone is loaded, nor when a text is read."""
+    architecture, module_class, settings = CASES[case]
     with by_default(dtype):
-        found = pipeline(module_class(loaded_under(dtype, architecture), **arguments)).encode(FEW)
-    assert relative_error(found, expected) < 1e-6
+        found = pipeline(module_class(backbone_path(architecture), **settings)).encode(FEW)
+    assert relative_error(found, vectors(case)[1]) < 1e-6
 
 
 def test_new_tensors_name_their_dtype():
@@ -205,26 +183,21 @@ def test_new_tensors_name_their_dtype():
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bloom"])
-@pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_nothing_is_rounded_to_float32_in_a_float64_model(architecture, backbone_path, token_ids):
     """Of these two, transformers' own eager attention does not round either."""
     path = backbone_path(architecture)
-    reference = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float64).eval()
-    settings = {"model_kwargs": {"dtype": torch.float64}}
+    plain = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float64).eval()
+    ids = token_ids(TEXTS[0])
     cases = [
-        (ReBAModule(path, **settings), lambda ids: oracles.algorithm_2(reference, ids, 2)),
-        (ReBAModule(path, chunk_length=6, **settings), lambda ids: oracles.chunked(reference, ids, 2, 6)),
+        (ReBAModule, {}, lambda: oracles.algorithm_2(plain, ids, 2)),
+        (ReBAModule, {"chunk_length": 6}, lambda: oracles.chunked(plain, ids, 2, 6)),
+        (RefinedThoughtModule, {}, lambda: oracles.refined_thought(plain, [*ids, 0], 2)),
     ]
-    if architecture == "gpt2":
-        cases += [
-            (RefinedThoughtModule(path, **settings), lambda ids: oracles.refined_thought(reference, [*ids, EOS], 2)),
-        ]
-    for module, oracle in cases:
-        encode = pipeline(module).encode
-        for text in TEXTS[:1]:
-            expected = oracle(token_ids(text))
-            assert expected.dtype == torch.float64
-            assert relative_error(encode(text, output_value="token_embeddings"), expected) < 1e-12
+    for module_class, settings, oracle in cases[: 3 if architecture == "gpt2" else 2]:
+        module = module_class(path, model_kwargs={"dtype": torch.float64}, **settings)
+        found, expected = pipeline(module).encode(TEXTS[0], output_value="token_embeddings"), oracle()
+        assert expected.dtype == torch.float64
+        assert relative_error(found, expected) < 1e-12
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-5), ("bfloat16", 3e-2)])
@@ -236,5 +209,4 @@ def test_what_a_batch_changes_is_rounding(dtype, allowed):
     texts = [*TEXTS[1:4], "我爱自然语言处理。 " * 3]
     together = encode(texts, batch_size=len(texts), convert_to_tensor=True).float()
     alone = torch.stack([encode(text, convert_to_tensor=True).float() for text in texts])
-    found = ((together - alone).norm(dim=1) / alone.norm(dim=1)).max()
-    assert found < allowed
+    assert ((together - alone).norm(dim=1) / alone.norm(dim=1)).max() < allowed

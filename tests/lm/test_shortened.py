@@ -1,54 +1,55 @@
+"""Which layer's states are read: a model without its last layers, and without its final norm."""
+
 from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from torch import nn
+from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
+from st_reba import CausalTransformer, EchoModule, LayerStates, MetaEOLModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.anatomy import layer_paths, shortened
 from st_reba.lm.backbone import _PER_LAYER
 from st_reba.lm.run import Hook, hooked
+from st_reba.reading.layers import LayerReader
 
-from ..backbones import TELLING, TEXTS, third
-from ..conftest import long, paired, pipeline, relative_error
-from ..reading.test_layers import after_each_layer, final_norm
-
-quiet = pytest.mark.filterwarnings("ignore:.*in its own code")
-
-
-@pytest.mark.parametrize(("name", "layer"), paired(TELLING, [1, 2]))
-def test_stops_after_a_layer_on_every_architecture(name, layer, shared, eager, token_ids):
-    module = CausalTransformer(shared(name), output_layer=layer)
-    assert len(layer_paths(module.model)) == layer
-    vectors = pipeline(module, "lasttoken").encode(TEXTS[:3])
-    norm = final_norm(name, eager(name))
-    for vector, text in zip(vectors, TEXTS[:3], strict=True):
-        expected = after_each_layer(eager(name), token_ids(text), norm)[layer][-1]
-        assert relative_error(torch.tensor(vector), expected) < 1e-5
+from .. import oracles
+from ..backbones import FEW, TEXTS, own
+from ..catalogued import completed
+from ..conftest import pipeline, relative_error
 
 
-def test_layers_above_do_not_run(backbone_path):
-    short = CausalTransformer(CausalTransformer(backbone_path("llama")), output_layer=2)
-    ran = []
-    for index, layer in enumerate(short.model.layers):
-        layer.register_forward_hook(lambda module, args, output, index=index: ran.append(index))
-    pipeline(short).encode(TEXTS[:1])
-    assert ran == [0, 1]
+@pytest.mark.parametrize("name", FEW)
+def test_stops_after_a_layer_and_is_saved_without_the_others(name, shared, eager, token_ids, tmp_path):
+    for layer in (1, 2):
+        module = CausalTransformer(shared(name), output_layer=layer)
+        assert len(layer_paths(module.model)) == layer
+        model = pipeline(module, "lasttoken")
+        vectors = model.encode(TEXTS[:3])
+        for vector, text in zip(vectors, TEXTS[:3], strict=True):
+            expected = oracles.after_each_layer(eager(name), name, token_ids(text))[layer][-1]
+            assert relative_error(vector, expected) < 1e-5
+    model.save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path))
+    assert again[0].output_layer == again[0].model.config.num_hidden_layers == 2
+    assert (again.encode(TEXTS[:3]) == vectors).all()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", *map(long, ["opt", "gemma3"])])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_shared_backbone_keeps_its_layers_and_its_weights(name, backbone_path):
     whole = CausalTransformer(backbone_path(name))
     before = pipeline(whole).encode(TEXTS)
-    short = CausalTransformer(whole, output_layer=1)
-    assert whole.model.config.num_hidden_layers == 3
-    assert short.model.config.num_hidden_layers == 1
+    short = CausalTransformer(whole, output_layer=2)
+    assert (whole.model.config.num_hidden_layers, short.model.config.num_hidden_layers) == (3, 2)
     assert {id(weight) for weight in short.model.parameters()} < {id(weight) for weight in whole.model.parameters()}
-    assert relative_error(torch.tensor(pipeline(whole).encode(TEXTS)), torch.tensor(before)) == 0
+    assert (pipeline(whole).encode(TEXTS) == before).all()
+    assert shortened(whole.model, 3) is whole.model
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -65,23 +66,6 @@ def test_lists_that_are_as_long_as_the_model_is_deep(name, eager):
         assert len(model.config.layer_types) == 3
 
 
-def test_every_list_of_transformers_that_grows_with_the_depth_is_known():
-    """A new architecture's list that is not known would be saved too long for its model."""
-    unknown = {}
-    for kind in decoders_of_transformers():
-        lists = [lists_of(kind, depth) for depth in (7, 11)]
-        if None in lists:
-            continue
-        grown = {name for name, length in lists[0].items() if (length, lists[1].get(name)) == (7, 11)}
-        unnamed = {name for name in grown if "layer" not in name}
-        unknown |= dict.fromkeys(unnamed - _PER_LAYER, kind.__name__)
-    assert unknown == {}
-
-
-def decoders_of_transformers():
-    return {CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING}
-
-
 def lists_of(kind, depth):
     """The lengths of the lists that a configuration of so many layers comes to; None if it can have none so deep."""
     try:
@@ -91,54 +75,53 @@ def lists_of(kind, depth):
     return {name: len(value) for name, value in vars(config).items() if isinstance(value, list)}
 
 
-@pytest.mark.parametrize("name", TELLING)
-def test_saved_without_the_layers_above(name, shared, tmp_path):
-    model = pipeline(CausalTransformer(shared(name), output_layer=-2))
-    model.save_pretrained(str(tmp_path))
-    again = SentenceTransformer(str(tmp_path))
-    assert again[0].output_layer == again[0].model.config.num_hidden_layers == 2
-    assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
+@pytest.mark.long
+def test_every_list_of_transformers_that_grows_with_the_depth_is_known():
+    """A new architecture's list that is not known would be saved too long for its model."""
+    unknown = {}
+    for kind in {CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING}:
+        lists = [lists_of(kind, depth) for depth in (7, 11)]
+        if None not in lists:
+            grown = {name for name, length in lists[0].items() if (length, lists[1].get(name)) == (7, 11)}
+            unknown |= dict.fromkeys({name for name in grown if "layer" not in name} - _PER_LAYER, kind.__name__)
+    assert unknown == {}
 
 
-@pytest.mark.parametrize("make", [
-    lambda path, **kw: EchoModule(path, **kw),
-    lambda path, **kw: ReBAModule(path, **kw),
-    lambda path, **kw: RefinedThoughtModule(path, iterations=3, **kw),
-    lambda path, **kw: CausalTransformer(path, bidirectional_layers=1, **kw),
-])  # fmt: skip
-def test_every_module_reads_the_layer_as_if_it_were_the_last(make, shared, tmp_path):
-    short = make(shared("llama"), output_layer=2)
-    CausalTransformer(shared("llama"), output_layer=2).save(str(tmp_path))
-    expected = pipeline(make(str(tmp_path)), "lasttoken").encode(TEXTS)
-    assert relative_error(torch.tensor(pipeline(short, "lasttoken").encode(TEXTS)), torch.tensor(expected)) < 1e-6
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (EchoModule, {}),
+        (ReBAModule, {}),
+        (RefinedThoughtModule, {"iterations": 3}),
+        (CausalTransformer, {"bidirectional_layers": 1}),
+    ],
+)
+def test_every_module_reads_the_layer_as_if_it_were_the_last(kind, settings, shared, tmp_path):
+    short = kind(shared(), output_layer=2, **settings)
+    CausalTransformer(shared(), output_layer=2).save(str(tmp_path))
+    expected = pipeline(kind(str(tmp_path), **settings), "lasttoken").encode(TEXTS)
+    assert relative_error(pipeline(short, "lasttoken").encode(TEXTS), expected) < 1e-6
 
 
 @pytest.mark.parametrize("layer", [0, 4, -4, True, 1.0, "2"])
-def test_layers_that_there_are_not(layer, backbone_path):
+def test_layers_that_there_are_not(layer, shared):
     with pytest.raises(ValueError, match=r"output_layer=.*LlamaModel has 3 layers; give .* 1 to 3"):
-        CausalTransformer(backbone_path("llama"), output_layer=layer)
+        CausalTransformer(shared(), output_layer=layer)
 
 
-def test_all_layers_change_nothing(backbone_path):
-    module = CausalTransformer(backbone_path("llama"))
-    assert shortened(module.model, 3) is module.model
-
-
-@quiet
-@pytest.mark.parametrize(("name", "kind"), paired(third(0), [ReBAModule, CausalTransformer, EchoModule]))
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+@pytest.mark.parametrize(("name", "kind"), [("llama", ReBAModule), ("gpt2", CausalTransformer), ("bloom", EchoModule)])
 def test_the_last_row_alone_is_the_last_of_all_rows(kind, name, shared):
     last = kind(shared(name), rows="last")
     every = pipeline(kind(shared(name)), "lasttoken").encode(TEXTS)
-    vectors = pipeline(last, "lasttoken").encode(TEXTS)
-    assert relative_error(torch.tensor(vectors), torch.tensor(every)) < 1e-5
-    features = last.preprocess(TEXTS)
-    assert last(features)["token_embeddings"].shape == (len(TEXTS), 1, 32)
+    assert relative_error(pipeline(last, "lasttoken").encode(TEXTS), every) < 1e-5
+    assert last(last.preprocess(TEXTS))["token_embeddings"].shape == (len(TEXTS), 1, 32)
 
 
 def test_gradients_flow_through_the_last_row(backbone_path):
     gradients = []
     for rows in ("all", "last"):
-        model = pipeline(CausalTransformer(backbone_path("llama"), rows=rows), "lasttoken").train()
+        model = pipeline(CausalTransformer(backbone_path(), rows=rows), "lasttoken").train()
         model(model.preprocess(TEXTS))["sentence_embedding"].sum().backward()
         gradients.append(torch.cat([weight.grad.flatten() for weight in model[0].model.parameters()]))
     assert relative_error(*gradients) < 1e-5
@@ -166,3 +149,71 @@ def test_a_short_model_that_computes_something_else_is_refused(backbone_path, mo
     monkeypatch.setattr(kind, "forward", by_the_depth)
     with pytest.raises(ValueError, match="cannot be shortened to 1 layers: it then computes something else"):
         shortened(model, 1)
+
+
+CASES = completed(
+    {"layer states": (LayerStates, {}), "metaeol": (MetaEOLModule, {"templates": ["prompteol", "{text}"]})}
+)
+
+
+@pytest.fixture(scope="module")
+def normless(backbone_path):
+    """A loaded backbone whose final norm does nothing: the oracle, on which every module is what it was."""
+    backbone = CausalTransformer(backbone_path())
+    backbone.model.norm = nn.Identity()
+    return backbone
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_module_without_the_final_norm(case, normless, shared):
+    module_class, settings = CASES[case]
+    settings = {"output_layer": -1, **settings}
+    expected = pipeline(module_class(normless, **{**settings, "final_norm": True})).encode(TEXTS[:3])
+    model = pipeline(module_class(shared(), **{**settings, "final_norm": False}))
+    assert relative_error(model.encode(TEXTS[:3], batch_size=2), expected) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", FEW)
+@pytest.mark.parametrize("layer", [3, 1])
+def test_every_architecture_without_the_final_norm(architecture, layer, shared, eager, token_ids):
+    """transformers' own hidden states; of the last layer, which come normed, what a hook sees."""
+    module = CausalTransformer(shared(architecture), output_layer=layer, final_norm=False)
+    words = pipeline(module).encode(TEXTS, output_value="token_embeddings")
+    for text, value in zip(TEXTS, words, strict=True):
+        expected = oracles.after_each_layer(eager(architecture), architecture, token_ids(text), normed=False)[layer]
+        assert relative_error(value, expected) < 1e-5
+
+
+def test_final_norm_is_saved(backbone_path, tmp_path):
+    model = pipeline(CausalTransformer(backbone_path(), final_norm=False))
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert loaded[0].final_norm is False
+    assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+    # The norm is still there, for whoever wants it.
+    again = AutoModel.from_pretrained(str(own(tmp_path)))
+    assert torch.equal(again.norm.weight, model[0].model.norm.weight)
+
+
+def test_gradients_and_those_who_share_a_backbone_keep_their_norm(backbone_path):
+    normed = pipeline(CausalTransformer(backbone_path()))
+    before = normed.encode(TEXTS)
+    raw = pipeline(CausalTransformer(normed[0], final_norm=False)).train()
+    raw(raw.preprocess(TEXTS))["sentence_embedding"].sum().backward()
+    assert raw[0].model.layers[-1].mlp.down_proj.weight.grad.norm() > 0
+    assert raw[0].model.norm.weight.grad is None
+    assert np.array_equal(normed.eval().encode(TEXTS), before)
+
+
+def test_every_layer_is_read_alike_without_the_final_norm(shared):
+    embeddings = LayerReader(pipeline(CausalTransformer(shared(), final_norm=False))).embeddings(TEXTS)
+    for layer in (1, 2, 3):
+        short = CausalTransformer(shared(), output_layer=layer, final_norm=False)
+        assert relative_error(embeddings[layer], pipeline(short).encode(TEXTS)) < 1e-5
+
+
+@pytest.mark.parametrize("value", ["no", 0])
+@pytest.mark.parametrize("module_class", [CausalTransformer, LayerStates, MetaEOLModule, RefinedThoughtModule])
+def test_wrong_values_of_final_norm(module_class, value, shared):
+    with pytest.raises(ValueError, match=f"final_norm={value!r}: use True or False"):
+        module_class(shared(), final_norm=value)

@@ -7,84 +7,62 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_reba.text.layout import Layout
+from st_reba.lm.attention.weights import diagonal_blocks, split
+from st_reba.text.layout import Layout, repeated_chunks
 from st_reba.text.layouts import frames, room
 from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, normalized
 from st_reba.text.tokens import special_tokens
 
 from ..backbones import tokenizer
-from .layouts import laid_out
+from . import laid_out
 
 TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert", "sentencepiece")}
-KINDS = sorted(TOKENIZERS)
+each_kind = pytest.mark.parametrize("kind", TOKENIZERS)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 literals = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{}"), max_size=12)
 
 
-class TestNormalized:
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("", ""),
-            (" ", " "),
-            ("\n\t", "\n\t"),
-            ("A cat sat", "A cat sat."),
-            ("A cat sat.", "A cat sat."),
-            ("A cat sat!", "A cat sat!."),
-            ("Did it sit?", "Did it sit."),
-            ("Did it? Yes", "Did it? Yes."),
-            ('He said "sit"', "He said 'sit'"),
-            ('"Sit?" he said', "'Sit?' he said."),
-            ("the cats'", "the cats'"),
-            ("A cat 🥊", "A cat 🥊."),
-            ("我爱猫", "我爱猫。"),
-            ("我爱猫。", "我爱猫。"),
-            ("我爱猫！", "我爱猫！。"),
-            ("你爱猫吗？", "你爱猫吗。"),
-            ("他说：“你好”", "他说：‘你好’"),
-            ("《猫》", "《猫》。"),
-            ("我爱 cats", "我爱 cats."),
-        ],
-    )
-    def test_as_released(self, text, expected):
-        assert normalized(text) == expected
-
-    @given(texts)
-    def test_a_character_keeps_its_place(self, text):
-        after = normalized(text)
-        assert len(after) - len(text) in (0, 1)
-        for before, now in zip(text, after, strict=False):
-            assert now == before or before in '"“”?？'
-        assert not set(after) & set('"“”') or not text.strip()
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("\n\t", "\n\t"),
+        ("A cat sat", "A cat sat."),
+        ("A cat sat.", "A cat sat."),
+        ("A cat sat!", "A cat sat!."),
+        ("Did it sit?", "Did it sit."),
+        ("Did it? Yes", "Did it? Yes."),
+        ('He said "sit"', "He said 'sit'"),
+        ('"Sit?" he said', "'Sit?' he said."),
+        ("A cat 🥊", "A cat 🥊."),
+        ("我爱猫", "我爱猫。"),
+        ("我爱猫！", "我爱猫！。"),
+        ("你爱猫吗？", "你爱猫吗。"),
+        ("他说：“你好”", "他说：‘你好’"),
+        ("我爱 cats", "我爱 cats."),
+    ],
+)
+def test_texts_are_normalised_as_released(text, expected):
+    assert normalized(text) == expected
 
 
-PROMPTS = ("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum", "compress", "compress-query")
+@given(texts)
+def test_a_normalised_character_keeps_its_place(text):
+    after = normalized(text)
+    assert len(after) - len(text) in (0, 1)
+    for before, now in zip(text, after, strict=False):
+        assert now == before or before in '"“”?？'
+    assert not set(after) & set('"“”') or not text.strip()
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if f"{name}-zh" in TEMPLATES])
 def test_prompts_have_chinese_counterparts(name):
     for preset in (name, f"{name}-zh"):
-        assert Template.parse(preset).copies == 1
+        assert str(Template.parse(preset)) == TEMPLATES[preset]
+    assert Template.parse(name).copies == Template.parse(f"{name}-zh").copies
     # The English ones stand in quotation marks that normalisation keeps out of the text, and so do the Chinese ones.
     assert ('"{text}"' in TEMPLATES[name]) == ("“{text}”" in TEMPLATES[f"{name}-zh"])
-
-
-def assert_same(one, other):
-    assert all(torch.equal(part, other.features()[name]) for name, part in one.features().items())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("templates", [["{text}"], ["a {text}", "{text} and so on", "{text}{text}"]])
-def test_interleaved_layouts(kind, templates):
-    batch = ["the quick brown fox", "a", ""]
-    layouts = [laid_out(template, TOKENIZERS[kind], batch) for template in templates]
-    woven = Layout.interleaved(layouts)
-    for text in range(len(batch)):
-        for number, layout in enumerate(layouts):
-            row = woven.part(slice(text * len(layouts) + number, text * len(layouts) + number + 1))
-            alone = layout.part(slice(text, text + 1))
-            assert_same(row, alone)
 
 
 class TestTemplate:
@@ -92,12 +70,9 @@ class TestTemplate:
         template = Template.parse("Rewrite: {text}, rewritten: {text}!")
         assert template.literals == ("Rewrite: ", ", rewritten: ", "!")
         assert template.copies == 2
-
-    def test_presets_have_names(self):
-        assert str(Template.parse("springer")) == TEMPLATES["springer"]
-
-    def test_repeat(self):
         assert Template.repeat(3) == Template.parse("{text}{text}{text}")
+        assert Template.parse("Of {prepend} {text}").literals == ("Of {prepend} ", "")
+        assert Template.parse("x" * (MAX_TEMPLATE_LENGTH - 6) + "{text}").copies == 1
 
     @given(st.lists(literals, min_size=2, max_size=5))
     def test_a_template_is_what_it_was_parsed_from(self, parts):
@@ -105,37 +80,30 @@ class TestTemplate:
         assert Template.parse(written).literals == tuple(parts)
         assert str(Template.parse(written)) == written
 
-    def test_without_a_slot(self):
-        with pytest.raises(
-            ValueError, match=r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer', 'topic', 'topic-zh'\]"
-        ):
-            Template.parse("Rewrite:")
-
     @pytest.mark.parametrize(
-        "template", ["{text} {0}", "{text.__class__}{text}", "{{text}}", "{text} }", "{text!r}{text}"]
+        ("template", "message"),
+        [
+            ("Rewrite:", r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer', 'topic', 'topic-zh'\]"),
+            ("{text} {0}", r"has braces other than \{text\}\..*Remove the others\."),
+            ("{text.__class__}{text}", r"has braces other than \{text\}"),
+            ("{{text}}", r"has braces other than \{text\}"),
+            ("{text} }", r"has braces other than \{text\}"),
+            ("{text}{prepend}", r"may have one \{prepend\}, and have it before \{text\}"),
+            ("{prepend}{prepend}{text}", r"may have one \{prepend\}, and have it before \{text\}"),
+            ("x" * 2_000_000 + "{text}", r"characters of templates were given, and at most 65,536 are allowed"),
+            (3, "template must be a string, but 3 was given"),
+        ],
     )
-    def test_other_braces(self, template):
-        with pytest.raises(ValueError, match=r"has braces other than \{text\}\..*Remove the others\."):
+    def test_what_is_none(self, template, message):
+        with pytest.raises(ValueError, match=message):
             Template.parse(template)
 
-    @pytest.mark.parametrize("template", ["{text}{prepend}", "{prepend}{prepend}{text}", "{prepend}{text}{prepend}"])
-    def test_one_slot_before_the_text(self, template):
-        assert Template.parse("Of {prepend} {text}").literals == ("Of {prepend} ", "")
-        with pytest.raises(ValueError, match=r"may have one \{prepend\}, and have it before \{text\}"):
-            Template.parse(template)
 
-    def test_a_template_of_megabytes(self):
-        for template in ("x" * 2_000_000 + "{text}", "{text}" * 300_000):
-            with pytest.raises(ValueError, match=r"characters of templates were given, and at most 65,536 are allowed"):
-                Template.parse(template)
-        assert Template.parse("x" * (MAX_TEMPLATE_LENGTH - 6) + "{text}").copies == 1
-
-    def test_not_a_string(self):
-        with pytest.raises(ValueError, match="template must be a string, but 3 was given"):
-            Template.parse(3)
+def assert_same(one, other):
+    assert all(torch.equal(part, other.features()[name]) for name, part in one.features().items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 class TestLayout:
     @given(
         batch=st.lists(texts, min_size=1, max_size=4),
@@ -172,14 +140,18 @@ class TestLayout:
         batch=st.lists(st.tuples(texts, literals), min_size=1, max_size=4),
         template=st.lists(literals, min_size=2, max_size=4),
     )
-    def test_layouts_with_prompts_of_their_own(self, kind, batch, template):
-        """Each row is what it is alone."""
+    def test_each_row_is_what_it_is_alone(self, kind, batch, template):
+        """With a prompt of its own, without the columns that it does not need, and woven with another layout's rows."""
         parsed = Template(tuple(template))
         texts, prompts = zip(*batch, strict=True)
         whole = laid_out(parsed, TOKENIZERS[kind], texts, prompt=prompts)
+        twice = laid_out("{text}{text}", TOKENIZERS[kind], texts)
+        woven = Layout.interleaved([whole, twice])
         for row, (text, prompt) in enumerate(batch):
             alone = laid_out(parsed, TOKENIZERS[kind], [text], prompt=prompt)
             assert_same(whole.part(slice(row, row + 1)), alone)
+            assert_same(woven.part(slice(2 * row, 2 * row + 1)), alone)
+            assert_same(woven.part(slice(2 * row + 1, 2 * row + 2)), twice.part(slice(row, row + 1)))
             assert whole.spans[row] == alone.spans[0]
             assert whole.text_starts[row] == alone.text_start
 
@@ -199,13 +171,6 @@ class TestLayout:
         assert part.seen["steer"].tolist() == [[2.0]]
         assert not part.companions
 
-    def test_rows_drop_the_columns_nobody_needs(self, kind):
-        batch = ["a cat", "the quick brown fox jumps over the lazy dog", "a"]
-        whole = laid_out("{text}{text}", TOKENIZERS[kind], batch)
-        for part in (slice(0, 1), slice(1, 3), slice(2, 3)):
-            alone = laid_out("{text}{text}", TOKENIZERS[kind], batch[part])
-            assert_same(whole.part(part), alone)
-
     def test_room(self, kind):
         template, text = "x {text} y {text}", "the quick brown fox " * 20
         around = frames([Template.parse(template)], TOKENIZERS[kind], "prompt")
@@ -219,18 +184,12 @@ class TestLayout:
             laid_out(template, TOKENIZERS[kind], [text], positions=overhead + 1, prompt="prompt")
 
 
-def test_truncation_side_is_the_tokenizers(monkeypatch):
+def test_truncation_side_is_the_tokenizers_and_its_state_stays():
+    """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
     inner = tokenizer("bytes", truncation_side="left")
     layout = laid_out("{text}{text}", inner, ["the quick brown fox"], max_tokens=2)
     last = inner("the quick brown fox", add_special_tokens=False)["input_ids"][-2:]
     assert layout.input_ids.tolist() == [last + last]
-
-
-@pytest.mark.parametrize("max_tokens", [2, None])
-def test_the_tokenizer_is_left_as_it_is(max_tokens):
-    """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
-    inner = tokenizer("bytes")
-    laid_out("{text}{text}", inner, ["the quick brown fox"], max_tokens=max_tokens)
     assert inner.backend_tokenizer.truncation is None
 
 
@@ -238,3 +197,56 @@ def test_texts_with_braces_are_texts():
     text = "{text} {0} {text.__class__}"
     own = TOKENIZERS["bytes"](text)["input_ids"]
     assert laid_out("{text}{text}", TOKENIZERS["bytes"], [text]).input_ids.tolist() == [own + own]
+
+
+def rows(layout: Layout, row: int) -> tuple[list[int], list[int]]:
+    real = layout.attention_mask[row].bool()
+    return layout.input_ids[row, real].tolist(), layout.copy_index[row, real].tolist()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bert"])
+@pytest.mark.parametrize("last_only", [False, True])
+@given(
+    batch=st.lists(st.text("ab 我", max_size=12), min_size=1, max_size=4),
+    length=st.integers(1, 6),
+    copies=st.integers(1, 3),
+    prompt=st.sampled_from(["", "ab"]),
+)
+def test_chunks_are_what_is_cut_by_hand(kind, last_only, batch, length, copies, prompt):
+    inner = TOKENIZERS[kind]
+    layout = laid_out("{text}", inner, batch, tokenization="pieces", prompt=prompt)
+    front, *own = (inner(text, add_special_tokens=False)["input_ids"] if text else [] for text in (prompt, *batch))
+    before = special_tokens(inner)[0] + front
+    expected = {}
+    for text, ids in enumerate(own):
+        chunks = [ids[first : first + length] for first in range(0, len(ids), length)] or [[]]
+        for number, chunk in enumerate(chunks):
+            if not last_only or number == len(chunks) - 1:
+                copy_index = [copy for copy in range(copies) for _ in chunk]
+                expected[text, number] = before + chunk * copies, [-1] * len(before) + copy_index
+    if not any(own):
+        # Where a text would begin is not known if there is none, and nothing is read.
+        expected = {key: ([], []) for key in expected}
+
+    found = repeated_chunks(layout, length, copies, last_only)
+    keys = list(zip(found.text.tolist(), found.number.tolist(), strict=True))
+    assert {key: rows(found.layout, row) for row, key in enumerate(keys)} == expected
+    assert len(keys) == len(expected)
+    assert (found.layout.text_lengths.diff() <= 0).all()
+    padding = found.layout.attention_mask == 0
+    assert (found.layout.copy_index[padding] == -1).all()
+    assert not found.layout.input_ids[padding].any()
+
+
+def test_values_are_split_into_chunks_and_maps_into_their_blocks():
+    """What stands behind the chunks is left out, and what is missing is filled with zeros."""
+    values = torch.arange(10)[None]
+    assert split(values, 1, 2, 3, 2).tolist() == [[[2, 3, 4], [5, 6, 7]]]
+    assert split(values, 1, 2, 5, 2).tolist() == [[[2, 3, 4, 5, 6], [7, 8, 9, 0, 0]]]
+    maps = torch.arange(2 * 3 * 49).view(2, 3, 7, 7)
+    blocks = diagonal_blocks(maps, 1, 4, 2)
+    assert blocks.shape == (2, 2, 3, 4, 4)
+    assert torch.equal(blocks[:, 0], maps[:, :, 1:5, 1:5])
+    assert torch.equal(blocks[:, 1, :, :2, :2], maps[:, :, 5:, 5:])
+    assert not blocks[:, 1, :, 2:].any()
+    assert not blocks[:, 1, :, :, 2:].any()

@@ -8,7 +8,7 @@ import json
 import pytest
 import sentencepiece
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
@@ -20,8 +20,7 @@ from st_reba.text.templates import TEMPLATES, Template
 from st_reba.text.tokens import cut, separator, special_tokens, tokenized
 
 from ..backbones import TEXTS, tokenizer
-from ..conftest import examples
-from .layouts import laid_out
+from . import laid_out
 
 _SAMPLE = [*TEXTS, *(template.replace("{text}", text) for template in TEMPLATES.values() for text in TEXTS[:3])]
 _LLAMA_3 = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -112,14 +111,10 @@ PRESETS = ("prompteol", "representative-word", "compress")
 templates = st.sampled_from(["{text}", "sentence {text}", "a{text}b", *(TEMPLATES[name] for name in PRESETS)])
 
 
-def _letters_to_bytes():
-    """Byte-level tokenizers' letters: printable bytes stand for themselves, the others for letters from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {**{chr(byte): byte for byte in plain}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
-
-
-LETTERS = _letters_to_bytes()
+#: Byte-level tokenizers' letters: printable bytes stand for themselves, the others for letters from 256 on.
+PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in PLAIN]
+LETTERS = {**{chr(byte): byte for byte in PLAIN}, **{chr(256 + n): byte for n, byte in enumerate(OTHERS)}}
 
 
 def spelled(tokenizer, kind, ids):
@@ -152,7 +147,6 @@ def expected(tokenizer, kind, front, text, behind):
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestWholes:
-    @settings(max_examples=examples(25))
     @given(text=texts, prompt=fronts, template=templates)
     @example(text="I love dogs", prompt="", template=TEMPLATES["prompteol"])
     @example(text=" a ", prompt="", template="a{text} means")
@@ -168,12 +162,11 @@ class TestWholes:
         assert (layout.copy_index[0, specials:] == 0).tolist() == marks
         assert (layout.copy_index[0, :specials] == NOT_TEXT).all()
 
-    @settings(max_examples=examples(25))
     @given(
-        text=texts, prompt=fronts, template=templates, max_tokens=st.integers(1, 9), spare=st.integers(0, 2),
+        text=texts, prompt=fronts, template=templates, max_tokens=st.integers(1, 9),
         side=st.sampled_from(["left", "right"]),
     )  # fmt: skip
-    def test_a_text_is_cut_and_nothing_else(self, kind, tokenizers, text, prompt, template, max_tokens, spare, side):
+    def test_a_text_is_cut_and_nothing_else(self, kind, tokenizers, text, prompt, template, max_tokens, side):
         own = tokenizers[kind]
         ids = own(text, add_special_tokens=False)["input_ids"]
         assume(ids and not set(text) & set("▁<"))
@@ -197,7 +190,6 @@ class TestWholes:
         in_pieces = [*special_tokens(own)[0], *before, *leading, *first, *following]
         assert found in [*wholes, in_pieces]
 
-    @settings(max_examples=examples(15))
     @given(text=texts, prompt=fronts)
     def test_a_slot_splits_the_string(self, kind, tokenizers, text, prompt):
         own = tokenizers[kind]
@@ -233,26 +225,17 @@ def test_cut_alike_in_several_layouts(kind, tokenizers):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_spans(kind, tokenizers):
-    text = ' The "cat" 自🥊  é\n'
+@pytest.mark.parametrize("text", [' The "cat" 自🥊  é\n', "自然 🥊"])
+def test_spans_and_cuts(kind, text, tokenizers):
+    """No character is cut through."""
     [tokens] = tokenized(tokenizers[kind], [text])
-    assert tokens.spans is not None
     spelled_out = list(spelled(tokenizers[kind], kind, tokens.ids))
     position = len(text.encode()) - sum(map(len, spelled_out))
     for (first, last), part in zip(tokens.spans, spelled_out, strict=True):
         begin, position = max(position, 0), position + len(part)
         assert len(text[:first].encode()) <= begin
         assert len(text[:last].encode()) >= position
-        assert (
-            text[first:last].encode().endswith(part) or len(part) < len(text[first:last].encode()) or part[:1] == b" "
-        )
     assert tokens.spans[-1][1] == len(text)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_character_is_cut_through(kind, tokenizers):
-    text = "自然 🥊"
-    [tokens] = tokenized(tokenizers[kind], [text])
     for count in range(len(tokens.ids) + 1):
         # Tokens that are not kept hold nothing of the characters that are, and one character more would be too many.
         start, stop = cut(text, tokens, count, "right")
@@ -292,16 +275,6 @@ def test_a_text_that_looks_like_the_separator(kind, tokenizers):
     assert layout.copy_index[0].tolist().index(PREPENDED) == len(own(f"{entry}:")["input_ids"])
 
 
-def test_pieces_are_as_they_were(tokenizers):
-    own = tokenizers["gpt-2"]
-    template, settings = 'sentence "{text}" is', {"tokenization": "pieces", "prompt": "query: "}
-    ids = [own(part)["input_ids"] for part in ("query: ", 'sentence "', "我爱 dogs", '" is')]
-    layout = laid_out(template, own, ["我爱 dogs"], **settings)
-    assert layout.input_ids[0].tolist() == [token for part in ids for token in part]
-    layout = laid_out(template, own, ["我爱 dogs"], max_tokens=2, **settings)
-    assert layout.input_ids[0].tolist() == [*ids[0], *ids[1], *ids[2][:2], *ids[3]]
-
-
 class _Wrapped:
     """A slow tokenizer whose ids another function makes."""
 
@@ -321,51 +294,46 @@ class _Wrapped:
         return {"input_ids": [self.full(own) for own in ids] if add_special_tokens else ids}
 
 
-class TestSpecialTokens:
-    @pytest.mark.parametrize(
-        ("kind", "before", "after"),
-        [("bytes", [], []), ("bert", [2], [3]), ("sentencepiece", [1], [])],
-    )
-    def test_of_tokenizers(self, kind, before, after):
-        assert special_tokens(tokenizer(kind)) == (before, after)
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("bytes", ([], [])),
+        ("bert", ([2], [3])),
+        ("unigram", ([1], [])),
+        ("llama-2", ([1], [])),
+        ("sentencepiece", ([1], [])),
+        ("gpt-2", ([], [])),
+    ],
+)
+def test_special_tokens(kind, expected, tokenizers):
+    assert special_tokens(tokenizers[kind] if kind in KINDS else tokenizer(kind)) == expected
 
-    @pytest.mark.parametrize(("kind", "before"), [("llama-2", [1]), ("sentencepiece", [1]), ("gpt-2", [])])
-    def test_of_both_classes(self, kind, before, tokenizers):
-        assert special_tokens(tokenizers[kind]) == (before, [])
 
-    def test_where_a_letter_has_no_tokens(self):
-        """A BOS stands before the text, whatever the tokenizer makes of the letter a."""
-        inner = Tokenizer(models.BPE({"<s>": 0, "x": 1, "y": 2}, []))
-        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-        own = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
-        assert own("a")["input_ids"] == [0]
-        assert special_tokens(own) == ([0], [])
-        layout = laid_out("{text}", own, ["yax"])
-        assert layout.input_ids.tolist() == [[0, 2, 1]]
+def test_special_tokens_where_a_letter_has_no_tokens():
+    """A BOS stands before the text, whatever the tokenizer makes of the letter a."""
+    inner = Tokenizer(models.BPE({"<s>": 0, "x": 1, "y": 2}, []))
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    own = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+    assert own("a")["input_ids"] == [0]
+    assert special_tokens(own) == ([0], [])
+    assert laid_out("{text}", own, ["yax"]).input_ids.tolist() == [[0, 2, 1]]
 
-    def test_where_a_letter_is_the_special_token(self):
-        """The letter a is BOS's id, too: the letters behind it tell on which side BOS stands."""
-        own = _Wrapped(lambda text: [5, 6], lambda ids: [5, *ids])
-        assert special_tokens(own) == ([5], [])
-        own = _Wrapped(lambda text: [6, 5], lambda ids: [*ids, 5])
-        assert special_tokens(own) == ([], [5])
 
-    def test_where_they_cannot_be_told(self):
-        own = _Wrapped(lambda text: [5] * (1 + len(text) % 3), lambda ids: [5, *ids])
-        with pytest.raises(ValueError, match="special tokens cannot be told from the text"):
-            special_tokens(own)
+def test_special_tokens_where_a_letter_is_one():
+    """The letter a is BOS's id, too: the letters behind it tell on which side BOS stands."""
+    assert special_tokens(_Wrapped(lambda text: [5, 6], lambda ids: [5, *ids])) == ([5], [])
+    assert special_tokens(_Wrapped(lambda text: [6, 5], lambda ids: [*ids, 5])) == ([], [5])
 
-    def test_that_change_the_text(self):
-        own = _Wrapped(lambda text: [5], lambda ids: [9, 9])
-        with pytest.raises(ValueError, match=r"reads 'a b c 1 \?' as \[9, 9\] with special tokens and as \[5\]"):
-            special_tokens(own)
 
-    def test_others_around_other_texts(self):
-        own = _Wrapped(lambda text: [len(text)], lambda ids: [ids[0] + 10, *ids])
-        with pytest.raises(ValueError, match=r"or are others than around other texts. Use a tokenizer that only adds"):
-            special_tokens(own)
-
-    def test_no_tokens_at_all(self):
-        own = _Wrapped(lambda text: [], lambda ids: [9, *ids])
-        with pytest.raises(ValueError, match="gives no tokens for any text that was tried"):
-            special_tokens(own)
+@pytest.mark.parametrize(
+    ("plain", "full", "message"),
+    [
+        (lambda text: [5] * (1 + len(text) % 3), lambda ids: [5, *ids], "special tokens cannot be told from the text"),
+        (lambda text: [5], lambda ids: [9, 9], r"reads 'a b c 1 \?' as \[9, 9\] with special tokens and as \[5\]"),
+        (lambda text: [len(text)], lambda ids: [ids[0] + 10, *ids], r"or are others than around other texts. Use a"),
+        (lambda text: [], lambda ids: [9, *ids], "gives no tokens for any text that was tried"),
+    ],
+)
+def test_special_tokens_that_cannot_be_told(plain, full, message):
+    with pytest.raises(ValueError, match=message):
+        special_tokens(_Wrapped(plain, full))

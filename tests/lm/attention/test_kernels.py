@@ -29,60 +29,77 @@ def window(length=9):
     return mask[None, None]
 
 
+@pytest.fixture
+def candidates(monkeypatch):
+    """``candidates(kernels)``: those that are tried on a CPU from here on."""
+    kernels.trusted_kernel.cache_clear()
+
+    def put(*tried):
+        kernels.trusted_kernel.cache_clear()
+        monkeypatch.setitem(kernels._CANDIDATES, "cpu", tried)
+
+    yield put
+    kernels.trusted_kernel.cache_clear()
+
+
+def trusted(dtype=torch.float32, with_bias=False, groups=2):
+    return kernels.trusted_kernel("cpu", dtype, 16, groups, with_bias)
+
+
+def wrong(*args):
+    output, lse = kernels.explicit_attention(*args)
+    return output, lse + 1
+
+
+def missing(*args):
+    raise AttributeError("no such operator")
+
+
+def full(*args):
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+
+def without_bias(query, key, value, bias, causal, scale):
+    """As those of CUDA are."""
+    return kernels.explicit_attention(query, key, value, None, causal, scale)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("implementation", ["trusted", "plain"])
-def test_equals_the_formula(groups, with_bias, implementation):
+def test_equals_the_formula(groups, with_bias):
     query, key, value = problem(groups)
     bias = window() if with_bias else None
     expected, expected_lse = naive(query, key, value, bias, not with_bias, 0.3)
-    if implementation == "trusted":
-        kernel = kernels.trusted_kernel("cpu", query.dtype, query.shape[-1], groups, with_bias)
-    else:
-        kernel = kernels.explicit_attention
-    output, lse = kernel(query, key, value, bias, not with_bias, 0.3)
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(lse, expected_lse)
-    assert lse.dtype == torch.float32
+    kernel = kernels.trusted_kernel("cpu", query.dtype, query.shape[-1], groups, with_bias)
+    for each in (kernel, kernels.explicit_attention):
+        output, lse = each(query, key, value, bias, not with_bias, 0.3)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(lse, expected_lse)
+        assert lse.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_private_cpu_kernel_is_there_and_right(dtype, with_bias):
+def test_the_private_cpu_kernel_is_there_and_right(dtype, with_bias, candidates):
     """Guards the private operator: without it everything still works, slower."""
-    kernels.trusted_kernel.cache_clear()
-    assert kernels.trusted_kernel("cpu", dtype, 16, 2, with_bias) is kernels._cpu_flash
+    assert trusted(dtype, with_bias) is kernels._cpu_flash
+    candidates(without_bias, kernels._cpu_flash)
+    assert trusted(dtype, with_bias) is (kernels._cpu_flash if with_bias else without_bias)
 
 
-def test_a_kernel_that_is_wrong_is_not_used(monkeypatch):
-    def wrong(*args):
-        output, lse = kernels.explicit_attention(*args)
-        return output, lse + 1
-
-    def missing(*args):
-        raise AttributeError("no such operator")
-
-    for kernel in (wrong, missing):
-        kernels.trusted_kernel.cache_clear()
-        monkeypatch.setitem(kernels._CANDIDATES, "cpu", (kernel,))
-        assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels.explicit_attention
-    kernels.trusted_kernel.cache_clear()
-    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (wrong, kernels._cpu_flash))
-    assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels._cpu_flash
-    kernels.trusted_kernel.cache_clear()
+@pytest.mark.parametrize("kernel", [wrong, missing, kernels._varlen])
+def test_a_kernel_that_is_wrong_is_not_used(kernel, candidates):
+    """Nor one that does not run here."""
+    candidates(kernel)
+    assert trusted() is kernels.explicit_attention
+    candidates(kernel, kernels._cpu_flash)
+    assert trusted() is kernels._cpu_flash
 
 
-def test_a_full_gpu_says_nothing_about_a_kernel(monkeypatch):
-    def full(*args):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
-    kernels.trusted_kernel.cache_clear()
-    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (full,))
+def test_a_full_gpu_says_nothing_about_a_kernel(candidates):
+    candidates(full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        kernels.trusted_kernel("cpu", torch.float32, 16, 1, False)
-    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (kernels._cpu_flash,))
-    assert kernels.trusted_kernel("cpu", torch.float32, 16, 1, False) is kernels._cpu_flash
-    kernels.trusted_kernel.cache_clear()
+        trusted()
 
 
 @pytest.mark.parametrize("heads_first", [True, False])
@@ -112,28 +129,6 @@ def test_the_public_kernel_is_given_texts_in_a_row(causal, groups, heads_first, 
     output, lse = kernels._varlen(query, key, value, None, causal, scale)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(lse, expected_lse)
-
-
-def test_the_public_kernel_is_not_used_where_it_does_not_run(monkeypatch):
-    kernels.trusted_kernel.cache_clear()
-    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (kernels._varlen, kernels._cpu_flash))
-    for with_bias in (False, True):
-        assert kernels.trusted_kernel("cpu", torch.float32, 16, 2, with_bias) is kernels._cpu_flash
-    kernels.trusted_kernel.cache_clear()
-
-
-def test_a_kernel_that_leaves_a_bias_out_is_used_without_one_alone(monkeypatch):
-    """As those of CUDA do."""
-
-    def without(query, key, value, bias, causal, scale):
-        return kernels.explicit_attention(query, key, value, None, causal, scale)
-
-    kernels.trusted_kernel.cache_clear()
-    monkeypatch.setitem(kernels._CANDIDATES, "cpu", (without, kernels._cpu_flash))
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert kernels.trusted_kernel("cpu", dtype, 16, 2, True) is kernels._cpu_flash
-        assert kernels.trusted_kernel("cpu", dtype, 16, 2, False) is without
-    kernels.trusted_kernel.cache_clear()
 
 
 def test_an_unknown_device_takes_the_plain_way():

@@ -59,27 +59,26 @@ def launched(observer, source):
     return launches.names
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_last_token_takes_at_most_seven_launches_a_layer(dtype):
-    names = launched(RunningMaximum(torch.tensor([11, 5, 19]), slice(3, LENGTH)), layer(dtype))
-    assert len(names) <= 7, names
+ONE, EACH_HEAD = torch.randn(1, 1, LENGTH, LENGTH), torch.randn(1, HEADS, LENGTH, LENGTH)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("block", [16, 128])
-def test_the_mean_takes_at_most_six_launches_a_block_of_keys(dtype, block, monkeypatch):
+@pytest.mark.parametrize(
+    ("is_last", "block", "given", "most"),
+    [
+        (True, 128, {}, 7),
+        (False, 128, {}, 6),
+        (False, 16, {}, 2 * 6),
+        (False, 128, {"softcap": 2.0, "bias": ONE}, 11),
+        (False, 128, {"softcap": 2.0, "bias": EACH_HEAD}, 11),
+    ],
+)
+def test_launches_of_a_layer_are_few(dtype, is_last, block, given, most, monkeypatch):
+    """For the last token, and for the mean, a block of keys; soft caps and biases add no loop."""
     monkeypatch.setattr(weights, "_KEY_BLOCK", block)
-    names = launched(RunningMaximum(slice(3, 35), slice(3, LENGTH)), layer(dtype))
-    blocks = -(-32 // block)
-    assert len(names) <= 6 * blocks, names
-
-
-@pytest.mark.parametrize("heads", [1, HEADS])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_soft_caps_and_biases_add_no_loop(softcap, heads):
-    bias = torch.randn(1, heads, LENGTH, LENGTH)
-    names = launched(RunningMaximum(slice(3, 35), slice(3, LENGTH)), layer(torch.float32, softcap, bias))
-    assert len(names) <= 11, names
+    keys = torch.tensor([11, 5, 19]) if is_last else slice(3, 35)
+    names = launched(RunningMaximum(keys, slice(3, LENGTH)), layer(dtype, **given))
+    assert len(names) <= most, names
 
 
 def test_a_fused_kernel_is_launched_alone(monkeypatch):

@@ -21,25 +21,28 @@ def build(kind, **settings):
 
 
 BERT = {**SIZE, **MLP}
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
 
 
 class TestPrepare:
     def test_decoders(self):
-        setup.prepare(AutoModel.from_config(config("llama")))
-        setup.prepare(build("BertConfig", **BERT, is_decoder=True))
+        for model in (AutoModel.from_config(config("gpt2")), build("BertConfig", **BERT, is_decoder=True)):
+            setup.prepare(model.train())
+            assert model.training, "a model in training is left so"
 
-    def test_an_encoder(self):
-        with pytest.raises(ValueError, match=r"In BertModel the first token.*it is an encoder\..*decoder-only"):
-            setup.prepare(build("BertConfig", **BERT))
-
-    def test_a_decoder_made_bidirectional(self):
-        settings = {**config("llama").to_dict(), "is_causal": False}
-        with pytest.raises(ValueError, match="In LlamaModel the first token's state changes"):
-            setup.prepare(build("LlamaConfig", **settings))
-
-    def test_an_encoder_decoder(self):
-        model = build("T5Config", vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
-        with pytest.raises(ValueError, match="T5Model is an encoder-decoder. st_reba needs a decoder-only"):
+    @pytest.mark.parametrize(
+        ("kind", "settings", "message"),
+        [
+            ("BertConfig", BERT, r"In BertModel the first token.*it is an encoder\..*decoder-only"),
+            ("LlamaConfig", {"is_causal": False}, "In LlamaModel the first token's state changes"),
+            ("T5Config", T5, "T5Model is an encoder-decoder. st_reba needs a decoder-only"),
+        ],
+    )
+    def test_what_is_no_decoder(self, kind, settings, message):
+        if kind == "LlamaConfig":
+            settings = {**config("llama").to_dict(), **settings}
+        model = build(kind, **settings)
+        with pytest.raises(ValueError, match=message):
             setup.prepare(model)
 
     @pytest.mark.parametrize(("architecture", "expected"), [("llama", "sdpa"), ("gemma2_softcap", function.ATTENTION)])
@@ -55,24 +58,14 @@ class TestPrepare:
         setup.prepare(model)
         assert model.config._attn_implementation == chosen
 
-    def test_a_model_in_training_is_left_so(self):
-        model = AutoModel.from_config(config("gpt2")).train()
-        setup.prepare(model)
-        assert model.training
-
 
 class TestWatching:
-    def test_through_the_function(self):
-        model = AutoModel.from_config(config("qwen3"))
+    @pytest.mark.parametrize(("architecture", "is_ours"), [("qwen3", True), ("bloom", False)])
+    def test_through_the_function_or_its_maps(self, architecture, is_ours):
+        model = AutoModel.from_config(config(architecture)).eval()
         anatomy = setup.watch_attention(model)
-        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), True)
-        assert model.config._attn_implementation == function.ATTENTION
-
-    def test_an_architecture_with_attention_of_its_own(self):
-        model = AutoModel.from_config(config("bloom")).eval()
-        anatomy = setup.watch_attention(model)
-        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), False)
-        assert model.config._attn_implementation == "eager"
+        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), is_ours)
+        assert model.config._attn_implementation == (function.ATTENTION if is_ours else "eager")
 
     def test_no_attention(self):
         model = build("MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import math
 import sys
 import warnings
@@ -23,7 +22,7 @@ from st_reba.lm.attention.weights import LayerWeights, StoredWeights
 from st_reba.lm.run import watching
 
 from ... import oracles
-from ...conftest import first, pipeline, relative_error
+from ...conftest import long, pipeline, relative_error
 
 CPU = torch.device("cpu")
 TRITON_KERNEL = "st_reba.lm.attention.triton_kernel"
@@ -162,13 +161,17 @@ class TestBesideTheOracle:
 
 @pytest.mark.parametrize("length", [1, 16, 17, 64, 65])
 def test_lengths_around_those_of_blocks(length, kernel):
+    """Nothing beside the rectangle is written: a part of a larger tensor would show it."""
     source = layer(heads=2, groups=1, size=8)
-    maximum = torch.full((TEXTS, length, length), -math.inf)
+    around = torch.full((TEXTS, length + 3, length + 5), -9.0)
+    maximum = around[:, :length, :length].fill_(-math.inf)
     whole = slice(0, length)
     kernel.fold(source, whole, whole, maximum)
     expected = written_out(source).amax(dim=1)[:, whole, whole].mT
     asked = torch.ones(length, length).triu().bool()
     torch.testing.assert_close(maximum[:, asked].double(), expected[:, asked], rtol=0, atol=5e-6)
+    maximum.fill_(-9)
+    assert (around == -9).all()
 
 
 def test_blocks_that_no_query_sees_are_left_out(kernel):
@@ -177,16 +180,6 @@ def test_blocks_that_no_query_sees_are_left_out(kernel):
     # Of float32, blocks are of 64 keys and queries.
     assert (maximum[:, 64:, :64] == -math.inf).all()
     assert maximum[:, 64:, 64:].isfinite().all()
-
-
-def test_nothing_beside_the_rectangle_is_written(kernel):
-    """A part of a larger tensor would show it."""
-    around = torch.full((TEXTS, 40, 80), -9.0)
-    part = around[:, :37, :67]
-    kernel.fold(layer(heads=2, groups=1), slice(1, 38), slice(3, 70), part)
-    assert (part > -9).any()
-    part.fill_(-9)
-    assert (around == -9).all()
 
 
 def test_a_query_that_sees_nothing_has_no_weights(kernel):
@@ -229,7 +222,7 @@ class TestInTheObserver:
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
 
-    @pytest.mark.parametrize("architecture", first(["gemma2_softcap", "llama", "mistral_window"], 1))
+    @pytest.mark.parametrize("architecture", ["gemma2_softcap", long("llama"), long("mistral_window")])
     def test_reba_equals_the_papers_algorithm(self, architecture, used, shared, eager, token_ids):
         """In a batch with padding. Gemma 2 has grouped queries, soft caps and windows."""
         texts = ["The cat sat.", "我爱"]
@@ -305,62 +298,63 @@ def test_it_compiles_for_gpus_that_are_not_here(dtype, capability, kernel, monke
 
 KIND = FoldKind(CPU, torch.float32, 4, 2, 8, False, None, True)
 KINDS = [
-    KIND._replace(softcap=softcap, bias=bias, keys_are_positions=keys_are_positions)
-    for softcap, bias, keys_are_positions in itertools.product(
-        (False, True), (None, (torch.float32, False), (torch.bfloat16, True)), (True, False)
-    )
+    KIND,
+    KIND._replace(keys_are_positions=False),
+    KIND._replace(softcap=True, bias=(torch.float32, False)),
+    KIND._replace(bias=(torch.bfloat16, True), keys_are_positions=False),
 ]
+
+
+def slightly_wrong(*args):
+    """In one entry, by less than TF32 would be."""
+    weights.fold(*args)
+    args[3][-1, -1, -1] += 1e-4
+
+
+def forgetful(*args):
+    """In the entries that the layer before leaves as they are."""
+    weights.fold(*args[:3], args[3].fill_(-math.inf))
+
+
+def failing(*args):
+    raise OSError("no C compiler")
 
 
 class TestTrust:
     """With torch's operations in the kernel's place."""
 
     @pytest.fixture
-    def trusted(self, monkeypatch):
-        """Whether a fold is."""
+    def as_kernel(self, monkeypatch):
+        """``as_kernel(fold)``: it stands in the kernel's place, on a CPU too."""
         monkeypatch.setattr(kernels, "_TEXTS", 2)
-
-        def ask(fold, kind=KIND):
-            trusted_fold.cache_clear()
-            monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
-            found = trusted_fold(kind)
-            assert found in (fold, None)
-            return found is not None
-
-        return ask
+        monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
+        return lambda fold: monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_one_that_is_right(self, kind, trusted):
-        assert trusted(weights.fold, kind)
+    @pytest.mark.parametrize("rounded", [False, True])
+    def test_one_that_is_right(self, kind, rounded, as_kernel):
+        as_kernel(weights.fold)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=rounded):
+            assert trusted_fold(kind) is weights.fold
 
+    @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KIND._replace(dtype=torch.bfloat16)])
     @pytest.mark.parametrize(
-        "kind", [KIND, KIND._replace(keys_are_positions=False), KIND._replace(dtype=torch.bfloat16)]
+        ("fold", "said"),
+        [
+            (slightly_wrong, "it gives other numbers"),
+            (forgetful, "it gives other numbers"),
+            (failing, "it fails with OSError: no C compiler"),
+        ],
     )
-    def test_one_that_is_wrong(self, kind, trusted):
-        """In one entry, by less than TF32 would be, or in those that the layer before leaves as they are."""
-
-        def slightly_wrong(*args):
-            weights.fold(*args)
-            args[3][-1, -1, -1] += 1e-4
-
-        def forgetful(*args):
-            weights.fold(*args[:3], args[3].fill_(-math.inf))
-
-        for fold in (slightly_wrong, forgetful):
-            with pytest.warns(UserWarning, match="is not used on cpu, because it gives other numbers"):
-                assert not trusted(fold, kind)
-
-    def test_one_that_fails_is_told_once(self, trusted):
-        def fails(*args):
-            raise OSError("no C compiler")
-
-        with pytest.warns(UserWarning, match="is not used on cpu, because it fails with OSError: no C compiler"):
-            assert not trusted(fails)
+    def test_one_that_is_wrong_is_told_once(self, kind, fold, said, as_kernel):
+        as_kernel(fold)
+        with pytest.warns(UserWarning, match=f"is not used on cpu, because {said}"):
+            assert trusted_fold(kind) is None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert trusted_fold(KIND) is None
+            assert trusted_fold(kind) is None
 
-    def test_a_full_gpu_says_nothing_about_the_kernel(self, monkeypatch):
+    def test_a_full_gpu_says_nothing_about_the_kernel(self, as_kernel):
         """At the first batch there may be no memory for the trial, and at the next one there is."""
         memory = [False, True]
 
@@ -369,8 +363,7 @@ class TestTrust:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
             weights.fold(*args)
 
-        monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
-        monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
+        as_kernel(fold)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert fold_kernel(layer()) is None
@@ -384,24 +377,19 @@ class TestTrust:
             warnings.simplefilter("error")
             assert trusted_fold(KIND) is None
 
-    def test_it_is_tried_once_for_each_kind_of_layer(self, monkeypatch):
+    def test_it_is_tried_once_for_each_kind_of_layer(self, as_kernel):
         tried = []
 
         def fold(*args):
             tried.append(args)
             weights.fold(*args)
 
-        monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
-        monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
+        as_kernel(fold)
         for source in (layer(), layer(seed=1)):
             assert fold_kernel(source) is fold
         once = len(tried)
         fold_kernel(layer(softcap=2.0))
         assert len(tried) == 2 * once > 0
-
-    def test_autocast_does_not_round_the_trial(self, trusted):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert trusted(weights.fold)
 
 
 def test_on_a_cpu_nothing_is_tried(monkeypatch):
