@@ -138,7 +138,7 @@ def rows(found: Mapping[Key, Sequence[Part]], pairs: Pairs, tokens: int, how: st
 
 def main(arguments: Sequence[str] | None = None) -> None:
     own = next(iter(MODELS.values()))
-    made = parser(__doc__)
+    made = parser(__doc__, threads=1)
     made.add_argument("--out", type=Path, default=Path("build/real"), help="directory of the models")
     made.add_argument("--model", help=f"a directory or a GGUF file; {own.name} if left out")
     made.add_argument("--name", default=own.name, help="what tables call it")
