@@ -71,13 +71,16 @@ class Form(NamedTuple):
     shared: bool = True
 
 
-BY_TORCHAO = partial(partial, quantized_by_torchao)
 FORMS: dict[str, Form] = {
     AS_IT_IS: Form("float32"),
     "bfloat16": Form("bfloat16"),
     "int8 by torch, dynamic": Form("float32", quantized_by_torch),
-    "int8 by torchao, dynamic": Form("bfloat16", BY_TORCHAO("Int8DynamicActivationInt8WeightConfig"), shared=False),
-    "int8 by torchao, weights alone": Form("bfloat16", BY_TORCHAO("Int8WeightOnlyConfig"), shared=False),
+    "int8 by torchao, dynamic": Form(
+        "bfloat16", partial(quantized_by_torchao, "Int8DynamicActivationInt8WeightConfig"), shared=False
+    ),
+    "int8 by torchao, weights alone": Form(
+        "bfloat16", partial(quantized_by_torchao, "Int8WeightOnlyConfig"), shared=False
+    ),
 }
 
 
