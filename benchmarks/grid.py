@@ -14,7 +14,7 @@ Show = Callable[[Row], str]
 Column = tuple[int, str]
 
 #: A model that is measured for comparison has no table of its own, but a row in others'.
-REFERENCES = ("all-MiniLM-L6-v2",)
+REFERENCES = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small")
 CAPTIONS = {
     "batch": "batches of {}", "tokens": "texts of {} tokens", "max_tokens": "documents cut after {} tokens",
     "queries": "{} queries", "documents": "{} documents", "pairs": "{} labelled pairs", "texts": "{} texts",
@@ -70,7 +70,8 @@ def table(
                 row
             )
         _mark_best(lines.values())
-        beside = others.join(part, on=shared, how="semi", maintain_order="left") if shared else others
+        # In the columns that the model itself has.
+        beside = others.join(part, on=[*shared, "place", "column"], how="semi", maintain_order="left")
         for row in beside.to_dicts() if references else ():
             label = (f"{row['model']}, for reference", *[""] * (len(labels) - 1))
             lines.setdefault(label, {})[row["place"], row["column"]] = row

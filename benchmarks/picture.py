@@ -122,7 +122,7 @@ def draw_panels(data: dict[str, Any], label: str, width: float, height: float, b
             if all(each is not None for bound in bounds for each in bound):
                 lows, highs = ([100 * each for each in bound] for bound in bounds)
                 axis.fill_between(places, lows, highs, color=colour, alpha=0.12, linewidth=0)
-        for style, (name, level) in zip(("--", ":", "-."), levels.items(), strict=False):
+        for style, (name, level) in zip(("--", ":", "-.", (0, (1, 4))), levels.items(), strict=False):
             axis.axhline(100 * level, color=GREY, linestyle=style, linewidth=1.2, label=name)
         if by_count:
             counts = sorted({count for points in lines.values() for count, *_ in points})
@@ -177,8 +177,49 @@ RECIPES = {
     ("Echo-2", "mean", ""): (2, 17), ("ReBA-2", "mean", ""): (7, 0), ("PromptEOL", "last", ""): (-7, -6),
     ("Value aggregation", "last", ""): (-7, 3), ("Pretended CoT", "last", ""): (7, -14), ("CK", "mean", ""): (7, 0),
     ("MetaEOL", "mean", ""): (-7, 0), ("Early and late", "mean", PARTWISE): (-7, 0),
+    ("Topic", "last", blocks.SUM): (-7, 0), ("Echo topic", "mean", blocks.SUM): (7, 0),
 }  # fmt: skip
 UNIT = "Classical, mean"
+
+
+def by_model(results: Results) -> dict[str, Any]:
+    """Of each set, by who reads it: [score, low, high]."""
+    rows, found = blocks.first_rows(results), {}
+    for title in ("mean, English", "STS-B en, Spearman", "mean, Chinese"):
+        own = rows.filter(c.set == blocks.HELD_OUT[title]).sort("at", maintain_order=True)
+        found[title] = {label: [*scores] for label, *scores in own.select("label", "score", "low", "high").iter_rows()}
+    return found if all(found.values()) else {}
+
+
+def draw_models(data: dict[str, Any]) -> Figure:
+    """A forest plot: a line for each reader, a panel for each set; what is trained in another colour."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for scores in data.values() for name in scores))
+    figure = Figure(figsize=(3.0 + 2.1 * len(data), 0.6 + 0.34 * len(names)), layout="constrained")
+    axes = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
+    for axis, (title, scores) in zip(axes, data.items(), strict=True):
+        axis.set_title(title)
+        axis.grid(axis="x", color=GREY, alpha=0.2)
+        for name, fractions in scores.items():
+            score, low, high = (100 * value for value in fractions)
+            colour = COLOURS[2] if name.endswith(", trained") else COLOURS[0] if "ours" in name else GREY
+            place = names.index(name)
+            axis.errorbar(
+                score, place, xerr=[[score - low], [high - score]], fmt="o", color=colour, elinewidth=1.4, markersize=5
+            )
+        axis.set_xlabel("score x 100, 95% interval")
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    return figure
+
+
+def says_models(data: dict[str, Any]) -> str:
+    parts = (
+        f"{title}: {', '.join(f'{name} {100 * score:.1f}' for name, (score, *_) in scores.items())}"
+        for title, scores in data.items()
+    )
+    return f"Scores x 100 on test parts that nothing was chosen on. {'. '.join(parts)}"
 
 
 def by_cost(results: Results) -> dict[str, Any]:
@@ -217,11 +258,13 @@ def draw_costs(data: dict[str, Any]) -> Figure:
         )  # fmt: skip
         side = "left" if right >= 0 else "right"
         axis.annotate(name, (cost, score), (right, up), textcoords="offset points", va="center", ha=side)
-    for colour, (name, level) in zip((GREY, COLOURS[2]), data["levels"].items(), strict=False):
+    # Two of them are close: one name stands below its line.
+    styles = ((GREY, 5), (COLOURS[2], -9), (COLOURS[2], 5))
+    for (colour, up), (name, level) in zip(styles, data["levels"].items(), strict=False):
         axis.axhline(100 * level, color=colour, linestyle="--", linewidth=1.2)
         axis.annotate(
-            name, (1, 100 * level), (-2, 5), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
-            color=colour,
+            name, (1, 100 * level), (-2, up), xycoords=("axes fraction", "data"), textcoords="offset points",
+            ha="right", color=colour,
         )  # fmt: skip
     axis.set_xscale("log", base=2)
     most = max(cost for cost, *_ in data["points"].values())
@@ -239,6 +282,7 @@ def says_costs(data: dict[str, Any]) -> str:
 
 
 PICTURES = {
+    "held-out-picture": Picture("held-out.svg", "Scores by model", by_model, says_models, draw_models),
     "layers-picture": Picture(
         "layers.svg", "Score by layer", by_layer, lambda data: f"Spearman correlation by layer: {'; '.join(data)}",
         lambda data: draw_panels(data, "layer", 3.6, 3.6, by_count=False),
