@@ -62,13 +62,13 @@ WHITENED, WHITENED_FASTER = "whitened, prompt, last, 256, 0.0001", "whitened, pr
 #: The paper's method, read where it reads and at the end of a prompt.
 LOG_VARIANCE, LOG_VARIANCE_PROMPTED = "autoencoder, log-variance", "autoencoder, log-variance, prompt"
 
+SPEARMAN = c.metric == "Spearman"
 TRAINED, RANDOM = c.weights == "trained", c.weights == "random"
 AT_ITS_END = c.layer.is_null() & (c.filter == "")
 EARLY_LATE = (c.recipe == "Early and late") & (c.filter == PARTWISE)
 #: With what belongs to the recipe, and nothing more.
 OWN_END = c.layer.is_null() & ((c.filter == "") | EARLY_LATE | (c.filter == SUM))
 IS_CONTROL = c.recipe.is_in(CONTROLS)
-RECIPES = {"recipe": "{recipe}", "pooling": "{pooling}"}
 #: How a model is read.
 READ = ("recipe", "pooling", "layer", "filter")
 
@@ -149,6 +149,14 @@ def is_set(names: Mapping[str, str] | Sequence[str]) -> dict[str, pl.Expr]:
     return {title: c.set == name for title, name in named.items()}
 
 
+def fields(*names: str) -> dict[str, str]:
+    """Labels that are the values of fields, below their names."""
+    return {name: f"{{{name}}}" for name in names}
+
+
+RECIPES = fields("recipe", "pooling")
+
+
 def recipes(rows: Sequence[Recipe], link: str = "") -> str:
     """A table with a line for each recipe.
 
@@ -198,9 +206,9 @@ def _(results: Results, page: Path) -> str:
     return table(columns(first_rows(results), is_set(HELD_OUT)), {"read by": "{label}"})
 
 
-def all_recipes(rows: pl.DataFrame, *split: str) -> str:
+def all_recipes(results: Results, page: Path, where: pl.Expr, split: Sequence[str] = ()) -> str:
     """Every recipe at its own end, behind nothing and behind each filter."""
-    rows = one_precision(rows.filter(c.layer.is_null()))
+    rows = one_precision(results.of("scores", where, c.layer.is_null()))
     # In the order of trained weights.
     rows = rows.sort("weights", descending=True, maintain_order=True).drop("at").with_row_index("at")
     trained = rows.filter(TRAINED)
@@ -214,25 +222,10 @@ def all_recipes(rows: pl.DataFrame, *split: str) -> str:
     return table(made, RECIPES, ("model", *split), references=True)
 
 
-@block("recipes-stsb-en")
-def _(results: Results, page: Path) -> str:
-    return all_recipes(results.of("scores", c.set == ENGLISH, c.metric == "Spearman"))
-
-
-@block("recipes-stsb-zh")
-def _(results: Results, page: Path) -> str:
-    return all_recipes(results.of("scores", c.set == CHINESE, c.metric == "Spearman"))
-
-
-@block("titles")
-def _(results: Results, page: Path) -> str:
-    return all_recipes(results.of("scores", c.set.is_in(TITLES)), "set", "metric")
-
-
-def best_layers(results: Results, pairs: str) -> str:
+def best_layers(results: Results, page: Path, pairs: str) -> str:
     """Every recipe where it is best on the development part, read on the test part."""
-    rows = one_precision(results.of("scores", TRAINED, c.metric == "Spearman", c.set == pairs))
-    dev = results.of("scores", TRAINED, c.metric == "Spearman", c.set == pairs.replace("test", "dev"))
+    rows = one_precision(results.of("scores", TRAINED, SPEARMAN, c.set == pairs))
+    dev = results.of("scores", TRAINED, SPEARMAN, c.set == pairs.replace("test", "dev"))
     dev = dev.join(rows, on=["model", "precision"], how="semi", maintain_order="left")
     of = ("model", "recipe", "pooling")
     made = [
@@ -246,14 +239,13 @@ def best_layers(results: Results, pairs: str) -> str:
     return table(made, RECIPES, ("model",))
 
 
-@block("layers-stsb-en")
-def _(results: Results, page: Path) -> str:
-    return best_layers(results, ENGLISH)
-
-
-@block("layers-stsb-zh")
-def _(results: Results, page: Path) -> str:
-    return best_layers(results, CHINESE)
+BLOCKS |= {
+    "recipes-stsb-en": partial(all_recipes, where=SPEARMAN & (c.set == ENGLISH)),
+    "recipes-stsb-zh": partial(all_recipes, where=SPEARMAN & (c.set == CHINESE)),
+    "titles": partial(all_recipes, where=c.set.is_in(TITLES), split=["set", "metric"]),
+    "layers-stsb-en": partial(best_layers, pairs=ENGLISH),
+    "layers-stsb-zh": partial(best_layers, pairs=CHINESE),
+}
 
 
 @block("word-sense")
@@ -281,7 +273,7 @@ def _(results: Results, page: Path) -> str:
 def _(results: Results, page: Path) -> str:
     rows = results.of("ablations", c.recipe != "Echo topic")
     made = [cells(rows, "score", grid.alone), cells(rows, "ahead of PromptEOL", grid.difference)]
-    return table(made, {"recipe": "{recipe}", "change": "{change}"}, ("model", "set"))
+    return table(made, fields("recipe", "change"), ("model", "set"))
 
 
 @block("tried")
@@ -302,7 +294,7 @@ def quartiles(row: Row) -> str:
 def _(results: Results, page: Path) -> str:
     rows = results.of("dependency", c.layer.is_null())
     named = {"median, and quartiles": TRAINED, "random weights": RANDOM}
-    return table(columns(rows, named, quartiles), {"recipe": "{recipe}"}, ("model", "set"))
+    return table(columns(rows, named, quartiles), fields("recipe"), ("model", "set"))
 
 
 @block("dependency-layers")
@@ -321,7 +313,7 @@ def _(results: Results, page: Path) -> str:
         cells(by_rank, "processor seconds for 1,000", grid.number("seconds")),
     ]
     said = ("precision", "max_tokens", "queries", "documents", "machine", "date")
-    return table(made, {**RECIPES, "filter": "{filter}"}, ("set", "model"), said, references=True)
+    return table(made, fields("recipe", "pooling", "filter"), ("set", "model"), said, references=True)
 
 
 @block("static")
@@ -351,14 +343,14 @@ def _(results: Results, page: Path) -> str:
 
 @block("measured")
 def _(results: Results, page: Path) -> str:
-    labels = {name: f"{{{name}}}" for name in ("model", "precision", "versions")}
-    return table([cells(results.of("scores"), "last measured", lambda row: row["date"])], labels, caption=())
+    made = cells(results.of("scores"), "last measured", lambda row: row["date"])
+    return table([made], fields("model", "precision", "versions"), caption=())
 
 
 @block("choose-best")
 def _(results: Results, page: Path) -> str:
     lines = {
-        **{f"{pairs}, Spearman": (c.set == pairs) & (c.metric == "Spearman") for pairs in PAIRS},
+        **{f"{pairs}, Spearman": (c.set == pairs) & SPEARMAN for pairs in PAIRS},
         **{f"{name}, accuracy, cosine": (c.set == name) & (c.metric == WORDS[1]) for name in WORD_SETS},
         **{name: c.set == name for name in TITLES},
     }
@@ -390,7 +382,7 @@ def _(results: Results, page: Path) -> str:
 
 def with_titles(rows: pl.DataFrame, bold: str, show: Show | None = None) -> list[pl.DataFrame]:
     """Columns of the pairs and of the titles."""
-    pairs = rows.filter(c.metric == "Spearman")
+    pairs = rows.filter(SPEARMAN)
     return [*columns(pairs, is_set(PAIRS), show, bold), *columns(rows, is_set(TITLES), show, bold)]
 
 
@@ -413,7 +405,7 @@ def _(results: Results, page: Path) -> str:
 
 @block("filters")
 def _(results: Results, page: Path) -> str:
-    rows = results.of("scores", TRAINED, c.metric == "Spearman", c.set.is_in(PAIRS), c.layer.is_null())
+    rows = results.of("scores", TRAINED, SPEARMAN, c.set.is_in(PAIRS), c.layer.is_null())
     named = {
         "Classical, mean": (c.recipe == "Classical") & (c.pooling == "mean"),
         "Classical, last": (c.recipe == "Classical") & (c.pooling == "last"),
@@ -449,43 +441,43 @@ def _(results: Results, page: Path) -> str:
     return table(with_titles(rows, bold="score"), {"recipe": "{label}"}, ("model",))
 
 
-def trained_on_states(rows: pl.DataFrame, labels: Mapping[str, str], *metrics: str) -> str:
+def trained_on_states(
+    results: Results, page: Path, where: pl.Expr, labels: Mapping[str, str], metrics: Sequence[str] = ("Spearman",)
+) -> str:
     """FREEZE's methods: means over the seeds, by the trained similarity and by what a vector store sees."""
-    rows = rows.filter(c.seed.is_null(), c.set.is_in(PAIRS))
-    own, cosine = c.reading == "its own similarity", (c.reading == "cosine") & (c.metric == "Spearman")
+    rows = results.of("freeze", where, c.seed.is_null(), c.set.is_in(PAIRS))
+    own, cosine = c.reading == "its own similarity", (c.reading == "cosine") & SPEARMAN
     named = {f"{metric} of its own similarity": own & (c.metric == metric) for metric in metrics}
     made = columns(rows, {**named, "Spearman of the cosine": cosine}, bold="score")
     made.append(cells(rows.filter(cosine), "ahead of Early and late", grid.ahead))
     return table(made, labels, ("model", "set"), ("precision", "pairs", "date"))
 
 
-@block("freeze-paper")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("freeze", c.method.is_in(PAPERS_ROWS), c.pairs > 1000)
-    return trained_on_states(rows, {"method": "{method}"}, "Pearson", "Spearman")
-
-
-@block("freeze-ahead")
-def _(results: Results, page: Path) -> str:
-    labels = {name: f"{{{name}}}" for name in ("method", "layers", "width", "dimensions", "rate")}
-    return trained_on_states(results.of("freeze", ~c.method.is_in(PAPERS_ROWS), c.pairs > 1000), labels, "Spearman")
-
-
-@block("freeze-few")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("freeze", c.method.is_in([LOG_VARIANCE, LOG_VARIANCE_PROMPTED, WHITENED, WHITENED_FASTER]))
-    return trained_on_states(rows, {"method": "{method}", "labelled pairs": "{pairs}"}, "Spearman")
+OF_THE_PAPER, ALL_PAIRS = c.method.is_in(PAPERS_ROWS), c.pairs > 1000
+DRAWN = c.method.is_in([LOG_VARIANCE, LOG_VARIANCE_PROMPTED, WHITENED, WHITENED_FASTER])
+BLOCKS |= {
+    "freeze-paper": partial(
+        trained_on_states, where=OF_THE_PAPER & ALL_PAIRS, labels=fields("method"), metrics=["Pearson", "Spearman"]
+    ),
+    "freeze-ahead": partial(
+        trained_on_states, where=~OF_THE_PAPER & ALL_PAIRS,
+        labels=fields("method", "layers", "width", "dimensions", "rate"),
+    ),
+    "freeze-few": partial(
+        trained_on_states, where=DRAWN, labels={"method": "{method}", "labelled pairs": "{pairs}"}
+    ),
+}  # fmt: skip
 
 
 @block("freeze-choice")
 def _(results: Results, page: Path) -> str:
     rows = results.of(
-        "freeze", c.seed == 0, c.set.is_in(["STS-B en dev", "STS-B zh dev"]), c.pairs == 1000, c.metric == "Spearman",
+        "freeze", c.seed == 0, c.set.is_in(["STS-B en dev", "STS-B zh dev"]), c.pairs == 1000, SPEARMAN,
         c.method.str.starts_with("whitened"),
     )  # fmt: skip
     named = {f"Spearman of {what}": c.reading == reading
              for what, reading in (("the cosine", "cosine"), ("its own similarity", "its own similarity"))}  # fmt: skip
-    labels = {name: f"{{{name}}}" for name in ("layers", "width", "dimensions", "rate")}
+    labels = fields("layers", "width", "dimensions", "rate")
     return table(columns(rows, named, grid.alone, bold="score"), labels, ("model", "set"), ("pairs", "date"))
 
 
@@ -523,7 +515,7 @@ def _(results: Results, page: Path) -> str:
     rows = results.of("held_out", c.recipe == "echo-topic", c.against == "echo-means")
     rows = rows.filter(c.metric.is_in(["Spearman", *TOLD_APART]))
     named = {name: f"{name} test" for name in ("STS-B en", *LABELLED, "STS-B zh")}
-    return table(columns(rows, is_set(named), grid.ahead), {"model": "{model}", "metric": "{metric}"})
+    return table(columns(rows, is_set(named), grid.ahead), fields("model", "metric"))
 
 
 @block("several-endings")
@@ -595,8 +587,7 @@ def _(results: Results, page: Path) -> str:
         cells(rows, "held-out texts: nearest ten", lambda row: grid.percent(row["neighbours"])),
         cells(rows, "processor seconds", grid.number("seconds")),
     ]
-    labels = {"student": "{student}", "dimensions": "{dimensions}"}
-    return table(made, labels, ("model", "set", "corpus"), ("precision", "texts", "date"))
+    return table(made, fields("student", "dimensions"), ("model", "set", "corpus"), ("precision", "texts", "date"))
 
 
 @block("bellm")
@@ -630,13 +621,13 @@ def _(results: Results, page: Path) -> str:
 @block("batches")
 def _(results: Results, page: Path) -> str:
     made = cells(results.of("batches"), "{precision}", grid.number("distance", ".1e"))
-    return table([made], {"module": "{module}"}, ("model",), ("date", "machine", "versions"))
+    return table([made], fields("module"), ("model",), ("date", "machine", "versions"))
 
 
 @block("serving")
 def _(results: Results, page: Path) -> str:
     made = cells(results.of("serving"), "{quantity}", grid.number("value", ",.4g"))
-    return table([made], {"clients": "{clients}"}, ("model",), ("date", "machine", "versions"))
+    return table([made], fields("clients"), ("model",), ("date", "machine", "versions"))
 
 
 RATIO = {"ratio": "{quantity}: {contender} / {unit}"}

@@ -159,7 +159,7 @@ TABLES = {"corpus": corpus, "workers": two}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, data=False)
+    made = parser(__doc__, data=False, threads=1)
     made.add_argument("--table", choices=TABLES, default="corpus")
     made.add_argument("--texts", type=int, help="200,000; for the workers 8,000")
     made.add_argument("--rounds", type=int, default=5, help="of the workers")

@@ -288,7 +288,7 @@ def measured(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, data=False)
+    made = parser(__doc__, data=False, threads=1)
     made.add_argument("--table", choices=TABLES, default="repetition")
     made.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "base"])
     made.add_argument("--lengths", nargs="+", type=int, default=[32, 128, 512], help="tokens of one copy")

@@ -126,7 +126,7 @@ def measure(student: Student, name: str, given: argparse.Namespace) -> Iterator[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/distil")
+    made = parser(__doc__, out="build/distil", threads=1)
     made.add_argument("--path", type=Path, help="the language model, where it is there already")
     made.add_argument("--embedder", type=Path, help="the encoder, where it is there already")
     made.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))

@@ -223,6 +223,15 @@ def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[s
     return found
 
 
+#: By contender, the file of its vectors and what makes the model.
+Makers = dict[str, tuple[Path, Callable[[], SentenceTransformer]]]
+
+
+def embedded(makers: Makers, end: str, texts: Sequence[str]) -> dict[str, Matrix]:
+    """Vectors of some texts by contender; ``end`` is that of the files' names."""
+    return {name: kept(file.with_name(f"{file.name}{end}.npy"), make, texts) for name, (file, make) in makers.items()}
+
+
 def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespace) -> Iterator[records.Record]:
     """The rows of a model and a language."""
     models, directory = given.out / "models", given.out / f"{given.pairs}, {given.texts}"
@@ -231,7 +240,7 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
     texts: dict[str, int] = {}
     backbone = CausalTransformer(str(model.located(models)), model_kwargs={"dtype": "bfloat16"})
     for own in sets(language, given):
-        makers: dict[str, tuple[Path, Callable[[], SentenceTransformer]]] = {}
+        makers: Makers = {}
         for name in given.recipes:
             key = name
             settings: dict[str, Any] = {"language": language}
@@ -242,11 +251,8 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
         for each in trained:
             make = cache(partial(SentenceTransformer, str(each.located(models))))
             makers[each.name] = (directory / each.name / own.task.name, make)
-        lists = {"": own.task.texts} | ({f", train {given.train}": own.train.texts} if own.train else {})
-        vectors, train, *_ = *(
-            {name: kept(file.with_name(f"{file.name}{end}.npy"), make, some) for name, (file, make) in makers.items()}
-            for end, some in lists.items()
-        ), {}  # fmt: skip
+        vectors = embedded(makers, "", own.task.texts)
+        train = embedded(makers, f", train {given.train}", own.train.texts) if own.train else {}
         for some, of_words in zip((vectors, train), tf_idf(own, backbone), strict=False):
             some[TF_IDF] = of_words
         texts[own.task.name] = len(own.task.texts)

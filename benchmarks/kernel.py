@@ -71,7 +71,7 @@ def rows_of(kernel: Fold, source: LayerWeights, length: int, form: str, given: a
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, data=False)
+    made = parser(__doc__, data=False, threads=1)
     made.add_argument("--sizes", nargs="+", choices=SIZES, default=["1b", "7b"])
     made.add_argument("--lengths", nargs="+", type=int, default=[128, 512], help="tokens of one copy")
     made.add_argument("--groups", nargs="+", type=int, default=[8, 32], help="key-value heads")

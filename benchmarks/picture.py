@@ -14,7 +14,7 @@ import polars as pl
 from polars import col as c
 
 import blocks
-from blocks import CHINESE, EARLY_LATE, ENGLISH, GEMMA, PARTWISE, SMOLLM2, SUM, TRAINED, Results, one_precision
+from blocks import CHINESE, EARLY_LATE, ENGLISH, GEMMA, PARTWISE, SMOLLM2, SPEARMAN, TRAINED, Results, one_precision
 from grid import REFERENCES
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def draw_panels(data: dict[str, Any], label: str, width: float, height: float, b
 def by_layer(results: Results) -> dict[str, Any]:
     models = {}
     for model, pairs in ((SMOLLM2, ENGLISH), (GEMMA, ENGLISH), (GEMMA, CHINESE)):
-        rows = results.of("scores", TRAINED, c.metric == "Spearman", c.filter == "", c.model == model, c.set == pairs)
+        rows = results.of("scores", TRAINED, SPEARMAN, c.filter == "", c.model == model, c.set == pairs)
         layers = one_precision(rows.filter(c.layer.is_not_null()))
         models[model, pairs] = layers, rows.join(layers, on="precision", how="semi").filter(AT_ITS_END)
     lines = {
@@ -153,8 +153,8 @@ def by_layer(results: Results) -> dict[str, Any]:
 def by_labels(results: Results) -> dict[str, Any]:
     models = {}
     for model, pairs in ((SMOLLM2, ENGLISH), (GEMMA, CHINESE)):
-        rows = results.of("freeze", c.model == model, c.set == pairs, c.metric == "Spearman", c.seed.is_null())
-        others = results.of("scores", TRAINED, c.set == pairs, c.metric == "Spearman", AT_ITS_END)
+        rows = results.of("freeze", c.model == model, c.set == pairs, SPEARMAN, c.seed.is_null())
+        others = results.of("scores", TRAINED, c.set == pairs, SPEARMAN, AT_ITS_END)
         models[model, pairs] = rows, others.filter(c.model.is_in([model, *REFERENCES]))
     own, cosine = c.reading == "its own similarity", c.reading == "cosine"
     lines = {
@@ -177,7 +177,7 @@ RECIPES = {
     ("Echo-2", "mean", ""): (2, 17), ("ReBA-2", "mean", ""): (7, 0), ("PromptEOL", "last", ""): (-7, -6),
     ("Value aggregation", "last", ""): (-7, 3), ("Pretended CoT", "last", ""): (7, -14), ("CK", "mean", ""): (7, 0),
     ("MetaEOL", "mean", ""): (-7, 0), ("Early and late", "mean", PARTWISE): (-7, 0),
-    ("Topic", "last", SUM): (-7, 0), ("Echo topic", "mean", SUM): (7, 0),
+    ("Topic", "last", blocks.SUM): (-7, 0), ("Echo topic", "mean", blocks.SUM): (7, 0),
 }  # fmt: skip
 UNIT = "Classical, mean"
 
@@ -227,7 +227,7 @@ def by_cost(results: Results) -> dict[str, Any]:
     timed = results.of("cost", c.table == "recipes", c.model == SMOLLM2, c.unit == UNIT)
     # Of the unit itself nothing is noted.
     times = {**dict(timed.select("contender", "value").iter_rows()), UNIT: 1.0}
-    every = results.of("scores", TRAINED, c.set == ENGLISH, c.metric == "Spearman", AT_ITS_END)
+    every = results.of("scores", TRAINED, c.set == ENGLISH, SPEARMAN, AT_ITS_END)
     own = one_precision(every.filter(c.model == SMOLLM2))
     names, points = [recipe for recipe, *_ in RECIPES], {}
     for (recipe, pooling, behind), place in RECIPES.items():

@@ -218,7 +218,7 @@ TABLES = {"plain": mixed, "short": short, "alone": alone, "limit": limit}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, data=False)
+    made = parser(__doc__, data=False, threads=1)
     made.add_argument("--table", choices=TABLES, default="plain")
     made.add_argument("--model", help="a directory or a GGUF file; the demo LM and a random Llama if left out")
     made.add_argument("--name", help="what tables call it")

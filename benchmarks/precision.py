@@ -71,13 +71,16 @@ class Form(NamedTuple):
     shared: bool = True
 
 
-BY_TORCHAO = partial(partial, quantized_by_torchao)
 FORMS: dict[str, Form] = {
     AS_IT_IS: Form("float32"),
     "bfloat16": Form("bfloat16"),
     "int8 by torch, dynamic": Form("float32", quantized_by_torch),
-    "int8 by torchao, dynamic": Form("bfloat16", BY_TORCHAO("Int8DynamicActivationInt8WeightConfig"), shared=False),
-    "int8 by torchao, weights alone": Form("bfloat16", BY_TORCHAO("Int8WeightOnlyConfig"), shared=False),
+    "int8 by torchao, dynamic": Form(
+        "bfloat16", partial(quantized_by_torchao, "Int8DynamicActivationInt8WeightConfig"), shared=False
+    ),
+    "int8 by torchao, weights alone": Form(
+        "bfloat16", partial(quantized_by_torchao, "Int8WeightOnlyConfig"), shared=False
+    ),
 }
 
 
@@ -138,7 +141,7 @@ def rows(found: Mapping[Key, Sequence[Part]], pairs: Pairs, tokens: int, how: st
 
 def main(arguments: Sequence[str] | None = None) -> None:
     own = next(iter(MODELS.values()))
-    made = parser(__doc__)
+    made = parser(__doc__, threads=1)
     made.add_argument("--out", type=Path, default=Path("build/real"), help="directory of the models")
     made.add_argument("--model", help=f"a directory or a GGUF file; {own.name} if left out")
     made.add_argument("--name", default=own.name, help="what tables call it")

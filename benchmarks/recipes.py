@@ -147,7 +147,7 @@ TABLES = {"recipes": every_recipe, "prefixes": behind_prefixes}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, data=False)
+    made = parser(__doc__, data=False, threads=1)
     made.add_argument("--table", choices=TABLES, default="recipes")
     made.add_argument("--data", type=Path, metavar="DIR", help="for the prefixes: holds stsb_en_dev.tsv")
     made.add_argument("--model", default=str(DEMO_MODEL), help="a directory or a GGUF file")

@@ -26,17 +26,21 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-def parser(about: str | None, *, out: str = "", data: bool = True) -> argparse.ArgumentParser:
+def parser(
+    about: str | None, *, out: str = "", data: bool = True, threads: int | None = None
+) -> argparse.ArgumentParser:
     """The arguments that scripts share.
 
     Args:
         about: A script's docstring.
         out: Where it keeps what it has done, if it does.
         data: Whether it reads the public sets.
+        threads: Of torch, where it times what it runs: more than one lies on a shared machine. As many as torch takes
+            if None.
     """
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
-    made.add_argument("--threads", type=int, default=1, help="more than one lies on a shared machine")
+    made.add_argument("--threads", type=int, default=threads, help=f"of torch; default: {threads or 'its own'}")
     if data:
         made.add_argument("--data", type=Path, required=True, help="directory of the sets")
     if out:
@@ -49,7 +53,9 @@ def options(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -
     """What was typed; torch has as many threads as asked for, and shows no progress."""
     found = made.parse_args(given)
     logging.disable_progress_bar()
-    torch.set_num_threads(found.threads)
+    if found.threads:
+        torch.set_num_threads(found.threads)
+    found.threads = torch.get_num_threads()
     return found
 
 

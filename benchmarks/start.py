@@ -104,7 +104,7 @@ def sizes(wheel: Path) -> Iterator[Record]:
 
 
 def main() -> None:
-    made = parser(__doc__, data=False)
+    made = parser(__doc__, data=False, threads=1)
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--wheel", type=Path)
     given = options(made)

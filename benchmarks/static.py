@@ -41,7 +41,7 @@ def speed(model: SentenceTransformer, texts: Sequence[str], rounds: int) -> floa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/real")
+    made = parser(__doc__, out="build/real", threads=1)
     made.add_argument("--path", type=Path, help="the language model, where it is there already")
     given = options(made, arguments)
     chosen, sets = MODELS["SmolLM2-135M-Instruct"], Sets(given.data)

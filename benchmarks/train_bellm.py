@@ -168,7 +168,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/bellm")
+    made = parser(__doc__, out="build/bellm", threads=1)
     made.add_argument("--triplets", type=Path, required=True, help="a file, as st-reba train bellm takes it")
     made.add_argument("--source", required=True, help="what tables call the triplets")
     made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")

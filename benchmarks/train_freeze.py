@@ -276,7 +276,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[int | None, ...], tuple[int, ...]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/freeze")
+    made = parser(__doc__, out="build/freeze", threads=1)
     made.add_argument("--states", type=Path, help="directory of the states; default: below --out")
     made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
     made.add_argument("--path", type=Path, help="the language model, where it is there already")

@@ -99,7 +99,7 @@ def rows(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/jtcse")
+    made = parser(__doc__, out="build/jtcse", threads=1)
     made.add_argument("--path", type=Path, help="the encoder, where it is there already")
     made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
