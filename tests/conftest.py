@@ -157,15 +157,14 @@ def undrawn(monkeypatch):
     """Files of pictures with nothing in them, for what stands around them: to draw takes most of a report's time."""
     from matplotlib.figure import Figure
 
-    from st_reba.compare.report import page
+    from st_reba.compare import report
 
     def save(figure, target, **settings):
         target.write("") if hasattr(target, "write") else Path(target).touch()
 
     monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr(page, "freeze", lambda figure: None)
-    for name in ("cost_figure", "scores_figure"):
-        monkeypatch.setattr(page, name, lambda *args: Figure())
+    monkeypatch.setattr(report, "freeze", lambda figure: None)
+    monkeypatch.setattr(report, "cost_figure", lambda comparison: Figure())
 
 
 @pytest.fixture(scope="module")

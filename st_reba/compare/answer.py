@@ -5,18 +5,20 @@ It is said here alone; the terminal, the report, the card and ``comparison.json`
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Items, Resampled, items_to_tell
 from ..evaluation.tasks import Measure
 from ..recipes import find
 from ..recipes.recipe import TF_IDF, Kind
 from ..text.templates import preset
-from .results import Result, as_high, best_of, difference, has_number, listed, rank
+from .results import Result, best_of, has_number, listed, rank
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
@@ -64,10 +66,6 @@ class Standing:
         """The better of what one has without a recipe."""
         return best_of([result for result in self.results if result.name in WITHOUT], self.column)
 
-    def named(self, name: str) -> Result | None:
-        """The result of this name, if it has a score."""
-        return next((each for each in self.results if each.name == name and has_number(each, self.column)), None)
-
     def value(self, result: Result) -> str:
         """Its score as people read it."""
         return self.column.show(result.scores[self.column.name].value)
@@ -78,11 +76,17 @@ class Standing:
 
     def as_high(self, first: Result, second: Result) -> bool:
         """Whether the first is at least as good, by the figures that are shown."""
-        return as_high(first, second, self.column)
+        if not (has_number(first, self.column) and has_number(second, self.column)):
+            return has_number(first, self.column)
+        return rank(first, self.column) <= rank(second, self.column) or self.value(first) == self.value(second)
 
     def difference(self, first: Result, second: Result) -> Estimate:
         """First less second, with the interval of the paired difference; tied if that cannot be told from 0."""
-        return difference(first, second, self.column, self.items)
+        value = first.scores[self.column.name].value - second.scores[self.column.name].value
+        if self.items is None:
+            return Estimate(value, math.nan, math.nan, tied=True)
+        low, high = bootstrap.difference(self.items, first.name, second.name)
+        return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
     def ahead(self, first: Result, second: Result) -> Estimate:
         """How far the first is ahead, whichever way is up."""
@@ -132,7 +136,8 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
             "Without labels there is no answer: proxies do not say which recipe is best. A few hundred labelled pairs "
             "would."
         ), ""
-    lead = table.named(chosen) or best
+    column = table.column
+    lead = next((each for each in table.results if each.name == chosen and has_number(each, column)), best)
     refused = _refused(table, lead, best)
     if not refused:
         peers = [lead] if chosen else _peers(table, lead)
