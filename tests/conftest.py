@@ -163,7 +163,7 @@ def undrawn(monkeypatch):
         target.write("") if hasattr(target, "write") else Path(target).touch()
 
     monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr(report, "freeze", lambda figure: None)
+    monkeypatch.setattr(report.drawing, "freeze", lambda figure: None)
     monkeypatch.setattr(report, "cost_figure", lambda comparison: Figure())
 
 

@@ -123,12 +123,8 @@ def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Dif
         how = "The intervals are not paired: what each item gave was not kept."
     else:
         how = f"The intervals are not paired: the {task.unit} are others, which may itself be what changed."
-    return [first, how, _answers(new, old)]
-
-
-def _answers(new: Comparison, old: Comparison) -> str:
     now, then = (comparison.use or "none" for comparison in (new, old))
-    return f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."
+    return [first, how, f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."]
 
 
 def _signed(difference: Estimate, task: Measure) -> str:

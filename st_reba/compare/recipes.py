@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -48,28 +48,6 @@ _BATCHES = 8
 _FITTED = 1024
 
 
-class RecipePass(Protocol):
-    """One way in which texts run through the model.
-
-    Attributes:
-        recipes: What comes out of it.
-        module: What runs the model, as far as tokens are counted.
-        settings: What tells its vectors from those of any other pass on the same model.
-        words: Names of the recipes that have word embeddings, and their methods.
-    """
-
-    recipes: list[Recipe]
-    module: CausalModule
-    settings: list[Any]
-    words: dict[str, str]
-
-    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
-        """Of each recipe before its filter, by :func:`reading`: (B, D), float32, on the CPU."""
-
-    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
-        """The embedding of one word in each sentence, by the recipes' methods, each (B, D)."""
-
-
 def reading(recipe: Recipe) -> str:
     """What tells a recipe's vectors from others of the same pass, before its filter."""
     return f"{recipe.method}|{recipe.pooling}"
@@ -82,6 +60,11 @@ class ModulePass:
         backbone: The loaded model.
         recipes: What comes out of it.
         by_layer: Whether it is read after several layers.
+
+    Attributes:
+        module: What runs the model, as far as tokens are counted.
+        settings: What tells its vectors from those of any other pass on the same model.
+        words: Names of the recipes that have word embeddings, and their methods.
     """
 
     def __init__(self, backbone: CausalModule, recipes: list[Recipe], by_layer: bool = False) -> None:
@@ -100,6 +83,7 @@ class ModulePass:
         self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words and has_words}
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        """Of each recipe before its filter, by :func:`reading`: (B, D), float32, on the CPU."""
         if self.reader is None:
             vectors = self.model.encode(
                 list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
@@ -116,12 +100,13 @@ class ModulePass:
         }
 
     def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        """The embedding of one word in each sentence, by the recipes' methods, each (B, D)."""
         vectors = encode_words(self.model, list(sentences), list(words), batch_size=batch_size)
         return {method: torch.from_numpy(vectors) for method in self.words.values()}
 
 
 class SweepPass:
-    """All repetitions: see :class:`RecipeSweep`."""
+    """All repetitions, in the form of a :class:`ModulePass`: see :class:`RecipeSweep`."""
 
     def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
         poolings = list(dict.fromkeys(POOLINGS[recipe.pooling] for recipe in recipes))
@@ -143,6 +128,10 @@ class SweepPass:
             for name, own in vectors.items():
                 own.append(pool_words([readings[name]], [places[name][number]])[0])
         return {name: torch.stack(own) for name, own in vectors.items()}
+
+
+#: One way in which texts run through the model.
+RecipePass: TypeAlias = ModulePass | SweepPass
 
 
 def gives_every_layer(row: Row) -> bool:

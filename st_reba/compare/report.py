@@ -17,20 +17,8 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from ..evaluation.drawing import (
-    BLUE,
-    GREY,
-    GRID,
-    INK,
-    MUTED,
-    ORANGE,
-    PALE,
-    SURFACE,
-    drawable,
-    drawing_style,
-    freeze,
-    printable,
-)
+from ..evaluation import drawing
+from ..evaluation.drawing import drawable, drawing_style, printable
 from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
@@ -222,7 +210,7 @@ def _draw(comparison: Comparison, directory: Path) -> dict[str, str] | None:
         return None
     with drawing_style():
         figure = cost_figure(comparison)
-        freeze(figure)
+        drawing.freeze(figure)
         # What the PNG's fonts lack, the browser's may have.
         buffer = io.StringIO()
         nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -271,10 +259,9 @@ def cost_figure(comparison: Comparison) -> Figure:
 
     task, choice, timed = comparison.tasks[0], comparison.choice(), _timed(comparison)
     front = pareto_front(timed, task)
-    points = {result.name: (result.cost, result.scores[task.name].value * task.scale) for result in timed}
-    colours = {
-        result.name: ORANGE if result is choice else BLUE if result.scores[task.name].tied else PALE for result in timed
-    }
+    points = {result.name: (result.cost or 0.0, result.scores[task.name].value * task.scale) for result in timed}
+    colours = {each.name: drawing.BLUE if each.scores[task.name].tied else drawing.PALE for each in timed}
+    colours[choice.name] = drawing.ORANGE
     markers = dict(zip(dict.fromkeys(result.pooling for result in timed), _MARKERS * len(timed), strict=False))
 
     figure = Figure(figsize=(660 / 72, 410 / 72), dpi=144, layout="constrained")
@@ -283,39 +270,39 @@ def cost_figure(comparison: Comparison) -> Figure:
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color=GRID, linewidth=0.8)
+    axes.grid(color=drawing.GRID, linewidth=0.8)
     _cost_axis(axes, [result.cost for result in timed if result.cost is not None])
     proxy = [] if task.greater_is_better else ["lower is better"]
     quantity = [f"{task.name}: {task.metric}", *proxy, *(["a proxy"] if task.proxy else [])]
     axes.set_ylabel(", ".join(map(printable, quantity)))
 
     levels = _levels(comparison, task)
-    dashed: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": "--"}
+    dashed: dict[str, Any] = {"color": drawing.GREY, "linewidth": 1.2, "linestyle": "--"}
     for level in levels:
         axes.axhline(level.scores[task.name].value * task.scale, **dashed)
-    steps: dict[str, Any] = {"color": BLUE, "linewidth": 1.2}
+    steps: dict[str, Any] = {"color": drawing.BLUE, "linewidth": 1.2}
     if len(front) > 1:
-        axes.plot(
-            *zip(*(points[each.name] for each in front), strict=True), drawstyle="steps-post", zorder=1.5, **steps
-        )
+        corners = zip(*(points[each.name] for each in front), strict=True)
+        axes.plot(*corners, drawstyle="steps-post", zorder=1.5, **steps)
     for result in timed:
         (x, y), score, colour = points[result.name], result.scores[task.name], colours[result.name]
         ends = [score.low * task.scale, score.high * task.scale]
         axes.plot([x, x], ends, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
         size, above = (10, 4) if result is choice else (7, 3)
-        dot: dict[str, Any] = {"markersize": size, "markeredgecolor": SURFACE, "zorder": above}
+        dot: dict[str, Any] = {"markersize": size, "markeredgecolor": drawing.SURFACE, "zorder": above}
         axes.plot([x], [y], markers[result.pooling], color=colour, **dot)
 
-    square: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 7, "markeredgecolor": SURFACE}
-    meanings = {ORANGE: "to use" if comparison.use else "best", BLUE: "cannot be told from the best", PALE: "worse"}
-    key = [
-        (Line2D([], [], color=colour, **square), what)
-        for colour, what in meanings.items()
-        if colour in colours.values()
-    ]
-    hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markeredgecolor": MUTED, "markersize": 7}
+    square: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 7, "markeredgecolor": drawing.SURFACE}
+    meanings = {
+        drawing.ORANGE: "to use" if comparison.use else "best",
+        drawing.BLUE: "cannot be told from the best",
+        drawing.PALE: "worse",
+    }
+    shown = {colours[result.name] for result in timed}
+    key = [(Line2D([], [], color=colour, **square), what) for colour, what in meanings.items() if colour in shown]
     for pooling, marker in markers.items() if len(markers) > 1 else ():
-        key.append((Line2D([], [], marker=marker, **hollow), printable(pooling, 14)))
+        hollow = {**square, "marker": marker, "color": "none", "markeredgecolor": drawing.MUTED}
+        key.append((Line2D([], [], **hollow), printable(pooling, 14)))
     if len(front) > 1:
         key.append((Line2D([], [], **steps), "Pareto front"))
     if any(result.control for result in comparison.results):
@@ -367,7 +354,7 @@ def _names_beside(
     for place, result in enumerate(named):
         height = result.scores[task.name].value * task.scale
         name = f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}"
-        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "relpos": (0, 0.5)}
+        line = {"arrowstyle": "-", "color": drawing.GREY, "linewidth": 0.6, "relpos": (0, 0.5)}
         axes.annotate(
             fill(printable(result.in_words) if result.control else name, 30),
             xy=(1, height) if result.control else (result.cost or 0, height),
@@ -377,6 +364,6 @@ def _names_beside(
             verticalalignment="center",
             fontsize="small",
             fontweight="bold" if result is choice else "normal",
-            color=MUTED if result.control else INK,
+            color=drawing.MUTED if result.control else drawing.INK,
             arrowprops={**line, "shrinkB": 0 if result.control else 5},
         )

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from math import isnan
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +29,7 @@ from ..recipes.recipe import TF_IDF
 from .answer import Standing, answer, verdict
 from .cost import FINALISTS, seconds_of, unit_of_cost
 from .recipes import Recipes
-from .results import Comparison, Result, SavedItems
+from .results import Comparison, Result, SavedItems, has_number, rank
 from .tf_idf import TfIdf
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
@@ -220,24 +219,19 @@ def estimated(column: Measure, items: Resampled, every: Sequence[Recipe]) -> Sco
     )
 
 
-def finalists(recipes: Sequence[Recipe], scores: Scores, chosen: str = "") -> list[str]:
+def finalists(table: Standing, chosen: str = "") -> list[str]:
     """The results, by name, whose scores are to be held against those of random weights.
 
     What an answer names, the best, and what cannot be told from it; not more than :data:`.cost.FINALISTS`.
 
     Args:
-        recipes: What was compared.
-        scores: Of the column that decides.
-        chosen: Key of what was chosen before, or of what the answer would name; empty if there is none.
+        table: What was compared.
+        chosen: Name of what was chosen before, or of what the answer would name; empty if there is none.
     """
-    own = {
-        recipe.result: estimate
-        for recipe in recipes
-        if not recipe.control and (estimate := scores.estimates.get(recipe.result)) and not isnan(estimate.value)
-    }
-    sign = -1 if scores.column.greater_is_better else 1
-    best = sorted(own, key=lambda key: (key != chosen, sign * own[key].value))
-    return [key for place, key in enumerate(best) if place == 0 or own[key].tied][:FINALISTS]
+    own = [result for result in table.results if not result.control and has_number(result, table.column)]
+    own.sort(key=lambda result: (result.name != chosen, rank(result, table.column)))
+    ahead = [result for result in own if result is own[0] or result.scores[table.column.name].tied]
+    return [result.name for result in ahead[:FINALISTS]]
 
 
 def standing(every: Sequence[Recipe], scores: Sequence[Scores], seconds: Mapping[str, float]) -> Standing:
@@ -297,12 +291,11 @@ def concluded(
     """
     every, scores = recipes.all, score(recipes)
     seconds = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts())
-    if random:
-        named = chosen or answer(standing(every, scores, seconds))[1]
-        with recipes.on_random_weights(finalists(every, scores[0], named)) as untrained:
-            scores = score(untrained)
-            every = every + untrained.all
     table = standing(every, scores, seconds)
+    if random:
+        with recipes.on_random_weights(finalists(table, chosen or answer(table)[1])) as untrained:
+            scores = score(untrained)
+            table = standing([*every, *untrained.all], scores, seconds)
     said, use = answer(table, chosen)
     without = recipes.with_controls and table.results[0].recipe != TF_IDF
     return Comparison(

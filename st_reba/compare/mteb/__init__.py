@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
 import tempfile
@@ -100,17 +99,11 @@ def _named(name: str) -> list[AbsTask]:
         pass
     try:
         return [mteb.get_task(name)]
-    except KeyError:
-        tasks = mteb.get_tasks(
-            modalities=["text"], exclusive_modality_filter=True, exclude_superseded=False, exclude_private=False
-        )
-        every = ["C-MTEB", *(task.metadata.name for task in tasks), *(each.name for each in mteb.get_benchmarks())]
-        # mteb's own suggestions miss a name in other letters, such as "lcqmc".
-        by_lower = {known.lower(): known for known in every}
-        close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower)]
-        told = "mteb.get_tasks() lists those there are; C-MTEB stands for its 31 Chinese tasks."
-        more = f"Did you mean {', or '.join(close)}?" if close else told
-        raise ValueError(f"There is no mteb task {name!r}. {more}") from None
+    except KeyError as error:
+        # mteb tells what is near.
+        near = str(error.args[0]).partition("not found. ")[2]
+        told = near or "mteb.get_tasks() lists those there are; C-MTEB stands for its 31 Chinese tasks."
+        raise ValueError(f"There is no mteb task {name!r}. {told}") from None
 
 
 def language_of_tasks(tasks: Sequence[AbsTask]) -> PromptLanguage:
