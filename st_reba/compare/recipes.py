@@ -134,11 +134,6 @@ class SweepPass:
 RecipePass: TypeAlias = ModulePass | SweepPass
 
 
-def gives_every_layer(row: Row) -> bool:
-    """Whether one pass gives what is read after each layer; a change is one of the model that ends there."""
-    return reads_one_layer(row.module) and not row.unchanged
-
-
 def end(row: Row) -> int:
     """The layer that it ends with, from the top: -1 the last, -2 the last but one."""
     return int(preset(row.settings.get("template", "{text}")).output_layer or -1)
@@ -153,7 +148,9 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
     for recipe in recipes:
         weights = recipe.fit_texts if recipe.part is not None and recipe.part.weighs_tokens else None
         group: tuple[str, Any] = ("module", (recipe.method, weights))
-        if weights is None and len(layers[recipe.row.key]) > 1 and gives_every_layer(recipe.row):
+        # A change is one of the model that ends after the layer: one pass gives one layer alone.
+        by_layer = reads_one_layer(recipe.row.module) and not recipe.row.unchanged
+        if weights is None and len(layers[recipe.row.key]) > 1 and by_layer:
             group = ("layers", recipe.row.key)
         elif recipe.copies is not None:
             group = ("sweep", ())

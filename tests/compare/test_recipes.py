@@ -31,6 +31,7 @@ from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
 from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
+from st_reba_cli.data import texts_to_fit
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS
@@ -87,6 +88,12 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
     around = ["", *(f", {name}" for name in (PARTWISE, SUM, *FILTERS, IDF) if name != "filtered")]
     bags = [f"Bag of input embeddings{name}, mean" for name in around]
     assert [recipe.result for recipe in made.all if recipe.control] == bags
+
+
+def test_without_texts_a_recipe_is_fitted_on_those_that_build_takes(backbone):
+    """The build command that a comparison prints makes the model that was scored."""
+    made = Recipes(backbone, asked_for(["early-late", "classical+whitened"]), controls=False)
+    assert {recipe.fit_texts for recipe in made.asked} == {tuple(texts_to_fit(None))}
 
 
 def test_one_recipe_at_two_layers(backbone):

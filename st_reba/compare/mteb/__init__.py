@@ -180,36 +180,25 @@ _STATISTICS: dict[str, Kind] = {
 _TREC_NAMES = {"ndcg": "ndcg_cut", "map": "map_cut", "precision": "P", "hit_rate": "success"}
 
 
-def _has_predictions(task: AbsTask) -> bool:
-    """Whether mteb's predictions for this task are small, and enough for its main score."""
-    from mteb import abstasks
-
-    metric = task.metadata.main_score
-    by_similarity, _, name = metric.rpartition("_")
-    if isinstance(task, abstasks.AbsTaskSTS):
-        return name in ("spearman", "pearson") and by_similarity in ("", "cosine")
-    if isinstance(task, abstasks.AbsTaskPairClassification):
-        return name in ("accuracy", "ap") and by_similarity in _PREDICTED and by_similarity != ""
-    if isinstance(task, abstasks.AbsTaskMultilabelClassification):
-        return False
-    return isinstance(task, abstasks.AbsTaskClassification) and metric == "accuracy" and not task.is_cross_validation
+#: Tasks of whose predictions, which are small, the score can be made.
+_WITH_PREDICTIONS = ("STS", "PairClassification", "Classification")
 
 
 def _samples_from_predictions(task: Any, path: Path) -> Iterator[Sample]:
-    """Samples of what mteb saved, for the kinds of tasks of :func:`_has_predictions`; none if it saved nothing."""
-    from mteb import abstasks
-
-    by_similarity, _, name = task.metadata.main_score.rpartition("_")
-    subsets = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """Samples of what mteb saved of a task; none if it saved nothing, or the main score is made of something else."""
+    kind, metric = task.metadata.type, task.metadata.main_score
+    by_similarity, _, name = metric.rpartition("_")
+    known = metric == "accuracy" and not task.is_cross_validation if kind == "Classification" else name in _STATISTICS
+    subsets = json.loads(path.read_text(encoding="utf-8")) if known and path.exists() else {}
     subsets.pop("mteb_model_meta", None)
     for subset, split, predictions in [(subset, *each) for subset, own in subsets.items() for each in own.items()]:
         data = (task.dataset if subset == "default" and subset not in task.dataset else task.dataset[subset])[split]
-        if isinstance(task, abstasks.AbsTaskClassification):
+        if kind == "Classification":
             right = np.asarray(predictions) == np.asarray(data[task.label_column_name])
             yield Sample(split, subset, "text", "mean", right.mean(axis=0))
             continue
         scores = [sign * np.asarray(predictions[column]) for column, sign in _PREDICTED[by_similarity]]
-        if isinstance(task, abstasks.AbsTaskSTS):
+        if kind == "STS":
             values, labels = scores[0], np.asarray(data["score"], dtype=float)
         else:
             values, labels = np.stack(scores, axis=1), data[task.label_column_name]
@@ -520,7 +509,7 @@ def _evaluate(task: AbsTask, encoder: RecipeEncoder, cache: ResultCache, folder:
             encode_kwargs={"batch_size": batch_size, "show_progress_bar": False},
             cache=cache,
             overwrite_strategy="only-missing",
-            prediction_folder=predictions if _has_predictions(task) else None,
+            prediction_folder=predictions if task.metadata.type in _WITH_PREDICTIONS else None,
             show_progress_bar=False,
         )
         samples += _samples_from_predictions(watched, Path(predictions) / watched.prediction_file_name)
