@@ -166,7 +166,8 @@ class RecipeSweep:
         A pass serves the recipes of at most as many copies. A text that is cut to fit may be cut elsewhere for fewer
         copies: it runs once more, and what those recipes read then takes the place of what they read before.
         """
-        pending, last = list(range(len(texts))), -1
+        pending = list(range(len(texts)))
+        last: int | None = -1
         for module in reversed(self._modules):
             limit = module.max_tokens(prompt)
             if not pending or limit == last:

@@ -317,7 +317,12 @@ def test_weights_stay_where_the_disk_has_no_room(model, monkeypatch):
 
 MANY = [f"{text} {number}" for number in range(2) for text in ALL_TEXTS]
 PAIRS = Pairs(MANY, MANY[::-1], [float(place % 5) for place in range(len(MANY))])
-QUESTIONS = OddOneOutEvaluator([Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3)])
+QUESTIONS = OddOneOutEvaluator(
+    [
+        Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3),
+        Question("dog", ("dog is a word", "the dog sat", "my dog eats", "a dog ran"), 0),
+    ]
+)
 
 
 def compared(path, directory):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections import Counter
+
 import pytest
-from sklearn.feature_extraction.text import TfidfVectorizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from st_reba import CausalTransformer
 from st_reba.compare.tf_idf import TfIdf
@@ -10,6 +13,7 @@ from st_reba.data.demo import DEMO_PAIRS
 from st_reba.data.tables import read_pairs
 
 from ..backbones import TEXTS
+from ..conftest import examples
 
 
 @pytest.fixture(scope="module")
@@ -17,17 +21,23 @@ def backbone(backbone_path):
     return CausalTransformer(backbone_path())
 
 
-def test_what_scikit_learn_gives(backbone):
+@given(
+    st.lists(st.text("ab d猫"), min_size=1, max_size=6), st.text("abcd猫", min_size=1), st.text("abcd猫", min_size=1)
+)
+@settings(max_examples=examples(30))
+def test_naively(backbone, fit_texts, first, second):
     """With tokens, too, that no text had which idf was counted on."""
-    pairs = read_pairs(DEMO_PAIRS)
-    for counted in (pairs.texts(), pairs.texts()[:40]):
-        vectorizer = TfidfVectorizer(analyzer=lambda text: backbone.token_ids([text])[0])
-        # Each token of the vocabulary once more, in no text: idf counts only the others.
-        vectorizer.vocabulary = range(backbone.model.get_input_embeddings().num_embeddings)
-        vectorizer.fit(counted)
-        first, second = (vectorizer.transform(side).toarray() for side in (pairs.first, pairs.second))
-        found = TfIdf(backbone, counted).cosines(pairs.first, pairs.second)
-        assert np.allclose(found, (first * second).sum(axis=1))
+    counted = [set(ids) for ids in backbone.token_ids(fit_texts) if ids]
+
+    def weighed(text):
+        tf = Counter(backbone.token_ids([text])[0])
+        df = {token: sum(token in text for text in counted) for token in tf}
+        return {token: count * (math.log((1 + len(counted)) / (1 + df[token])) + 1) for token, count in tf.items()}
+
+    one, other = weighed(first), weighed(second)
+    product = sum(value * other.get(token, 0) for token, value in one.items())
+    expected = product / math.hypot(*one.values()) / math.hypot(*other.values())
+    assert TfIdf(backbone, fit_texts).cosines([first], [second])[0] == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_text_without_tokens_is_like_nothing(backbone):

@@ -56,11 +56,6 @@ PAPER_METRICS = {
     "Retrieval": "recall_at_1000",
 }
 
-# Texts that are embedded in one go; and those of them, at most, that stand for all where recipes are timed.
-_TOGETHER = 1024
-_SAMPLE = 64
-
-
 # Tasks by name
 
 
@@ -389,7 +384,7 @@ def run_tasks(
             on_texts(len(texts))
             return made
 
-        embedded, scores = Embedded(kept, _TOGETHER), {}
+        embedded, scores = Embedded(kept, batch_size), {}
         known = _known(task, metas.values(), cache)
         loads = not (task.data_loaded or task.is_aggregate or known)
         if loads:
@@ -589,15 +584,14 @@ def compare_tasks(
     every: list[Recipe] = []
     skipped: list[tuple[str, str]] = []
     lengths: list[int] = []
-    sample: list[str] = []
+    embedded: list[str] = []
     found: list[TaskScores] = []
 
     def score(own: Recipes) -> list[Scores]:
         def embed(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
             if own is recipes:
                 lengths.extend(own.lengths(texts))
-                # Evenly, as the longest come first.
-                sample.extend(texts[:: -(-len(texts) // _SAMPLE)])
+                embedded.extend(texts)
             return own.embed(texts, prompt)
 
         names = {each.task.name for each in found}
@@ -621,8 +615,8 @@ def compare_tasks(
         more = {each.task.name: each.scores for each in scored}
         return _columns(every, [replace(each, scores=each.scores | more.get(each.task.name, {})) for each in found])
 
-    # Where all results were known from an earlier run, nothing was embedded, and there is no sample.
-    return replace(concluded(recipes, score, sample, random=random, skipped=skipped), lengths=lengths)
+    # Where all results were known from an earlier run, nothing was embedded.
+    return replace(concluded(recipes, score, embedded, random=random, skipped=skipped), lengths=lengths)
 
 
 def _columns(every: Sequence[Recipe], found: Sequence[TaskScores]) -> list[Scores]:
