@@ -212,7 +212,7 @@ def test_variants_that_would_share_a_folder(no_embedding):
 
 def test_prompts_similarity_and_truncation_of_a_model(shallow_path, tmp_path):
     like = pipeline(CausalTransformer(shallow_path))
-    like.prompts = {"query": "ask: ", "document": "read: ", "STS": "same? "}
+    like.prompts = {"query": "ask: ", "passage": "read: ", "STS": "same? "}
     like.similarity_fn_name, like.truncate_dim = "dot", 12
     asked = []
 

@@ -304,8 +304,11 @@ class RecipeEncoder:
         texts = [text for batch in inputs for text in batch["text"]]
         if self.like is None:
             return self.embedded.of(self.variant, texts).numpy()
-        name = get_prompt_name(self.like.prompts, task_metadata, prompt_type) or self.like.default_prompt_name
-        vectors = self.embedded.of(self.variant, texts, self.like.prompts.get(name) or None)
+        prompts, names = self.like.prompts, [get_prompt_name(self.like.prompts, task_metadata, prompt_type)]
+        # Other names of a document's prompt, as sentence-transformers knows them.
+        names += ["passage", "corpus"] if prompt_type == "document" else []
+        name = next((name for name in names if name in prompts), self.like.default_prompt_name)
+        vectors = self.embedded.of(self.variant, texts, prompts.get(name) or None)
         return vectors[:, : self.like.truncate_dim].numpy()
 
 
