@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from ..data.tables import Labelled
-from ..evaluation.embedded import Embedded
-from ..evaluation.tasks import Role, Vectors, task_of
+from ..evaluation.tasks import Role, Task, Vectors, task_of
 from ..lm.backbone import depth
 from ..modules import CausalModule, EmbeddingFilter
 from ..modules.moments import Moments
@@ -30,7 +28,6 @@ from ..recipes.lookup import changed
 from ..recipes.rows import FILTERS, PARTS
 from .recipes import RecipePass, end, passes_of, reading
 from .results import Comparison
-from .run import inputs_of
 
 #: The share of the candidates that stays from one rung to the next is one of so many; the items are so many times more.
 FACTOR = 3
@@ -145,22 +142,22 @@ def search(
         raise ValueError(f"{type(backbone.model).__name__} can run none of the recipes that are to be searched.")
     heads: list[nn.Module] = []
 
-    def scores_of(alive: Sequence[Recipe], part: Labelled) -> dict[Recipe, float]:
+    def scores_of(alive: Sequence[Recipe], task: Task) -> dict[Recipe, float]:
         """The score that decides, in the order of the candidates; what has none is left out."""
         found: dict[Recipe, float] = {}
         kept = set(alive)
         for run in passes:
             if own := [recipe for recipe in run.recipes if recipe in kept]:
-                found |= _scores(run, own, part, heads, batch_size, on_progress)
+                found |= _scores(run, own, task, heads, batch_size, on_progress)
         return {recipe: found[recipe] for recipe in alive if recipe in found and not math.isnan(found[recipe])}
 
     rungs, alive = [], tried
     for size in rung_sizes(len(chosen_on)):
-        part = chosen_on if size == len(chosen_on) else chosen_on.head(size)
-        if size < len(chosen_on) and not task_of(part).scorable:
+        task = task_of(chosen_on if size == len(chosen_on) else chosen_on.head(size))
+        if size < len(chosen_on) and not task.scorable:
             # All labels alike.
             continue
-        scores = scores_of(alive, part)
+        scores = scores_of(alive, task)
         if not scores:
             raise ValueError(
                 f"No combination has a score on the {data.noun} to choose on: all look the same to it, or all labels "
@@ -171,35 +168,37 @@ def search(
         alive = alive[: max(FINALISTS, math.ceil(len(alive) / FACTOR))]
     if PLAIN not in scores:
         passes, _ = passes_of(backbone, [PLAIN])
-        scores |= scores_of([PLAIN], chosen_on)
+        scores |= scores_of([PLAIN], task_of(chosen_on))
     return Found(alive[:FINALISTS], scores[alive[0]] - scores[PLAIN], rungs, chosen_on, held_out)
 
 
 def _scores(
     run: RecipePass,
     recipes: Sequence[Recipe],
-    data: Labelled,
+    task: Task,
     heads: list[nn.Module],
     batch_size: int,
     on_progress: Callable[[str, int], None],
 ) -> dict[Recipe, float]:
-    """What recipes of one pass score; filters are fitted on all that is embedded. NaN where there is no score."""
-
-    def embed(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
-        on_progress(run.recipes[0].row.name, len(texts))
-        return run.encode(texts, prompt, batch_size)
-
-    task, inputs, embedded = task_of(data), inputs_of(data), Embedded(embed, batch_size)
-    for prompt, texts in inputs:
-        embedded.add(texts, prompt)
+    """What recipes of one pass score; filters are fitted on all that the task embeds. NaN where there is no score."""
+    places: dict[tuple[str | None, str], int] = {}
+    parts = []
+    for role, texts in task.inputs():
+        prompt = task.prompt(role)
+        # Long texts with long ones, so that little is padding.
+        new = sorted((text for text in texts if (prompt, text) not in places), key=len)
+        places |= {(prompt, text): place for place, text in enumerate(new, start=len(places))}
+        for start in range(0, len(new), batch_size):
+            batch = new[start : start + batch_size]
+            parts.append(run.encode(batch, prompt, batch_size))
+            on_progress(run.recipes[0].row.name, len(batch))
     found = {}
     for recipe in recipes:
-        key, module = reading(recipe), None
+        vectors, module = torch.cat([part[reading(recipe)] for part in parts]), None
         try:
             if recipe.filter is not None and recipe.filter.fitted:
-                every = torch.cat([embedded.of(key, texts, prompt) for prompt, texts in inputs])
-                moments = Moments(every.shape[1])
-                moments.add(every)
+                moments = Moments(vectors.shape[1])
+                moments.add(vectors)
                 module = recipe.filter.from_moments(moments)
             elif recipe.filter is not None:
                 if not heads:
@@ -209,11 +208,12 @@ def _scores(
         except ValueError:
             found[recipe] = math.nan
             continue
+        if module is not None:
+            with torch.inference_mode():
+                vectors = module({"sentence_embedding": vectors})["sentence_embedding"]
 
-        @torch.inference_mode()
-        def look_up(texts: Sequence[str], role: Role, key: str = key, module: Any = module) -> Tensor:
-            vectors = embedded.of(key, texts, task.prompt(role))
-            return vectors if module is None else module({"sentence_embedding": vectors})["sentence_embedding"]
+        def look_up(texts: Sequence[str], role: Role, vectors: Tensor = vectors) -> Tensor:
+            return vectors[[places[task.prompt(role), text] for text in texts]]
 
         found[recipe] = task.score(Vectors(look_up))
     return found
