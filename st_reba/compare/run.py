@@ -167,7 +167,7 @@ def texts_of(data: Data | Sequence[str]) -> list[str]:
 
 
 def inputs_of(data: Data | Sequence[str]) -> Inputs:
-    """The same by the prompts."""
+    """What is embedded, each once, by the prompt that stands before it."""
     task = _task(data)
     found: dict[str | None, dict[str, None]] = {}
     for role, texts in task.inputs():
@@ -282,8 +282,8 @@ def concluded(
 
     Args:
         recipes: On one model.
-        score: The columns of the table: of these recipes, and of those that it was called with before.
-        texts: Those that stand for all where recipes are timed, once they have been scored; the demo's if none.
+        score: Gives the columns of the table: of these recipes, beside those that it has scored before.
+        texts: Those that recipes are timed on, read once the recipes have been scored; the demo's if there are none.
         random: As for :func:`compare`.
         skipped: What was left out besides recipes that cannot be run, and why.
         chosen: As for :func:`compare`.
