@@ -16,10 +16,8 @@ from rich.text import Text
 from st_reba.compare import Recipes, TensorCache
 from st_reba.compare.against import side_by_side
 from st_reba.compare.answer import build_command
-from st_reba.compare.report import write_report, write_results
-from st_reba.compare.results import TIED, Comparison, best_of, listed, measured, rank
-from st_reba.compare.save import save_best
-from st_reba.evaluation.bootstrap import Estimate
+from st_reba.compare.report import save_best, write_report, write_results
+from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, rows
 from st_reba.evaluation.tasks import Measure
 from st_reba.optional import require
 from st_reba.recipes import find
@@ -183,35 +181,31 @@ def _table(found: Comparison) -> Table:
     timed = any(result.cost is not None for result in found.results)
     for name in ("Text/s", "Cost") if timed else ():
         table.add_column(name, justify="right", no_wrap=True)
-    beside = {result.name for result in random.values()}
-    shown = [result for result in found.results if result.name not in beside]
-    shown.sort(key=lambda result: (result.control, rank(result, found.tasks[0])))
-    for result, following in zip(shown, [*shown, None][1:], strict=True):
-        control = random.get(result.name)
+    shown = rows(found)
+    for row, following in zip(shown, [*shown, None][1:], strict=True):
+        result = row.result
         cells: list[str | Text] = [result.label, result.pooling]
-        for number, task in enumerate(tasks):
-            best = result is best_of(found.results, task)
-            cells.append(_cell(task, result.scores.get(task.name), best, with_interval=number == 0))
+        for number, (task, cell) in enumerate(zip(tasks, row.cells, strict=False)):
+            cells.append(_cell(task, cell, with_interval=number == 0))
             if random:
-                score = None if control is None else control.scores.get(task.name)
-                cells.append("" if score is None else task.show(score.value))
+                cells.append("" if cell is None or cell.random is None else task.show(cell.random.value))
         if timed:
             cells.append("" if result.sentences_per_second is None else measured(result.sentences_per_second))
             cells.append("" if result.cost is None else f"{measured(result.cost)}x")
-        ends = following is not None and result.control != following.control
+        ends = following is not None and result.control != following.result.control
         table.add_row(*cells, style="dim" if result.control else None, end_section=ends)
     return table
 
 
-def _cell(task: Measure, score: Estimate | None, best: bool, with_interval: bool) -> Text:
+def _cell(task: Measure, cell: Cell | None, with_interval: bool) -> Text:
     """A value, marked if it is the best (bold) or cannot be told from it."""
-    if score is None:
+    if cell is None:
         return Text()
-    text = task.show(score.value)
+    text = task.show(cell.score.value)
     if with_interval:
-        text = f"{text} {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
+        text = f"{text} {task.show_interval(cell.score, decimals=0 if task.scale > 1 else 2):>9}"
     # In front, so that the numbers stand below each other.
-    return Text.assemble(TIED if score.tied and not best else "", best_in_bold(text, best))
+    return Text.assemble(TIED if cell.tied else "", best_in_bold(text, cell.best))
 
 
 def _legend(found: Comparison) -> list[str]:

@@ -96,15 +96,14 @@ def _measure_once(patched: pytest.MonkeyPatch) -> None:
 def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
-    from st_reba.compare.report import page
+    from st_reba.compare import report
 
     def save(figure, target, **settings):
         target.write("") if hasattr(target, "write") else Path(target).touch()
 
     patched.setattr(Figure, "savefig", save)
-    patched.setattr(page, "freeze", lambda figure: None)
-    for name in ("cost_figure", "scores_figure"):
-        patched.setattr(page, name, lambda *args: Figure())
+    patched.setattr(report.drawing, "freeze", lambda figure: None)
+    patched.setattr(report, "cost_figure", lambda comparison: Figure())
 
 
 def _make_quick(patched: pytest.MonkeyPatch) -> None:

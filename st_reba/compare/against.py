@@ -109,7 +109,8 @@ def _change(now: Result, then: Result, task: Measure, items: Items | None) -> Di
 def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool) -> list[str]:
     changed = [change for change in changes if not change.difference.tied]
     largest = max(changed or changes, key=lambda change: abs(change.difference.value))
-    by = f"{largest.name} by {_signed(largest.difference, task)}"
+    sign, ahead = "+" if largest.difference.value > 0 else "", task.show_with_interval(largest.difference)
+    by = f"{largest.name} by {sign}{ahead}"
     if not changed:
         first = f"Nothing changed beyond the interval, of {_many(len(changes), 'result')}; most of all {by}."
     else:
@@ -123,17 +124,8 @@ def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Dif
         how = "The intervals are not paired: what each item gave was not kept."
     else:
         how = f"The intervals are not paired: the {task.unit} are others, which may itself be what changed."
-    return [first, how, _answers(new, old)]
-
-
-def _answers(new: Comparison, old: Comparison) -> str:
     now, then = (comparison.use or "none" for comparison in (new, old))
-    return f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."
-
-
-def _signed(difference: Estimate, task: Measure) -> str:
-    sign = "+" if difference.value > 0 else ""
-    return f"{sign}{task.show(difference.value)} {task.show_interval(difference)}".rstrip()
+    return [first, how, f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."]
 
 
 def _many(count: int, what: str) -> str:

@@ -5,18 +5,20 @@ It is said here alone; the terminal, the report, the card and ``comparison.json`
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Items, Resampled, items_to_tell
 from ..evaluation.tasks import Measure
 from ..recipes import find
 from ..recipes.recipe import TF_IDF, Kind
 from ..text.templates import preset
-from .results import Result, as_high, best_of, difference, has_number, listed, rank
+from .results import Result, best_of, has_number, listed, rank
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
@@ -30,7 +32,6 @@ _CHEAPER = 0.9
 _TOO_MANY = 50
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_BAG_IN_WORDS = "the bag of input embeddings"
 _NOT_RANDOM = "Nothing was run on random weights, which may reach more than one expects."
 
 
@@ -64,10 +65,6 @@ class Standing:
         """The better of what one has without a recipe."""
         return best_of([result for result in self.results if result.name in WITHOUT], self.column)
 
-    def named(self, name: str) -> Result | None:
-        """The result of this name, if it has a score."""
-        return next((each for each in self.results if each.name == name and has_number(each, self.column)), None)
-
     def value(self, result: Result) -> str:
         """Its score as people read it."""
         return self.column.show(result.scores[self.column.name].value)
@@ -78,11 +75,17 @@ class Standing:
 
     def as_high(self, first: Result, second: Result) -> bool:
         """Whether the first is at least as good, by the figures that are shown."""
-        return as_high(first, second, self.column)
+        if not (has_number(first, self.column) and has_number(second, self.column)):
+            return has_number(first, self.column)
+        return rank(first, self.column) <= rank(second, self.column) or self.value(first) == self.value(second)
 
     def difference(self, first: Result, second: Result) -> Estimate:
         """First less second, with the interval of the paired difference; tied if that cannot be told from 0."""
-        return difference(first, second, self.column, self.items)
+        value = first.scores[self.column.name].value - second.scores[self.column.name].value
+        if self.items is None:
+            return Estimate(value, math.nan, math.nan, tied=True)
+        low, high = bootstrap.difference(self.items, first.name, second.name)
+        return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
     def ahead(self, first: Result, second: Result) -> Estimate:
         """How far the first is ahead, whichever way is up."""
@@ -92,10 +95,7 @@ class Standing:
         """Whether neither a control nor what one has without a recipe keeps a recipe from being advised."""
         if not has_number(result, self.column) or (self.control and self.as_high(self.control, result)):
             return False
-        if self.plain is None:
-            return True
-        ahead = self.ahead(result, self.plain)
-        return ahead.value > 0 and not ahead.tied and not self.as_high(self.plain, result)
+        return self.plain is None or not (self.as_high(self.plain, result) or self.ahead(result, self.plain).tied)
 
     def more(self, first: Result, second: Result) -> str:
         """What would say more than these items do on which of the two is ahead."""
@@ -124,61 +124,42 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
         table: What was compared.
         chosen: The result's name that was chosen before, on other data; empty if none was.
     """
-    best = table.best
+    column, best, control, plain = table.column, table.best, table.control, table.plain
     if best is None:
-        return f"There is no answer: no recipe has a number on {table.column.name}.{_why_none(table)}", ""
-    if table.column.proxy:
+        return f"There is no answer: no recipe has a number on {column.name}.{_why_none(table)}", ""
+    if column.proxy:
         return (
             "Without labels there is no answer: proxies do not say which recipe is best. A few hundred labelled pairs "
             "would."
         ), ""
-    lead = table.named(chosen) or best
-    refused = _refused(table, lead, best)
-    if not refused:
-        peers = [lead] if chosen else _peers(table, lead)
-        return _use(table, lead, peers)
-    standing = [each for each in table.results if not each.control and each.name not in WITHOUT and table.stands(each)]
-    another = None if chosen or table.plain is None else best_of(standing, table.column)
-    if another is None:
-        return refused, ""
-    says, use = _use(table, another, [another])
-    return f"{says} The best, {best.read}, has {table.value(best)}, and cannot be told from what you have.", use
-
-
-def _refused(table: Standing, lead: Result, best: Result) -> str:
-    """Why a recipe is not advised: a control, or what one has without a recipe, scores as high; empty if none does."""
+    scored = [result for result in table.results if has_number(result, column)]
+    own = [result for result in scored if not (result.control or result.name in WITHOUT)]
+    lead = next((result for result in scored if result.name == chosen), best)
     which = f"the best, {lead.read}," if lead is best else f"{lead.read}, which was chosen,"
-    value, control, plain = table.value(lead), table.control, table.plain
+    value = table.value(lead)
     if control is not None and table.as_high(control, lead):
         beaten, more = f"{control.in_words} ({table.value(control)})", table.more(control, lead)
         if table.as_high(control, best):
-            return f"None: no recipe beats {beaten}; {which} has {value}. {more}"
-        return f"None: {which} has {value} and does not beat {beaten}. {more}"
-    if plain is None:
-        return ""
-    have = f"what you have, {WITHOUT[plain.name]} ({table.value(plain)})"
-    if lead is plain and lead is best:
-        second = best_of([result for result in table.results if result.name not in WITHOUT], table.column)
-        return f"None: no recipe is ahead of {have}.{f' {table.more(plain, second)}' if second else ''}"
-    if lead is plain:
-        return f"None: {which} is {have}."
-    if table.as_high(plain, lead):
-        place = "level with" if value == table.value(plain) else "behind"
-        return f"None: {which} has {value}, {place} {have}. {table.more(plain, lead)}"
-    if table.ahead(lead, plain).tied:
-        return f"None: {which} has {value}, and cannot be told from {have}. {table.more(lead, plain)}"
-    return ""
-
-
-def _peers(table: Standing, lead: Result) -> list[Result]:
-    """What cannot be told from it, itself included, and what one has without a recipe left out."""
-    column = table.column
-    return [
-        each
-        for each in table.results
-        if each is lead
-        or (not (each.control or each.name in WITHOUT) and has_number(each, column) and each.scores[column.name].tied)
-    ]
+            return f"None: no recipe beats {beaten}; {which} has {value}. {more}", ""
+        return f"None: {which} has {value} and does not beat {beaten}. {more}", ""
+    if plain is not None:
+        have = f"what you have, {WITHOUT[plain.name]} ({table.value(plain)})"
+        if lead is plain is best:
+            second = best_of(own, column)
+            return f"None: no recipe is ahead of {have}.{f' {table.more(plain, second)}' if second else ''}", ""
+        if lead is plain:
+            return f"None: {which} is {have}.", ""
+        if table.as_high(plain, lead):
+            place = "level with" if value == table.value(plain) else "behind"
+            return f"None: {which} has {value}, {place} {have}. {table.more(plain, lead)}", ""
+        if table.ahead(lead, plain).tied:
+            another = None if chosen else best_of([result for result in own if table.stands(result)], column)
+            if another is None:
+                return f"None: {which} has {value}, and cannot be told from {have}. {table.more(lead, plain)}", ""
+            more = f"The best, {best.read}, has {table.value(best)}, and cannot be told from what you have."
+            return f"{_use(table, another, [another])[0]} {more}", another.name
+    tied = [result for result in table.results if result is lead or (result in own and result.scores[column.name].tied)]
+    return _use(table, lead, [lead] if chosen else tied)
 
 
 def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, str]:
@@ -189,10 +170,8 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, s
         if peer.cost is not None and lead.cost is not None and peer.cost <= _CHEAPER * lead.cost and table.stands(peer)
     ]
     advised = peers[min(cheaper)[-1]] if cheaper else lead
-    count = (
-        f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, " if cheaper else "Use "
-    )
-    clauses, more = [f"{count}{advised.read}: {table.score(advised)}"], ""
+    count = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, "
+    clauses, more = [f"{count if cheaper else 'Use '}{advised.read}: {table.score(advised)}"], ""
     if (plain := table.plain) is not None:
         ahead = table.ahead(advised, plain).value
         # Decimals of a large difference are lost in its interval.
@@ -212,6 +191,10 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, s
     return f"{', '.join(clauses)}.{more}", advised.name
 
 
+def _number(count: int) -> str:
+    return _NUMBERS[count] if count < len(_NUMBERS) else str(count)
+
+
 def _why_none(table: Standing) -> str:
     """Why no recipe has a score, as far as what each item gave tells; empty where it does not."""
     if not isinstance(table.items, Items) or table.items.kind in ("pearson", "partial_spearman"):
@@ -226,10 +209,6 @@ def _why_none(table: Standing) -> str:
     if not np.ptp(proper, axis=1).any():
         return f" All {unit} look the same to every recipe, as where all texts are alike: give texts that differ."
     return ""
-
-
-def _number(count: int) -> str:
-    return _NUMBERS[count] if count < len(_NUMBERS) else str(count)
 
 
 def verdict(table: Standing, chosen: str = "") -> list[str]:
@@ -267,68 +246,60 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
         says.append(f"{'Lowest' if column.proxy else 'Best'} on {column.name}: {best.name}, {table.score(best)}.")
         if len(own) > 1 and not column.proxy:
             says.append(f"A score that chose among {len(own)} recipes is likely too high: on other texts expect less.")
-        says += _tied(own, best, column)
-    if (strongest := table.control) is not None:
-        ahead = table.ahead(strongest, lead)
-        if ahead.value > 0 and not ahead.tied:
+        tied = sum(result.scores[column.name].tied for result in own if result is not best)
+        which = "the other recipe" if len(own) == 2 else f"{tied} of the {len(own) - 1} other recipes"
+        if tied:
             says.append(
-                f"The strongest control of all wins: {strongest.in_words} ({table.score(strongest)}) is ahead of it by "
+                f"On this data, {which} cannot be told from it: the 95% interval of the paired difference holds 0. "
+                "More labelled texts would tell more."
+            )
+        elif len(own) > 1:
+            says.append("Every other recipe is told apart from it on this data.")
+    strongest = table.control
+    against = [(strongest, f"the strongest control of all, {strongest.in_words}")] if strongest else []
+    against += [(scored[each.name], each.called) for each in lead.controls if each.name in scored]
+    for place, (control, called) in enumerate(against):
+        if place and control is strongest:
+            continue
+        found, what = table.difference(lead, control), f"{called} ({table.score(control)})"
+        by, ahead = column.show_with_interval(found), table.ahead(control, lead)
+        if not place and control is strongest and ahead.value > 0 and not ahead.tied:
+            says.append(
+                f"The strongest control of all wins: {control.in_words} ({table.score(control)}) is ahead of it by "
                 f"{column.show_with_interval(ahead)}."
             )
+        elif table.as_high(control, lead):
+            says.append(f"It does not beat {what}: the difference is {by}.")
+        elif found.tied:
+            says.append(f"It is not surely ahead of {what}: the difference, {by}, cannot be told from 0.")
         else:
-            says.append(_against(table, lead, strongest, f"the strongest control of all, {strongest.in_words}"))
-    for control in lead.controls:
-        if control.name in scored and scored[control.name] is not strongest:
-            says.append(_against(table, lead, scored[control.name], control.called))
+            says.append(f"It beats {what} by {by}.")
     return says + _beaten(table, own, scored)
-
-
-def _tied(own: Sequence[Result], best: Result, column: Measure) -> list[str]:
-    others = [result for result in own if result is not best]
-    tied = sum(result.scores[column.name].tied for result in others)
-    if not tied:
-        return ["Every other recipe is told apart from it on this data."] if others else []
-    which = "the other recipe" if len(others) == 1 else f"{tied} of the {len(others)} other recipes"
-    return [
-        f"On this data, {which} cannot be told from it: the 95% interval of the paired difference holds 0. More "
-        "labelled texts would tell more."
-    ]
-
-
-def _against(table: Standing, lead: Result, control: Result, what: str) -> str:
-    """How a recipe stands beside one control."""
-    found = table.difference(lead, control)
-    by, what = table.column.show_with_interval(found), f"{what} ({table.score(control)})"
-    if table.as_high(control, lead):
-        return f"It does not beat {what}: the difference is {by}."
-    if not found.tied:
-        return f"It beats {what} by {by}."
-    return f"It is not surely ahead of {what}: the difference, {by}, cannot be told from 0."
 
 
 def _beaten(table: Standing, own: Sequence[Result], scored: Mapping[str, Result]) -> list[str]:
     """Which recipes are no better than a control; the bag stands behind the same filter as the recipe."""
-
-    def controls(*kinds: Kind) -> list[tuple[Result, Result]]:
-        """Recipes that have a control of one of these kinds, and the first of them that each has."""
-        named = [(each, {one.kind: scored[one.name] for one in each.controls if one.name in scored}) for each in own]
-        first = [(each, next((found[kind] for kind in kinds if kind in found), None)) for each, found in named]
-        return [(each, control) for each, control in first if control is not None]
-
-    filtered = " behind the same filter" if controls("filtered bag") else ""
-    random, says = controls("random"), []
-    for pairs, what in ((controls("tf-idf"), TF_IDF), (controls("filtered bag", "bag"), f"{_BAG_IN_WORDS}{filtered}"),
-                        (random, "themselves on random weights")):  # fmt: skip
-        below = [result.name for result, control in pairs if table.as_high(control, result)]
+    by_kind = [(each, {one.kind: scored[one.name] for one in each.controls if one.name in scored}) for each in own]
+    filtered = " behind the same filter" if any("filtered bag" in found for _, found in by_kind) else ""
+    compared: list[tuple[str, list[Kind]]] = [
+        (TF_IDF, ["tf-idf"]),
+        (f"the bag of input embeddings{filtered}", ["filtered bag", "bag"]),
+        ("themselves on random weights", ["random"]),
+    ]
+    says = []
+    for what, kinds in compared:
+        # Of several kinds the first that a recipe has.
+        first = [(each, [found[kind] for kind in kinds if kind in found][:1]) for each, found in by_kind]
+        below = [each.name for each, controls in first if controls and table.as_high(controls[0], each)]
+        held = [each.name for each, controls in first if controls]
         some = "No recipe"
-        if pairs is random and len(pairs) < len(own):
-            names = "; ".join(result.name for result, _ in pairs)
-            says.append(f"Run on random weights were the best alone: {names}." if names else _NOT_RANDOM)
+        if kinds == ["random"] and len(held) < len(own):
+            says.append(f"Run on random weights were the best alone: {'; '.join(held)}." if held else _NOT_RANDOM)
             some = "None of these"
-        if pairs and len(below) == len(pairs):
+        if held and len(below) == len(held):
             says.append(f"{some} beats {what.replace('themselves', 'itself')}.")
         elif below:
-            says.append(f"Not ahead of {what}: {listed(below, f'of {len(pairs)} recipes')}.")
+            says.append(f"Not ahead of {what}: {listed(below, f'of {len(held)} recipes')}.")
     return says
 
 

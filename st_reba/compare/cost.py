@@ -129,16 +129,12 @@ class Forecast:
     weights: int
     memory: int
 
-    @property
-    def seconds(self) -> float:
-        """How long it will take."""
-        return self.tokens / self.speed
-
     def __str__(self) -> str:
         plural = "" if self.recipes == 1 else "s"
         return (
             f"{self.recipes} recipe{plural} on {self.texts:,} texts, with controls and timings: "
-            f"{_rounded(self.tokens)} tokens at {_rounded(self.speed)} a second here, about {_duration(self.seconds)}. "
+            f"{_rounded(self.tokens)} tokens at {_rounded(self.speed)} a second here, about "
+            f"{_duration(self.tokens / self.speed)}. "
             f"Memory: about {self.memory / 1e9:.1f} GB at the peak, of which {self.weights / 1e9:.1f} GB are weights."
         )
 

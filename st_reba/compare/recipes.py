@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from ..data.demo import demo_sentences
@@ -49,95 +48,65 @@ _BATCHES = 8
 _FITTED = 1024
 
 
-class RecipePass(Protocol):
-    """One way in which texts run through the model.
-
-    Attributes:
-        recipes: What comes out of it.
-        module: What runs the model, as far as tokens are counted.
-        settings: What tells its vectors from those of any other pass on the same model.
-        words: Names of the recipes that have word embeddings, and their methods.
-    """
-
-    recipes: list[Recipe]
-    module: CausalModule
-    settings: list[Any]
-    words: dict[str, str]
-
-    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
-        """Of each recipe before its filter, by :func:`reading`: (B, D), float32, on the CPU."""
-
-    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
-        """The embedding of one word in each sentence, by the recipes' methods, each (B, D)."""
-
-
 def reading(recipe: Recipe) -> str:
     """What tells a recipe's vectors from others of the same pass, before its filter."""
     return f"{recipe.method}|{recipe.pooling}"
 
 
 class ModulePass:
-    """One module, whose tokens are pooled in every way."""
+    """One module, read at its end or after several layers, whose tokens are pooled in every way.
 
-    def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
+    Args:
+        backbone: The loaded model.
+        recipes: What comes out of it.
+        by_layer: Whether it is read after several layers.
+
+    Attributes:
+        module: What runs the model, as far as tokens are counted.
+        settings: What tells its vectors from those of any other pass on the same model.
+        words: Names of the recipes that have word embeddings, and their methods.
+    """
+
+    def __init__(self, backbone: CausalModule, recipes: list[Recipe], by_layer: bool = False) -> None:
         # One that is made for the last token alone may hand on no others.
         widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
         self.recipes = recipes
-        self.module = widest.build(backbone)
+        # By layer: all of the whole model, also those above the recipe's own end.
+        self.module = widest.row.build(backbone, layer=-1) if by_layer else widest.build(backbone)
         self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
         parts = widest.pipeline(self.module, tuple(POOLINGS[pooling] for pooling in self.poolings))
         self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
+        self.reader = LayerReader(self.model) if by_layer else None
         weights = widest.fit_texts if widest.part is not None and widest.part.weighs_tokens else None
-        self.settings = [type(self.module).__name__, self.module.get_config_dict(), self.poolings, weights]
-        every_row = getattr(self.module, "rows", "all") == "all"
-        self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words and every_row}
+        self.settings = [by_layer, type(self.module).__name__, self.module.get_config_dict(), self.poolings, weights]
+        has_words = getattr(self.module, "rows", "all") == "all" and not (by_layer and end(widest.row) != -1)
+        self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words and has_words}
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
-        vectors = self.model.encode(
-            list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
-        )
-        by_pooling = zip(self.poolings, vectors.float().cpu().chunk(len(self.poolings), dim=1), strict=True)
-        return {f"{self.recipes[0].method}|{pooling}": own for pooling, own in by_pooling}
-
-    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
-        vectors = encode_words(self.model, list(sentences), list(words), batch_size=batch_size)
-        return {method: torch.from_numpy(vectors) for method in self.words.values()}
-
-
-class LayerPass:
-    """One module, read after several layers, whose tokens are pooled in every way."""
-
-    def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
-        row = recipes[0].row
-        self.recipes = recipes
-        # All layers of the whole model, also those above the recipe's own end.
-        self.module = row.build(backbone, layer=-1)
-        self.poolings = list(row.own_poolings)
-        modes = tuple(POOLINGS[pooling] for pooling in self.poolings)
-        parts = [self.module, Pooling(self.module.get_embedding_dimension(), modes)]
-        self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
-        self.reader = LayerReader(self.model)
-        self.last = self.reader.count + end(row)
-        self.settings = ["layers", type(self.module).__name__, self.module.get_config_dict(), self.poolings]
-        whole = end(row) == -1
-        self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words and whole}
-
-    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        """Of each recipe before its filter, by :func:`reading`: (B, D), float32, on the CPU."""
+        if self.reader is None:
+            vectors = self.model.encode(
+                list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+            )
+            by_pooling = zip(self.poolings, vectors.float().cpu().chunk(len(self.poolings), dim=1), strict=True)
+            return {f"{self.recipes[0].method}|{pooling}": own for pooling, own in by_pooling}
         batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
         found = torch.cat([self.reader.embeddings(batch, prompt).float() for batch in batches], dim=1)
         pooled = dict(zip(self.poolings, found.chunk(len(self.poolings), dim=2), strict=True))
+        last = self.reader.count + end(self.recipes[0].row)
         return {
-            reading(recipe): pooled[recipe.pooling][self.last if recipe.layer is None else recipe.layer]
+            reading(recipe): pooled[recipe.pooling][last if recipe.layer is None else recipe.layer]
             for recipe in self.recipes
         }
 
     def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        """The embedding of one word in each sentence, by the recipes' methods, each (B, D)."""
         vectors = encode_words(self.model, list(sentences), list(words), batch_size=batch_size)
         return {method: torch.from_numpy(vectors) for method in self.words.values()}
 
 
 class SweepPass:
-    """All repetitions: see :class:`RecipeSweep`."""
+    """All repetitions, in the form of a :class:`ModulePass`: see :class:`RecipeSweep`."""
 
     def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
         poolings = list(dict.fromkeys(POOLINGS[recipe.pooling] for recipe in recipes))
@@ -161,9 +130,8 @@ class SweepPass:
         return {name: torch.stack(own) for name, own in vectors.items()}
 
 
-def gives_every_layer(row: Row) -> bool:
-    """Whether one pass gives what is read after each layer; a change is one of the model that ends there."""
-    return reads_one_layer(row.module) and not row.unchanged
+#: One way in which texts run through the model.
+RecipePass: TypeAlias = ModulePass | SweepPass
 
 
 def end(row: Row) -> int:
@@ -176,29 +144,31 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
     layers: dict[str, set[int | None]] = {}
     for recipe in recipes:
         layers.setdefault(recipe.row.key, set()).add(recipe.layer)
-    groups: dict[Any, list[Recipe]] = {}
+    groups: dict[tuple[str, Any], list[Recipe]] = {}
     for recipe in recipes:
         weights = recipe.fit_texts if recipe.part is not None and recipe.part.weighs_tokens else None
-        if weights is None and len(layers[recipe.row.key]) > 1 and gives_every_layer(recipe.row):
-            groups.setdefault((LayerPass, recipe.row.key), []).append(recipe)
-        else:
-            how = SweepPass if recipe.copies is not None else ModulePass
-            key = () if how is SweepPass else (recipe.method, weights)
-            groups.setdefault((how, key), []).append(recipe)
+        group: tuple[str, Any] = ("module", (recipe.method, weights))
+        # A change is one of the model that ends after the layer: one pass gives one layer alone.
+        by_layer = reads_one_layer(recipe.row.module) and not recipe.row.unchanged
+        if weights is None and len(layers[recipe.row.key]) > 1 and by_layer:
+            group = ("layers", recipe.row.key)
+        elif recipe.copies is not None:
+            group = ("sweep", ())
+        groups.setdefault(group, []).append(recipe)
     passes: list[RecipePass] = []
     skipped: list[tuple[Recipe, str]] = []
     while groups:
-        (how, key), group = next(iter(groups.items()))
+        (how, key), own = next(iter(groups.items()))
         del groups[how, key]
         try:
-            passes.append(how(backbone, group))
+            passes.append(SweepPass(backbone, own) if how == "sweep" else ModulePass(backbone, own, how == "layers"))
         except ValueError as error:
-            if how is SweepPass:
+            if how == "sweep":
                 # A backbone without attention to see: what needs none runs on its own.
-                for recipe in group:
-                    groups.setdefault((ModulePass, (recipe.method, None)), []).append(recipe)
+                for recipe in own:
+                    groups.setdefault(("module", (recipe.method, None)), []).append(recipe)
             else:
-                skipped += [(recipe, str(error)) for recipe in group]
+                skipped += [(recipe, str(error)) for recipe in own]
     return passes, skipped
 
 
@@ -277,11 +247,6 @@ class Recipes:
     def keys(self) -> list[str]:
         """Name and pooling of each."""
         return [recipe.result for recipe in self.all]
-
-    @property
-    def controls(self) -> list[str]:
-        """The results of those that are there to be beaten, by name."""
-        return [recipe.result for recipe in self.all if recipe.control]
 
     # What they give
 
@@ -388,15 +353,15 @@ class Recipes:
         found: Vectors = {}
         for run in self.passes:
             if own := [recipe for recipe in run.recipes if recipe.result in keys]:
-                compute = partial(self._encoded, run, batches, prompt)
+
+                def compute(run: RecipePass = run) -> Vectors:
+                    parts = [run.encode(batch, prompt, self.batch_size) for batch in batches]
+                    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
                 vectors = self._computed(run, [batches, prompt], compute) if kept else compute()
                 found |= {recipe.result: vectors[reading(recipe)] for recipe in own}
                 self.on_progress(what, tokens(run.module, texts, self.backbone))
         return found
-
-    def _encoded(self, run: RecipePass, batches: Sequence[list[str]], prompt: str | None) -> Vectors:
-        parts = [run.encode(batch, prompt, self.batch_size) for batch in batches]
-        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
     @torch.inference_mode()
     def _filtered(self, key: str, vectors: Tensor) -> Tensor:
@@ -411,45 +376,37 @@ class Recipes:
         """What stands behind the poolings, by the results' names; and the recipes for which it cannot be made."""
         modules: dict[str, nn.Module] = {}
         skipped: list[tuple[Recipe, str]] = []
-        moments: dict[tuple[Any, ...], Moments | ValueError] = {}
-        runs = {recipe.result: (run, recipe) for run in self.passes for recipe in run.recipes if recipe.filter}
-        for texts in dict.fromkeys(recipe.fitted_on for _, recipe in runs.values()):
-            fitted = [each for each in runs.values() if each[1].fitted_on == texts and each[1].fitted]
-            self._add_moments(moments, texts, fitted)
         head: nn.Module | None = None
-        for recipe in self.asked:
-            if recipe.result not in runs or recipe.filter is None:
-                continue
-            run = runs[recipe.result][0]
-            try:
-                if not recipe.filter.fitted:
-                    # The same for all, and on a large model not cheap.
-                    head = head or recipe.filter.made(recipe.model(self.backbone, filtered=False), ())
-                    modules[recipe.result] = head
+        for run in self.passes:
+            moments: dict[tuple[str, ...], dict[str, Moments | ValueError]] = {}
+            for recipe in run.recipes:
+                if recipe.filter is None:
                     continue
-                own = moments.get((id(run), reading(recipe), recipe.fitted_on))
-                if not isinstance(own, Moments):
-                    raise own or ValueError("No texts were given to fit it on.")
-                modules[recipe.result] = recipe.filter.from_moments(own, recipe.build(self.backbone).shares)
-            except ValueError as error:
-                skipped.append((recipe, str(error)))
-        return modules, skipped
+                texts = recipe.fitted_on
+                try:
+                    if not recipe.filter.fitted:
+                        # The same for all, and on a large model not cheap.
+                        head = head or recipe.filter.made(recipe.model(self.backbone, filtered=False), ())
+                        modules[recipe.result] = head
+                        continue
+                    if texts not in moments:
+                        moments[texts] = self._moments(run, texts)
+                    own = moments[texts][reading(recipe)]
+                    if isinstance(own, ValueError):
+                        raise own
+                    modules[recipe.result] = recipe.filter.from_moments(own, recipe.build(self.backbone).shares)
+                except ValueError as error:
+                    skipped.append((recipe, str(error)))
+        return modules, sorted(skipped, key=lambda entry: self.asked.index(entry[0]))
 
-    def _add_moments(
-        self,
-        moments: dict[tuple[Any, ...], Moments | ValueError],
-        texts: tuple[str, ...],
-        fitted: Sequence[tuple[RecipePass, Recipe]],
-    ) -> None:
-        """Mean and covariance of what these recipes give these texts before their filters; or why there are none."""
-        keys = {recipe.result: (id(run), reading(recipe), texts) for run, recipe in fitted}
-        whole = {keys[recipe.result] for _, recipe in fitted if recipe.filter and recipe.filter.needs_covariance}
-        one_each = {key: result for result, key in keys.items()}
+    def _moments(self, run: RecipePass, texts: tuple[str, ...]) -> dict[str, Moments | ValueError]:
+        """Mean and covariance of what the recipes that are fitted on these texts give them; or why there are none."""
+        fitted = [each for each in run.recipes if each.filter and each.filter.fitted and each.fitted_on == texts]
+        whole = {reading(recipe) for recipe in fitted if recipe.filter and recipe.filter.needs_covariance}
+        moments: dict[str, Moments | ValueError] = {}
         for start in range(0, len(texts), _FITTED):
-            part = list(texts[start : start + _FITTED])
-            found = self._pooled([part], None, [recipe for _, recipe in fitted], "Fitting")
-            for key, result in one_each.items():
-                vectors = found[result]
+            found = self._pooled([list(texts[start : start + _FITTED])], None, fitted, "Fitting")
+            for key, vectors in {reading(recipe): found[recipe.result] for recipe in fitted}.items():
                 own = moments.setdefault(key, Moments(vectors.shape[1], covariance=key in whole))
                 try:
                     if isinstance(own, Moments):
@@ -457,6 +414,7 @@ class Recipes:
                         own.add(vectors[vectors.any(dim=1)])
                 except ValueError as error:
                     moments[key] = error
+        return moments
 
 
 @contextmanager

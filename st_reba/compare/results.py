@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Items, Resampled
 from ..evaluation.tasks import Measure
 from ..files import atomic_file
@@ -133,44 +132,10 @@ def rank(result: Result, task: Measure) -> float:
     return -value if task.greater_is_better else value
 
 
-def as_high(first: Result, second: Result, task: Measure) -> bool:
-    """Whether the first is at least as good as the second, by the figures that are shown: equals there are equal."""
-    if not (has_number(first, task) and has_number(second, task)):
-        return has_number(first, task)
-    shown = [task.show(result.scores[task.name].value) for result in (first, second)]
-    return rank(first, task) <= rank(second, task) or shown[0] == shown[1]
-
-
 def best_of(results: Iterable[Result], task: Measure, *, control: bool = False) -> Result | None:
     """The best recipe, or the best control, on a task; the earliest of equals, None if none has a number there."""
     scored = [result for result in results if result.control is control and has_number(result, task)]
     return min(scored, key=lambda result: rank(result, task), default=None)
-
-
-def difference(first: Result, second: Result, task: Measure, items: Resampled | None) -> Estimate:
-    """First less second, with the interval of the paired difference; tied if that cannot be told from 0.
-
-    Args:
-        first: Has a score.
-        second: Likewise.
-        task: What they are compared on.
-        items: What makes its scores, by the results' names; None if nothing can be resampled.
-    """
-    value = first.scores[task.name].value - second.scores[task.name].value
-    if items is None:
-        return Estimate(value, math.nan, math.nan, tied=True)
-    low, high = bootstrap.difference(items, first.name, second.name)
-    return Estimate(value, low, high, tied=not (low > 0 or high < 0))
-
-
-def pareto_front(results: Iterable[Result], task: Measure) -> list[Result]:
-    """Those that nothing cheaper equals or beats, from the cheapest to the dearest, of those that were timed."""
-    timed = [(result.cost, rank(result, task), result) for result in results if result.cost is not None]
-    front: list[Result] = []
-    for _, place, result in sorted(timed, key=lambda entry: entry[:2]):
-        if place < (rank(front[-1], task) if front else math.inf):
-            front.append(result)
-    return front
 
 
 # A whole comparison
@@ -263,8 +228,9 @@ class Comparison:
             OSError: If it cannot be written.
         """
         with atomic_file(path, "w") as file:
-            first = {"answer": self.answer, "build": self.build}
-            json.dump(_without_nan({**first, **asdict(self)}), file, ensure_ascii=False, allow_nan=False, indent=1)
+            # pydantic writes null for NaN.
+            told = json.loads(_schema().dump_json(self))
+            json.dump({"answer": self.answer, "build": self.build, **told}, file, ensure_ascii=False, indent=1)
 
     @classmethod
     def load(cls, path: Path) -> Comparison:
@@ -322,13 +288,68 @@ class Comparison:
         return found
 
 
-def _without_nan(value: Any) -> Any:
-    """The same with None for NaN, which JSON has no word for."""
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+# The table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One score as tables show it.
+
+    Attributes:
+        score: With its interval.
+        best: Whether no recipe of its column is better; never for a control.
+        tied: Whether it cannot be told from the best; never for a control, nor for the best.
+        random: The same on random weights; None where it was not run on them.
+    """
+
+    score: Estimate
+    best: bool
+    tied: bool
+    random: Estimate | None
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One result as tables show it.
+
+    Attributes:
+        result: What the row is of.
+        cells: One for each task; None where the task does not apply.
+    """
+
+    result: Result
+    cells: list[Cell | None]
+
+
+def rows(comparison: Comparison, results: Iterable[Result] | None = None) -> list[TableRow]:
+    """A comparison as a table: the terminal, the page, the card and the CSV only lay it out.
+
+    Args:
+        comparison: What was found.
+        results: Those to show, in their order. None: all of them, the best on the first task first and controls last;
+            what was run on random weights stands beside its recipe.
+    """
+    random = comparison.on_random_weights
+    if results is None:
+        beside = {result.name for result in random.values()}
+        shown = [result for result in comparison.results if result.name not in beside]
+        results = sorted(shown, key=lambda result: (result.control, rank(result, comparison.tasks[0])))
+    best = {task.name: best_of(comparison.results, task) for task in comparison.tasks}
+
+    def cell(result: Result, task: Measure) -> Cell | None:
+        score = result.scores.get(task.name)
+        if score is None:
+            return None
+        leads = best[task.name]
+        own = not result.control and leads is not None and has_number(result, task)
+        is_best = own and leads is not None and score.value == leads.scores[task.name].value
+        untrained = random[result.name].scores.get(task.name) if result.name in random else None
+        return Cell(score, is_best, own and score.tied and not is_best, untrained)
+
+    return [TableRow(result, [cell(result, task) for task in comparison.tasks]) for result in results]
+
+
+# Saved comparisons
 
 
 @cache

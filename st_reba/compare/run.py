@@ -3,23 +3,25 @@
 Step by step, from top to bottom of :func:`compare`: every text is embedded once by all recipes (:mod:`.recipes`); a
 task says what that gives for each item (:mod:`st_reba.evaluation.tasks`), and the bootstrap how sure the scores are;
 the recipes are timed (:mod:`.cost`); the best are run once more on weights that were never trained; and the scores are
-judged (:mod:`.answer`).
+judged (:mod:`.answer`). :func:`concluded` has these steps in their order, for tasks of mteb as well.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from math import isnan
 from typing import Any
 
-from ..data.tables import Data, Labelled, Retrieval
+from torch import Tensor
+
+from ..data.demo import DEMO_PAIRS
+from ..data.tables import Data, Labelled, Retrieval, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
-from ..evaluation.bootstrap import Estimate, Resampled
-from ..evaluation.tasks import Measure, Measured, Vectors, task_of
+from ..evaluation.bootstrap import Estimate, Items, Resampled
+from ..evaluation.tasks import Measure, Measured, Role, Task, Vectors, task_of
 from ..lm.fingerprint import fingerprint_of
 from ..recipes import Recipe
 from ..recipes.lookup import TF_IDF_RESULT, controls_of
@@ -27,7 +29,7 @@ from ..recipes.recipe import TF_IDF
 from .answer import Standing, answer, verdict
 from .cost import FINALISTS, seconds_of, unit_of_cost
 from .recipes import Recipes
-from .results import Comparison, Result, SavedItems
+from .results import Comparison, Result, SavedItems, has_number, rank
 from .tf_idf import TfIdf
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
@@ -66,6 +68,44 @@ class Scores:
     items: Resampled | None = None
 
 
+class PlainTexts:
+    """Texts without labels, in the form of a task: what is measured are proxies.
+
+    Args:
+        texts: Some hundred, if that is to say anything.
+
+    Raises:
+        ValueError: If there are too few.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.geometry = EmbeddingGeometryEvaluator(texts)
+        self.prompts: Mapping[str, str] = {}
+
+    def inputs(self) -> list[tuple[Role, list[str]]]:
+        return [("", [*self.geometry.texts, *self.geometry.positives])]
+
+    def prompt(self, role: Role) -> str | None:
+        return None
+
+    def measure(self, similarity: Vectors) -> Measured:
+        """What each text gives, (N,), by the proxies' names."""
+        sides = (self.geometry.texts, self.geometry.positives)
+        return self.geometry.shares(*(similarity.look_up(texts, "").numpy() for texts in sides))
+
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
+    ) -> list[tuple[Measure, Items]]:
+        """As for :class:`st_reba.evaluation.tasks.Task`; tf-idf has no part in them."""
+        return [
+            (
+                Measure(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
+                bootstrap.mean({key: own[metric] for key, own in measured.items()}),
+            )
+            for name, metric, note in _PROXIES
+        ]
+
+
 def compare(
     recipes: Recipes,
     data: Data | Sequence[str],
@@ -92,25 +132,30 @@ def compare(
     Raises:
         ValueError: If there are too few texts.
     """
-    inputs, tf_idf = inputs_of(data), None
+    task, inputs, tf_idf = _task(data), inputs_of(data), None
     if isinstance(data, Labelled) and recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
+    every: list[Recipe] = []
+    measured: dict[str, Measured] = {}
+    senses: dict[str, Any] = {}
 
-    every = recipes.all
-    measured, senses = measure(recipes, data, inputs, words)
-    scores = scored(every, data, measured, senses, tf_idf)
-    texts = texts_of(data)
-    seconds = seconds_of(recipes, texts)
-    if random:
-        named = chosen or answer(standing(every, scores, seconds))[1]
-        with recipes.on_random_weights(finalists(every, scores[0], named)) as untrained:
-            more, their_senses = measure(untrained, data, inputs, words)
-            every = every + untrained.all
-        scores = scored(every, data, {**measured, **more}, {**senses, **their_senses}, tf_idf)
-    prompts = dict(data.prompts) if isinstance(data, Retrieval) else {}
+    def score(own: Recipes) -> list[Scores]:
+        for prompt, texts in inputs:
+            own.add(texts, prompt)
+        for key in own.keys:
+
+            def look_up(texts: Sequence[str], role: Role, key: str = key) -> Tensor:
+                return own.vectors(key, texts, task.prompt(role))
+
+            measured[key] = task.measure(Vectors(look_up))
+        senses.update({} if words is None else _senses(own, words))
+        every.extend(own.all)
+        return _scored(every, task, measured, senses, tf_idf)
+
+    prompts = dict(task.prompts)
     # Other prompts are another way to embed the same items.
     items = fingerprint_of(replace(data, prompts={}) if isinstance(data, Retrieval) else data)
-    found = assemble(recipes, standing(every, scores, seconds), scores, chosen=chosen, data=items)
+    found = concluded(recipes, score, texts_of(data), random=random, chosen=chosen, data=items)
     told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
     lengths = [length for _, texts in inputs for length in recipes.lengths(sorted(texts, key=len, reverse=True))]
     return replace(found, lengths=lengths, prompts=prompts, settings={**found.settings, **told})
@@ -122,64 +167,38 @@ def texts_of(data: Data | Sequence[str]) -> list[str]:
 
 
 def inputs_of(data: Data | Sequence[str]) -> Inputs:
-    """The same by the prompts."""
-    if not isinstance(data, Labelled):
-        geometry = EmbeddingGeometryEvaluator(data)
-        return [(None, list(dict.fromkeys([*geometry.texts, *geometry.positives])))]
-    task = task_of(data)
+    """What is embedded, each once, by the prompt that stands before it."""
+    task = _task(data)
     found: dict[str | None, dict[str, None]] = {}
     for role, texts in task.inputs():
         found.setdefault(task.prompt(role), {}).update(dict.fromkeys(texts))
     return [(prompt, list(texts)) for prompt, texts in found.items()]
 
 
-def measure(
-    recipes: Recipes, data: Data | Sequence[str], inputs: Inputs, words: OddOneOutEvaluator | None
-) -> tuple[dict[str, Measured], dict[str, Any]]:
-    """By the results' names, what each recipe gives for each item, (N,), by what it is; and for each word-sense
-    question, (Q,), of the recipes that have word embeddings."""
-    for prompt, texts in inputs:
-        recipes.add(texts, prompt)
-    measured: dict[str, Measured] = {}
-    for key in recipes.keys:
-        if isinstance(data, Labelled):
-            task = task_of(data)
-            measured[key] = task.measure(
-                Vectors(lambda texts, role, key=key: recipes.vectors(key, texts, task.prompt(role)))  # type: ignore[misc]  # noqa: B023
-            )
-        else:
-            geometry = EmbeddingGeometryEvaluator(data)
-            sides = (recipes.vectors(key, texts).numpy() for texts in (geometry.texts, geometry.positives))
-            measured[key] = geometry.shares(*sides)
-    if words is None:
-        return measured, {}
-    found = recipes.words(*words.inputs())
-    questions = len(words.questions)
-    right = {name: words.correct(own.numpy().reshape(questions, 4, -1)) for name, own in found.items()}
-    worded = [recipe for recipe in recipes.all if recipe.words and recipe.name in right]
-    return measured, {recipe.result: right[recipe.name]["euclidean_accuracy"] for recipe in worded}
+def _task(data: Data | Sequence[str]) -> Task | PlainTexts:
+    return task_of(data) if isinstance(data, Labelled) else PlainTexts(data)
 
 
-def scored(
+def _senses(recipes: Recipes, words: OddOneOutEvaluator) -> dict[str, Any]:
+    """For each word-sense question, (Q,), whether it is answered right, by the results that have word embeddings."""
+    shape = (len(words.questions), 4, -1)
+    right = {
+        name: words.correct(vectors.numpy().reshape(shape))["euclidean_accuracy"]
+        for name, vectors in recipes.words(*words.inputs()).items()
+    }
+    return {recipe.result: right[recipe.name] for recipe in recipes.all if recipe.words and recipe.name in right}
+
+
+def _scored(
     every: Sequence[Recipe],
-    data: Data | Sequence[str],
+    task: Task | PlainTexts,
     measured: Mapping[str, Measured],
     senses: Mapping[str, Any],
     tf_idf: TfIdf | None,
 ) -> list[Scores]:
     """The columns of the table, the one that decides first."""
-    if isinstance(data, Labelled):
-        task = task_of(data)
-        overlap = None if tf_idf is None else {TF_IDF_RESULT: task.measure(tf_idf)}
-        columns = task.columns(measured, overlap, 0 if tf_idf is None else tf_idf.texts)
-    else:
-        columns = [
-            (
-                Measure(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
-                bootstrap.mean({key: own[metric] for key, own in measured.items()}),
-            )
-            for name, metric, note in _PROXIES
-        ]
+    overlap = None if tf_idf is None or isinstance(task, PlainTexts) else {TF_IDF_RESULT: task.measure(tf_idf)}
+    columns: list[tuple[Measure, Items]] = task.columns(measured, overlap, 0 if tf_idf is None else tf_idf.texts)
     if senses:
         questions = len(next(iter(senses.values())))
         note = (
@@ -189,34 +208,30 @@ def scored(
         column = Measure("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
         # After what decides, before what only adds to it.
         columns.insert(1, (column, bootstrap.mean(senses)))
-    controls = {TF_IDF_RESULT, *(recipe.result for recipe in every if recipe.control)}
-    return [estimated(column, items, controls) for column, items in columns]
+    return [estimated(column, items, every) for column, items in columns]
 
 
-def estimated(column: Measure, items: Resampled, controls: Collection[str]) -> Scores:
+def estimated(column: Measure, items: Resampled, every: Sequence[Recipe]) -> Scores:
     """A column's scores with their intervals."""
-    beside = [key for key in items.recipes if key in controls]
-    return Scores(column, bootstrap.estimate(items, controls=beside, greater_is_better=column.greater_is_better), items)
+    controls = {TF_IDF_RESULT, *(recipe.result for recipe in every if recipe.control)} & {*items.recipes}
+    return Scores(
+        column, bootstrap.estimate(items, controls=controls, greater_is_better=column.greater_is_better), items
+    )
 
 
-def finalists(recipes: Sequence[Recipe], scores: Scores, chosen: str = "") -> list[str]:
+def finalists(table: Standing, chosen: str = "") -> list[str]:
     """The results, by name, whose scores are to be held against those of random weights.
 
     What an answer names, the best, and what cannot be told from it; not more than :data:`.cost.FINALISTS`.
 
     Args:
-        recipes: What was compared.
-        scores: Of the column that decides.
-        chosen: Key of what was chosen before, or of what the answer would name; empty if there is none.
+        table: What was compared.
+        chosen: Name of what was chosen before, or of what the answer would name; empty if there is none.
     """
-    own = {
-        recipe.result: estimate
-        for recipe in recipes
-        if not recipe.control and (estimate := scores.estimates.get(recipe.result)) and not isnan(estimate.value)
-    }
-    sign = -1 if scores.column.greater_is_better else 1
-    best = sorted(own, key=lambda key: (key != chosen, sign * own[key].value))
-    return [key for place, key in enumerate(best) if place == 0 or own[key].tied][:FINALISTS]
+    own = [result for result in table.results if not result.control and has_number(result, table.column)]
+    own.sort(key=lambda result: (result.name != chosen, rank(result, table.column)))
+    ahead = [result for result in own if result is own[0] or result.scores[table.column.name].tied]
+    return [result.name for result in ahead[:FINALISTS]]
 
 
 def standing(every: Sequence[Recipe], scores: Sequence[Scores], seconds: Mapping[str, float]) -> Standing:
@@ -253,34 +268,43 @@ def standing(every: Sequence[Recipe], scores: Sequence[Scores], seconds: Mapping
     return Standing(results, scores[0].column, scores[0].items)
 
 
-def assemble(
+def concluded(
     recipes: Recipes,
-    table: Standing,
-    scores: Sequence[Scores],
+    score: Callable[[Recipes], list[Scores]],
+    texts: Sequence[str],
+    *,
+    random: bool,
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
     data: str = "",
 ) -> Comparison:
-    """A comparison, and what it says.
+    """Recipes are scored and timed, the best once more on random weights; then the scores are judged.
 
     Args:
-        recipes: What was compared.
-        table: Of all results.
-        scores: What they scored.
+        recipes: On one model.
+        score: Gives the columns of the table: of these recipes, beside those that it has scored before.
+        texts: Those that recipes are timed on, read once the recipes have been scored; the demo's if there are none.
+        random: As for :func:`compare`.
         skipped: What was left out besides recipes that cannot be run, and why.
         chosen: As for :func:`compare`.
         data: Tells the items of the first column from others.
     """
-    if recipes.with_controls and table.results[0].recipe != TF_IDF:
-        skipped = [*skipped, (TF_IDF_RESULT, _NO_VECTORS)]
+    every, scores = recipes.all, score(recipes)
+    seconds = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts())
+    table = standing(every, scores, seconds)
+    if random:
+        with recipes.on_random_weights(finalists(table, chosen or answer(table)[1])) as untrained:
+            scores = score(untrained)
+            table = standing([*every, *untrained.all], scores, seconds)
     said, use = answer(table, chosen)
+    without = recipes.with_controls and table.results[0].recipe != TF_IDF
     return Comparison(
         model="",
         data="",
         tasks=[each.column for each in scores],
         results=list(table.results),
         verdict=verdict(table, chosen),
-        skipped=[*recipes.skipped, *skipped],
+        skipped=[*recipes.skipped, *skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
         settings={
             "batch size": str(recipes.batch_size),
             "device": str(recipes.backbone.model.device),

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, nn
 
 from ..data.tables import Labelled
 from ..evaluation.tasks import Role, Task, Vectors, task_of
@@ -140,23 +142,22 @@ def search(
         raise ValueError(f"{type(backbone.model).__name__} can run none of the recipes that are to be searched.")
     heads: list[nn.Module] = []
 
-    def scores_of(alive: Sequence[Recipe], task: Task, passes: Sequence[RecipePass] = passes) -> dict[Recipe, float]:
+    def scores_of(alive: Sequence[Recipe], task: Task) -> dict[Recipe, float]:
         """The score that decides, in the order of the candidates; what has none is left out."""
         found: dict[Recipe, float] = {}
         kept = set(alive)
         for run in passes:
             if own := [recipe for recipe in run.recipes if recipe in kept]:
-                scores = _scores(run, own, task, heads, batch_size, on_progress)
-                found |= {recipe: score for recipe, score in scores.items() if not math.isnan(score)}
-        return {recipe: found[recipe] for recipe in alive if recipe in found}
+                found |= _scores(run, own, task, heads, batch_size, on_progress)
+        return {recipe: found[recipe] for recipe in alive if recipe in found and not math.isnan(found[recipe])}
 
     rungs, alive = [], tried
     for size in rung_sizes(len(chosen_on)):
-        part = task_of(chosen_on if size == len(chosen_on) else chosen_on.head(size))
-        if size < len(chosen_on) and not part.scorable:
+        task = task_of(chosen_on if size == len(chosen_on) else chosen_on.head(size))
+        if size < len(chosen_on) and not task.scorable:
             # All labels alike.
             continue
-        scores = scores_of(alive, part)
+        scores = scores_of(alive, task)
         if not scores:
             raise ValueError(
                 f"No combination has a score on the {data.noun} to choose on: all look the same to it, or all labels "
@@ -165,10 +166,10 @@ def search(
         rungs.append(Rung(len(scores), size))
         alive = sorted(scores, key=scores.__getitem__, reverse=True)
         alive = alive[: max(FINALISTS, math.ceil(len(alive) / FACTOR))]
-    plain = scores.get(PLAIN)
-    if plain is None:
-        plain = scores_of([PLAIN], task_of(chosen_on), passes_of(backbone, [PLAIN])[0])[PLAIN]
-    return Found(alive[:FINALISTS], scores[alive[0]] - plain, rungs, chosen_on, held_out)
+    if PLAIN not in scores:
+        passes, _ = passes_of(backbone, [PLAIN])
+        scores |= scores_of([PLAIN], task_of(chosen_on))
+    return Found(alive[:FINALISTS], scores[alive[0]] - scores[PLAIN], rungs, chosen_on, held_out)
 
 
 def _scores(
@@ -193,31 +194,28 @@ def _scores(
             on_progress(run.recipes[0].row.name, len(batch))
     found = {}
     for recipe in recipes:
-        vectors = torch.cat([part[reading(recipe)] for part in parts])
+        vectors, module = torch.cat([part[reading(recipe)] for part in parts]), None
         try:
             if recipe.filter is not None and recipe.filter.fitted:
                 moments = Moments(vectors.shape[1])
                 moments.add(vectors)
-                vectors = _filtered(recipe.filter.from_moments(moments), vectors)
+                module = recipe.filter.from_moments(moments)
             elif recipe.filter is not None:
                 if not heads:
                     # The same for all, and on a large model not cheap.
                     heads.append(EmbeddingFilter.from_language_model(run.module))
-                vectors = _filtered(heads[0], vectors)
+                module = heads[0]
         except ValueError:
             found[recipe] = math.nan
             continue
+        if module is not None:
+            with torch.inference_mode():
+                vectors = module({"sentence_embedding": vectors})["sentence_embedding"]
 
-        def look_up(texts: Sequence[str], role: Role, vectors: torch.Tensor = vectors) -> torch.Tensor:
+        def look_up(texts: Sequence[str], role: Role, vectors: Tensor = vectors) -> Tensor:
             return vectors[[places[task.prompt(role), text] for text in texts]]
 
         found[recipe] = task.score(Vectors(look_up))
-    return found
-
-
-@torch.inference_mode()
-def _filtered(module: nn.Module, vectors: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = module({"sentence_embedding": vectors})["sentence_embedding"]
     return found
 
 
@@ -295,19 +293,12 @@ def split(data: Labelled, seed: int = 0) -> tuple[Labelled, Labelled]:
 
 def _groups(items: Sequence[tuple[str, ...]]) -> list[list[int]]:
     """Indices of items that hang together by their texts."""
-    above: dict[str, str] = {}
-
-    def root(text: str) -> str:
-        while (parent := above.setdefault(text, text)) != text:
-            # Halving the path keeps chains short.
-            above[text] = above[parent]
-            text = parent
-        return text
-
-    for first, *others in items:
-        for other in others:
-            above[root(first)] = root(other)
-    found: dict[str, list[int]] = {}
-    for index, (first, *_) in enumerate(items):
-        found.setdefault(root(first), []).append(index)
+    count = len(items)
+    places = {text: place for place, text in enumerate(dict.fromkeys(text for item in items for text in item), count)}
+    edges = [(index, places[text]) for index, item in enumerate(items) for text in item]
+    graph = coo_array((np.ones(len(edges)), tuple(np.transpose(edges))), shape=(count + len(places),) * 2)
+    labels = connected_components(graph, directed=False)[1][:count]
+    found: dict[int, list[int]] = {}
+    for index, label in enumerate(labels.tolist()):
+        found.setdefault(label, []).append(index)
     return list(found.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, TypeAlias
 
 import torch
 from rich.progress import track
@@ -19,19 +19,8 @@ from ..modules.token_vectors import TokenVectors, last_of, picked, without_empty
 from ..recipes import every_row
 from ..text.layout import Layout
 
-
-class RecipeVectors(NamedTuple):
-    """The tokens of some texts, as one recipe reads them.
-
-    Attributes:
-        recipe: Its name.
-        states: (B, n, D).
-        mask: (B, n), which of them are real.
-    """
-
-    recipe: str
-    states: Tensor
-    mask: Tensor
+#: The tokens of some texts, as one recipe reads them: its name, (B, n, D), and (B, n), which of them are real.
+Reading: TypeAlias = tuple[str, Tensor, Tensor]
 
 
 class RecipeSweep:
@@ -163,7 +152,7 @@ class RecipeSweep:
                         words[order[index]][recipe] = states[row, :count]
             yield from words.values()
 
-    def _pooled(self, readings: Iterable[RecipeVectors]) -> Iterator[Tensor]:
+    def _pooled(self, readings: Iterable[Reading]) -> Iterator[Tensor]:
         """(B, D) for each recipe and, in it, each pooling."""
         for _, states, mask in readings:
             for pool in self._pools:
@@ -171,37 +160,30 @@ class RecipeSweep:
 
     def _passes(
         self, texts: Sequence[str], prompt: str | None, rows: Literal["all", "last"]
-    ) -> Iterator[tuple[list[int], Iterator[RecipeVectors]]]:
+    ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
         """Run the backbone, part by part of a batch: which texts ran, and how each recipe reads them.
 
-        A pass serves the recipes of at most as many copies. Where fewer copies have room for more of a text, their pass
-        comes later, with the recipes that it serves.
+        A pass serves the recipes of at most as many copies. A text that is cut to fit may be cut elsewhere for fewer
+        copies: it runs once more, and what those recipes read then takes the place of what they read before.
         """
-        # The most copies for each length that some recipe truncates to, the shortest length first.
-        most: dict[int | None, ReBAModule] = {}
+        pending = list(range(len(texts)))
+        last: int | None = -1
         for module in reversed(self._modules):
-            most.setdefault(module.max_tokens(prompt), module.eval())
-        pending, shorter = list(range(len(texts))), -1
-        for limit, module in most.items():
-            layout = Layout.of(module.preprocess([texts[index] for index in pending], prompt=prompt))
-            lengths = layout.text_lengths.tolist()
-            more = [row for row, length in enumerate(lengths) if length > shorter]
-            if not more:
-                break
-            layout = layout.part(torch.tensor(more))
+            limit = module.max_tokens(prompt)
+            if not pending or limit == last:
+                continue
+            layout = Layout.of(module.eval().preprocess([texts[index] for index in pending], prompt=prompt))
             reader = copy.copy(module)
             reader.rows = rows
             for part in reader.parts(layout):
-                yield [pending[more[row]] for row in part.tolist()], _readings(reader, layout.part(part))
-            pending = [pending[row] for row in more if lengths[row] == limit]
-            if not pending or limit is None:
-                break
-            shorter = limit
+                yield [pending[row] for row in part.tolist()], _readings(reader, layout.part(part))
+            lengths = zip(pending, layout.text_lengths.tolist(), strict=True)
+            pending, last = [index for index, length in lengths if length == limit], limit
         yield from self._classical_passes(texts, prompt)
 
     def _classical_passes(
         self, texts: Sequence[str], prompt: str | None
-    ) -> Iterator[tuple[list[int], Iterator[RecipeVectors]]]:
+    ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
         """The texts whose classical layout is not the beginning of the repeated one, in passes of their own."""
         modules = (self._classical.eval(), self._modules[0])
         layouts = [module.lay_out(texts, prompt) for module in modules]
@@ -213,16 +195,16 @@ class RecipeSweep:
         layout = layouts[0].part(chosen)
         for part in self._classical.parts(layout):
             features = self._classical(layout.part(part).features())
-            reading = RecipeVectors(names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
+            reading = (names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
             yield chosen[part].tolist(), iter([reading])
 
 
-def _readings(module: ReBAModule, layout: Layout) -> Iterator[RecipeVectors]:
+def _readings(module: ReBAModule, layout: Layout) -> Iterator[Reading]:
     """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
     empty = layout.text_lengths == 0
     for copies, reading, sums, _ in of_copies(module, layout):
         for recipe, states in zip(names(copies), (reading.states, sums.to(reading.states.dtype)), strict=True):
-            yield RecipeVectors(recipe, *without_empty(states, reading.mask, empty))
+            yield recipe, *without_empty(states, reading.mask, empty)
 
 
 def of_copies(module: ReBAModule, layout: Layout) -> Iterator[tuple[int, TokenVectors, Tensor, Tensor]]:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 
 from st_reba import TEMPLATES, files
-from st_reba.compare.report import page
+from st_reba.compare import report as page
 from st_reba.data import sources
 from st_reba.data.sources import ALL
 from st_reba.hub.push import check_saved_model

@@ -22,8 +22,8 @@ from st_reba.recipes import asked_for
 from st_reba_cli import app, load, options
 
 from ..backbones import TEXTS
-from ..compare.mteb.demo import DemoSTSInOneSplit
-from ..compare.report import samples
+from ..compare import samples
+from ..compare.mteb_tasks import DemoSTSInOneSplit
 from . import typed
 
 #: Where it does not matter which recipes are compared.

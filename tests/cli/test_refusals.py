@@ -19,7 +19,7 @@ from st_reba.data.demo import demo_questions
 from st_reba_cli import app
 
 from ..backbones import TEXTS, own
-from ..compare.report import samples
+from ..compare import samples
 from ..conftest import pipeline
 
 pytestmark = pytest.mark.usefixtures("quick_commands")

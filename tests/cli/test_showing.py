@@ -12,7 +12,7 @@ from rich.console import Console
 from st_reba.compare.results import TIED
 from st_reba_cli.show import show, with_command
 
-from ..compare.report import samples
+from ..compare import samples
 
 
 def shown(comparison, width: int, terminal: bool = True) -> str:

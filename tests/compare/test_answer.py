@@ -1,94 +1,180 @@
+"""What a comparison says: the answer, and the sentences under it."""
+
 from __future__ import annotations
 
 import re
 import shlex
 from math import nan
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from st_reba.compare.answer import Standing, answer, build_command
+from st_reba.compare.answer import Standing, answer, build_command, verdict
 from st_reba.compare.results import Result
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
+from st_reba.recipes import Control
 
 TASK = Measure("STS", "Spearman x 100", unit="labelled pairs")
-BAG, RANDOM = "Bag of input embeddings, mean", "Random weights, PromptEOL, last"
-CALLED = {BAG: "the bag of input embeddings", RANDOM: "PromptEOL, last on random weights"}
-MEAN, LAST, PROMPT, ECHO = "Classical, mean", "Classical, last", "PromptEOL, last", "Echo-2, mean"
+LOSS = Measure("Loss", "loss", scale=1.0, greater_is_better=False)
+PROXY = Measure("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
+MEAN, LAST, PROMPT, ECHO, REBA = "Classical, mean", "Classical, last", "PromptEOL, last", "Echo-2, mean", "ReBA-2, mean"
+TF_IDF, BAG, WHITE = "tf-idf, mean", "Bag of input embeddings, mean", "Bag of input embeddings, whitened, mean"
+RANDOM, RANDOM_BAG = f"Random weights, {PROMPT}", f"Random weights, {WHITE}"
+#: The controls, and what they are called in a sentence.
+CALLED = {
+    TF_IDF: "tf-idf, without any model",
+    BAG: "the bag of input embeddings",
+    WHITE: "the bag of input embeddings, whitened",
+    RANDOM_BAG: "the bag of random embeddings, whitened",
+    RANDOM: "PromptEOL, last on random weights",
+}
 
 
-class Answer(NamedTuple):
-    says: str
-    use: str
+def controls(name: str) -> tuple[Control, ...]:
+    """What a recipe is to be held against; of those whose names say so, behind a filter, too."""
+    filtered = Control("filtered bag", WHITE, "the bag of input embeddings, whitened as well")
+    return (
+        Control("tf-idf", TF_IDF, CALLED[TF_IDF]),
+        Control("bag", BAG, CALLED[BAG]),
+        *([filtered] if "whitened" in name else []),
+        Control("random", f"Random weights, {name}", "itself on random weights"),
+    )
 
 
-def found(right, task=TASK, resampled=True, chosen="", costs=None, seed=None, drawn=None):
-    """The answer on recipes with such shares of 200 items right: the first ones, or drawn ones."""
+def table(right, task=TASK, resampled=True, costs=None, seed=None, drawn=None, items=200) -> Standing:
+    """Recipes with such shares of the items right: the first ones, or drawn ones."""
     draw = np.random.default_rng(seed)
-    scores = {name: (np.arange(200) < share * 200).astype(float) for name, share in right.items()}
+    scores = {name: (np.arange(items) < share * items).astype(float) for name, share in right.items()}
     if seed is not None:
         scores |= {name: draw.permutation(scores[name]) for name in drawn or scores}
-    statistic = bootstrap.mean(scores)
-    controls = [name for name in (BAG, RANDOM) if name in right]
-    estimates = bootstrap.estimate(statistic, controls=controls, greater_is_better=task.greater_is_better)
+    made = bootstrap.mean(scores)
+    found = bootstrap.estimate(made, controls=right.keys() & CALLED, greater_is_better=task.greater_is_better)
     results = [
         Result(
-            recipe,
-            pooling,
-            name in controls,
-            {task.name: estimates[name]},
-            cost=(costs or {}).get(name),
-            called=CALLED.get(name, ""),
+            *name.rsplit(", ", 1), name in CALLED, {task.name: found[name]}, cost=(costs or {}).get(name),
+            called=CALLED.get(name, ""), controls=() if name in CALLED else controls(name),
         )
         for name in right
-        for recipe, pooling in [name.rsplit(", ", 1)]
-    ]
-    return Answer(*answer(Standing(results, task, statistic if resampled else None), chosen))
+    ]  # fmt: skip
+    return Standing(results, task, made if resampled else None)
 
 
-def says(*arguments, **settings) -> str:
-    return found(*arguments, **settings).says
+def says(right, *, chosen="", **settings) -> str:
+    return answer(table(right, **settings), chosen)[0]
 
 
-def test_what_to_use():
-    right = {BAG: 0.1, RANDOM: 0.2, MEAN: 0.3, LAST: 0.4, PROMPT: 0.7, ECHO: 0.5}
-    # Of the two that one has without a recipe the better one counts.
-    pattern = (
-        r"Use PromptEOL, last token: 70\.0 \[6\d\.\d, 7\d\.\d\], 30 above what you have "
-        r"\(the last token's hidden state\), ahead of every control\."
+def used(right, *, chosen="", **settings) -> str:
+    return answer(table(right, **settings), chosen)[1]
+
+
+HAVE = "what you have, the mean of the last hidden states"
+CLOSE = {BAG: 0.1, MEAN: 0.5, ECHO: 0.54, PROMPT: 0.555}
+BY_CHANCE = {"seed": 2, "drawn": [PROMPT]}
+TIES = {BAG: 0.1, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.595, REBA: 0.595}
+CHEAP = {PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}
+
+
+@pytest.mark.parametrize(
+    ("right", "settings", "use", "pattern"),
+    [
+        # Of the two that one has without a recipe the better one counts.
+        (
+            {BAG: 0.1, RANDOM: 0.2, MEAN: 0.3, LAST: 0.4, PROMPT: 0.7, ECHO: 0.5}, {}, PROMPT,
+            r"Use PromptEOL, last token: 70\.0 \[6\d\.\d, 7\d\.\d\], 30 above what you have \(the last token's hidden "
+            r"state\), ahead of every control\.",
+        ),
+        ({PROMPT: 0.6, ECHO: 0.4}, {}, PROMPT, r"Use .*\], and no control was run beside it\."),
+        # Small differences have a decimal.
+        ({BAG: 0.1, MEAN: 0.4, PROMPT: 0.495}, {}, PROMPT, r"Use .*, 9\.5 above what you have \(the mean of .*"),
+        (
+            {BAG: 0.48, MEAN: 0.2, PROMPT: 0.5}, {"seed": 3}, PROMPT,
+            r"Use PromptEOL, last token: 50\.0 .* not surely ahead of the bag of input embeddings \(48\.0\)\. A bigger "
+            r"model, or more labelled pairs.*",
+        ),
+        # What has what one has without a recipe as its better.
+        (
+            {MEAN: 0.5, LAST: 0.4, PROMPT: 0.505}, {}, "",
+            rf"None: the best, PromptEOL, last token, has 50\.5, and cannot be told from {HAVE} \(50\.0\)\. A bigger "
+            r"model, or more labelled pairs \(by the interval about .*",
+        ),
+        (
+            {BAG: 0.1, MEAN: 0.6, LAST: 0.4, PROMPT: 0.5}, {}, "",
+            rf"None: no recipe is ahead of {HAVE} \(60\.0\)\. More labelled pairs will hardly change that; a bigger "
+            r"model may\.",
+        ),
+        ({MEAN: 0.6}, {}, "", rf"None: no recipe is ahead of {HAVE} \(60\.0\)\."),
+        (
+            {MEAN: 0.4, PROMPT: 0.6}, {"resampled": False}, "",
+            rf"None: the best, .* has 60\.0, and cannot be told from {HAVE} \(40\.0\)\. A bigger model, or more "
+            r"labelled pairs, will say more\.",
+        ),
+        # Another one is ahead by less, on the same items, and surely; but not of a control.
+        (
+            CLOSE, BY_CHANCE, ECHO,
+            r"Use Echo-2, mean: 54\.0 \[.*\], 4\.0 above what you have \(.*\), ahead of every control\. The best, "
+            r"PromptEOL, last token, has 56\.0, and cannot be told from what you have\.",
+        ),
+        ({**CLOSE, BAG: 0.545}, BY_CHANCE, "", r"None: the best, PromptEOL, last token,.*"),
+        # The cheapest of those that cannot be told apart, if it is clearly cheaper and no control equals it.
+        (
+            TIES, {"costs": CHEAP}, REBA,
+            r"Three recipes cannot be told apart; use the cheapest, ReBA-2, mean: 59\.5 \[.* above what you have .*, "
+            r"ahead of every control\.",
+        ),
+        (
+            TIES, {"costs": {PROMPT: 2.0, ECHO: 1.95, REBA: 1.9}}, PROMPT,
+            r"Use PromptEOL, last token: 60\.0 .* control\. Two other recipes cannot be told from it\.",
+        ),
+        ({BAG: 0.594, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.59}, {"costs": CHEAP}, PROMPT, "Use PromptEOL.*"),
+        # What was chosen before stays chosen; a word on it is none on the others.
+        (TIES, {"costs": CHEAP, "chosen": ECHO}, ECHO, r"Use Echo-2, mean: 59\.5 \[.*"),
+        (CLOSE, {**BY_CHANCE, "chosen": PROMPT}, "", r"None: the best, PromptEOL, .* and cannot be told from .*"),
+        (
+            {MEAN: 0.4, PROMPT: 0.2, ECHO: 0.7}, {"chosen": PROMPT}, "",
+            rf"None: PromptEOL, last token, which was chosen, has 20\.0, behind {HAVE} \(40\.0\)\. More .*",
+        ),
+        (
+            {BAG: 0.425, MEAN: 0.3, PROMPT: 0.42, ECHO: 0.836}, {"chosen": PROMPT}, "",
+            r"None: PromptEOL, last token, which was chosen, has 42\.0 and does not beat the bag of input embeddings "
+            r"\(42\.5\)\..*",
+        ),
+        ({BAG: 0.9, PROMPT: 0.42, ECHO: 0.836}, {"chosen": PROMPT}, "", r"None: no recipe beats the bag .*"),
+        ({MEAN: 0.4, PROMPT: 0.6}, {"chosen": MEAN}, "", rf"None: .* which was chosen, is {HAVE} \(40\.0\)\."),
+        (
+            {BAG: 0.9, MEAN: 0.7, PROMPT: 0.4, ECHO: 0.5}, {"task": LOSS}, PROMPT,
+            r"Use PromptEOL, last token: 0\.400 \[0\.3.*\], 0\.300 below what you have \(.*\), ahead of every.*",
+        ),
+        ({MEAN: 0.4, PROMPT: 0.6}, {"task": PROXY}, "", "Without labels there is no answer.*"),
+    ],
+)  # fmt: skip
+def test_what_to_use(right, settings, use, pattern):
+    assert re.fullmatch(pattern, says(right, **settings)), says(right, **settings)
+    assert used(right, **settings) == use
+
+
+@pytest.mark.parametrize("control", [BAG, RANDOM])
+def test_none_where_a_control_scores_as_high(control):
+    assert says({control: 0.8, MEAN: 0.3, PROMPT: 0.5}) == (
+        f"None: no recipe beats {CALLED[control]} (80.0); the best, PromptEOL, last token, has 50.0. More labelled "
+        "pairs will hardly change that; a bigger model may."
     )
-    assert re.fullmatch(pattern, says(right))
-    assert found(right).use == PROMPT
-    assert says({PROMPT: 0.6, ECHO: 0.4}).endswith("], and no control was run beside it.")
-
-
-def test_small_differences_have_a_decimal():
-    assert ", 9.5 above what you have (the mean of the last hidden states), ahead" in says(
-        {BAG: 0.1, MEAN: 0.4, PROMPT: 0.495}
-    )
-
-
-@pytest.mark.parametrize(("control", "called"), CALLED.items())
-def test_none_where_a_control_scores_as_high(control, called):
-    ahead = found({control: 0.8, MEAN: 0.3, PROMPT: 0.5})
-    assert ahead.says == (
-        f"None: no recipe beats {called} (80.0); the best, PromptEOL, last token, has 50.0. More labelled pairs will "
-        "hardly change that; a bigger model may."
-    )
-    assert ahead.use == ""
     # The same on every item: no number of pairs tells them apart.
-    assert says({control: 0.7, MEAN: 0.3, PROMPT: 0.7}).endswith(
-        "has 70.0. A bigger model, or more labelled pairs, will say more."
-    )
+    same = says({control: 0.7, MEAN: 0.3, PROMPT: 0.7})
+    assert same.endswith("has 70.0. A bigger model, or more labelled pairs, will say more.")
+    # Nobody sees what a 60.2 is ahead of a 60.2 by.
+    level = {control: 0.60196, PROMPT: 0.60204}
+    start = f"None: no recipe beats {CALLED[control]} (60.2); the best, PromptEOL, last token, has 60.2"
+    assert says(level, items=100_000, resampled=False).startswith(start)
+    assert used({control: 0.6014, PROMPT: 0.60204}, items=100_000, resampled=False) == PROMPT
+    have = says({MEAN: 0.60196, PROMPT: 0.60204}, items=100_000, resampled=False)
+    assert have.startswith(f"None: the best, PromptEOL, last token, has 60.2, level with {HAVE} (60.2). ")
 
 
 def test_how_many_more_would_tell():
     """From the paired interval by the square-root law, to one digit."""
-    right = {BAG: 0.56, MEAN: 0.3, PROMPT: 0.5}
-    text = says(right, seed=1)
+    text = says({BAG: 0.56, MEAN: 0.3, PROMPT: 0.5}, seed=1)
     about = re.search(r"or more labelled pairs \(by the interval about ([\d,]+) more would do\), will say more", text)
     # Two scores that do not depend on each other: 1.96 standard errors of their difference are half the interval.
     half = 1.96 * np.sqrt((0.56 * 0.44 + 0.5 * 0.5) / 200)
@@ -97,187 +183,144 @@ def test_how_many_more_would_tell():
     assert len(about[1].replace(",", "").rstrip("0")) == 1
 
 
-def test_a_control_that_cannot_be_told_from_it_is_named():
-    text = says({BAG: 0.48, MEAN: 0.2, PROMPT: 0.5}, seed=3)
-    assert "not surely ahead of the bag of input embeddings (48.0). A bigger model, or more labelled pairs" in text
-    assert text.startswith("Use PromptEOL, last token: 50.0 [")
-
-
-def test_none_where_what_one_has_is_as_good():
-    close = found({MEAN: 0.5, LAST: 0.4, PROMPT: 0.505})
-    assert close.says.startswith(
-        "None: the best, PromptEOL, last token, has 50.5, and cannot be told from what you have, the mean of the last "
-        "hidden states (50.0). A bigger model, or more labelled pairs (by the interval about "
-    )
-    assert close.use == ""
-    behind = says({BAG: 0.1, MEAN: 0.6, LAST: 0.4, PROMPT: 0.5})
-    assert behind == (
-        "None: no recipe is ahead of what you have, the mean of the last hidden states (60.0). More labelled pairs "
-        "will hardly change that; a bigger model may."
-    )
-    assert says({MEAN: 0.6}) == "None: no recipe is ahead of what you have, the mean of the last hidden states (60.0)."
-
-
-def close(scores, chosen=""):
-    """The answer on scores of which nothing is resampled."""
-    results = [
-        Result(*name.rsplit(", ", 1), name in CALLED, {"STS": Estimate(score, nan, nan)}, called=CALLED.get(name, ""))
-        for name, score in scores.items()
-    ]
-    return Answer(*answer(Standing(results, TASK, None), chosen))
-
-
-@pytest.mark.parametrize("control", CALLED)
-def test_what_shows_the_same_figure_as_a_control_is_not_advised(control):
-    """Nobody sees what a 60.2 is ahead of a 60.2 by."""
-    level = close({control: 0.60196, PROMPT: 0.60204})
-    assert level.says.startswith(
-        f"None: no recipe beats {CALLED[control]} (60.2); the best, PromptEOL, last token, has 60.2"
-    )
-    assert level.use == ""
-    assert close({control: 0.6014, PROMPT: 0.60204}).use == PROMPT
-
-
-def test_what_shows_the_same_figure_as_what_one_has_is_not_advised():
-    level = close({MEAN: 0.60196, PROMPT: 0.60204})
-    assert level.says.startswith(
-        "None: the best, PromptEOL, last token, has 60.2, level with what you have, the mean of the last hidden states "
-        "(60.2). "
-    )
-
-
-def test_a_choice_that_a_control_beats_is_no_word_on_the_others():
-    text = says({BAG: 0.425, MEAN: 0.3, PROMPT: 0.42, ECHO: 0.836}, chosen=PROMPT)
-    assert text.startswith(
-        "None: PromptEOL, last token, which was chosen, has 42.0 and does not beat the bag of input embeddings (42.5)."
-    )
-    assert says({BAG: 0.9, MEAN: 0.3, PROMPT: 0.42, ECHO: 0.836}, chosen=PROMPT).startswith("None: no recipe beats")
-
-
-def test_a_choice_without_a_recipe_is_no_word_on_the_others():
-    assert says({MEAN: 0.4, PROMPT: 0.6}, chosen=MEAN) == (
-        "None: Classical, mean, which was chosen, is what you have, the mean of the last hidden states (40.0)."
-    )
-
-
-def test_another_is_advised_where_the_best_cannot_be_told():
-    """The best is ahead of what one has by chance as it seems; another one by less, on the same items, and surely."""
-    right = {BAG: 0.1, MEAN: 0.5, ECHO: 0.54, PROMPT: 0.555}
-    text = says(right, seed=2, drawn=[PROMPT])
-    assert re.fullmatch(
-        r"Use Echo-2, mean: 54\.0 \[.*\], 4\.0 above what you have \(the mean of the last hidden states\), ahead of "
-        r"every control\. The best, PromptEOL, last token, has 56\.0, and cannot be told from what you have\.",
-        text,
-    )
-    assert found(right, seed=2, drawn=[PROMPT]).use == ECHO
-    # Not where a control is ahead of that.
-    assert says({**right, BAG: 0.545}, seed=2, drawn=[PROMPT]).startswith("None: the best, PromptEOL, last token,")
-    # What was chosen before stays chosen.
-    chosen = says(right, seed=2, drawn=[PROMPT], chosen=PROMPT)
-    assert chosen.startswith("None: the best, PromptEOL, last token, has 56.0, and cannot be told from what you have")
-
-
-class TestTies:
-    RIGHT = {BAG: 0.1, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.595, "ReBA-2, mean": 0.595}
-
-    def test_the_cheapest_is_advised(self):
-        costs = {PROMPT: 2.0, ECHO: 1.5, "ReBA-2, mean": 1.2}
-        both = found(self.RIGHT, costs=costs)
-        assert both.says.startswith("Three recipes cannot be told apart; use the cheapest, ReBA-2, mean: 59.5 [")
-        assert both.says.endswith(" above what you have (the mean of the last hidden states), ahead of every control.")
-        assert both.use == "ReBA-2, mean"
-
-    def test_a_few_percent_of_time_are_no_difference(self):
-        costs = {PROMPT: 2.0, ECHO: 1.95, "ReBA-2, mean": 1.9}
-        text = says(self.RIGHT, costs=costs)
-        assert text.startswith("Use PromptEOL, last token: 60.0 [")
-        assert text.endswith("ahead of every control. Two other recipes cannot be told from it.")
-        assert says(self.RIGHT).startswith("Use PromptEOL")
-
-    def test_a_cheap_one_that_a_control_equals_is_not(self):
-        right = {BAG: 0.594, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.59}
-        assert found(right, costs={PROMPT: 2.0, ECHO: 1.0}).use == PROMPT
-
-    def test_what_was_chosen_stays_chosen(self):
-        costs = {PROMPT: 2.0, ECHO: 1.5, "ReBA-2, mean": 1.2}
-        chosen = found(self.RIGHT, costs=costs, chosen=ECHO)
-        assert chosen.says.startswith("Use Echo-2, mean: 59.5 [")
-        assert chosen.use == ECHO
-
-
-def test_what_was_chosen_before_is_what_it_is_about():
-    worse = says({MEAN: 0.4, PROMPT: 0.2, ECHO: 0.7}, chosen=PROMPT)
-    assert worse == (
-        "None: PromptEOL, last token, which was chosen, has 20.0, behind what you have, the mean of the last hidden "
-        "states (40.0). More labelled pairs will hardly change that; a bigger model may."
-    )
-
-
-def test_where_less_is_better_less_is_ahead():
-    task = Measure("Loss", "loss", scale=1.0, greater_is_better=False)
-    text = says({BAG: 0.9, MEAN: 0.7, PROMPT: 0.4, ECHO: 0.5}, task)
-    assert text.startswith("Use PromptEOL, last token: 0.400 [0.3")
-    assert text.endswith("], 0.300 below what you have (the mean of the last hidden states), ahead of every control.")
-
-
-def test_nothing_that_can_be_resampled_is_not_sure():
-    text = says({MEAN: 0.4, PROMPT: 0.6}, resampled=False)
-    assert text == (
-        "None: the best, PromptEOL, last token, has 60.0, and cannot be told from what you have, the mean of the last "
-        "hidden states (40.0). A bigger model, or more labelled pairs, will say more."
-    )
-
-
-def test_proxies_are_no_answer():
-    task = Measure("Loss", "loss", scale=1.0, greater_is_better=False, proxy=True)
-    assert says({MEAN: 0.4, PROMPT: 0.6}, task).startswith("Without labels there is no answer")
-
-
-def test_no_number_is_no_answer():
-    results = [Result("Classical", "mean", False, {"STS": Estimate(nan, nan, nan)})]
-    assert answer(Standing(results, TASK, None))[0] == "There is no answer: no recipe has a number on STS."
-
-
 @pytest.mark.parametrize(
     ("values", "labels", "why"),
     [
-        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "All labelled pairs look the same to every recipe, as where all texts are"),
-        ([0.1, 0.2, 0.3], [2.0, 2.0, 2.0], "All labels are alike: give labelled pairs whose labels differ."),
-        ([nan, nan, nan], [1.0, 2.0, 3.0], "All similarities are not a number: in float16 large activations overflow"),
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], " All labelled pairs look the same to every recipe, as where all texts are"),
+        ([0.1, 0.2, 0.3], [2.0, 2.0, 2.0], " All labels are alike: give labelled pairs whose labels differ."),
+        ([nan, nan, nan], [1.0, 2.0, 3.0], " All similarities are not a number: in float16 large activations overflow"),
+        (None, None, ""),
     ],
 )
-def test_why_there_is_no_number(values, labels, why):
-    statistic = bootstrap.spearman({"Classical, mean": values}, labels)
-    results = [Result("Classical", "mean", False, {"STS": Estimate(nan, nan, nan)})]
-    said = answer(Standing(results, TASK, statistic))[0]
-    assert said.startswith(f"There is no answer: no recipe has a number on STS. {why}")
+def test_no_number_is_no_answer(values, labels, why):
+    made = None if values is None else bootstrap.spearman({MEAN: values}, labels)
+    standing = Standing([Result("Classical", "mean", False, {"STS": Estimate(nan, nan, nan)})], TASK, made)
+    assert answer(standing)[0].startswith(f"There is no answer: no recipe has a number on STS.{why}")
+    assert verdict(standing) == ["No recipe has a number on STS."]
+
+
+# The sentences under it
+
+
+def told(right, *, chosen="", **settings) -> str:
+    return " ".join(verdict(table(right, **settings), chosen))
+
+
+WHITENED = "A, whitened, mean"
+
+
+STRONGEST = "the strongest control of all"
+CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("right", "settings", "there", "absent"),
+    [
+        (
+            CLEAR, {},
+            ["Best on STS: PromptEOL, last, 90.0 [", "Every other recipe is told apart from it on this data.",
+             "A score that chose among 2 recipes is likely too high: on other texts expect less.",
+             f"It beats {STRONGEST}, PromptEOL, last on random weights (30.0 [",
+             "It beats the bag of input embeddings (20.0 [",
+             "Run on random weights were the best alone: PromptEOL, last."],
+            ["Not ahead", "No recipe"],
+        ),
+        ({BAG: 0.2, PROMPT: 0.9}, {}, ["Nothing was run on random weights"], ["likely too high"]),
+        (
+            CLEAR, {"chosen": ECHO},
+            ["Chosen before these scores were known: Echo-2, mean, 50.0 [", "is ahead of it here by 40.0 [",
+             "It was not chosen: to take it now would be to choose by these scores.",
+             f"It beats {STRONGEST}, PromptEOL, last on random weights (30.0 ["],
+            ["Best on", "likely too high"],
+        ),
+        ({PROMPT: 0.51, ECHO: 0.505}, {"chosen": ECHO}, ["which cannot be told from 0. It was not chosen"], []),
+        ({PROMPT: 0.9, ECHO: 0.5}, {"chosen": PROMPT}, ["were known: PromptEOL, last, 90.0 ["], ["ahead of it here"]),
+        (
+            {BAG: 0.585, RANDOM: 0.59, PROMPT: 0.59, ECHO: 0.585}, {},
+            ["the other recipe cannot be told from it", "It is not surely ahead of the bag of input embeddings",
+             "Not ahead of the bag of input embeddings: Echo-2, mean.", "None of these beats itself on"],
+            [],
+        ),
+        ({PROMPT: 0.59, ECHO: 0.585, REBA: 0.1}, {}, ["1 of the 2 other recipes cannot be told from it"], []),
+        (
+            {BAG: 0.9, RANDOM: 0.8, PROMPT: 0.5, ECHO: 0.4}, {},
+            ["The strongest control of all wins: the bag of input embeddings (90.0 [",
+             "No recipe beats the bag of input embeddings.", "It does not beat itself on random weights (80.0 ["],
+            [],
+        ),
+        # As in the answer: 60.2 is not ahead of 60.2.
+        (
+            {BAG: 0.6018, PROMPT: 0.6022, ECHO: 0.5}, {"items": 10_000},
+            [f"It does not beat {STRONGEST}, the bag of input embeddings (60.2 [", "No recipe beats"], ["ahead of"],
+        ),
+        # What stands behind a filter is held against the bag behind it.
+        (
+            {BAG: 0.2, WHITE: 0.95, WHITENED: 0.9, ECHO: 0.5}, {},
+            ["It beats the bag of input embeddings (20.0 [", "wins: the bag of input embeddings, whitened (95.0 [",
+             "Not ahead of the bag of input embeddings behind the same filter: A, whitened, mean."],
+            [],
+        ),
+        ({BAG: 0.2, WHITE: 0.95, WHITENED: 0.9, ECHO: 0.1}, {}, ["No recipe beats the bag of input embeddings"], []),
+        (
+            {BAG: 0.1, PROMPT: 0.6, ECHO: 0.4}, {"task": PROXY},
+            ["There are no labels here, so these are proxies", "Lowest on Loss: Echo-2, mean, 0.400 [",
+             "No recipe beats the bag of input embeddings."],
+            ["likely too high"],
+        ),
+        ({BAG: 0.2, PROMPT: 0.9}, {"resampled": False}, [f"It is not surely ahead of {STRONGEST}, the bag"], []),
+        ({TF_IDF: 0.55, PROMPT: 0.6, ECHO: 0.5}, {}, ["Not ahead of tf-idf: Echo-2, mean."], []),
+        ({TF_IDF: 0.65, PROMPT: 0.6, ECHO: 0.5}, {}, ["No recipe beats tf-idf."], []),
+    ],
+)  # fmt: skip
+def test_the_verdict(right, settings, there, absent):
+    text = told(right, **settings)
+    for sentence in there:
+        assert sentence in text, text
+    for sentence in absent:
+        assert sentence not in text, text
+
+
+@pytest.mark.parametrize("control", [TF_IDF, WHITE, RANDOM_BAG])
+def test_the_strongest_control_of_all(control):
+    """Behind any filter, also one that the best recipe does not have; first among the controls, and once."""
+    others = {other: 0.3 for other in CALLED if other != control}
+    for share, start in (
+        (0.8, f"The strongest control of all wins: {CALLED[control]} (80.0 ["),
+        (0.6, f"It does not beat the strongest control of all, {CALLED[control]} (60.0 ["),
+        (0.595, f"It is not surely ahead of the strongest control of all, {CALLED[control]} (59.5 ["),
+        (0.4, f"It beats the strongest control of all, {CALLED[control]} (40.0 ["),
+    ):
+        text = told({**others, control: share, PROMPT: 0.6, ECHO: 0.5})
+        assert start in text
+        assert text.count(f"{CALLED[control]} (") == 1
+        assert text.index("strongest control") < text.index("It beats itself on random weights")
+
+
+# What to type
 
 
 @pytest.mark.parametrize(
     ("spec", "pooling", "expected"),
     [
         ("prompteol", "last", "--recipe prompteol --out my-model"),
-        ("reba-2", "mean", "--recipe reba-2 --out my-model"),
         ("reba-2", "last", "--recipe reba-2 --pooling last --out my-model"),
         ("classical+whitened", "mean", "--recipe classical+whitened --fit-texts 'my texts.txt' --out my-model"),
         # The texts to fit on would choose the language of the prompt.
-        (
-            "early-late",
-            "mean",
-            "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-model",
-        ),
+        ("early-late", "mean", "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-model"),
         ("early-late-zh", "mean", "--recipe early-late-zh --fit-texts 'my texts.txt' --out my-model"),
     ],
 )
 def test_what_to_type(spec, pooling, expected):
-    command = build_command(Result("any", pooling, False, {}, spec=spec), "a model", "my texts.txt")
-    assert command == f"st-reba build --model 'a model' {expected}"
-    longest = build_command(Result("any", pooling, False, {}, spec=spec), "m", None, 64)
-    assert shlex.split(longest)[-4:] == ["--max-seq-length", "64", "--out", "my-model"]
-
-
-def test_what_to_type_has_the_prompts():
-    line = build_command(
-        Result("any", "mean", False, {}, spec="reba-2"), "m", prompts={"query": "find: ", "document": "text: "}
-    )
-    assert line.endswith("--query-prompt 'find: ' --document-prompt 'text: ' --out my-model")
+    result = Result("any", pooling, False, {}, spec=spec)
+    assert build_command(result, "a model", "my texts.txt") == f"st-reba build --model 'a model' {expected}"
+    longest = build_command(result, "m", None, 64, {"query": "find: ", "document": "text: "}, "bfloat16")
+    prompts = ["--query-prompt", "find: ", "--document-prompt", "text: "]
+    assert shlex.split(longest)[-10:] == [
+        "--max-seq-length",
+        "64",
+        "--dtype",
+        "bfloat16",
+        *prompts,
+        "--out",
+        "my-model",
+    ]

@@ -1,6 +1,13 @@
+"""Recipes on one model: what they give beside what each gives alone, on random weights, and after a kill."""
+
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
+import os
+import signal
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -15,12 +22,16 @@ from torch import nn
 from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.compare import Recipes, RecipeSweep, cost
+from st_reba.compare import Recipes, RecipeSweep, TensorCache, compare, cost
 from st_reba.compare.cost import TIMED_BATCHES, TIMED_ROUNDS, TIMED_TEXTS, seconds_of, timed_batches
+from st_reba.compare.recipes import ModulePass, SweepPass, set_aside
 from st_reba.data.demo import demo_sentences
+from st_reba.data.tables import Pairs
+from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
 from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
+from st_reba_cli.data import texts_to_fit
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS
@@ -28,9 +39,7 @@ from ..conftest import examples, relative_error
 
 TEXTS = ALL_TEXTS[:3]
 # More of them than there are dimensions, and short.
-FIT_TEXTS = [
-    f"{place} {text[:12]}" for place, text in enumerate([*demo_sentences("en")[:40], *demo_sentences("zh")[:10]])
-]
+FIT_TEXTS = [f"{place} {text[:12]}" for place, text in enumerate(demo_sentences("en")[:50])]
 SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
 
 
@@ -39,73 +48,61 @@ def backbone(roomy_path):
     return CausalTransformer(roomy_path)
 
 
+def made_of(backbone, recipes):
+    """Recipes, and a list of what they have done."""
+    done = []
+    made = Recipes(backbone, recipes, batch_size=2, on_progress=lambda what, tokens: done.append((what, tokens)))
+    return made, done
+
+
 @pytest.fixture(scope="module")
 def recipes(backbone):
-    done = []
-    made = Recipes(
-        backbone,
-        default_recipes(fit_texts=FIT_TEXTS),
-        batch_size=2,
-        on_progress=lambda what, tokens: done.append((what, tokens)),
-    )
-    return made, done
+    return made_of(backbone, default_recipes(fit_texts=FIT_TEXTS))
 
 
 @pytest.fixture(scope="module")
 def few(backbone):
     """Some of them: of each way to run the model one, and what is fitted."""
-    done = []
     names = ("Classical", "Classical, whitened", "ReBA-2", "RT-2", "PromptEOL")
-    made = Recipes(
-        backbone,
-        [recipe for recipe in default_recipes(fit_texts=FIT_TEXTS) if recipe.name in names],
-        batch_size=2,
-        on_progress=lambda what, tokens: done.append((what, tokens)),
-    )
-    return made, done
+    return made_of(backbone, [each for each in default_recipes(fit_texts=FIT_TEXTS) if each.name in names])
 
 
 def test_every_recipe_as_it_is_alone(recipes, backbone):
     made, done = recipes
     made.embed(TEXTS[:1])
     before = len(done)
-    found = made.embed(TEXTS, "query: ")
+    found, words = made.embed(TEXTS, "query: "), made.words(SENTENCES, WORDS)
     # One for each way to run the model.
-    assert {what for what, _ in done[before:]} == {"Embedding"}
+    assert Counter(what for what, _ in done[before:]).keys() == {"Embedding", "Words"}
     assert 10 < len(done) - before < len(found)
     assert list(found) == made.keys == [recipe.result for recipe in made.all]
+    assert set(words) == {recipe.name for recipe in made.all if recipe.words}
     for recipe in made.all:
         alone = recipe.model(backbone)
         assert relative_error(found[recipe.result], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.result
+        if recipe.words and recipe.pooling == "mean":
+            assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.result
+    # The tiny backbone was saved without its head.
+    own = [recipe.result for recipe in made.all if not recipe.control]
+    assert own == [recipe.result for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
+    around = ["", *(f", {name}" for name in (PARTWISE, SUM, *FILTERS, IDF) if name != "filtered")]
+    bags = [f"Bag of input embeddings{name}, mean" for name in around]
+    assert [recipe.result for recipe in made.all if recipe.control] == bags
+
+
+def test_without_texts_a_recipe_is_fitted_on_those_that_build_takes(backbone):
+    """The build command that a comparison prints makes the model that was scored."""
+    made = Recipes(backbone, asked_for(["early-late", "classical+whitened"]), controls=False)
+    assert {recipe.fit_texts for recipe in made.asked} == {tuple(texts_to_fit(None))}
 
 
 def test_one_recipe_at_two_layers(backbone):
     made = Recipes(backbone, asked_for(["echo-2@1", "echo-2@2"]), controls=False)
+    assert len(made.passes) == 1
     found = made.embed(TEXTS)
     assert len(found) == 4
     for recipe in made.all:
         assert relative_error(found[recipe.result], recipe.model(backbone).encode(TEXTS)) < 1e-5, recipe.result
-
-
-def test_words_of_every_recipe_as_they_are_alone(recipes, backbone):
-    made, done = recipes
-    found = made.words(SENTENCES, WORDS)
-    assert done[-1][0] == "Words"
-    assert set(found) == {recipe.name for recipe in made.all if recipe.words}
-    for recipe in made.all:
-        if recipe.words and recipe.pooling == "mean":
-            alone = recipe.model(backbone)
-            assert relative_error(found[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.result
-
-
-def test_the_bag_stands_beside_the_recipes(recipes):
-    made, _ = recipes
-    own = [recipe.result for recipe in made.all if not recipe.control]
-    # The tiny backbone was saved without its head.
-    assert own == [recipe.result for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
-    around = ["", *(f", {name}" for name in (PARTWISE, SUM, *FILTERS, IDF) if name != "filtered")]
-    bags = [f"Bag of input embeddings{name}, mean" for name in around]
-    assert made.controls == bags
 
 
 def test_some_on_random_weights(few, backbone):
@@ -116,9 +113,8 @@ def test_some_on_random_weights(few, backbone):
     with made.on_random_weights(keys) as controls:
         assert sum(parameter.numel() for parameter in backbone.model.parameters()) == 0
         bags = [recipe.result for recipe in made.all if recipe.bag]
-        assert (
-            controls.keys == controls.controls == [f"Random weights, {key}" for key in made.keys if key in bags + keys]
-        )
+        assert controls.keys == [f"Random weights, {key}" for key in made.keys if key in bags + keys]
+        assert all(recipe.control for recipe in controls.all)
         found, words = controls.embed(TEXTS), controls.words(SENTENCES, WORDS)
     after = made.embed(TEXTS)
     assert all(torch.equal(before[key], after[key]) for key in made.keys)
@@ -128,6 +124,12 @@ def test_some_on_random_weights(few, backbone):
         assert relative_error(found[recipe.result], alone.encode(TEXTS)) < 1e-5, recipe.result
         if recipe.words:
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5
+    # The bag is one of Gaussian vectors.
+    vectors = random.model.get_input_embeddings().weight.detach()
+    assert scipy.stats.kstest((vectors / vectors.std()).flatten().numpy(), "norm").pvalue > 0.01
+    ids = backbone.token_ids(TEXTS[:1])[0]
+    bag = found["Random weights, Bag of input embeddings, mean"][0]
+    assert relative_error(bag, vectors[ids].mean(dim=0)) < 1e-5
 
 
 def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
@@ -135,10 +137,9 @@ def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
     texts = [f"{text} {number}" for number in range(6) for text in TEXTS]
     asked = [recipe for recipe in default_recipes(1, texts) if recipe.filter and recipe.method == "Classical"]
     passes = []
-    for owner, name in ((RecipeSweep, "encode"), (SentenceTransformer, "encode")):
-        encode = getattr(owner, name)
+    for owner in (RecipeSweep, SentenceTransformer):
         monkeypatch.setattr(
-            owner, name, lambda self, texts, *args, encode=encode, **kwargs:
+            owner, "encode", lambda self, texts, *args, encode=owner.encode, **kwargs:
             passes.append(len(texts)) or encode(self, texts, *args, **kwargs),
         )  # fmt: skip
     made = Recipes(backbone, asked)
@@ -148,97 +149,14 @@ def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
     assert passes == [len(texts)] * 2
 
 
-def test_the_bag_on_random_weights_is_one_of_gaussian_vectors(few, backbone):
-    made, _ = few
-    vectors = random_weights(backbone).model.get_input_embeddings().weight
-    standard = (vectors / vectors.std()).flatten()
-    assert standard.mean().abs() < 0.03
-    assert scipy.stats.kstest(standard.detach().numpy(), "norm").pvalue > 0.01
-    ids = backbone.token_ids(TEXTS[:1])[0]
-    with made.on_random_weights([]) as controls:
-        found = controls.embed(TEXTS[:1])["Random weights, Bag of input embeddings, mean"][0]
-    assert relative_error(found, vectors[ids].mean(dim=0).detach()) < 1e-5
-
-
-def test_one_round_is_enough_where_it_takes_long(few, monkeypatch):
-    rounds = itertools.count()
-    work = itertools.count(step=2)
-    clocks = {"perf_counter": lambda: float(6 * next(rounds)), "process_time": lambda: float(next(work))}
-    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
-    made, done = few
-    before = len(done)
-    seconds = seconds_of(made, TEXTS)
-    batches = len(timed_batches(TEXTS, made.batch_size))
-    assert all(spent == pytest.approx(2 * batches / len(TEXTS)) for spent in seconds.values())
-    # One before and one after the round; and two of the processor's for each batch of each.
-    assert (next(rounds), next(work) / 2) == (2, 2 * batches * len(seconds))
-    # What is not run again counts as done.
-    assert done[before:] == done[before : before + len(seconds)] * TIMED_ROUNDS
-    assert {what for what, _ in done[before:]} == {"Timing"}
-
-
-def test_costs_are_of_what_is_trained(few):
-    made, done = few
-    before = len(done)
-    seconds = seconds_of(made, TEXTS)
-    assert [what for what, _ in done[before:]] == ["Timing"] * TIMED_ROUNDS * len(seconds)
-    assert set(seconds) == set(made.keys)
-
-
-def test_the_unit_is_timed_though_it_is_not_compared(backbone):
-    made = Recipes(backbone, [recipe for recipe in default_recipes(2) if recipe.result == "ReBA-2, last"])
-    seconds = seconds_of(made, TEXTS)
-    assert set(seconds) == {"Classical, mean", "Classical, last", "Bag of input embeddings, mean", "ReBA-2, last"}
-    assert all(spent > 0 for spent in seconds.values())
-
-
-def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
-    """Of each batch the fastest round; on another device the clock is all there is."""
-    now = {"clock": 0.0, "processor": 0.0}
-    clocks = {"perf_counter": lambda: now["clock"], "process_time": lambda: now["processor"]}
-    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
-    waits = itertools.cycle([4.0, 0.5])
-
-    class Model:
-        def encode(self, batch, **settings):
-            now["processor"] += 0.1 * len(batch)
-            now["clock"] += 0.1 * len(batch) + next(waits)
-
-    batches = [["a", "b"]]
-    assert cost.costs({"a": Model()}, batches)["a"] == pytest.approx(0.1)
-    assert cost.costs({"a": Model()}, batches, on_cpu=False)["a"] == pytest.approx(0.35)
-
-
-@given(st.lists(st.text(max_size=9), min_size=1, max_size=200), st.integers(1, 64))
-@settings(max_examples=examples(50))
-def test_timed_batches(texts, batch_size):
-    batches = timed_batches(texts, batch_size)
-    assert len(batches) <= TIMED_BATCHES
-    sizes = [len(batch) for batch in batches]
-    assert sum(sizes) == min(len(texts), TIMED_BATCHES * min(batch_size, TIMED_TEXTS))
-    assert not Counter(text for batch in batches for text in batch) - Counter(texts)
-    lengths = [len(text) for batch in batches for text in batch]
-    assert lengths == sorted(lengths, reverse=True)
-
-
-def test_what_is_timed_is_as_long_as_the_data():
-    """A few long texts among many short ones."""
-    texts = [" ".join(["cat"] * (40 if number % 20 == 0 else 1 + number % 15)) for number in range(300)]
-    words = [len(text.split()) for batch in timed_batches(texts, 32) for text in batch]
-    assert np.mean(words) == pytest.approx(np.mean([len(text.split()) for text in texts]), rel=0.25)
-    assert np.mean(words) < 20
-
-
 @pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
     made = Recipes(CausalTransformer(backbone_path("bloom")), default_recipes(fit_texts=FIT_TEXTS))
-    names = {recipe.method for recipe in made.all}
-    assert {"Classical", "Echo-3", "ReBA-3"} <= names
+    assert {"Classical", "Echo-3", "ReBA-3"} <= {recipe.method for recipe in made.all}
     skipped = dict(made.skipped)
     assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
     assert "RT-2, last" in skipped
-    found = made.embed(TEXTS[:1])
-    assert set(found) == {recipe.result for recipe in made.all}
+    assert set(made.embed(TEXTS[:1])) == set(made.keys)
 
 
 def test_a_backbone_without_attention(backbone_path, monkeypatch):
@@ -276,3 +194,192 @@ def test_setting_up_every_recipe_tries_each_backbone_out_a_few_times(tmp_path):
         hook.remove()
     assert {recipe.name for recipe in recipes.all} >= {"ReBA-3", "RT-8", "Knowledge", "CK", "Token prepending"}
     assert len(tries) <= 14
+
+
+def test_revisions_tell_all_recipes_apart(roomy_path, monkeypatch):
+    model = CausalTransformer(roomy_path)
+    model.model.config.tie_word_embeddings = True
+    every = default_recipes(fit_texts=[f"{number} {text[:9]}" for number in range(9) for text in TEXTS])
+    revisions = Recipes(model, every).revisions()
+    assert len(set(revisions.values())) == len(revisions)
+    assert Recipes(model, every).revisions() == revisions
+    (prompted,) = (recipe for recipe in every if recipe.result == "PromptEOL, last")
+    template = {"template": 'In a word, "{text}": "', "pool_over": "all"}
+    other = dataclasses.replace(prompted, row=dataclasses.replace(prompted.row, settings=template))
+    changed = Recipes(model, [other, *(recipe for recipe in every if recipe.result == "ReBA-2, last")]).revisions()
+    assert changed["PromptEOL, last"] != revisions["PromptEOL, last"]
+    # Whatever else is compared.
+    assert changed["ReBA-2, last"] == revisions["ReBA-2, last"]
+    monkeypatch.setattr("st_reba.compare.recipes.fingerprint_of_weight", lambda name, blocks: "another head")
+    again = Recipes(model, every).revisions()
+    assert (
+        {key for key in again if again[key] != revisions[key]} == {key for key in again if "filtered" in key} != set()
+    )
+
+
+# Time
+
+
+def test_one_round_is_enough_where_it_takes_long(few, monkeypatch):
+    rounds, work = itertools.count(), itertools.count(step=2)
+    clocks = {"perf_counter": lambda: float(6 * next(rounds)), "process_time": lambda: float(next(work))}
+    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
+    made, done = few
+    before = len(done)
+    seconds = seconds_of(made, TEXTS)
+    assert set(seconds) == set(made.keys)
+    batches = len(timed_batches(TEXTS, made.batch_size))
+    assert all(spent == pytest.approx(2 * batches / len(TEXTS)) for spent in seconds.values())
+    # One before and one after the round; and two of the processor's for each batch of each.
+    assert (next(rounds), next(work) / 2) == (2, 2 * batches * len(seconds))
+    # What is not run again counts as done.
+    assert done[before:] == done[before : before + len(seconds)] * TIMED_ROUNDS
+    assert {what for what, _ in done[before:]} == {"Timing"}
+
+
+def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
+    """Of each batch the fastest round; on another device the clock is all there is."""
+    now = {"clock": 0.0, "processor": 0.0}
+    clocks = {"perf_counter": lambda: now["clock"], "process_time": lambda: now["processor"]}
+    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
+    waits = itertools.cycle([4.0, 0.5])
+
+    class Model:
+        def encode(self, batch, **settings):
+            now["processor"] += 0.1 * len(batch)
+            now["clock"] += 0.1 * len(batch) + next(waits)
+
+    assert cost.costs({"a": Model()}, [["a", "b"]])["a"] == pytest.approx(0.1)
+    assert cost.costs({"a": Model()}, [["a", "b"]], on_cpu=False)["a"] == pytest.approx(0.35)
+
+
+@given(st.lists(st.text(max_size=9), min_size=1, max_size=200), st.integers(1, 64))
+@settings(max_examples=examples(50))
+def test_timed_batches(texts, batch_size):
+    batches = timed_batches(texts, batch_size)
+    assert len(batches) <= TIMED_BATCHES
+    assert sum(map(len, batches)) == min(len(texts), TIMED_BATCHES * min(batch_size, TIMED_TEXTS))
+    assert not Counter(text for batch in batches for text in batch) - Counter(texts)
+    lengths = [len(text) for batch in batches for text in batch]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_what_is_timed_is_as_long_as_the_data():
+    """A few long texts among many short ones."""
+    texts = ["cat " * (40 if number % 20 == 0 else 1 + number % 15) for number in range(300)]
+    lengths = [len(text) for batch in timed_batches(texts, 32) for text in batch]
+    assert np.mean(lengths) == pytest.approx(np.mean([len(text) for text in texts]), rel=0.25)
+
+
+# Weights that are set aside
+
+
+class Own(nn.Parameter):
+    """As quantised weights have."""
+
+
+@pytest.fixture
+def model():
+    made = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4, dtype=torch.bfloat16), nn.Linear(4, 7, bias=False))
+    made[2].weight = made[0].weight
+    made[1].bias = Own(made[1].bias.detach())
+    return made
+
+
+def test_weights_are_gone_and_come_back_to_the_bit(model):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = list(model.parameters())
+    with contextlib.suppress(KeyboardInterrupt), set_aside(model):
+        sizes = {name: value.numel() for name, value in model.state_dict().items()}
+        assert sizes == {"0.weight": 0, "1.weight": 0, "1.bias": 4, "2.weight": 0}
+        raise KeyboardInterrupt
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(own is other for own, other in zip(model.parameters(), parameters, strict=True))
+    assert model[2].weight is model[0].weight
+
+
+def test_weights_stay_where_the_disk_has_no_room(model, monkeypatch):
+    def full(*args):
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+
+    def broken(*args):
+        raise RuntimeError("no such storage")
+
+    monkeypatch.setattr(torch, "save", full)
+    with set_aside(model):
+        assert model[0].weight.numel() == 28
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(RuntimeError, match="no such storage"), set_aside(model):
+        pass
+
+
+# Runs that are killed
+
+MANY = [f"{text} {number}" for number in range(2) for text in ALL_TEXTS]
+PAIRS = Pairs(MANY, MANY[::-1], [float(place % 5) for place in range(len(MANY))])
+QUESTIONS = OddOneOutEvaluator(
+    [
+        Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3),
+        Question("dog", ("dog is a word", "the dog sat", "my dog eats", "a dog ran"), 0),
+    ]
+)
+
+
+def compared(path, directory):
+    asked = asked_for(["reba-2", "prompteol", "classical+whitened"], 2, MANY)
+    kept = None if directory is None else TensorCache(directory)
+    made = compare(Recipes(CausalTransformer(path), asked, batch_size=4, kept=kept), PAIRS, QUESTIONS)
+    # What is measured with a clock is never the same.
+    results = [dataclasses.replace(result, cost=None, sentences_per_second=None) for result in made.results]
+    return dataclasses.replace(made, results=results, answer="", use="", verdict=[])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is forked to be killed")
+@pytest.mark.usefixtures("timed_once")
+@pytest.mark.filterwarnings("ignore:There is no interval")
+def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monkeypatch):
+    whole = compared(shallow_path, None)
+    child = os.fork()
+    if child == 0:
+        moved, replace = [], os.replace
+
+        def dying(source, target):
+            moved.append(target)
+            if len(moved) == 9:
+                # In the middle of a file, which is written and not yet in its place.
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+
+        os.replace = dying
+        compared(shallow_path, tmp_path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(tmp_path.glob("*.safetensors"))) == 8
+    assert len(list(tmp_path.glob(".writing-*"))) == 1
+    assert compared(shallow_path, tmp_path) == whole
+    assert not list(tmp_path.glob(".writing-*"))
+
+    def never(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(ModulePass, "encode", never)
+    monkeypatch.setattr(SweepPass, "encode", never)
+    assert compared(shallow_path, tmp_path) == whole
+
+
+def test_other_weights_and_other_settings_are_not_taken_for_these(roomy_path, tmp_path):
+    files = set()
+    backbone = CausalTransformer(roomy_path)
+    for change in ("nothing", "batch", "weights", "length"):
+        if change == "weights":
+            with torch.no_grad():
+                next(backbone.model.parameters()).mul_(1.5)
+        if change == "length":
+            backbone.max_seq_length = 5
+        batch_size = 3 if change == "batch" else 4
+        recipes = Recipes(backbone, asked_for(["classical"]), batch_size=batch_size, kept=TensorCache(tmp_path))
+        recipes.add(TEXTS)
+        now = set(tmp_path.glob("*.safetensors"))
+        # The bag, and the classical embedding.
+        assert len(now - files) == 2, change
+        files = now

@@ -4,7 +4,6 @@ import dataclasses
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
@@ -12,16 +11,7 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from st_reba import CausalTransformer, EchoModule
 from st_reba.compare import Recipes, compare
-from st_reba.compare.search import (
-    LEAST_PAIRS,
-    PLAIN,
-    candidates,
-    rung_sizes,
-    search,
-    searched,
-    split,
-    with_selection,
-)
+from st_reba.compare.search import LEAST_PAIRS, PLAIN, candidates, rung_sizes, search, searched, split, with_selection
 from st_reba.data.demo import DEMO_PAIRS, demo_retrieval
 from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs
 from st_reba.evaluation.tasks import task_of
@@ -32,15 +22,13 @@ from ..conftest import examples
 
 pytestmark = pytest.mark.usefixtures("timed_once")
 
-METHODS = ("Classical", "Echo-2", "ReBA-1")
 
-
-def few(layers=3):
-    return [candidate for candidate in candidates(layers) if candidate.row.name in METHODS]
+def few():
+    return [each for each in candidates(3) if each.row.name in ("Classical", "Echo-2", "ReBA-1")]
 
 
 def changed():
-    return [candidate for candidate in candidates(3) if candidate.row.unchanged in ("echo-2", "pretended-cot")]
+    return [each for each in candidates(3) if each.row.unchanged in ("echo-2", "pretended-cot")]
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +40,8 @@ def backbone(backbone_path):
 def pairs():
     every = read_pairs(DEMO_PAIRS)
     # Their beginnings, told apart: no score is looked at but beside another of the same texts.
-    first, second = (
-        [f"{place} {text[:16]}" for place, text in enumerate(side)] for side in (every.first, every.second)
-    )
-    return Pairs(first[:62], second[:62], every.scores[:62])
+    sides = [[f"{place} {text[:16]}" for place, text in enumerate(side)][:62] for side in (every.first, every.second)]
+    return Pairs(*sides, every.scores[:62])
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +49,20 @@ def found(backbone, pairs):
     return search(backbone, pairs, every=few())
 
 
-def test_what_is_all_alike_is_said(backbone):
-    alike = Pairs([f"a {number}" for number in range(64)], [f"b {number}" for number in range(64)], [1.0] * 64)
-    with pytest.raises(ValueError, match="No combination has a score on the pairs to choose on: all look the same to"):
-        search(backbone, alike, every=few()[:2])
+@pytest.fixture(scope="module")
+def gain_of(backbone, pairs):
+    """By how much the ready model of a candidate is ahead of the recipe without any choice, where it is chosen."""
+    chosen_on, _ = split(pairs)
+
+    def score(recipe):
+        fitted = dataclasses.replace(recipe, fit_texts=tuple(chosen_on.texts()))
+        sides = [
+            fitted.model(backbone).encode(side, convert_to_tensor=True) for side in (chosen_on.first, chosen_on.second)
+        ]
+        return spearmanr(pairwise_cos_sim(*sides).cpu(), chosen_on.scores).statistic
+
+    plain = score(PLAIN)
+    return lambda recipe: score(recipe) - plain
 
 
 @given(
@@ -89,19 +85,16 @@ def test_halves_share_no_text_and_lose_no_pair(drawn, seed):
     assert sorted(again) == sorted(rows)
 
 
-def test_the_seed_decides_the_split(pairs):
+def test_the_seed_decides_the_split_and_what_cannot_be_split_is_refused(pairs, backbone):
     assert split(pairs, 0) == split(pairs, 0)
     assert split(pairs, 0) != split(pairs, 1)
-
-
-def test_too_few_pairs(pairs):
     with pytest.raises(ValueError, match="59 pairs are too few, give 60 or more"):
         split(Pairs(pairs.first[:59], pairs.second[:59], pairs.scores[:59]))
-
-
-def test_pairs_that_all_hang_together():
     with pytest.raises(ValueError, match="80 of the 80 pairs hang together"):
         split(Pairs(["hub"] * 80, [f"text {number}" for number in range(80)], list(range(80))))
+    alike = Pairs([f"a {number}" for number in range(64)], [f"b {number}" for number in range(64)], [1.0] * 64)
+    with pytest.raises(ValueError, match="No combination has a score on the pairs to choose on: all look the same to"):
+        search(backbone, alike, every=few()[:2])
 
 
 @pytest.mark.parametrize(("pairs", "sizes"), [(30, [30]), (89, [89]), (90, [30, 90]), (690, [76, 230, 690])])
@@ -118,86 +111,38 @@ def test_candidates_are_all_combinations_and_all_different():
     )
     # The two that end with the last but one have no other reading of it.
     assert len(every) == (plain * 8 - 2 + under_a_change) * (1 + len(FILTERS))
-    assert len(every) < 1_100
     at_the_end = {one.row.name for one in every if not one.row.unchanged}
     at_the_end -= {one.row.name for one in every if one.layer == 31}
     assert at_the_end == {"Pretended CoT", "Knowledge"}
-
-
-def test_a_changed_recipe_is_read_at_its_end_and_can_be_built():
-    """Under its own name: a bidirectional last layer under last pooling is what it is without."""
-    found = {candidate.result: candidate for candidate in changed() if not candidate.filter}
+    # Under its own name: a bidirectional last layer under last pooling is what it is without.
+    found = {candidate.result: candidate.layer for candidate in changed() if not candidate.filter}
     anywhere = ("re-routed", "prepended", "before-mlp")
     echo = {f"Echo-2, {change}, {pooling}" for change in anywhere for pooling in ("mean", "last")}
     prompted = {f"Pretended CoT, {change}, last" for change in (*anywhere, "steered")}
     assert found.keys() == {*echo, *prompted, "Echo-2, bidirectional, mean", "Echo-2, steered, last"}
-    assert {candidate.layer for candidate in found.values()} == {None}
+    assert set(found.values()) == {None}
 
 
-def of_each_change():
-    """Each once, by default: of Echo's poolings the mean, and of what goes with Echo not under a prompt again."""
-    found = set()
-    for one in changed():
-        if not one.filter:
-            change = one.result.split(", ")[1]
-            yield pytest.param(one, id=one.result, marks=[pytest.mark.long] if change in found else [])
-            found.add(change)
+def of_each_kind():
+    """Each change once, a filter behind one, and a prompt that its authors read at the last but one layer."""
+    by_change = {one.result.split(", ")[1]: one for one in changed() if not one.filter}
+    knowledge = [one for one in candidates(3) if one.row.name == "Knowledge" and not one.filter]
+    filtered = [one for one in changed() if one.part is PARTS["whitened"]]
+    return [*by_change.values(), *knowledge, filtered[0], filtered[-1]]
 
 
-@pytest.mark.parametrize("candidate", of_each_change())
-def test_a_changed_recipe_is_scored_as_the_ready_model(candidate, backbone, pairs, plain):
-    found = search(backbone, pairs, every=[candidate])
-    ready = correlation(candidate.model(backbone), found.chosen_on)
-    assert found.gain == pytest.approx(ready - plain, abs=1e-3)
-
-
-def test_a_filter_of_a_changed_recipe_is_fitted_on_what_it_chose_on(backbone, pairs, plain):
-    """Of two readings, of which one is steered."""
-    for row in ("echo-2", "pretended-cot"):
-        *_, candidate = (one for one in changed() if one.row.unchanged == row and one.part is PARTS["whitened"])
-        found = search(backbone, pairs, every=[candidate])
-        ready = correlation(fitted(candidate, found.chosen_on).model(backbone), found.chosen_on)
-        assert found.gain == pytest.approx(ready - plain, abs=1e-3)
-
-
-def test_a_prompt_is_searched_as_its_authors_read_it(backbone, pairs, plain):
-    """At the last but one layer and below it, without the final norm: what the ready model gives."""
-    for candidate in (one for one in candidates(3) if one.row.name == "Knowledge" and not one.filter):
+@pytest.mark.parametrize("candidate", of_each_kind(), ids=lambda candidate: candidate.result)
+def test_a_recipe_is_scored_as_the_ready_model(candidate, backbone, pairs, gain_of):
+    if candidate.row.name == "Knowledge":
         module = candidate.model(backbone)[0]
         assert (module.output_layer, module.final_norm) == (candidate.layer or 2, False)
-        found = search(backbone, pairs, every=[candidate])
-        ready = correlation(candidate.model(backbone), found.chosen_on)
-        assert found.gain == pytest.approx(ready - plain, abs=1e-3)
+    assert search(backbone, pairs, every=[candidate]).gain == pytest.approx(gain_of(candidate), abs=1e-3)
 
 
-@pytest.fixture(scope="module")
-def plain(backbone, pairs):
-    """The score of the recipe without any choice, on the half to choose on."""
-    chosen_on, _ = split(pairs)
-    return correlation(PLAIN.model(backbone), chosen_on)
-
-
-def fitted(candidate, data):
-    return dataclasses.replace(candidate, fit_texts=tuple(data.texts()))
-
-
-def correlation(model, pairs):
-    vectors = [model.encode(side, convert_to_tensor=True) for side in (pairs.first, pairs.second)]
-    return spearmanr(pairwise_cos_sim(*vectors).cpu(), pairs.scores).statistic
-
-
-def test_a_score_is_that_of_the_recipe(backbone, pairs, found, plain):
+def test_the_best_come_first_and_survive(backbone, pairs, found, gain_of):
     """Layers of one pass, poolings, and filters on top: as the ready model gives them."""
-    chosen_on = found.chosen_on
-    for candidate in found.finalists[:3]:
-        score = correlation(fitted(candidate, chosen_on).model(backbone), chosen_on)
-        again = search(backbone, pairs, every=[candidate])
-        assert again.gain == pytest.approx(score - plain, abs=1e-3)
-
-
-def test_the_best_come_first_and_survive(backbone, pairs, found):
-    """On all rungs: planted scores, so that the halving alone decides."""
     gains = [search(backbone, pairs, every=[candidate]).gain for candidate in found.finalists]
+    assert gains[:3] == pytest.approx([gain_of(candidate) for candidate in found.finalists[:3]], abs=1e-3)
     assert all(first >= second - 1e-6 for first, second in pairwise(gains))
     assert found.gain == pytest.approx(gains[0], abs=1e-6)
 
@@ -205,33 +150,31 @@ def test_the_best_come_first_and_survive(backbone, pairs, found):
 def test_several_rungs_keep_a_third(backbone, pairs):
     # Their texts are short: how many candidates a rung keeps, no score decides.
     large = Pairs(*([f"{side} {number}" for number in range(558)] for side in "ab"), pairs.scores * 9)
-    every = [candidate for candidate in few() if candidate.row.name == "Classical"]
-    found = search(backbone, large, every=every)
+    found = search(backbone, large, every=[candidate for candidate in few() if candidate.row.name == "Classical"])
     assert [rung.items for rung in found.rungs] == rung_sizes(len(found.chosen_on))
-    assert len(found.rungs) == 3
     assert [rung.candidates for rung in found.rungs] == [30, 10, 5]
+
+
+def test_a_rung_without_both_classes_is_passed_over(backbone, pairs):
+    """Of few pairs that are alike, the first rung may have none."""
+    first, second = ([f"{text} {copy}" for copy in range(3) for text in side] for side in (pairs.first, pairs.second))
+    rare = Pairs(first, second, [float(number in (5, 105)) for number in range(len(first))])
+    sizes = rung_sizes(len(rare) // 2)
+    halves = {seed: split(rare, seed)[0] for seed in range(50)}
+    seed = next(seed for seed, half in halves.items() if any(half.scores) and not any(half.head(sizes[0]).scores))
+    found = search(backbone, rare, every=[PLAIN], seed=seed)
+    assert [rung.items for rung in found.rungs] == sizes[1:]
 
 
 def test_what_is_held_out_is_never_read(backbone, pairs, monkeypatch):
     read = []
     preprocess = CausalTransformer.preprocess
     monkeypatch.setattr(
-        CausalTransformer,
-        "preprocess",
-        lambda self, inputs, **kw: read.extend(inputs) or preprocess(self, inputs, **kw),
+        CausalTransformer, "preprocess", lambda self, texts, **kw: read.extend(texts) or preprocess(self, texts, **kw)
     )
     found = search(backbone, pairs, every=[PLAIN, *few()[:8]])
     assert set(read) == set(found.chosen_on.texts())
     assert not set(read) & set(found.held_out.texts())
-
-
-def test_what_a_model_cannot_run_is_left_out(backbone_path, pairs):
-    model = CausalTransformer(backbone_path("llama"))
-    broken = dataclasses.replace(PLAIN.row, key="broken", name="Broken", copies=None, module=_Refusing)
-    found = search(model, pairs, every=[PLAIN, Recipe(broken, "mean")])
-    assert found.finalists == [PLAIN]
-    with pytest.raises(ValueError, match="LlamaModel can run none of the recipes"):
-        search(model, pairs, every=[Recipe(broken, "mean")])
 
 
 class _Refusing(EchoModule):
@@ -239,40 +182,33 @@ class _Refusing(EchoModule):
         raise ValueError("not on this model")
 
 
+def test_what_a_model_cannot_run_is_left_out(backbone, pairs):
+    broken = Recipe(dataclasses.replace(PLAIN.row, key="broken", name="Broken", copies=None, module=_Refusing), "mean")
+    assert search(backbone, pairs, every=[PLAIN, broken]).finalists == [PLAIN]
+    with pytest.raises(ValueError, match="LlamaModel can run none of the recipes"):
+        search(backbone, pairs, every=[broken])
+
+
+def shown(backbone, found, **settings):
+    """What was chosen, on the other half."""
+    recipes = Recipes(backbone, found.recipes(), controls=settings.get("random", True))
+    return with_selection(found, compare(recipes, found.held_out, chosen=found.chosen, **settings))
+
+
 def test_the_report_says_how_much_was_selection(backbone, pairs, found):
-    recipes = Recipes(backbone, found.recipes())
-    comparison = with_selection(found, compare(recipes, found.held_out, chosen=found.chosen))
+    comparison = shown(backbone, found)
     chosen = found.finalists[0].result
     assert comparison.choice().name == comparison.chosen == found.chosen == chosen
     assert f"Chosen before these scores were known: {chosen}" in " ".join(comparison.verdict)
     assert f"chose {chosen}" in comparison.verdict[0]
     assert f"{len(found.held_out)} other pairs" in comparison.verdict[0]
     scores = {result.name: result.scores["STS"].value for result in comparison.results}
-    held = scores[chosen] - scores["Classical, mean"]
-    task = comparison.tasks[0]
+    held, task = scores[chosen] - scores["Classical, mean"], comparison.tasks[0]
     assert f"ahead of Classical, mean by {task.show(found.gain)}" in comparison.verdict[1]
     assert f"{task.show(found.gain - held)} of the gain was selection" in comparison.verdict[1]
     assert {f"Random weights, {chosen}", "Bag of input embeddings, mean"} <= set(scores)
-
-
-def shown(backbone, found):
-    """What was chosen, on the other half, without controls: they are shown above."""
-    recipes = Recipes(backbone, found.recipes(), controls=False)
-    return compare(recipes, found.held_out, chosen=found.chosen, random=False)
-
-
-def test_nothing_better_is_said(backbone, pairs):
-    found = search(backbone, pairs, every=[PLAIN])
-    comparison = with_selection(found, shown(backbone, found))
-    assert comparison.verdict[1] == "It found nothing better than the recipe without any choice."
-
-
-def test_embeddings_of_a_finalist_do_not_depend_on_the_batch(backbone, found):
-    filtered = next(each for each in few() if each.part is PARTS["whitened"])
-    model = fitted(filtered, found.chosen_on).model(backbone)
-    texts = found.held_out.texts()[:5]
-    alone = torch.cat([model.encode([text], convert_to_tensor=True) for text in texts])
-    assert torch.allclose(model.encode(texts, convert_to_tensor=True), alone, atol=1e-4)
+    nothing = shown(backbone, search(backbone, pairs, every=[PLAIN]), random=False)
+    assert nothing.verdict[1] == "It found nothing better than the recipe without any choice."
 
 
 @pytest.mark.parametrize("kind", ["classes", "triplets", "retrieval"])
@@ -296,16 +232,4 @@ def test_other_tasks(kind, backbone, pairs):
         model.prompts = dict(task_of(data).prompts)
         scores.append(evaluator(model)[evaluator.primary_metric])
     assert found.gain == pytest.approx(scores[0] - scores[1], abs=1e-3)
-    comparison = with_selection(found, shown(backbone, found))
-    assert f"{len(found.held_out)} other {data.noun}" in comparison.verdict[0]
-
-
-def test_a_rung_without_both_classes_is_passed_over(backbone, pairs):
-    """Of few pairs that are alike, the first rung may have none."""
-    first, second = ([f"{text} {copy}" for copy in range(3) for text in side] for side in (pairs.first, pairs.second))
-    rare = Pairs(first, second, [float(number in (5, 105)) for number in range(len(first))])
-    sizes = rung_sizes(len(rare) // 2)
-    halves = {seed: split(rare, seed)[0] for seed in range(50)}
-    seed = next(seed for seed, half in halves.items() if any(half.scores) and not any(half.head(sizes[0]).scores))
-    found = search(backbone, rare, every=[PLAIN], seed=seed)
-    assert [rung.items for rung in found.rungs] == sizes[1:]
+    assert f"{len(found.held_out)} other {data.noun}" in shown(backbone, found, random=False).verdict[0]

@@ -3,11 +3,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from st_reba import CausalTransformer
 from st_reba.compare.tf_idf import TfIdf
@@ -21,14 +19,6 @@ from ..conftest import examples
 @pytest.fixture(scope="module")
 def backbone(backbone_path):
     return CausalTransformer(backbone_path())
-
-
-def test_what_scikit_learn_gives(backbone):
-    pairs = read_pairs(DEMO_PAIRS)
-    vectorizer = TfidfVectorizer(analyzer=lambda text: backbone.token_ids([text])[0]).fit(pairs.texts())
-    first, second = (vectorizer.transform(side).toarray() for side in (pairs.first, pairs.second))
-    found = TfIdf(backbone, pairs.texts()).cosines(pairs.first, pairs.second)
-    assert np.allclose(found, (first * second).sum(axis=1))
 
 
 @given(
@@ -63,11 +53,6 @@ def test_the_nearest_are_those_of_the_highest_cosine(backbone):
         order = sorted(range(len(documents)), key=lambda index: (-cosines[index], index))
         assert [index for index, _ in found] == order[:4]
         assert [score for _, score in found] == pytest.approx(cosines[order[:4]])
-
-
-def test_the_language_model_is_not_run(backbone, monkeypatch):
-    monkeypatch.setattr(CausalTransformer, "forward", lambda *_, **__: pytest.fail("the model was run"))
-    TfIdf(backbone, TEXTS).cosines(TEXTS, TEXTS[::-1])
 
 
 def test_texts_of_the_same_tokens_are_equals(backbone):

@@ -1,0 +1,122 @@
+"""Comparisons to show: two tasks with controls, a model for which a recipe is advised, many tasks, and proxies."""
+
+from __future__ import annotations
+
+import random
+
+from st_reba.compare.results import Comparison, Result
+from st_reba.evaluation.bootstrap import Estimate
+from st_reba.evaluation.tasks import Measure
+from st_reba.recipes import Control
+
+_CALLED = {"tf-idf": "tf-idf, without any model", "Bag of input embeddings": "the bag of input embeddings"}
+#: Recipe, pooling, STS, word sense, cost, texts a second.
+_DEMO = """
+Bag of input embeddings | mean | 11.3 | 25.0 | 0.03 | 11982
+Random weights, Classical | mean | 3.1 | 20.0 | 0.98 | 376
+Classical | mean | -0.1 | 25.0 | 1.00 | 368
+Echo-2 | mean | 9.7 | 32.5 | 2.18 | 169
+Echo-3 | mean | 11.1 | 35.0 | 3.78 | 97
+Echo-2, bidirectional | last | 2.5 | 30.0 | 2.10 | 177
+Bidirectional, prompt | last | -0.5 | | 2.13 | 174
+RT-8 | last | -4.6 | | 2.92 | 127
+"""
+_REAL = """
+tf-idf | mean | 59.2 | | |
+Bag of input embeddings | mean | 37.5 | | 0.031 | 12400
+Random weights, Value aggregation | last | 12.2 | | |
+Classical | mean | 37.2 | | 1.0 | 31
+Classical | last | 30.8 | | 1.0 | 32
+PromptEOL | last | 67.1 | | 1.9 | 17
+Knowledge | last | 70.1 | | 3.6 | 8.8
+Value aggregation | last | 68.7 | | 1.6 | 20
+Early and late, partwise whitened | mean | 72.5 | | 1.9 | 16
+"""
+
+
+def _estimate(value: float, spread: float, tied: bool) -> Estimate:
+    return Estimate(value / 100, value / 100 - spread, value / 100 + 0.9 * spread, tied)
+
+
+def _results(table: str, tied_above: float) -> list[Result]:
+    results = []
+    for line in table.strip().splitlines():
+        recipe, pooling, sts, sense, cost, speed = (part.strip() for part in line.split("|"))
+        control = recipe.startswith(("tf-idf", "Bag", "Random"))
+        scores = {"STS": _estimate(float(sts), 0.043, not control and float(sts) > tied_above)}
+        if sense:
+            scores["Word sense"] = _estimate(float(sense), 0.14, not control and float(sense) > 26)
+        untrained = Control("random", f"Random weights, {recipe}, {pooling}", "itself on random weights")
+        timed = (float(speed), float(cost)) if cost else (None, None)
+        own = () if control else (untrained,)
+        results.append(Result(recipe, pooling, control, scores, *timed, called=_CALLED.get(recipe, ""), controls=own))
+    return results
+
+
+def demo() -> Comparison:
+    """The demo LM on the demo texts."""
+    return Comparison(
+        model="the demo LM",
+        data="the demo texts: 130 pairs, 40 word-sense questions",
+        tasks=[
+            Measure("STS", "Spearman × 100", note="Cosine similarity of 130 pairs against their labels."),
+            Measure("Word sense", "accuracy, %", chance=0.25, note="40 questions: which uses a word in another sense."),
+        ],
+        results=_results(_DEMO, 1),
+        verdict=[
+            "Echo-3 with mean pooling scores highest among the recipes.",
+            "Of the others, 3 cannot be told from it.",
+        ],
+        skipped=[("Bidirectional, chunked (mean)", "DemoLM computes attention in code of its own.")],
+        lengths=[3, 9, 13, 15],
+        settings={"batch size": "32", "device": "cpu"},
+        versions={"st_reba": "0.1.0", "torch": "2.13.0"},
+        command="st-reba compare --out out",
+        date="2026-11-20",
+        answer="None: no recipe beats the bag of input embeddings (11.3); the best, Echo-3, mean, has 11.1. A bigger "
+        "model, or more labelled pairs, will say more.",
+    )
+
+
+def cmteb() -> Comparison:
+    """18 rows on 35 tasks, under a Chinese model name."""
+    draw = random.Random(1)
+    tasks = [Measure(f"Task{number}-long-name", "main score × 100", note="As mteb has it.") for number in range(35)]
+    results = []
+    for place in range(18):
+        scores = {task.name: _estimate(draw.uniform(20, 80), 0.02, place < 9) for task in tasks}
+        results.append(Result(f"Echo-{place}, bidirectional", "mean", place > 15, scores, 10.0 + place, 1.0 + place))
+    return Comparison("智源/悟道-中文语言模型-7B", "C-MTEB, 35 tasks", tasks, results, ["It beats every control."])
+
+
+def proxies() -> Comparison:
+    """Plain texts without labels, and no times."""
+    alignment = Measure("Alignment", "mean squared distance", scale=1, greater_is_better=False, proxy=True)
+    uniformity = Measure("Uniformity", "log of the mean potential", scale=1, greater_is_better=False, proxy=True)
+    rows = [("Classical", False, 0.31, -0.8), ("ReBA-2", False, 0.22, -1.9), ("Bag of input embeddings", True, 0.4, -2)]
+    nan = float("nan")
+    results = [
+        Result(name, "mean", bag, {"Alignment": Estimate(a, nan, nan, not bag), "Uniformity": Estimate(u, nan, nan)})
+        for name, bag, a, u in rows
+    ]
+    return Comparison("org/模型", "texts.txt: 3 texts", [alignment, uniformity], results, ["These are proxies."])
+
+
+def real() -> Comparison:
+    """What a model of some hundred million parameters gives on 400 pairs: a cheap recipe is advised."""
+    return Comparison(
+        model="a small model",
+        data="400 pairs of pairs.tsv",
+        tasks=[Measure("STS", "Spearman x 100", note="Correlation of cosine similarities with the labels.")],
+        results=_results(_REAL, 68),
+        verdict=["Best on STS: Early and late, partwise whitened, mean, 72.5 [68.2, 76.4]."],
+        skipped=[*((f"RT-{passes}, last", "no cache") for passes in (2, 4, 8)), ("CK, mean", "no room")],
+        lengths=[4, 9, 13, 15],
+        settings={"precision": "bfloat16", "device": "cpu"},
+        command="st-reba compare --model a-small-model --data pairs.tsv --out out",
+        date="2026-11-20",
+        answer="Three recipes cannot be told apart; use the cheapest, Value aggregation, last token: 68.7 [64.4, "
+        "72.6], 31 above what you have (the mean of the last hidden states), ahead of every control.",
+        use="Value aggregation, last",
+        build="st-reba build --model a-small-model --recipe value-aggregation --out my-model",
+    )

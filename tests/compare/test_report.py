@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import base64
+import csv
+import dataclasses
+import itertools
+import re
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from st_reba.compare import report
+from st_reba.compare.report import cost_figure, pareto_front, write_csv, write_report, write_results
+from st_reba.compare.results import Comparison, Result, measured
+from st_reba.evaluation.bootstrap import Estimate
+from st_reba.evaluation.drawing import drawing_style
+from st_reba.evaluation.tasks import Measure
+from st_reba.recipes import Control
+
+from . import samples
+
+VOID = {"meta", "link", "br", "hr", "img"}
+
+
+class Page(HTMLParser):
+    """A page's elements as (tag, attributes, text), in order of their start; refuses tags that do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.open: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+        if tag not in VOID:
+            self.open.append(self.elements[-1])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, _, text in self.open:
+            text.append(data)
+
+    def all(self, tag: str, **wanted: str) -> list[str]:
+        """The texts of the elements of a name, those that have all the given attributes."""
+        wanted = {name.rstrip("_"): value for name, value in wanted.items()}
+        found = [
+            text for name, attributes, text in self.elements if name == tag and wanted.items() <= attributes.items()
+        ]
+        return [" ".join("".join(text).split()) for text in found]
+
+    def rows(self) -> list[list[str]]:
+        """The cells' texts of each of the table's rows."""
+        rows: list[list[str]] = []
+        for tag, _, text in self.elements:
+            if tag == "tr":
+                rows.append([])
+            elif tag in ("th", "td"):
+                rows[-1].append(" ".join("".join(text).split()))
+        return rows
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo's comparison, the directory of its report, and the page."""
+    directory = tmp_path_factory.mktemp("demo") / "deep" / "out"
+    path = write_report(samples.demo(), directory)
+    assert path == directory / "report.html"
+    return samples.demo(), directory, Page(path.read_text(encoding="utf-8"))
+
+
+def tiny(**changes) -> Comparison:
+    """Two recipes and a control on two tasks, of which the second is better the lower it is."""
+    tasks = [Measure("A", "accuracy, %", chance=0.25, note="Of two."), Measure("B", "distance", 1.0, False)]
+    classical = {"A": Estimate(0.5, 0.4, 0.6, True), "B": Estimate(3.0, 2.5, 3.5)}
+    echo = {"A": Estimate(0.7, 0.6, 0.8, True), "B": Estimate(4.0, 3.5, 4.5)}
+    bag = {"A": Estimate(0.2, 0.1, 0.3), "B": Estimate(1.0, 0.5, 1.5)}
+    results = [
+        Result("Classical", "mean", False, classical, 10.0, 1.0, same_as=("ReBA-1", "Bidirectional")),
+        Result("Echo-2", "mean", False, echo, 5.0, 2.0, says="The text stands 2 times."),
+        Result("Bag of input embeddings", "mean", True, bag),
+    ]
+    return dataclasses.replace(Comparison("a model", "texts", tasks, results), **changes)
+
+
+def page_of(comparison: Comparison, tmp_path) -> tuple[str, Page]:
+    text = write_report(comparison, tmp_path / "out").read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_every_recipe_and_score_is_on_the_page_and_in_the_csv(demo):
+    comparison, directory, page = demo
+    shown = {cells[0]: cells[1:] for cells in page.rows()}
+    lines = csv.DictReader((directory / "results.csv").open(encoding="utf-8", newline=""))
+    written = {f"{line['recipe']} {line['pooling']}": line for line in lines}
+    random = comparison.on_random_weights
+    untrained = {result.name for result in random.values()}
+    results = [result for result in comparison.results if result.name not in untrained]
+    # The header, and the line above the controls.
+    assert len(page.rows()) == len(results) + 2
+    assert len(written) == len(results)
+    for result in results:
+        cells, line = shown[f"{result.recipe} {result.pooling}"], written[f"{result.recipe} {result.pooling}"]
+        # Each task has two columns: the second is on random weights.
+        for index, task in enumerate(comparison.tasks):
+            score = result.scores.get(task.name)
+            control = random[result.name].scores.get(task.name) if result.name in random else None
+            numbers = ["", "", "", ""] if score is None else [str(value) for value in dataclasses.astuple(score)]
+            assert [line[f"{task.name}{part}"] for part in ("", " low", " high", " tied")] == numbers
+            assert line[f"{task.name} random"] == ("" if control is None else str(control.value))
+            cell, beside = cells[2 * index : 2 * index + 2]
+            assert beside == ("" if control is None else task.show(control.value))
+            if score is None:
+                assert cell == "–not applicable"
+            else:
+                assert cell.startswith(task.show(score.value))
+                assert cell.endswith(task.show_interval(score))
+        assert cells[-2:] == [f"{measured(result.cost)}×", measured(result.sentences_per_second)]
+        assert (float(line["texts_per_second"]), float(line["cost"])) == (result.sentences_per_second, result.cost)
+
+
+def test_what_the_page_has_around_its_table(demo):
+    comparison, _, page = demo
+    assert page.all("p", class_="first") == [comparison.answer]
+    order = [tag for tag, _, _ in page.elements if tag in ("section", "figure", "table")]
+    assert order[:3] == ["section", "section", "figure"]
+    assert set(comparison.verdict) <= set(page.all("li"))
+    text = page.all("main")[0]
+    for task in comparison.tasks:
+        assert f"{task.note} {task.metric[:1].upper()}{task.metric[1:]}, higher is better" in text
+    for name, value in [*(comparison.settings | comparison.versions).items(), *comparison.skipped]:
+        assert f"{name}{value}" in text
+    assert page.all("code") == [comparison.command]
+    assert page.all("time", datetime="2026-11-20") == ["2026-11-20"]
+    assert page.all("aside") == []
+
+
+def test_the_page_loads_nothing_and_can_be_read_aloud(demo):
+    _, directory, page = demo
+    text = (directory / "report.html").read_text(encoding="utf-8")
+    assert "//" not in re.sub(r"data:image/svg\+xml;base64,[\w+/=]+", "", text)
+    assert not {tag for tag, _, _ in page.elements} & {"script", "iframe", "object", "embed"}
+    links = [attributes["href"] for tag, attributes, _ in page.elements if tag in ("a", "link")]
+    assert links.pop(0) == "data:,"
+    assert sorted(links) == sorted(path.name for path in directory.iterdir() if path.name != "report.html")
+    ids = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'aria-labelledby="([^"]+)"', text)) <= set(ids)
+    assert {attributes["scope"] for tag, attributes, _ in page.elements if tag == "th"} == {"col", "row", "rowgroup"}
+    (picture,) = (attributes for tag, attributes, _ in page.elements if tag == "img")
+    assert len(picture["alt"]) > 40
+    drawn = base64.b64decode(picture["src"].partition(",")[2]).decode()
+    assert ElementTree.fromstring(drawn).findall(".//{http://www.w3.org/2000/svg}text")
+    assert "Echo-2, bidirectional, last" in drawn
+    assert imread(directory / "cost.png").std() > 0.05
+
+
+def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path, undrawn):
+    text, page = page_of(tiny(build="st-reba build", command="st-reba compare"), tmp_path)
+    rows = page.rows()
+    tied = "50.0≈ cannot be told from the best [40.0, 60.0]"
+    assert rows[1] == ["Echo-2 mean", "70.0 best [60.0, 80.0]", "4.000 [3.500, 4.500]", "2.0×", "5.0"]
+    assert rows[2] == ["Classical = ReBA-1 = Bidirectional mean", tied, "3.000 best [2.500, 3.500]", "1.0×", "10"]
+    assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "1.000 [0.500, 1.500]", "", ""]
+    assert page.all("strong") == ["bold", "70.0", "3.000"]
+    assert 'style="--low: 71.4%; --value: 85.7%; --high: 100.0%"' in text
+    assert "The text stands 2 times." in page.all("dd")
+    assert page.all("code") == ["st-reba build", "st-reba compare"]
+
+
+def test_what_is_not_known_is_empty_in_the_csv(tmp_path):
+    write_csv(tiny(), tmp_path / "results.csv")
+    lines = (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "Bag of input embeddings,mean,True,0.2,0.1,0.3,False,,1.0,0.5,1.5,False,,,,"
+    assert lines[-2].endswith(",10.0,1.0,ReBA-1; Bidirectional")
+
+
+def test_whatever_text_there_is_does_no_harm(tmp_path):
+    evil = '<script>alert("1")</script>$x_{$ 模型 \x07 &amp;'
+    results = [
+        Result(f"{evil} {index}", evil, index == 2, {evil: Estimate(0.1 * index, 0.0, 0.3, True)}, 1.0, 1.0)
+        for index in range(3)
+    ]
+    told = [evil], [(evil, evil)], [3, 4], {evil: evil}, {evil: evil}, evil, evil
+    text, page = page_of(Comparison(evil, evil, [Measure(evil, evil, note=evil)], results, *told), tmp_path)
+    assert "<script" not in text
+    assert page.all("h1") == [" ".join(f"Which recipe for {evil}?".split())]
+    assert page.all("code")[0].startswith('<script>alert("1")</script>$x_{$ 模型')
+    (address,) = (attributes["src"] for tag, attributes, _ in page.elements if tag == "img")
+    assert "$x_{$ 模型 &amp;amp;" in base64.b64decode(address.partition(",")[2]).decode()
+
+
+def test_proxies_are_called_so(tmp_path, undrawn):
+    text, page = page_of(samples.proxies(), tmp_path)
+    said = page.all("aside", role="note")
+    assert said[0].startswith("Measured without labels. All scores here are proxies: they hint at quality")
+    assert "Mean squared distance, lower is better, on texts.txt: 3 texts." in page.all("section", class_="answer")[0]
+    assert page.all("th", scope="col")[1].startswith("Alignment proxy mean squared distance ↓")
+    # Nothing was timed, and there are no intervals.
+    assert "Cost" not in " ".join(page.all("th"))
+    assert "95% bootstrap interval" not in text
+    assert not (tmp_path / "out" / "cost.png").exists()
+    tasks = [tiny().tasks[0], dataclasses.replace(tiny().tasks[1], proxy=True)]
+    _, page = page_of(tiny(tasks=tasks), tmp_path / "some")
+    assert page.all("aside", role="note")[0].startswith("Measured without labels. B: proxies, which hint at quality")
+
+
+def test_a_long_page_folds(tmp_path, monkeypatch, undrawn):
+    monkeypatch.setattr(report, "_OPEN_ROWS", 2)
+    found = samples.cmteb()
+    small = dataclasses.replace(found, tasks=found.tasks[:4], results=found.results[-5:])
+    text, page = page_of(small, tmp_path)
+    assert "Which recipe for 智源/悟道-中文语言模型-7B?" in text
+    assert page.all("summary") == ["1 more recipe", "What was measured"]
+    assert all(len(cells) == 7 for cells in page.rows() if not cells[0].startswith("Controls"))
+
+
+NAN = float("nan")
+NO_NUMBER = Result("ReBA-2", "mean", False, {"A": Estimate(NAN, NAN, NAN)}, 5.0, 2.0)
+
+
+@pytest.mark.parametrize("results", [[], tiny().results[2:], [NO_NUMBER, *tiny().results[2:]]])
+def test_a_comparison_that_decides_nothing_is_written_all_the_same(results, tmp_path):
+    """Where all texts are alike no recipe has a number."""
+    page = write_report(tiny(results=results), tmp_path / "out").read_text(encoding="utf-8")
+    assert 'class="leader"' not in page
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "results.csv", "comparison.json"}
+
+
+def test_a_score_that_is_no_number_stands_last(tmp_path, undrawn):
+    _, page = page_of(tiny(results=[NO_NUMBER, *tiny().results]), tmp_path)
+    assert page.rows()[3] == ["ReBA-2 mean", "n/a", "–not applicable", "2.0×", "5.0"]
+
+
+@pytest.mark.parametrize("broken", ["cost_figure", "_page"])
+def test_a_report_that_fails_leaves_nothing(broken, tmp_path, monkeypatch, undrawn):
+    def fail(*arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(report, broken, fail)
+    with pytest.raises(OSError, match="no space left on device"):
+        write_report(tiny(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="A comparison without tasks has nothing to show"):
+        write_report(tiny(tasks=[]), tmp_path / "out")
+    for missing, message in (("matplotlib.figure", "Drawing needs matplotlib"), ("jinja2", "A report needs jinja2")):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, missing, None)
+            with pytest.raises(ImportError, match=message):
+                write_report(tiny(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    assert write_results(tiny(), tmp_path / "out") == tmp_path / "out" / "results.csv"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.csv", "comparison.json"}
+    assert Comparison.load(tmp_path / "out" / "comparison.json") == tiny()
+    with pytest.raises(ValueError, match="exists and is not an empty directory: choose another --report, or remove it"):
+        write_report(tiny(), tmp_path / "out", "--report")
+
+
+# The figure
+
+TASK = Measure("A", "accuracy, %", chance=0.25)
+
+
+def result(recipe: str, value: float, cost: float | None = 1.0, tied: bool = False, control: bool = False) -> Result:
+    return Result(recipe, "mean", control, {"A": Estimate(value, value - 0.1, value + 0.1, tied)}, cost=cost)
+
+
+RESULTS = [
+    result("Classical", 0.5, 1.0, tied=True),
+    result("Echo-2", 0.7, 2.0, tied=True),
+    result("RT-2", 0.3, 1.5),
+    result("Bag of input embeddings", 0.2, 0.1, control=True),
+]
+
+
+def figure_of(results, **changes):
+    with drawing_style():
+        figure = cost_figure(dataclasses.replace(Comparison("a model", "texts", [TASK], list(results)), **changes))
+        figure.draw_without_rendering()
+    return figure
+
+
+def names(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_recipes_are_points_and_controls_are_levels():
+    untrained = result("Random weights, Echo-2", 0.1, control=True)
+    echo = dataclasses.replace(RESULTS[1], controls=(Control("random", untrained.name, "itself"),))
+    more = [result("Bag, whitened", 0.25, 0.1, control=True), result("tf-idf", 0.22, None, control=True)]
+    figure = figure_of([RESULTS[0], echo, untrained, *RESULTS[2:], *more, result("Not timed", 0.4, None)])
+    # Of the two bags the stronger one.
+    levels = ["Random weights, Echo-2, mean", "tf-idf, mean", "Bag, whitened, mean"]
+    assert names(figure) == [*levels, "RT-2, mean", "Classical, mean", "Echo-2, mean"]
+    lines = figure.axes[0].lines
+    assert sorted(line.get_ydata()[0] for line in lines if line.get_linestyle() == "--") == [10.0, 22.0, 25.0]
+    points = [tuple(line.get_xydata()[0]) for line in lines if line.get_marker() != "None"]
+    np.testing.assert_allclose(sorted(points), [(1, 50), (1.5, 30), (2, 70)])
+    key = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert key == ["best", "cannot be told from the best", "worse", "Pareto front", "controls, to be beaten"]
+    used = figure_of(RESULTS, use="Classical, mean")
+    assert [text.get_text() for text in used.axes[0].texts if text.get_fontweight() == "bold"] == ["Classical, mean"]
+    assert used.legends[0].get_texts()[0].get_text() == "to use"
+
+
+def test_names_are_few_and_none_covers_another_or_leaves_the_figure():
+    many = [result(f"Echo-{place}, with a filter of a long name", 0.71 + place / 1000, 3.0 + place, tied=True)
+            for place in range(2, 30)]  # fmt: skip
+    figure = figure_of([*RESULTS, *many, result("a" * 500, 0.9, 40.0)])
+    axes = figure.axes[0]
+    # An annotation's own extent has its line in it.
+    boxes = [Text.get_window_extent(text) for text in axes.texts]
+    assert len(boxes) == 10
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert all(box.x0 > axes.get_window_extent().x1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes)
+    assert axes.get_window_extent().width > 0.3 * figure.bbox.width
+
+
+@pytest.mark.parametrize(
+    ("costs", "scale", "inside"), [([1.0, 2.0, 3.0], "linear", 0), ([1.0, 20.0], "log", 0), ([1.0], "linear", 0.5)]
+)
+def test_costs_far_apart_are_on_a_logarithmic_scale(costs, scale, inside):
+    axes = figure_of([result(f"Echo-{cost}", 0.4, cost) for cost in costs]).axes[0]
+    assert axes.get_xscale() == scale
+    low, high = axes.get_xlim()
+    assert low < costs[0] - inside + 0.001
+    assert high > costs[-1] + inside - 0.001
+
+
+def test_the_front_has_what_nothing_cheaper_equals():
+    results = [result("dear", 0.9, 4), result("cheap", 0.3, 1), result("same", 0.3, 2), result("worse", 0.2, 3)]
+    results += [result("middle", 0.5, 2), result("untimed", 1.0, None), result("nothing", NAN, 0.1)]
+    assert [each.recipe for each in pareto_front(results, TASK)] == ["cheap", "middle", "dear"]
+    down = dataclasses.replace(TASK, greater_is_better=False)
+    assert [each.recipe for each in pareto_front(results, down)] == ["cheap", "worse"]
