@@ -56,8 +56,7 @@ def run(model, ids):
 
     What attention goes to a re-routed key, the first column, is no part of the maps.
     """
-    with torch.no_grad():
-        output = model(input_ids=torch.tensor([ids]), output_attentions=True)
+    output = model(input_ids=torch.tensor([ids]), output_attentions=True)
     return output.last_hidden_state[0], [weights[0, ..., -len(ids) :] for weights in output.attentions]
 
 
@@ -66,13 +65,12 @@ def refined_thought(model, ids, passes, before=()):
     embed = model.get_input_embeddings()
     text, eos = embed(torch.tensor([[*before, *ids[:-1]]])), embed(torch.tensor([[ids[-1]]]))
     memory = None
-    with torch.no_grad():
-        for _ in range(passes):
-            parts = [text, eos] if memory is None else [text, memory, eos]
-            output = model(inputs_embeds=torch.cat(parts, dim=1), output_attentions=True)
-            states = output.last_hidden_state[0]
-            weights = output.attentions[-1][0, :, -1, -len(states) :].mean(dim=0)
-            memory = sum(weight * state for weight, state in zip(weights, states, strict=True))[None, None]
+    for _ in range(passes):
+        parts = [text, eos] if memory is None else [text, memory, eos]
+        output = model(inputs_embeds=torch.cat(parts, dim=1), output_attentions=True)
+        states = output.last_hidden_state[0]
+        weights = output.attentions[-1][0, :, -1, -len(states) :].mean(dim=0)
+        memory = sum(weight * state for weight, state in zip(weights, states, strict=True))[None, None]
     return torch.cat([states[len(before) : text.shape[1]], states[-1:]])
 
 
@@ -225,6 +223,15 @@ def projection_name(architecture, layer):
     return f"{layer_name(architecture, layer)}.{LAYERS.get(architecture, ('', 'self_attn.o_proj'))[1]}"
 
 
+#: Its final norm, where it is not called ``norm``.
+NORMS = {"gpt2": "ln_f", "gpt_neox": "final_layer_norm", "falcon": "ln_f", "bloom": "ln_f", "gpt_j": "ln_f",
+         "gpt_neo": "ln_f", "mpt": "norm_f", "opt": "decoder.final_layer_norm"}  # fmt: skip
+
+
+def final_norm(architecture, model):
+    return model.get_submodule(NORMS.get(architecture, "norm"))
+
+
 @contextlib.contextmanager
 def changed(model, name, before=None, after=None):
     """A module of a plain model whose first input, or output, is changed by a function of it."""
@@ -254,10 +261,10 @@ def seen(model, name, ids, where):
 
     def note(states):
         # Some layers give more than their states, which come first.
-        found.append((states[0] if isinstance(states, tuple) else states)[0].detach().clone())
+        found.append((states[0] if isinstance(states, tuple) else states)[0].clone())
         return states
 
-    with torch.no_grad(), changed(model, name, **{where: note}):
+    with changed(model, name, **{where: note}):
         model(input_ids=torch.tensor([ids]))
     return found[-1]
 
@@ -270,15 +277,14 @@ def value_aggregation(model, architecture, ids, layers):
 
 def aligned_values(model, ids, layer):
     """The same of one layer of a Llama by its definition: W_O of the value vectors, weighted by the stored map."""
-    with torch.no_grad():
-        output = model(input_ids=torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
-        module = model.layers[layer]
-        values = module.self_attn.v_proj(module.input_layernorm(output.hidden_states[layer][0]))
-        values = values.view(len(ids), model.config.num_key_value_heads, -1)
-        weights = output.attentions[layer][0, :, -1]
-        group = len(weights) // values.shape[1]
-        heads = [weights[head] @ values[:, head // group] for head in range(len(weights))]
-        return module.self_attn.o_proj(torch.cat(heads))
+    output = model(input_ids=torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
+    module = model.layers[layer]
+    values = module.self_attn.v_proj(module.input_layernorm(output.hidden_states[layer][0]))
+    values = values.view(len(ids), model.config.num_key_value_heads, -1)
+    weights = output.attentions[layer][0, :, -1]
+    group = len(weights) // values.shape[1]
+    heads = [weights[head] @ values[:, head // group] for head in range(len(weights))]
+    return module.self_attn.o_proj(torch.cat(heads))
 
 
 def contrastive_prompting(model, architecture, ids, auxiliary, layer, output_layer, scale):
@@ -456,17 +462,6 @@ def angle_loss(anchors, positives, negatives, scale):
     return total.log()
 
 
-def early_and_late(model, ids, text, layer, output_layer=None):
-    """[h_i of the tokens in ``text``, a slice; the last state of all], (n, 2D), by transformers' ``hidden_states``.
-
-    Of the last layer, transformers hands out what has gone through the final norm.
-    """
-    with torch.no_grad():
-        states = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
-    late = states[-1 if output_layer is None else output_layer][0, -1]
-    return torch.stack([torch.cat([word, late]) for word in states[layer][0, text]])
-
-
 # FREEZE
 
 
@@ -479,8 +474,7 @@ def layer_states(model, ids):
     )
     states = []
     hooks = [block.register_forward_hook(lambda block, args, output: states.append(output)) for block in blocks]
-    with torch.no_grad():
-        model(input_ids=torch.tensor([ids]))
+    model(input_ids=torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
     outputs = [state[0] if isinstance(state, tuple) else state for state in states]

@@ -12,7 +12,7 @@ from st_reba.lm.attention import kernels
 from . import oracles
 from .backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TELLING, TEXTS
 from .conftest import relative_error
-from .modules.test_invariance import RECIPES, TOLERANCES
+from .modules.methods import RECIPES, TOLERANCES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

@@ -14,7 +14,7 @@ from st_reba.reading.layers import LayerReader
 
 from ..backbones import TELLING, TEXTS, own
 from ..conftest import paired, pipeline, relative_error
-from ..modules.test_invariance import EACH_MODULE, RECIPES
+from ..modules.methods import EACH_MODULE, RECIPES
 from ..reading.test_layers import final_norm
 
 

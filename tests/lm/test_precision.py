@@ -23,7 +23,7 @@ from st_reba.lm.attention import kernels
 from .. import oracles
 from ..backbones import DEMO_MODEL, TEXTS
 from ..conftest import long, paired, pipeline, relative_error
-from ..modules.test_invariance import FURTHER, RECIPES
+from ..modules.methods import FURTHER, RECIPES
 
 EOS = 0
 
