@@ -178,6 +178,16 @@ def partwise_whitened(fitted_on, vectors, shares, shrinkage):
     return np.concatenate(parts, axis=1)
 
 
+def standardized_sum(fitted_on, vectors, shares):
+    """The sum of s_p z_p / |z_p| with z_p the standardised part p."""
+    found = 0
+    for own, new, share in zip(*(np.split(np.asarray(given, dtype=np.float64), len(shares), axis=1)
+                                 for given in (fitted_on, vectors)), shares, strict=True):  # fmt: skip
+        standard = (new - own.mean(axis=0)) / own.std(axis=0)
+        found = found + share * standard / np.linalg.norm(standard, axis=1, keepdims=True)
+    return found
+
+
 def partial_rank_correlation(x, y, z):
     """Pearson correlation of what least squares on the ranks of z, and a constant, leaves of those of x and of y."""
     x, y, z = (scipy.stats.rankdata(values) for values in (x, y, z))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from st_reba import (
     AttentionPoolingModule,
@@ -34,7 +35,7 @@ from st_reba import (
 from st_reba.modules.changes import Steer
 from st_reba.text.templates import TEMPLATES, normalized, preset
 
-from .. import oracles
+from .. import backbones, oracles
 from ..catalogued import completed
 from ..conftest import long
 
@@ -124,8 +125,8 @@ FURTHER = (
     "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole", "echo-2 bidirectional",
     "reba-1", "reba-2 bidirectional", "reba-2 last, bidirectional", "reba-2 normalised", "reba-3 chunks last",
     "thought-1", "thought-2", "thought-2 bidirectional", "kv re-routing, words", "kv re-routing, last",
-    "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer", "early and late, short",
-    "topic, last", "topic, a mean",
+    "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer",
+    "early and late, short", "topic, last", "topic, a mean",
 )  # fmt: skip
 EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIPES]
 
@@ -133,6 +134,17 @@ EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIP
 #: multiplies it: 5e-6 was seen after two passes, 4e-5 after four.
 TOLERANCES = {"thought-4": 1e-4}
 TOLERANCE = 1e-5
+
+
+def language_model(directory, architecture="llama", **settings):
+    """A language model with its head, saved in a directory with a tokenizer."""
+    config = backbones.config(architecture)
+    config.update(settings)
+    torch.manual_seed(1)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = backbones.randomize(made.eval().float())
+    backbones.save(model, directory)
+    return model
 
 
 def read(module, texts, **kwargs) -> list[torch.Tensor]:

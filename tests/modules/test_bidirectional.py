@@ -10,7 +10,7 @@ from st_reba.lm.attention.changes import Bidirectional
 from st_reba.lm.run import Pass, passing
 
 from ..backbones import DEMO_MODEL
-from ..conftest import pipeline, relative_error
+from ..conftest import pipeline
 
 
 @pytest.mark.parametrize(("architecture", "count"), [("qwen2", 1), ("mistral_window", 2), ("gpt2", 0)])
@@ -55,10 +55,3 @@ def test_the_whole_layout(kind, backbone_path):
     features = module.preprocess(["the cat"], prompt="query: ")
     given = module(dict(features))
     assert given["input_ids"].tolist() == features["input_ids"].tolist()
-
-
-def test_conditional_similarity(shared):
-    """The condition travels as the prompt."""
-    model = pipeline(BidirectionalLastLayer(shared(), template="csts"), "lasttoken")
-    one, other = (model.encode("the cat sat", prompt=f"Given the context {what}, ") for what in ("colour", "place"))
-    assert relative_error(one, other) > 1e-3

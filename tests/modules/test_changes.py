@@ -229,35 +229,22 @@ class TestSaved:
         return path / f"0_{type(module).__name__}" / "sentence_bert_config.json"
 
     def test_by_its_key(self, loaded, tmp_path):
-        config = json.loads(self.saved(EchoModule(loaded["llama"], changes=[TURN, EXIT, PREPEND, REROUTE]), tmp_path)
-                            .read_text())  # fmt: skip
+        module = EchoModule(loaded["llama"], changes=[TURN, EXIT, PREPEND, REROUTE, Steer()])
+        config = json.loads(self.saved(module, tmp_path).read_text())
         assert (config["bidirectional_layers"], config["output_layer"]) == (1, 2)
+        irrelevant = 'The irrelevant information of this sentence : "{text}" means in one word:"'
         assert config["changes"] == [
             {"key": "prepend", "prepend_layers": 2, "seed": 3},
             {"key": "reroute", "layers": [1], "prefix_bias": 0.5},
+            {"key": "steer", "contrast_layer": 0, "scale": 2.0, "auxiliary_template": irrelevant},
         ]
-        loaded_again = SentenceTransformer(str(tmp_path), device="cpu")
-        assert loaded_again[0].changes == (EXIT, TURN, PREPEND, REROUTE)
-
-    def test_one_that_steers(self, loaded, tmp_path):
-        config = json.loads(self.saved(EchoModule(loaded["llama"], changes=[Steer()]), tmp_path).read_text())
-        irrelevant = 'The irrelevant information of this sentence : "{text}" means in one word:"'
-        assert config["changes"] == [
-            {"key": "steer", "contrast_layer": 0, "scale": 2.0, "auxiliary_template": irrelevant}
-        ]
+        assert SentenceTransformer(str(tmp_path), device="cpu")[0].changes == module.changes
 
     def test_without_changes_nothing_is_said_of_them(self, loaded, tmp_path):
         kinds = [EchoModule, KVReroutingModule, TokenPrependingModule, BidirectionalLastLayer,
                  ContrastivePromptingModule]  # fmt: skip
         for kind in kinds:
             assert "changes" not in json.loads(self.saved(kind(loaded["llama"]), tmp_path / kind.__name__).read_text())
-
-    def test_the_vector_of_a_slot(self, loaded, tmp_path):
-        module = EchoModule(loaded["llama"], changes=[PREPEND])
-        state = module.change(Prepend).initial_state
-        state += 1
-        self.saved(module, tmp_path)
-        assert torch.equal(EchoModule.load(str(tmp_path)).change(Prepend).initial_state, state)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -266,10 +253,8 @@ class TestSaved:
                 [{"key": "os.system"}],
                 "'os.system' is not the key of a change that is registered; these are .*'reroute'",
             ),
-            ([{"layers": [1]}], "None is not the key"),
             ([{"key": ["reroute"]}], "is not the key of a change"),
             ([{"key": "reroute", "layer": 1}], "'reroute' has no setting layer; it has layers, prefix_bias"),
-            (["reroute"], "changes has 'reroute': give changes, such as"),
             ({"key": "reroute"}, "changes={'key': 'reroute'}: give a list of changes"),
             ([{"key": "prepend", "seed": "1"}], "seed='1': give a whole number"),
         ],

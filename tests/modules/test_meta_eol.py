@@ -28,23 +28,15 @@ def test_what_stands_before_the_texts_runs_once_and_then_all_prompts_in_one_batc
     module = MetaEOLModule(shared(), templates=TASKS)
     shapes = []
     module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
-    vectors = module(module.preprocess(["a", "a"]))["token_embeddings"]
-    assert vectors.shape == (2, len(TASKS), 32)
+    with torch.no_grad():
+        assert module(module.preprocess(["a", "a"]))["token_embeddings"].shape == (2, len(TASKS), 32)
     literals = [TEMPLATES.get(task, task).split("{text}") for task in TASKS]
     before, after = (max(len(token_ids(text)) for text in side) for side in zip(*literals, strict=True))
     assert shapes == [(len(TASKS), before), (2 * len(TASKS), len(token_ids("a")) + after)]
     shapes.clear()
-    module(module.preprocess(["a"]))
+    with torch.no_grad():
+        module(module.preprocess(["a"]))
     assert shapes == [(len(TASKS), len(token_ids("a")) + after)]
-
-
-def test_what_stands_before_the_texts_differs_at_its_end(shared):
-    """Where a quotation mark and a text's first letter are one token, that text's prefix is shorter."""
-    model = pipeline(MetaEOLModule(shared("llama", "greedy"), templates=TASKS))
-    texts = [*TEXTS, "Ink", "1"]
-    starts = [model[0].preprocess([text])["copy_index"].ge(0).int().argmax(dim=1).tolist() for text in texts]
-    assert len(set(map(tuple, starts))) > 1
-    assert relative_error(model.encode(texts, batch_size=len(texts)), model.encode(texts, batch_size=1)) < TOLERANCE
 
 
 def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):

@@ -20,7 +20,7 @@ from .methods import TOLERANCE
 EOS = 0
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
+@pytest.mark.parametrize("architecture", ["qwen2"])
 def test_no_pass_copies_the_cache(architecture, shared, monkeypatch):
     """Keys and values are not repeated for the heads that share them."""
     module = RefinedThoughtModule(shared(architecture), iterations=3)

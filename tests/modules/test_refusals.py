@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 
@@ -48,39 +47,29 @@ NO_ROOM = "leave no room for 1 copies of a text"
 REFUSED = [
     # Copies and templates
     (ReBAModule, {"repetitions": 0}, "repetitions=0: " + REPETITIONS.format(1)),
-    (ReBAModule, {"repetitions": True}, "repetitions=True: " + REPETITIONS.format(1)),
     (ReBAModule, {"repetitions": 300}, r"leave no room for 300 copies of a text in the model's 256 positions\. Use"),
     (EchoModule, {"repetitions": 1}, "repetitions=1: " + REPETITIONS.format(2)),
-    (EchoModule, {"repetitions": 10**9}, "repetitions=1000000000: " + REPETITIONS.format(2)),
     (EchoModule, {"template": "{text}" * 1025}, "repetitions=1025: " + REPETITIONS.format(2)),
     (EchoModule, {"template": "{text}"}, r"'\{text\}' has 1 slots and repetitions=None: Echo needs .* at least 2"),
     (EchoModule, {"template": "{text}{text}", "repetitions": 3}, "2 slots and repetitions=3: .* Leave one of the two"),
     (EchoModule, {"template": "knowledge"}, r"at least 2\. Repeat \{text\} in it, or .* CausalTransformer"),
     (EchoModule, {"template": "no slot"}, r"'no slot' has no \{text\}\. A template is text with"),
     (EchoModule, {"template": "{text}{text.__class__}"}, r"has braces other than \{text\}"),
-    (EchoModule, {"pool_copies": "first"}, 'pool_copies=\'first\': use "last" or "repeated"'),
     (EchoModule, {"transformer_task": "fill-mask"}, "transformer_task='fill-mask': st_reba embeds text"),
     (EchoLayersModule, {"last_layers": 4}, "last_layers=4: the model runs 3 layers; give 1 to 3"),
     (CausalTransformer, {"template": "{text}{text}"}, "2 slots: CausalTransformer reads one copy. Use EchoModule"),
     (CausalTransformer, {"template": "x " * 300 + "{text}"}, NO_ROOM),
     # Which vectors are handed on
-    (CausalTransformer, {"pool_over": "words"}, 'pool_over=\'words\': use "text", "all" or "whole"'),
     (CausalTransformer, {"readout": "before"}, 'readout=\'before\': use "layer" or "before_mlp"'),
-    (CausalTransformer, {"deterministic": "yes"}, "deterministic='yes': use True or False"),
-    (CausalTransformer, {"prefix_caching": "no"}, "prefix_caching='no': use True or False"),
-    (CausalTransformer, {"final_norm": 1}, "final_norm=1: use True or False"),
     (CausalTransformer, {"query_expansion": {"strategy": "fixed", "length": 8}}, "a causal language model was not"),
     (InputEmbeddings, {"readout": "before_mlp"}, 'InputEmbeddings with readout="before_mlp": it runs no layer'),
     (ValueAggregationModule, {"readout": "before_mlp"}, "reads what attention gives"),
     (LayerStates, {"changes": [BeforeFeedForward()]}, "hands on what every layer leaves behind its feed-forward"),
     # ReBA
     (ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has rows for text only; use \"text\""),
-    (ReBAModule, {"rows": "first"}, 'rows=\'first\': use "all" for every token, or "last"'),
     (ReBAModule, {"layers": [3]}, r"layers=\[3\]: the model has 3 layers, so 3 is out of range; use -3 to 2"),
     (ReBAModule, {"layers": [0, -4]}, "so -4 is out of range; use -3 to 2"),
     (ReBAModule, {"layers": []}, r'layers=\[\]: use "all" or a list of layer indices'),
-    (ReBAModule, {"layers": ["1"]}, r'layers=\[\'1\'\]: use "all" or a list'),
-    (ReBAModule, {"normalize_weights": "yes"}, "normalize_weights='yes': use True or False"),
     (ReBAModule, {"chunk_length": 0}, "chunk_length=0: give the tokens of a chunk, 1 or more .* or None to read"),
     (ReBAModule, {"chunk_length": 129}, "129: 2 copies of a chunk and 0 tokens .* 256 positions; use at most 128"),
     (ReBAModule, {"chunk_length": 1, "repetitions": 257}, "257 copies of a chunk .* use fewer repetitions, or a short"),
@@ -92,15 +81,12 @@ REFUSED = [
     (EchoModule, {"bidirectional_layers": 10**30}, "use 0 to 3"),
     # Refined thought
     (RefinedThoughtModule, {"iterations": 0}, "iterations=0: give a whole number of passes from 1 to 1024; 1 is the"),
-    (RefinedThoughtModule, {"iterations": 10**9}, "iterations=1000000000: give a whole number"),
     (RefinedThoughtModule, {"tolerance": -1}, "tolerance=-1: give a cosine distance from 0 to 2, or None"),
-    (RefinedThoughtModule, {"tolerance": "low"}, "tolerance='low': give a cosine distance"),
     (RefinedThoughtModule, {"pool_over": "text"}, "pool_over='text': refined thought is in EOS, behind the text; use"),
     # MetaEOL
     (MetaEOLModule, {"templates": []}, "templates: 0 of them given; give a list of 1 to 64 templates"),
     (MetaEOLModule, {"templates": ["{text}"] * 65}, "templates: 65 of them given; give a list of 1 to 64"),
     (MetaEOLModule, {"templates": "kc"}, r"'kc' given; give a list .* or one of \['ck', 'ck-zh', 'meta-tasks'\], or"),
-    (MetaEOLModule, {"templates": 8}, "templates: 8 given; give a list"),
     (MetaEOLModule, {"templates": ["{text}", "springer"]}, "The template .* has 2 slots: MetaEOLModule reads one copy"),
     (MetaEOLModule, {"templates": [3]}, "template must be a string, but 3 was given"),
     (MetaEOLModule, {"templates": ["x" * 40_000 + "{text}"] * 2}, "80,012 characters of templates were given, and at"),
@@ -109,23 +95,17 @@ REFUSED = [
     # KV re-routing
     (KVReroutingModule, {"layers": []}, r"layers=\[\]: the model has 3 layers; give a list of one or more of their"),
     (KVReroutingModule, {"layers": [3]}, r"layers=\[3\]: the model has 3 layers"),
-    (KVReroutingModule, {"layers": "all"}, "layers='all': the model has 3 layers"),
     (KVReroutingModule, {"prefix_bias": float("nan")}, "prefix_bias=nan: give a finite number; 0 changes no logit"),
-    (KVReroutingModule, {"prefix_bias": True}, "prefix_bias=True: give a finite number"),
-    (KVReroutingModule, {"hybrid": 1}, "hybrid=1: use True or False"),
     (KVReroutingModule, {"rows": "last"}, 'rows="last" hands on the last token alone, and hybrid=True needs the mean'),
     # Token prepending
     (TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: 3 layers of LlamaModel are run; use 1 to 3"),
-    (TokenPrependingModule, {"prepend_layers": 1.5}, "prepend_layers=1.5: give a number of layers, or None"),
     (TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number, 0 or more"),
     (TokenPrependingModule, {"template": "{text}"}, r"must have one \{prepend\}, and have it before \{text\}"),
     (TokenPrependingModule, {"template": "{text}{prepend}"}, r"may have one \{prepend\}, and have it before"),
     (TokenPrependingModule, {"template": "{prepend}{prepend}{text}"}, r"may have one \{prepend\}"),
     (HierarchicalTokenPrependingModule, {"block_length": 0}, "block_length=0: give the tokens of a block, 1 or more"),
-    (HierarchicalTokenPrependingModule, {"whole_sentences": "yes"}, "whole_sentences='yes': use True or False"),
     # Contrastive prompting
     (ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: 3 layers of LlamaModel are run; use -3"),
-    (ContrastivePromptingModule, {"contrast_layer": 1.0}, "contrast_layer=1.0: give the index of a layer, or None"),
     (ContrastivePromptingModule, {"scale": 0}, 'scale=0: give a number above 0, or "norm"'),
     (ContrastivePromptingModule, {"scale": float("nan")}, "scale=nan: give a number above 0"),
     (ContrastivePromptingModule, {"pool_over": "text"}, "pool_over='text': the last token answers the prompt"),
@@ -134,27 +114,20 @@ REFUSED = [
     # Early and late, topic, value aggregation
     (EarlyLateModule, {"early_layer": 0}, "early_layer=0: LlamaModel runs 3 layers here; give .* 1 to 3, or None for"),
     (EarlyLateModule, {"early_layer": 3, "output_layer": 2}, "early_layer=3: LlamaModel runs 2 layers here"),
-    (EarlyLateModule, {"early_layer": True}, "early_layer=True"),
     (EarlyLateModule, {"pool_over": "all"}, "pool_over=.all.: EarlyLateModule has vectors for text only; use \"text\""),
     (TopicModule, {"lower_layers": [0]}, r"lower_layers=\[0\]: give a list of at most 64 layers, each counted from 1"),
     (TopicModule, {"lower_layers": [1] * 65}, "give a list of at most 64"),
-    (TopicModule, {"lower_layers": [1.5]}, r"lower_layers=\[1.5\]"),
     (TopicModule, {"lower_layers": [4], "template": TWICE}, "lower_layers has 4: LlamaModel runs 3 layers here"),
-    (TopicModule, {"mean": 1}, "mean=1: use True or False"),
     (TopicModule, {"tokenization": "whole"}, 'tokenization="whole": TopicModule places the same tokens'),
     (ValueAggregationModule, {"layers": [3]}, r"layers=\[3\]: the model has 3 layers, so 3 is out of range"),
     (ValueAggregationModule, {"template": "{prepend}{text}"}, r"has \{prepend\}, and nothing is prepended"),
     # Weights of the vocabulary's tokens
     (PromptRepsModule, {"top_k": 0}, "top_k=0: give a number of tokens, 1 or more"),
-    (PromptRepsModule, {"expansion": -1}, "expansion=-1: give a number of tokens, 0 or more"),
-    (PromptRepsModule, {"stop_words": "the"}, "stop_words='the': give a list of words"),
     (PromptRepsModule, {"pool_over": "text"}, "reads the last token of its prompt"),
     # Changes: see test_changes.py for what does not go together
     (EchoModule, {"changes": [Reroute(), Reroute([0])]}, "is given the change 'reroute' with layers=.0"),
     (EchoModule, {"changes": ["reroute"]}, "changes has 'reroute': give changes, such as"),
     (EchoModule, {"changes": "reroute"}, "changes='reroute': give a list of changes"),
-    (TokenPrependingModule, {"changes": "reroute"}, "changes='reroute': give a list of changes"),
-    (ContrastivePromptingModule, {"changes": {"key": "reroute"}}, "give a list of changes"),
     (EchoModule, {"changes": [AttendBothWays(9)]}, "bidirectional_layers=9: LlamaModel has 3 layers"),
     (EchoModule, {"changes": [Prepend(3), EXIT]}, "prepend_layers=3: 2 layers of LlamaModel are run"),
     (EchoModule, {"changes": [Reroute([3])]}, "the model has 3 layers; give a list"),
@@ -190,11 +163,16 @@ def test_settings_are_checked_before_anything_is_loaded():
 
 @pytest.mark.parametrize("module_class", [each for each in PUBLIC_MODULES if issubclass(each, CausalModule)])
 def test_a_setting_of_a_wrong_type_or_size(module_class, shared):
-    """It is taken, or refused in a sentence; a saved model may give any."""
-    for value in (5, 5.5, 10**30, {"a": 1}, [None], b"x"):
+    """It is taken, or refused in a sentence that names it; a saved model may give any."""
+    said = []
+    for value in (5, 5.5, 10**30, {"a": 1}, [None], True, "x"):
         for name in {*module_class.config_keys} - {*Transformer.config_keys}:
-            with contextlib.suppress(ValueError):
+            try:
                 module_class(shared(), **{name: value})
+            except ValueError as error:
+                said.append((name, str(error)))
+    assert len(said) > 40
+    assert [name for name, message in said if name not in message] == []
 
 
 class TestBackbones:

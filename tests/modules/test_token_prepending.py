@@ -84,13 +84,6 @@ class TestOnDisk:
             SentenceTransformer(str(tmp_path), device="cpu")
 
 
-def test_the_vector_goes_where_the_model_goes(backbone_path):
-    model = pipeline(TokenPrependingModule(backbone_path()), "lasttoken")
-    expected = model.encode(TEXTS, convert_to_tensor=True)
-    half = model.bfloat16().encode(TEXTS, convert_to_tensor=True).float()
-    assert (1 - torch.cosine_similarity(half, expected)).max() < 1e-2
-
-
 def blocks_of(module, text):
     """Ids of each block: what stands behind the slots within the text."""
     features = module.preprocess([text])
@@ -146,14 +139,6 @@ def test_a_block_does_not_end_within_a_character(shared):
     module = HierarchicalTokenPrependingModule(shared(), block_length=1)
     blocks = blocks_of(module, "他来了。我走了。")
     assert [module.tokenizer.decode(block) for block in blocks] == ["他来了。", "我走了。"]
-
-
-def test_slots_within_the_text_are_not_handed_on(shared, token_ids):
-    module = HierarchicalTokenPrependingModule(
-        shared(), block_length=1, whole_sentences=False, pool_over="all", template="a{prepend}{text}b"
-    )
-    item = pipeline(module).encode("the cat", output_value=None)
-    assert item["input_ids"].tolist() == [*token_ids("the cat"), *token_ids("b")]
 
 
 @pytest.mark.parametrize("length", [1, 32, 1000])
