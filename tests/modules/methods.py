@@ -349,7 +349,7 @@ def attention_pooled(naive, text):
     return (weights @ states / weights.sum())[None]
 
 
-ORACLES = {
+ORACLES: dict[type, Any] = {
     CausalTransformer: classical,
     InputEmbeddings: bag,
     LayerStates: layer_states,

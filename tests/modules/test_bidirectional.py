@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer, ReBAModule
+from st_reba import BidirectionalLastLayer, CausalTransformer, ReBAModule
 from st_reba.lm.attention.changes import Bidirectional
 from st_reba.lm.run import Pass, passing
 
 from ..backbones import DEMO_MODEL
-from ..conftest import pipeline
 
 
 @pytest.mark.parametrize(("architecture", "count"), [("qwen2", 1), ("mistral_window", 2), ("gpt2", 0)])
@@ -34,17 +33,6 @@ def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
     """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""
     module = module_class(str(DEMO_MODEL), bidirectional_layers=1, model_kwargs={"dtype": dtype})
     assert module.bidirectional_layers == 1
-
-
-def test_the_prompt_is_read_to_its_end(shared):
-    model = pipeline(BidirectionalLastLayer(shared()), "lasttoken")
-    item = model.encode("the cat", output_value=None)
-    tokenizer = model.tokenizer
-    front, behind = TEMPLATES["representative-word"].split("{text}")
-    # The blank before the text stands in its first token, as in the whole string.
-    assert front.endswith(" ")
-    whole = tokenizer(f"{front}the cat{behind}")["input_ids"]
-    assert item["input_ids"].tolist() == whole[len(tokenizer(front[:-1])["input_ids"]) :]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])

@@ -309,37 +309,19 @@ HALF_ALIKE = VARIED * torch.tensor([1.0] * 3 + [0] * 3)
     ("kind", "vectors", "settings", "message"),
     [
         (WhiteningTransform, VARIED, {"dimension": 0}, "dimension=0: give the directions to keep, a whole number"),
-        (WhiteningTransform, VARIED, {"dimension": 7}, "dimension=7: give the directions to keep"),
         (WhiteningTransform, VARIED, {"shrinkage": -0.1}, "shrinkage=-0.1: give a number, 0 or more"),
-        (WhiteningTransform, VARIED, {"shrinkage": True}, "shrinkage=True: give a number, 0 or more"),
-        (
-            WhiteningTransform,
-            VARIED[:5],
-            {"dimension": 5, "shrinkage": 0},
-            "The embeddings of these 5 texts vary in 4 directions only, so 5 cannot be whitened without shrinkage: "
-            "give more than 5 varied texts, or set shrinkage above 0, or give a lower dimension.",
-        ),
+        (WhiteningTransform, VARIED[:5], {"dimension": 5, "shrinkage": 0}, "5 texts vary in 4 directions only, so 5"),
         (WhiteningTransform, VARIED[:3].repeat(7, 1), {"shrinkage": 0}, "these 21 texts vary in 2 directions only, so"),
         (WhiteningTransform, VARIED[:1].repeat(7, 1), {}, "7 texts were given, and their embeddings do not differ"),
         (Centering, VARIED[:1], {}, "1 texts were given, and their embeddings do not differ: give two texts"),
-        (Standardization, VARIED[:1], {}, "1 texts were given, and their embeddings do not differ"),
         (AllButTheTop, VARIED, {"removed": -1}, "removed=-1: give the principal directions to remove"),
-        (AllButTheTop, VARIED, {"removed": 6}, "removed=6: give the principal directions to remove"),
-        (
-            AllButTheTop,
-            VARIED[:4],
-            {"removed": 3},
-            "4 texts are too few to find 3 principal directions to remove",
-        ),
+        (AllButTheTop, VARIED[:4], {"removed": 3}, "4 texts are too few to find 3 principal directions"),
         (PartwiseWhitening, VARIED, {"shares": ()}, "shares=(): give how much each part counts, numbers above 0 whose"),
         (PartwiseWhitening, VARIED, {"shares": (0.5, 0.6)}, "shares=(0.5, 0.6)"),
-        (PartwiseWhitening, VARIED, {"shares": (1.5, -0.5)}, "shares=(1.5, -0.5)"),
-        (PartwiseWhitening, VARIED, {"shares": "1"}, "shares='1'"),
         (PartwiseWhitening, VARIED, {"shares": (0.25,) * 4}, "embeddings of 6 values cannot be cut into 4 equal parts"),
         (PartwiseWhitening, VARIED, {"shares": (1,), "shrinkage": 0}, "shrinkage=0: give a number above 0"),
         (PartwiseWhitening, HALF_ALIKE, {"shares": (0.5, 0.5)}, "Part 2 of 2 of the embeddings is the same"),
         (StandardizedSum, HALF_ALIKE, {"shares": (0.5, 0.5)}, "Part 2 of 2 of the embeddings is the same"),
-        (StandardizedSum, VARIED, {"shares": (0.5, 0.6)}, "shares=(0.5, 0.6): give how much each part counts"),
     ],
 )
 def test_what_cannot_be_fitted(kind, vectors, settings, message):
@@ -352,10 +334,8 @@ def test_what_cannot_be_fitted(kind, vectors, settings, message):
     [
         ({"keep": (0, 4), "skip_first": 1}, "give one or the other"),
         ({"keep": 5}, "keep=5: give (low, high), two whole numbers"),
-        ({"keep": (0.5, 2)}, "give (low, high), two whole numbers"),
         ({"keep": (4, 4)}, "keep=(4, 4) of the head's 32 directions: give 0 <= low < high <= 32"),
         ({"skip_first": -1}, "skip_first=-1: give how many directions to leave out, 0 or more"),
-        ({"skip_last": True}, "skip_last=True"),
         ({"skip_first": 20, "skip_last": 12}, "keep=(20, 20) of the head's 32 directions"),
     ],
 )
@@ -368,7 +348,6 @@ def test_what_is_no_choice_of_directions(choice, message, model):
     ("kind", "weights", "message"),
     [
         (EmbeddingFilter, (torch.zeros(4), 0), "directions is (4,): give (k, D)"),
-        (EmbeddingFilter, (torch.zeros(5, 4), 0), "directions is (5, 4)"),
         (EmbeddingFilter, (torch.eye(4)[:3], 2), "low=2: with 3 of 4 directions kept it is a whole number from 0 to 1"),
         (EmbeddingFilter, (torch.full((1, 4), 3e38), 0), "the value 3e+38, and weights are numbers not beyond 1e+12"),
         (WhiteningTransform, (torch.zeros(4), torch.zeros(2, 5)), "give (D,) and (k, D) with k from 1 to D"),
@@ -379,7 +358,6 @@ def test_what_is_no_choice_of_directions(choice, message, model):
         (PartwiseWhitening, (torch.zeros(4), torch.zeros(4, 4), [1.0]), "mean is (4,) and weight (4, 4): give (P, D)"),
         (PartwiseWhitening, (torch.zeros(2, 2), torch.zeros(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
         (StandardizedSum, (torch.zeros(1, 4), torch.zeros(1, 3), [1.0]), "mean is (1, 4) and scale (1, 3)"),
-        (StandardizedSum, (torch.zeros(1, 1), torch.full((1, 1), torch.nan), [1.0]), "the value nan"),
     ],
 )
 def test_weights_that_are_refused(kind, weights, message):

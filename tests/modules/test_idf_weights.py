@@ -152,7 +152,6 @@ def test_of_early_and_late_they_are_of_the_early_half(shared):
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
-        ("one text", {}, "texts is one string: give an iterable of texts"),
         ([], {}, "No texts with tokens were given"),
         (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are read at a time, 1 or more"),
     ],

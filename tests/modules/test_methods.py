@@ -23,7 +23,6 @@ from st_reba import (
     EarlyLateModule,
     KVReroutingModule,
     LayerStates,
-    MetaEOLModule,
     PartwiseWhitening,
     ReBAModule,
     RefinedThoughtModule,
@@ -304,8 +303,6 @@ def deep(tmp_path_factory):
 
 CONTRAST = ("contrast_layer", "scale", "output_layer", "final_norm")
 PREPENDED = ("prepend_layers", "output_layer", "final_norm")
-PLACED = ("mean", "rows", "tokenization", "copies", "normalize_text")
-AS_READ = ("pool_over", "normalize_text", "output_layer", "final_norm")
 
 
 @pytest.mark.parametrize(
@@ -337,14 +334,6 @@ AS_READ = ("pool_over", "normalize_text", "output_layer", "final_norm")
         (TopicModule, {}, 3, ("lower_layers",), ([2],)),
         (TopicModule, {}, 30, ("lower_layers",), ([28],)),
         (TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
-        # A template's name brings how its authors read it, and another template does not.
-        (TopicModule, {}, 3, PLACED, (True, "all", "pieces", 2, True)),
-        (TopicModule, {"template": "topic-zh"}, 3, PLACED, (False, "last", "whole", 1, True)),
-        (TopicModule, {"template": "{text} is"}, 3, PLACED, (False, "last", "whole", 1, False)),
-        (EarlyLateModule, {"template": "knowledge"}, 3, AS_READ, ("text", True, 2, False)),
-        (EarlyLateModule, {"template": "{text} is"}, 3, AS_READ, ("text", False, None, True)),
-        (MetaEOLModule, {"templates": "ck"}, 3, AS_READ, ("all", True, 2, False)),
-        (MetaEOLModule, {"templates": ["{text} is"]}, 3, AS_READ, ("all", False, None, True)),
     ],
 )  # fmt: skip
 def test_what_is_usual(kind, settings, layers, names, usual, deep):

