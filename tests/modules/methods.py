@@ -106,10 +106,7 @@ RECIPES = completed(
              "final_norm": True},
         ),
         "early and late": (EarlyLateModule, {}),
-        "early and late, one layer": (
-            EarlyLateModule,
-            {"early_layer": 3, "bidirectional_layers": 1},
-        ),
+        "early and late, one layer": (EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1}),
         "early and late, short": (
             EarlyLateModule,
             {"early_layer": 2, "output_layer": 2, "final_norm": False, "template": "{text} means:"},

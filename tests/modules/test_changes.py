@@ -210,18 +210,6 @@ class TestASlotInATemplate:
         with pytest.raises(ValueError, match=r"has \{prepend\}, and nothing is prepended"):
             EchoModule(loaded["llama"], changes=[steer])
 
-    @pytest.mark.parametrize(
-        ("kind", "settings"),
-        [
-            (CausalTransformer, {"template": "{prepend}{text}"}),
-            (EchoModule, {"template": "{prepend}{text}{text}"}),
-            (MetaEOLModule, {"templates": ["{text}", "{prepend}{text}"]}),
-        ],
-    )
-    def test_that_nothing_fills_is_refused_before_anything_is_loaded(self, kind, settings):
-        with pytest.raises(ValueError, match=r"nothing is prepended: give changes=\[Prepend\(\)\]"):
-            kind("no/such-model", **settings)
-
 
 class TestSaved:
     def saved(self, module, path):

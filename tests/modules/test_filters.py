@@ -28,7 +28,7 @@ from st_reba import (
     StandardizedSum,
     WhiteningTransform,
 )
-from st_reba.modules.moments import Moments, embedding_moments, principal_directions
+from st_reba.modules.moments import Moments, embedding_moments
 from st_reba.recipes.rows import PARTS
 from st_reba.version import REQUIREMENT
 
@@ -421,16 +421,6 @@ def test_what_is_refused(vectors, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         moments.add(vectors)
     assert moments.count == 0
-
-
-def test_directions():
-    generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(40, 6, generator=generator, dtype=torch.float64) * torch.arange(1, 7)
-    values, directions = principal_directions(vectors.mT @ vectors)
-    _, singular, expected = torch.linalg.svd(vectors, full_matrices=False)
-    assert torch.allclose(values, singular**2)
-    assert torch.allclose((directions @ expected.mT).abs(), torch.eye(6, dtype=torch.float64), atol=1e-9)
-    assert (directions.gather(1, directions.abs().argmax(dim=1, keepdim=True)) > 0).all()
 
 
 class TestOfEmbeddings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from st_reba import (
     EarlyLateModule,
     EchoModule,
     MetaEOLModule,
-    ReBAModule,
 )
 from st_reba.lm.prefixes import KeptPrefixes
 from st_reba.lm.run import PassChange
@@ -253,15 +251,3 @@ def test_a_change_of_ones_own_runs_whole_prompts_unless_it_says_otherwise(shared
     expected = encoded(MetaEOLModule(shared(), prefix_caching=False, **settings))
     assert relative_error(encoded(module), expected) < TOLERANCE
     assert not module.keeps_prefixes
-
-
-def test_threads_share_what_is_kept(shared):
-    module = ReBAModule(shared(), rows="last")
-    prompts = ["query: ", "passage: ", PROMPT]
-    expected = {prompt: encoded(module, TEXTS, prompt) for prompt in prompts}
-    module._kept_prefixes.clear()
-    with ThreadPoolExecutor(4) as threads:
-        asked = 8 * prompts
-        for prompt, found in zip(asked, threads.map(lambda prompt: encoded(module, TEXTS, prompt), asked), strict=True):
-            assert relative_error(found, expected[prompt]) < 1e-6
-    assert len(module._kept_prefixes) == 3

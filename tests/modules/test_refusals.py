@@ -155,6 +155,7 @@ def test_settings_are_checked_before_anything_is_loaded():
         (ReBAModule, {"repetitions": 0}),
         (ReBAModule, {"layers": []}),
         (EchoModule, {"template": "x"}),
+        (MetaEOLModule, {"templates": ["{prepend}{text}"]}),
         (CausalTransformer, {"pool_over": "x"}),
     ):
         with pytest.raises(ValueError, match="|".join(settings)):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sentence_transformers.util import cos_sim
 
 from st_reba import CausalTransformer, EmbeddingFilter
 from st_reba.compare import Recipes
@@ -11,11 +10,10 @@ from st_reba.compare.answer import WITHOUT
 from st_reba.data.demo import demo_sentences
 from st_reba.recipes import Recipe, default_recipes, every_row, find, random_weights, worth_trying
 from st_reba.recipes.lookup import controls_of, without_repeats
-from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
+from st_reba.recipes.rows import FILTERS, IDF, PARTWISE, SUM
 
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
-from ..modules.methods import language_model
 
 
 def test_the_recipes():
@@ -121,36 +119,9 @@ def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
     assert torch.allclose(values, middle, rtol=1e-4)
 
 
-def test_filters_are_rows_of_their_own(tmp_path):
-    """What stands behind a recipe is fitted on the texts that are given, once, and gives what it gives alone."""
-    recipes = [recipe for recipe in default_recipes(fit_texts=demo_sentences()[:12]) if recipe.part]
-    assert {recipe.part.name for recipe in recipes} == {*FILTERS, IDF, PARTWISE, SUM}
-    language_model(tmp_path, tie_word_embeddings=True)
-    backbone = CausalTransformer(str(tmp_path))
-    made = Recipes(backbone, recipes, controls=False)
-    found = made.embed(TEXTS)
-    assert not made.skipped
-    for recipe in recipes:
-        assert relative_error(found[recipe.result], made.model(recipe.result).encode(TEXTS)) < 1e-4
-        # Fitted anew, on the same: a direction has no sign.
-        alone = recipe.model(backbone).encode(TEXTS, convert_to_tensor=True).cpu()
-        assert torch.allclose(cos_sim(found[recipe.result], found[recipe.result]), cos_sim(alone, alone), atol=1e-3)
-
-
-def test_early_and_late_stands_beside_controls_behind_the_same_filter(backbone_path):
-    recipes = default_recipes(fit_texts=demo_sentences()[:20])
-    (recipe,) = [recipe for recipe in recipes if recipe.part == PARTS[PARTWISE]]
-    made = Recipes(CausalTransformer(backbone_path()), [recipe])
-    assert not made.skipped
+def test_a_recipe_stands_beside_controls_behind_the_same_filter():
+    recipe = find("early-late")
     bag = f"Bag of input embeddings, {PARTWISE}, mean"
-    assert {"Bag of input embeddings, mean", bag, recipe.result} == {*made.keys}
-    with made.on_random_weights([recipe.result]) as untrained:
-        assert {f"Random weights, {key}" for key in made.keys} == {*untrained.keys}
-        models = {key: reader.model(key) for reader in (made, untrained) for key in reader.keys}
-        for reader in (made, untrained):
-            for key, vectors in reader.embed(TEXTS).items():
-                assert relative_error(vectors, models[key].encode(TEXTS)) < 1e-4, key
-    # The verdict finds it as the control behind the same filter.
     assert [(control.kind, control.name, control.called) for control in controls_of(recipe)] == [
         ("tf-idf", "tf-idf, mean", "tf-idf, without any model"),
         ("bag", "Bag of input embeddings, mean", "the bag of input embeddings"),
