@@ -85,7 +85,7 @@ RECIPES = completed(
             {"pool_over": "text", "hybrid": False, "bidirectional_layers": 1, "prefix_bias": -2.0},
         ),
         "kv re-routing, last": (KVReroutingModule, {"hybrid": False, "rows": "last"}),
-        "token prepending": (TokenPrependingModule, {"prepend_layers": 3, "seed": 5}),
+        "token prepending": (TokenPrependingModule, {"prepend_layers": 2, "seed": 5}),
         "token prepending, all": (
             TokenPrependingModule,
             {"prepend_layers": 2, "output_layer": 2, "rows": "all", "final_norm": True, "template": "{prepend}{text}."},

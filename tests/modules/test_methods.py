@@ -34,7 +34,7 @@ from st_reba.lm.anatomy import anatomy_of
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS, THIRDS
-from ..conftest import LONG, examples, first, long, pipeline, relative_error
+from ..conftest import LONG, examples, long, pipeline, relative_error
 from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
@@ -146,7 +146,7 @@ def model(shared):
     return get
 
 
-@pytest.mark.parametrize("kind", first(["bytes", "bert", "sentencepiece"], 1))
+@pytest.mark.parametrize("kind", ["bytes", long("bert"), long("sentencepiece")])
 @pytest.mark.parametrize("recipe", EACH_MODULE)
 @settings(max_examples=examples(30) if LONG else 2)
 @given(batch=st.lists(anything, min_size=1, max_size=4 if LONG else 3), data=st.data())
@@ -217,7 +217,7 @@ def test_threads(shared):
         assert np.array_equal(job.result(), alone[number % len(models)]), names[number % len(models)]
 
 
-@pytest.mark.parametrize("kind", first(["bytes", "bert"], 1))
+@pytest.mark.parametrize("kind", ["bytes", long("bert")])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_saved_and_loaded(recipe, kind, shared, tmp_path):
     module = made(recipe, shared("llama", kind))
