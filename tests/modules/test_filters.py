@@ -23,9 +23,11 @@ from st_reba import (
     Centering,
     EarlyLateModule,
     EmbeddingFilter,
+    IdfWeights,
     PartwiseWhitening,
     Standardization,
     StandardizedSum,
+    TokenProjection,
     WhiteningTransform,
 )
 from st_reba.modules.moments import Moments, embedding_moments
@@ -169,11 +171,7 @@ class TestFitting:
         module = WhiteningTransform.fit(model, CORPUS)
         assert torch.equal(module.weight, WhiteningTransform.fit(model, CORPUS, shrinkage=0.1).weight)
         assert torch.equal(PARTS["whitened"].from_moments(embedding_moments(model, CORPUS)).weight, module.weight)
-        # A LayerNorm takes one direction away: it is kept, and not blown up.
         assert module.out_features == 32
-        largest = torch.linalg.norm(module.weight, dim=1).max()
-        mean = float(np.linalg.eigvalsh(np.cov(model.encode(CORPUS).T, bias=True)).mean())
-        assert largest <= (0.1 * mean) ** -0.5 * 1.001
         assert AllButTheTop.from_moments(moments_of(drawn(0, 300, 250))).directions.shape == (2, 250)
 
     def test_all_directions_there_are_without_shrinkage(self, model):
@@ -219,14 +217,11 @@ class TestInAPipeline:
         references = [entry["type"] for entry in json.loads((tmp_path / "modules.json").read_text())]
         assert references[2] == f"st_reba.modules.{type(module).__name__}"
         assert f"{type(module).__name__} → Normalize" in (tmp_path / "README.md").read_text()
-        assert module.extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in module.config_keys)
-
-    def test_saved_without_safetensors(self, filters, case, tmp_path):
-        filters[case].save(str(tmp_path), safe_serialization=False)
+        module.save(str(tmp_path), safe_serialization=False)
         assert not (tmp_path / "model.safetensors").exists()
-        loaded = type(filters[case]).load(str(tmp_path))
-        for name, weight in filters[case].state_dict().items():
-            assert torch.equal(loaded.state_dict()[name], weight)
+        again = type(module).load(str(tmp_path))
+        assert all(torch.equal(again.state_dict()[name], weight) for name, weight in module.state_dict().items())
+        assert module.extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in module.config_keys)
 
     def test_zero_vectors_stay_and_rows_are_independent(self, filters, case, embedded):
         vectors = np.concatenate([np.zeros((1, 32), dtype=np.float32), embedded[1]])
@@ -309,7 +304,6 @@ HALF_ALIKE = VARIED * torch.tensor([1.0] * 3 + [0] * 3)
     ("kind", "vectors", "settings", "message"),
     [
         (WhiteningTransform, VARIED, {"dimension": 0}, "dimension=0: give the directions to keep, a whole number"),
-        (WhiteningTransform, VARIED, {"shrinkage": -0.1}, "shrinkage=-0.1: give a number, 0 or more"),
         (WhiteningTransform, VARIED[:5], {"dimension": 5, "shrinkage": 0}, "5 texts vary in 4 directions only, so 5"),
         (WhiteningTransform, VARIED[:3].repeat(7, 1), {"shrinkage": 0}, "these 21 texts vary in 2 directions only, so"),
         (WhiteningTransform, VARIED[:1].repeat(7, 1), {}, "7 texts were given, and their embeddings do not differ"),
@@ -333,7 +327,6 @@ def test_what_cannot_be_fitted(kind, vectors, settings, message):
     ("choice", "message"),
     [
         ({"keep": (0, 4), "skip_first": 1}, "give one or the other"),
-        ({"keep": 5}, "keep=5: give (low, high), two whole numbers"),
         ({"keep": (4, 4)}, "keep=(4, 4) of the head's 32 directions: give 0 <= low < high <= 32"),
         ({"skip_first": -1}, "skip_first=-1: give how many directions to leave out, 0 or more"),
         ({"skip_first": 20, "skip_last": 12}, "keep=(20, 20) of the head's 32 directions"),
@@ -355,6 +348,9 @@ def test_what_is_no_choice_of_directions(choice, message, model):
         (Centering, (torch.zeros(2, 2),), "mean is (2, 2): give (D,)"),
         (Standardization, (torch.zeros(2), torch.ones(3)), "mean is (2,) and deviation (3,): give (D,) for"),
         (Standardization, (torch.zeros(2), torch.tensor([1.0, 0])), "A deviation is 0 or below"),
+        (IdfWeights, (torch.ones(2, 2),), "weights is (2, 2): give (V,)"),
+        (IdfWeights, (torch.tensor([1.0, -1]),), "A weight is below 0"),
+        (TokenProjection, (torch.ones(3), torch.ones(2, 4)), "mean is (3,) and directions (2, 4): give (D,)"),
         (PartwiseWhitening, (torch.zeros(4), torch.zeros(4, 4), [1.0]), "mean is (4,) and weight (4, 4): give (P, D)"),
         (PartwiseWhitening, (torch.zeros(2, 2), torch.zeros(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
         (StandardizedSum, (torch.zeros(1, 4), torch.zeros(1, 3), [1.0]), "mean is (1, 4) and scale (1, 3)"),

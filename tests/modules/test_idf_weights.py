@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -123,13 +122,6 @@ def test_save_and_load(model, tmp_path):
     assert "CausalTransformer → IdfWeights → Pooling" in (tmp_path / "README.md").read_text()
 
 
-def test_a_configuration_of_another_module(model, tmp_path):
-    model[1].save(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"vocabulary_size": 10**9}))
-    with pytest.raises(ValueError, match="They are of two modules; save the model again"):
-        IdfWeights.load(str(tmp_path))
-
-
 def test_half_precision_and_gradients(backbone_path, model):
     half = CausalTransformer(backbone_path(), model_kwargs={"dtype": "bfloat16"})
     both = SentenceTransformer(modules=[half, model[1], Pooling(32, "mean")], device="cpu")
@@ -164,19 +156,6 @@ def test_texts_that_are_refused(model, texts, settings, message):
 def test_a_module_that_hands_on_one_token(shared):
     with pytest.raises(ValueError, match='CausalTransformer hands on one token alone, rows="last"'):
         IdfWeights.fit(CausalTransformer(shared(), rows="last"), TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        (torch.ones(2, 2), "weights is (2, 2): give (V,)"),
-        (torch.tensor([1.0, -1]), "A weight is below 0"),
-        (torch.tensor([1.0, float("inf")]), "the value inf"),
-    ],
-)
-def test_weights_that_are_refused(weights, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        IdfWeights(weights)
 
 
 def test_a_token_without_a_weight(shared):

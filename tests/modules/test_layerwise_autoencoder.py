@@ -150,7 +150,6 @@ def test_save_and_load(settings, shared, tmp_path):
     ("arguments", "settings", "message"),
     [
         ((0, 32), {}, "depth=0: give a whole number from 1 to 1024"),
-        ((3, 32), {"head_dimension": -1}, "head_dimension=-1"),
         ((3, 32), {"bottlenecks": 8}, "bottlenecks=8: give a list of widths for equal shares of the 3 layers"),
         ((3, 32), {"bottlenecks": [8, 33]}, "a whole number from 1 to 32, the width of a state"),
         ((3, 32), {"encoders": False, "decoders": True}, "there is nothing to decode"),

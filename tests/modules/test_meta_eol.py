@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from st_reba import META_TASKS, TEMPLATES, MetaEOLModule
-from st_reba.lm import anatomy
 
 from .. import oracles
 from ..backbones import TEXTS
@@ -37,15 +36,6 @@ def test_what_stands_before_the_texts_runs_once_and_then_all_prompts_in_one_batc
     with torch.no_grad():
         module(module.preprocess(["a"]))
     assert shapes == [(len(TASKS), len(token_ids("a")) + after)]
-
-
-def test_a_cache_that_cannot_be_reused(backbone_path, monkeypatch):
-    expected = pipeline(MetaEOLModule(backbone_path(), templates=TASKS)).encode(TEXTS)
-    # As where a model makes a cache of its own.
-    monkeypatch.setattr(anatomy, "DynamicCache", lambda: None)
-    module = MetaEOLModule(backbone_path(), templates=TASKS)
-    assert not module.keeps_prefixes
-    assert relative_error(pipeline(module).encode(TEXTS), expected) < TOLERANCE
 
 
 def test_room_is_that_of_the_longest_prompt(backbone_path):

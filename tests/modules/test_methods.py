@@ -75,6 +75,7 @@ def test_oracle(recipe, architecture, shared, eager, token_ids):
     module = made(recipe, shared(architecture))
     naive = Naive(eager(architecture), token_ids, architecture)
     *together, nothing = read(module, [*FEW, ""])
+    assert len(nothing)
     assert not nothing.any()
     with torch.no_grad():
         for text, states in zip(FEW, together, strict=True):

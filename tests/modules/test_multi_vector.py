@@ -13,7 +13,6 @@ from torch.nn.functional import cosine_similarity
 import st_reba
 from st_reba import CausalTransformer, EchoModule, ReBAModule, TokenProjection
 from st_reba.hub.push import check_saved_model
-from st_reba.modules.moments import Moments
 from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
@@ -164,10 +163,3 @@ def test_the_length_of_queries_and_of_documents(backbone_path):
 def test_what_is_refused(rows, settings, message, shared):
     with pytest.raises(ValueError, match=message):
         multi_vector_encoder(ReBAModule(shared(), rows=rows), **settings)
-
-
-def test_shapes_that_are_refused():
-    with pytest.raises(ValueError, match=r"mean is \(3,\) and directions \(2, 4\): give \(D,\) and \(k, D\)"):
-        TokenProjection(torch.ones(3), torch.ones(2, 4))
-    with pytest.raises(ValueError, match="dimension=5: give the principal directions to keep"):
-        TokenProjection.from_moments(Moments(4), dimension=5)

@@ -72,7 +72,7 @@ def test_the_rows_of_a_shared_head_are_ones_own(saved):
     assert torch.equal(RerankModule(every, **SHORT).head.weight, first.head.weight)
 
 
-def test_the_batch_does_not_matter_and_it_ranks(saved):
+def test_the_batch_does_not_matter(saved):
     _, path = saved()
     reranker = cross_encoder(RerankModule(path, **SHORT), device="cpu")
     pairs = [(QUERY, text) for text in [*TEXTS, ""]]
@@ -80,8 +80,6 @@ def test_the_batch_does_not_matter_and_it_ranks(saved):
     assert together[-1] == 0
     for pair, score in zip(pairs, together, strict=True):
         assert reranker.predict([pair])[0] == pytest.approx(score, abs=1e-5)
-    ranked = reranker.rank(QUERY, TEXTS)
-    assert [hit["corpus_id"] for hit in ranked] == sorted(range(len(TEXTS)), key=lambda index: -together[index])
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -118,9 +116,7 @@ def test_a_long_document_is_cut_and_nothing_else(saved):
     ("settings", "message"),
     [
         ({"template": "{document} {query} so:"}, "one {query}, behind it one {document}, and behind that"),
-        ({"template": "{query} {document}"}, "and behind that what asks for the answer"),
         ({"template": "{query} {document} {x}"}, "no other braces"),
-        ({"choices": 5}, "choices=5: give two answers"),
         ({"choices": (" A", " A")}, "each is to add one token, another than the other"),
         ({"choices": (" unlikely", " B")}, "each is to add one token"),
         ({"rows": "all"}, "reads the last token of its prompt"),

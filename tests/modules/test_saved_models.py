@@ -133,18 +133,6 @@ class TestTheNextArchive:
     def test_every_setting_is_in_a_case(self):
         make_saved.check_cases()
 
-    def test_its_bytes_depend_on_its_files_alone(self, tmp_path):
-        archives = []
-        for place, names in (("one", ["b", "a/c"]), ("other", ["a/c", "b"])):
-            for name in names:
-                path = tmp_path / place / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(name)
-                path.chmod(0o600 if place == "one" else 0o644)
-            make_saved.pack(tmp_path / place, tmp_path / f"{place}.tar.xz")
-            archives.append((tmp_path / f"{place}.tar.xz").read_bytes())
-        assert archives[0] == archives[1]
-
     def test_none_is_written_over(self):
         with pytest.raises(FileExistsError, match="what a version saved is never written again"):
             make_saved.make_archive(FIXTURES / "saved-0.7.tar.xz")

@@ -81,13 +81,6 @@ def test_pool_over_all_begins_at_the_copy_that_is_read(shared):
         assert pipeline(module).encode("the cat", prompt=prompt, output_value=None)["input_ids"].tolist() == expected
 
 
-def test_prompts_by_name(shared):
-    model = pipeline(ReBAModule(shared()))
-    model.prompts = {"query": "query: ", "document": ""}
-    assert np.array_equal(model.encode_query(TEXTS), model.encode(TEXTS, prompt="query: "))
-    assert np.array_equal(model.encode_document(TEXTS), model.encode(TEXTS))
-
-
 @pytest.mark.parametrize("recipe", ["reba-2", "reba-3 last", "reba-2 chunks", "metaeol"])
 def test_a_batch_with_prompts_of_their_own(recipe, shared):
     """Methods that read the same stretch of all texts take prompts of one length; MetaEOL takes any."""

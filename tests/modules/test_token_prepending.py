@@ -50,12 +50,6 @@ def test_with_special_tokens_and_a_prompt(kind, shared):
         assert relative_error(encode(text, prompt="query:"), states[-1]) < TOLERANCE
 
 
-def test_slots_are_not_handed_on(shared):
-    module = TokenPrependingModule(shared(), template="{prepend}{text}", pool_over="all")
-    item = pipeline(module).encode("the cat", output_value=None)
-    assert item["input_ids"].tolist() == module.tokenizer("the cat")["input_ids"]
-
-
 def test_a_prompt_with_a_slot_is_a_prompt(shared):
     """Only templates have slots: a text or a prompt that looks like one stays text."""
     module = TokenPrependingModule(shared())

@@ -227,12 +227,10 @@ def test_a_span_without_tokens_is_refused(shared):
     ("arguments", "message"),
     [
         ({}, "either as spans, or by chunk_tokens"),
-        ({"spans": [[(0, 1)]], "chunk_tokens": 3}, "either as spans, or by chunk_tokens"),
         ({"spans": []}, "1 texts and 0 lists of spans"),
         ({"spans": [[(0, 1)]], "overlap": 2}, "overlap=2: spans say themselves"),
         ({"chunk_tokens": 0}, "chunk_tokens=0: give the tokens"),
         ({"chunk_tokens": 4, "overlap": 4}, "overlap=4: give the tokens that a chunk shares .* 0 to 3"),
-        ({"chunk_tokens": 4, "batch_size": 0}, "batch_size=0"),
         ({"chunk_tokens": 4, "prompt_name": "queri"}, 'prompt_name="queri": the model has'),
     ],
 )

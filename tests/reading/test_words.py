@@ -117,14 +117,10 @@ def test_words_that_are_not_there(sentences, words, message, shared):
         (MetaEOLModule, {"templates": ["{text}"]}, "MetaEOLModule hands on one vector a prompt, not one a token"),
         (EarlyLateModule, {}, "same second half .* output_layer=1 and .*: it has no word embeddings"),
         (TopicModule, {"template": TWICE}, r"same parts behind the first \(which alone is that of EchoModule"),
+        (Transformer, {}, "first module is Transformer: words need one of st_reba's modules"),
         (TopicModule, {"template": "{text} is"}, "gives a text as a whole its vector, and its tokens none"),
     ],
 )
-def test_modules_without_one_vector_a_token(kind, arguments, message, shared):
+def test_modules_without_one_vector_a_token(kind, arguments, message, backbone_path):
     with pytest.raises(ValueError, match=message):
-        encode_words(pipeline(kind(shared(), **arguments)), ["the cat sat"], ["cat"])
-
-
-def test_other_modules(backbone_path):
-    with pytest.raises(ValueError, match="first module is Transformer: words need one of st_reba's modules"):
-        encode_words(pipeline(Transformer(backbone_path("llama", "bert"))), ["a"], ["a"])
+        encode_words(pipeline(kind(backbone_path("llama", "bert"), **arguments)), ["the cat sat"], ["cat"])

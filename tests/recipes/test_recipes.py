@@ -65,7 +65,8 @@ def test_a_row_stands_only_for_what_was_asked():
 
 
 @pytest.mark.parametrize("repetitions", [1, 3])
-def test_no_more_copies_than_asked(repetitions, roomy):
+def test_no_more_copies_than_asked(repetitions, roomy_path):
+    roomy = CausalTransformer(roomy_path)
     modules = {recipe.result: recipe.build(roomy) for recipe in default_recipes(repetitions)}
     assert max(module.copies for module in modules.values()) == repetitions
     for recipe in default_recipes(repetitions):
@@ -81,12 +82,8 @@ def test_ten_are_worth_trying():
     assert not any(recipe.control for recipe in few)
 
 
-@pytest.fixture(scope="module")
-def roomy(roomy_path):
-    return CausalTransformer(roomy_path)
-
-
-def test_all_that_are_worth_trying_run(roomy):
+def test_all_that_are_worth_trying_run(roomy_path):
+    roomy = CausalTransformer(roomy_path)
     made = Recipes(roomy, worth_trying(demo_sentences()[:40]), controls=False)
     assert not made.skipped
     texts = TEXTS[:3]
