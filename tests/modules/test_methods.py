@@ -311,7 +311,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
     [
         # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
         (ContrastivePromptingModule, {}, 32, CONTRAST, (4, 2.0, 27, False)),
-        (ContrastivePromptingModule, {"template": 'Of "{text}":'}, 32, CONTRAST, (4, 2.0, 27, False)),
         (ContrastivePromptingModule, {"template": "knowledge"}, 32, CONTRAST, (6, 3.0, 31, False)),
         (ContrastivePromptingModule, {"template": "knowledge"}, 12, CONTRAST, (2, 3.0, 11, False)),
         (ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST, (1, 3.0, 2, False)),
@@ -319,7 +318,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         (TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
         (TokenPrependingModule, {}, 3, PREPENDED, (2, 3, False)),
         # The middle third; those that are given, in order.
-        (KVReroutingModule, {}, 1, ("layers",), ([0],)),
         (KVReroutingModule, {}, 3, ("layers",), ([1],)),
         (KVReroutingModule, {}, 8, ("layers",), ([2, 3, 4, 5],)),
         (KVReroutingModule, {}, 12, ("layers",), ([4, 5, 6, 7],)),
@@ -333,7 +331,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         # A share of the layers that are run, and below the last.
         (TopicModule, {}, 1, ("lower_layers",), ([1],)),
         (TopicModule, {}, 3, ("lower_layers",), ([2],)),
-        (TopicModule, {}, 30, ("lower_layers",), ([28],)),
         (TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
     ],
 )  # fmt: skip

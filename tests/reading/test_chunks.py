@@ -162,7 +162,6 @@ def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length,
     [
         ([1] * 10, 4, 0, [(0, 4), (4, 8), (8, 10)]),
         ([1] * 10, 4, 1, [(0, 4), (3, 7), (6, 10)]),
-        ([1] * 10, 10, 9, [(0, 10)]),
         ([], 3, 1, []),
         # A character of several tokens is not divided; behind a short chunk, the overlap would begin before the text.
         ([1, 3, 1], 2, 0, [(0, 1), (1, 2), (2, 3)]),
@@ -227,7 +226,6 @@ def test_a_span_without_tokens_is_refused(shared):
     ("arguments", "message"),
     [
         ({}, "either as spans, or by chunk_tokens"),
-        ({"spans": []}, "1 texts and 0 lists of spans"),
         ({"spans": [[(0, 1)]], "overlap": 2}, "overlap=2: spans say themselves"),
         ({"chunk_tokens": 0}, "chunk_tokens=0: give the tokens"),
         ({"chunk_tokens": 4, "overlap": 4}, "overlap=4: give the tokens that a chunk shares .* 0 to 3"),

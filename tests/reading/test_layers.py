@@ -15,7 +15,6 @@ from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
     EchoModule,
-    InputEmbeddings,
     KVReroutingModule,
     LayerStates,
     ReBAModule,
@@ -131,7 +130,6 @@ def test_one_pass_that_leaves_no_trace(backbone_path):
     ("kind", "settings", "message"),
     [
         (ReBAModule, {}, "ReBAModule, whose embedding is not .* Use a model with CausalTransformer"),
-        (InputEmbeddings, {}, "InputEmbeddings, whose embedding is not .* Use a model with CausalTransformer"),
         # States inside the other layers would be read behind their own feed-forward parts.
         (CausalTransformer, {"readout": "before_mlp"}, 'reads a state inside its last layer.* readout="layer"'),
     ],

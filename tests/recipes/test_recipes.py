@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from st_reba import CausalTransformer, EmbeddingFilter
+from st_reba import CausalTransformer
 from st_reba.compare import Recipes
 from st_reba.compare.answer import WITHOUT
 from st_reba.data.demo import demo_sentences
@@ -109,7 +109,7 @@ def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
     backbone = CausalTransformer(backbone_path("llama"))
     assert not backbone.model.config.tie_word_embeddings
     control = random_weights(backbone)
-    expected = EmbeddingFilter.from_language_model(control)
+    expected = find("classical+filtered").model(control)[2]
     weight = control.model.get_input_embeddings().weight.double()
     values = torch.linalg.svdvals(weight @ expected.directions.double().T)
     middle = torch.linalg.svdvals(weight)[expected.low : expected.low + len(values)]
@@ -125,4 +125,4 @@ def test_a_recipe_stands_beside_controls_behind_the_same_filter():
         ("filtered bag", bag, f"the bag of input embeddings, {PARTWISE} as well"),
         ("random", f"Random weights, {recipe.result}", "itself on random weights"),
     ]
-    assert recipe.filter.settings([0.3, 0.7]) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
+    assert recipe.filter.settings((0.3, 0.7)) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from st_reba import CausalTransformer, EchoModule
 from st_reba.compare.search import candidates
 from st_reba.modules.changes import Steer
 from st_reba.recipes import asked_for, default_recipes, every_row, find, worth_trying
-from st_reba.recipes.lookup import bags_of_input_embeddings, changed, matching
+from st_reba.recipes.lookup import bags_of_input_embeddings, changed, controls_of, matching
+from st_reba.recipes.rows import BAG, PARTS
 
 from ..catalogued import PUBLIC_MODULES
 
@@ -88,7 +90,6 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
         ("", r"There is no recipe .* or a key: classical, reba-1, echo-2.*\+whitened"),
         ("reba-2@last", "There is no recipe"),
         ("reba-2+upside-down", "There is no recipe"),
-        ("reba-1000", "There is no recipe"),
         ("tf-idf", "is a control, to be compared with"),
         ("Random weights, Classical, whitened", "is a control, to be compared with"),
         ("PromptEOL, idf-weighted", "idf-weighted goes with mean pooling, and PromptEOL has last pooling; leave it ou"),
@@ -108,6 +109,17 @@ def test_those_that_are_asked_for():
     assert asked_for(["all"], 5, ["a"]) == default_recipes(5, ["a"])
     (early_late,) = asked_for(["early-late"], 3, ["a", "b"])
     assert early_late.fit_texts == ("a", "b")
+
+
+def test_what_is_said_of_it_and_what_it_is_called():
+    assert find("echo-2@3+whitened").says == (
+        "The text stands 2 times, and is read in its last copy; read after layer 3, where the model stops; the "
+        "principal directions of a sample of plain texts, scaled to nearly one variance."
+    )
+    bag = replace(find(BAG.name), part=PARTS["whitened"]).on_random_weights()
+    assert bag.called == "the bag of random embeddings, whitened"
+    assert bag.says.startswith("The same architecture and tokenizer with weights that were never trained; ")
+    assert controls_of(bag) == ()
 
 
 def test_a_recipe_is_known_by_its_module_and_settings():
