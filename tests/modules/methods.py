@@ -215,7 +215,7 @@ def classical(naive, text, template="{text}", pool_over="text", rows="all", outp
 
 def bag(naive, text, template="{text}"):
     ids, own = naive.ids(template, text)
-    return naive.model.get_input_embeddings().weight[torch.tensor(ids[own])]
+    return naive.model.get_input_embeddings()(torch.tensor(ids[own]))
 
 
 def layer_states(naive, text, template="{text}", pool_over="text"):

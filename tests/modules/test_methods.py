@@ -316,7 +316,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         (ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST, (1, 3.0, 2, False)),
         (ContrastivePromptingModule, {}, 1, CONTRAST, (0, 2.0, 1, False)),
         (TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
-        (TokenPrependingModule, {}, 3, PREPENDED, (2, 3, False)),
         # The middle third; those that are given, in order.
         (KVReroutingModule, {}, 3, ("layers",), ([1],)),
         (KVReroutingModule, {}, 8, ("layers",), ([2, 3, 4, 5],)),
@@ -325,7 +324,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         (KVReroutingModule, {"layers": [-1, 0, 2]}, 3, ("layers",), ([0, 2],)),
         # An eighth of the way up the whole model, wherever it stops.
         (EarlyLateModule, {}, 3, ("early_layer", "output_layer"), (1, None)),
-        (EarlyLateModule, {}, 18, ("early_layer", "output_layer"), (2, None)),
         (EarlyLateModule, {"output_layer": 15}, 30, ("early_layer", "output_layer"), (4, 15)),
         (EarlyLateModule, {"output_layer": 2}, 30, ("early_layer", "output_layer"), (2, 2)),
         # A share of the layers that are run, and below the last.

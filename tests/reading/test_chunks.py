@@ -167,6 +167,7 @@ def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length,
         ([1, 3, 1], 2, 0, [(0, 1), (1, 2), (2, 3)]),
         ([1, 3, 1], 4, 3, [(0, 2), (1, 3)]),
         ([1, 3], 3, 2, [(0, 1), (1, 2)]),
+        ([1, 1, 1, 3], 3, 2, [(0, 3), (3, 4)]),
     ],
 )
 def test_tokens_are_counted_and_shared(tokens, length, overlap, spans):
@@ -229,6 +230,7 @@ def test_a_span_without_tokens_is_refused(shared):
         ({"spans": [[(0, 1)]], "overlap": 2}, "overlap=2: spans say themselves"),
         ({"chunk_tokens": 0}, "chunk_tokens=0: give the tokens"),
         ({"chunk_tokens": 4, "overlap": 4}, "overlap=4: give the tokens that a chunk shares .* 0 to 3"),
+        ({"chunk_tokens": 4, "batch_size": 0}, "batch_size=0"),
         ({"chunk_tokens": 4, "prompt_name": "queri"}, 'prompt_name="queri": the model has'),
     ],
 )
@@ -266,8 +268,8 @@ def test_settings_of_encode(shared):
 
 def test_on_an_accelerator(backbone_path):
     model = pipeline(CausalTransformer(backbone_path()))
-    expected = encode_chunks(model, TEXT, spans=SPANS)
+    expected = encode_chunks(model, TEXT, spans=SPANS, prompt="so: ")
     with SeveralDevices():
         put(model, FIRST)
-        found = encode_chunks(model, TEXT, spans=SPANS)
+        found = encode_chunks(model, TEXT, spans=SPANS, prompt="so: ")
     assert np.allclose(found.vectors, expected.vectors, atol=1e-6)
