@@ -319,7 +319,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         # The middle third; those that are given, in order.
         (KVReroutingModule, {}, 3, ("layers",), ([1],)),
         (KVReroutingModule, {}, 8, ("layers",), ([2, 3, 4, 5],)),
-        (KVReroutingModule, {}, 12, ("layers",), ([4, 5, 6, 7],)),
         (KVReroutingModule, {"output_layer": 2}, 12, ("layers",), ([0, 1],)),
         (KVReroutingModule, {"layers": [-1, 0, 2]}, 3, ("layers",), ([0, 2],)),
         # An eighth of the way up the whole model, wherever it stops.

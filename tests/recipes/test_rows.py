@@ -88,7 +88,6 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
     ("name", "message"),
     [
         ("", r"There is no recipe .* or a key: classical, reba-1, echo-2.*\+whitened"),
-        ("reba-2@last", "There is no recipe"),
         ("reba-2+upside-down", "There is no recipe"),
         ("tf-idf", "is a control, to be compared with"),
         ("Random weights, Classical, whitened", "is a control, to be compared with"),
@@ -120,6 +119,8 @@ def test_what_is_said_of_it_and_what_it_is_called():
     assert bag.called == "the bag of random embeddings, whitened"
     assert bag.says.startswith("The same architecture and tokenizer with weights that were never trained; ")
     assert controls_of(bag) == ()
+    assert [control.kind for control in controls_of(find(BAG.name))] == ["random"]
+    assert find("prompteol").on_random_weights().called == "PromptEOL, last on random weights"
 
 
 def test_a_recipe_is_known_by_its_module_and_settings():
