@@ -56,8 +56,7 @@ def run(model, ids):
 
     What attention goes to a re-routed key, the first column, is no part of the maps.
     """
-    with torch.no_grad():
-        output = model(input_ids=torch.tensor([ids]), output_attentions=True)
+    output = model(input_ids=torch.tensor([ids]), output_attentions=True)
     return output.last_hidden_state[0], [weights[0, ..., -len(ids) :] for weights in output.attentions]
 
 
@@ -66,13 +65,12 @@ def refined_thought(model, ids, passes, before=()):
     embed = model.get_input_embeddings()
     text, eos = embed(torch.tensor([[*before, *ids[:-1]]])), embed(torch.tensor([[ids[-1]]]))
     memory = None
-    with torch.no_grad():
-        for _ in range(passes):
-            parts = [text, eos] if memory is None else [text, memory, eos]
-            output = model(inputs_embeds=torch.cat(parts, dim=1), output_attentions=True)
-            states = output.last_hidden_state[0]
-            weights = output.attentions[-1][0, :, -1, -len(states) :].mean(dim=0)
-            memory = sum(weight * state for weight, state in zip(weights, states, strict=True))[None, None]
+    for _ in range(passes):
+        parts = [text, eos] if memory is None else [text, memory, eos]
+        output = model(inputs_embeds=torch.cat(parts, dim=1), output_attentions=True)
+        states = output.last_hidden_state[0]
+        weights = output.attentions[-1][0, :, -1, -len(states) :].mean(dim=0)
+        memory = sum(weight * state for weight, state in zip(weights, states, strict=True))[None, None]
     return torch.cat([states[len(before) : text.shape[1]], states[-1:]])
 
 
@@ -180,6 +178,16 @@ def partwise_whitened(fitted_on, vectors, shares, shrinkage):
     return np.concatenate(parts, axis=1)
 
 
+def standardized_sum(fitted_on, vectors, shares):
+    """The sum of s_p z_p / |z_p| with z_p the standardised part p."""
+    found = 0
+    for own, new, share in zip(*(np.split(np.asarray(given, dtype=np.float64), len(shares), axis=1)
+                                 for given in (fitted_on, vectors)), shares, strict=True):  # fmt: skip
+        standard = (new - own.mean(axis=0)) / own.std(axis=0)
+        found = found + share * standard / np.linalg.norm(standard, axis=1, keepdims=True)
+    return found
+
+
 def partial_rank_correlation(x, y, z):
     """Pearson correlation of what least squares on the ranks of z, and a constant, leaves of those of x and of y."""
     x, y, z = (scipy.stats.rankdata(values) for values in (x, y, z))
@@ -272,10 +280,10 @@ def seen(model, name, ids, where):
 
     def note(states):
         # Some layers give more than their states, which come first.
-        found.append((states[0] if isinstance(states, tuple) else states)[0].detach().clone())
+        found.append((states[0] if isinstance(states, tuple) else states)[0].clone())
         return states
 
-    with torch.no_grad(), changed(model, name, **{where: note}):
+    with changed(model, name, **{where: note}):
         model(input_ids=torch.tensor([ids]))
     return found[-1]
 
@@ -288,15 +296,14 @@ def value_aggregation(model, architecture, ids, layers):
 
 def aligned_values(model, ids, layer):
     """The same of one layer of a Llama by its definition: W_O of the value vectors, weighted by the stored map."""
-    with torch.no_grad():
-        output = model(input_ids=torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
-        module = model.layers[layer]
-        values = module.self_attn.v_proj(module.input_layernorm(output.hidden_states[layer][0]))
-        values = values.view(len(ids), model.config.num_key_value_heads, -1)
-        weights = output.attentions[layer][0, :, -1]
-        group = len(weights) // values.shape[1]
-        heads = [weights[head] @ values[:, head // group] for head in range(len(weights))]
-        return module.self_attn.o_proj(torch.cat(heads))
+    output = model(input_ids=torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
+    module = model.layers[layer]
+    values = module.self_attn.v_proj(module.input_layernorm(output.hidden_states[layer][0]))
+    values = values.view(len(ids), model.config.num_key_value_heads, -1)
+    weights = output.attentions[layer][0, :, -1]
+    group = len(weights) // values.shape[1]
+    heads = [weights[head] @ values[:, head // group] for head in range(len(weights))]
+    return module.self_attn.o_proj(torch.cat(heads))
 
 
 def contrastive_prompting(model, architecture, ids, auxiliary, layer, output_layer, scale):
@@ -474,17 +481,6 @@ def angle_loss(anchors, positives, negatives, scale):
     return total.log()
 
 
-def early_and_late(model, ids, text, layer, output_layer=None):
-    """[h_i of the tokens in ``text``, a slice; the last state of all], (n, 2D), by transformers' ``hidden_states``.
-
-    Of the last layer, transformers hands out what has gone through the final norm.
-    """
-    with torch.no_grad():
-        states = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
-    late = states[-1 if output_layer is None else output_layer][0, -1]
-    return torch.stack([torch.cat([word, late]) for word in states[layer][0, text]])
-
-
 # FREEZE
 
 
@@ -497,8 +493,7 @@ def layer_states(model, ids):
     )
     states = []
     hooks = [block.register_forward_hook(lambda block, args, output: states.append(output)) for block in blocks]
-    with torch.no_grad():
-        model(input_ids=torch.tensor([ids]))
+    model(input_ids=torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
     outputs = [state[0] if isinstance(state, tuple) else state for state in states]

@@ -13,29 +13,20 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, ZambaConfig
+from transformers import AutoModel
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
 from st_reba.hub import compat
-from st_reba.lm.sizes import SizeError, check_size
+from st_reba.lm.sizes import SizeError
 from st_reba.modules import checkpoints
 from st_reba.modules.lm_head import head_blocks
 
-from .. import backbones
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
+from .methods import language_model
 
 SHARD = "model-00002-of-00002.safetensors"
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def language_model(directory: Path, name: str = "llama", tied: bool = True):
-    config = backbones.config(name)
-    config.tie_word_embeddings = tied
-    torch.manual_seed(0)
-    model = backbones.randomize(AutoModelForCausalLM.from_config(config).eval())
-    backbones.save(model, directory)
-    return model
 
 
 def rewrite(directory: Path, change, sharded: bool = False) -> None:
@@ -54,10 +45,6 @@ def rewrite(directory: Path, change, sharded: bool = False) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def head_alone(weights: dict) -> dict:
-    return {**{name: weight for name, weight in weights.items() if name != EMBEDDINGS}, HEAD: weights[EMBEDDINGS]}
-
-
 def without(*parts: str):
     return lambda weights: {name: weight for name, weight in weights.items() if not any(part in name for part in parts)}
 
@@ -68,7 +55,7 @@ class TestShardsOutside:
     @pytest.fixture
     def model(self, tmp_path):
         """Sharded, with its second shard beside the model's directory."""
-        language_model(tmp_path / "lm")
+        language_model(tmp_path / "lm", tie_word_embeddings=True)
         rewrite(tmp_path / "lm", lambda weights: weights, sharded=True)
         shutil.move(tmp_path / "lm" / SHARD, tmp_path / SHARD)
         return tmp_path / "lm"
@@ -79,7 +66,7 @@ class TestShardsOutside:
         index.write_text(json.dumps(said))
 
     @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
-    @pytest.mark.parametrize("name", ["../{}", "a/../../{}", "{root}/{}", "..\\{}", "C:{}", ""])
+    @pytest.mark.parametrize("name", ["../{}", "{root}/{}", "..\\{}", ""])
     def test_by_name(self, name, load, model):
         self.renamed(model / "model.safetensors.index.json", name.format(SHARD, root=model.parent))
         said = 'index.json has the path .*: a file lies inside its model, so give a relative path without "..".$'
@@ -91,15 +78,6 @@ class TestShardsOutside:
         (model / SHARD).symlink_to(model.parent / SHARD)
         with pytest.raises(ValueError, match=rf"{SHARD} is a link to .*, outside the model: put the file itself there"):
             load(str(model))
-
-    def test_whole_weights_may_be_linked(self, tmp_path):
-        """Nothing in the model says where they lie: who has the directory has made the link."""
-        language_model(tmp_path / "lm")
-        expected = pipeline(CausalTransformer(str(tmp_path / "lm"))).encode(TEXTS)
-        weights = tmp_path / "lm" / "model.safetensors"
-        weights.rename(tmp_path / "elsewhere.safetensors")
-        weights.symlink_to(tmp_path / "elsewhere.safetensors")
-        assert relative_error(pipeline(CausalTransformer(str(tmp_path / "lm"))).encode(TEXTS), expected) == 0
 
     def test_pickled(self, model):
         names = {}
@@ -113,15 +91,6 @@ class TestShardsOutside:
         index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
         with pytest.raises(ValueError, match=r"pytorch_model.bin.index.json has the path '../model-00002.*': a file"):
             CausalTransformer(str(model))
-
-    def test_of_a_saved_model(self, backbone_path, tmp_path):
-        pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path / "saved"))
-        own = tmp_path / "saved" / "0_ReBAModule"
-        rewrite(own, lambda weights: weights, sharded=True)
-        shutil.move(own / SHARD, tmp_path / "saved" / SHARD)
-        self.renamed(own / "model.safetensors.index.json", f"../{SHARD}")
-        with pytest.raises(ValueError, match=r"index.json has the path '../model-00002"):
-            SentenceTransformer(str(tmp_path / "saved"), device="cpu")
 
     def test_missing(self, model):
         with pytest.raises(FileNotFoundError, match=rf"names '{SHARD}', which is not there: get the whole checkpoint"):
@@ -139,45 +108,28 @@ class TestShardsOutside:
         assert relative_error(pipeline(CausalTransformer(str(snapshot))).encode(TEXTS), expected) == 0
 
 
-class TestTied:
-    """Input embeddings that a checkpoint keeps as its head alone, as the public TinyStories-656K does."""
-
-    def test_are_refused(self, tmp_path):
-        language_model(tmp_path)
-        rewrite(tmp_path, head_alone)
-        with pytest.raises(ValueError, match=r"lacks 1 weight that LlamaModel needs: embed_tokens.weight\. .* random"):
-            ReBAModule(str(tmp_path))
-
-    def test_the_head_is_found_for_a_filter(self, tmp_path):
-        language_model(tmp_path)
-        expected = EmbeddingFilter.from_language_model(str(tmp_path))
-        rewrite(tmp_path, head_alone)
-        assert torch.equal(EmbeddingFilter.from_language_model(str(tmp_path)).directions, expected.directions)
+def test_embeddings_that_a_checkpoint_keeps_as_its_head_alone(tmp_path):
+    """As the public TinyStories-656K does: they are refused, and the head is found for a filter."""
+    language_model(tmp_path, tie_word_embeddings=True)
+    expected = EmbeddingFilter.from_language_model(str(tmp_path))
+    rewrite(
+        tmp_path, lambda weights: {HEAD if name == EMBEDDINGS else name: weight for name, weight in weights.items()}
+    )
+    with pytest.raises(ValueError, match=r"lacks 1 weight that LlamaModel needs: embed_tokens.weight\. .* random"):
+        ReBAModule(str(tmp_path))
+    assert torch.equal(EmbeddingFilter.from_language_model(str(tmp_path)).directions, expected.directions)
 
 
 class TestMissing:
     @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
     def test_names(self, sharded, tmp_path):
-        language_model(tmp_path)
+        language_model(tmp_path, tie_word_embeddings=True)
         rewrite(tmp_path, without("layers.1.mlp", "norm.weight"), sharded)
         with pytest.raises(ValueError, match=r"lacks \d+ weights that LlamaModel needs: .*layers.1.mlp.down_proj"):
             CausalTransformer(str(tmp_path))
 
-    def test_another_models_weights(self, tmp_path):
-        """None of the names fit: everything would be random."""
-        language_model(tmp_path)
-        rewrite(tmp_path, lambda weights: {f"other.{name}": weight for name, weight in weights.items()})
-        with pytest.raises(ValueError, match=r"lacks 29 weights that LlamaModel needs: .* and 24 more\."):
-            ReBAModule(str(tmp_path))
-
-    def test_in_a_saved_model(self, backbone_path, tmp_path):
-        pipeline(ReBAModule(backbone_path())).save_pretrained(str(tmp_path))
-        rewrite(tmp_path / "0_ReBAModule", without("layers.2.input_layernorm"))
-        with pytest.raises(ValueError, match=r"lacks 1 weight .*: layers.2.input_layernorm.weight\."):
-            SentenceTransformer(str(tmp_path), device="cpu")
-
     def test_shapes(self, tmp_path):
-        language_model(tmp_path)
+        language_model(tmp_path, tie_word_embeddings=True)
         config = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 400}))
         with pytest.raises(
@@ -190,7 +142,7 @@ class TestMissing:
 
     def test_above_the_layer_that_is_read(self, tmp_path):
         """They are not run, and not saved."""
-        language_model(tmp_path)
+        language_model(tmp_path, tie_word_embeddings=True)
         expected = pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS)
         rewrite(tmp_path, without("layers.2."))
         assert relative_error(pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS), expected) == 0
@@ -199,7 +151,7 @@ class TestMissing:
 
     def test_what_is_too_many_does_no_harm(self, tmp_path):
         """A task's head, and the masks that old GPT-2 checkpoints hold."""
-        model = language_model(tmp_path, "gpt2", tied=False)
+        model = language_model(tmp_path, "gpt2", tie_word_embeddings=False)
         mask = torch.ones(1, 1, 256, 256, dtype=torch.bool)
         rewrite(
             tmp_path, lambda weights: {**weights, "transformer.h.0.attn.bias": mask, "score.weight": mask[0, 0].float()}
@@ -209,17 +161,12 @@ class TestMissing:
         assert all(torch.equal(found[name], weight) for name, weight in expected.items())
         assert model.config.tie_word_embeddings is False
 
-    def test_what_the_caller_asks_of_the_report(self, backbone_path):
-        assert isinstance(
-            ReBAModule(backbone_path(), model_kwargs={"output_loading_info": True}).model, torch.nn.Module
-        )
-
 
 class TestAdapters:
     @pytest.fixture
     def adapter(self, tmp_path):
         peft = pytest.importorskip("peft")
-        language_model(tmp_path / "lm")
+        language_model(tmp_path / "lm", tie_word_embeddings=True)
         module = ReBAModule(str(tmp_path / "lm"))
         torch.manual_seed(1)
         module.model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
@@ -237,35 +184,25 @@ class TestAdapters:
         with pytest.raises(ValueError, match=r"lm lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
             SentenceTransformer(str(adapter[0]), device="cpu")
 
-    @pytest.mark.parametrize(
-        ("said", "message"),
-        [
-            ({"fast_tokenizer_files": ["../tokenizer.json"]}, r"lm.tokenizer_config.json sets fast_tokenizer_files to"),
-            ({"model_max_length": "long"}, r"^the tokenizer's model_max_length='long': give a number of tokens"),
-        ],
-    )
-    def test_the_tokenizer_of_the_model_below(self, said, message, adapter, tmp_path):
+    def test_the_tokenizer_of_the_model_below(self, adapter, tmp_path):
         for file in adapter[0].glob("tokenizer*"):
             file.unlink()
         CausalTransformer(str(adapter[0]))
         path = tmp_path / "lm" / "tokenizer_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
-        with pytest.raises(ValueError, match=message):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "fast_tokenizer_files": ["../tokenizer.json"]}))
+        with pytest.raises(ValueError, match=r"lm.tokenizer_config.json sets fast_tokenizer_files to"):
             CausalTransformer(str(adapter[0]))
 
-    @pytest.mark.parametrize("key", ["r", "rank_pattern"])
-    def test_a_rank_that_its_weights_have_not(self, key, adapter):
+    def test_what_its_configuration_says(self, adapter):
+        """Ranks that its weights have not, and nonsense."""
         path = adapter[0] / "adapter_config.json"
-        rank = 10**6 if key == "r" else {"q_proj": 10**6}
-        path.write_text(json.dumps({**json.loads(path.read_text()), key: rank}))
-        with pytest.raises(ValueError, match=r"adapter_config.json asks for a rank of 1000000, and no weight"):
-            SentenceTransformer(str(adapter[0]), device="cpu")
-
-    @pytest.mark.parametrize("said", ["[]", '{"r": "x"}', '{"layer_replication": [3]}', '{"peft_type": {}, "r": -1}'])
-    def test_nonsense(self, said, adapter):
-        (adapter[0] / "adapter_config.json").write_text(said)
-        with pytest.raises(ValueError, match=r"adapter_config.json (is|sets) "):
-            SentenceTransformer(str(adapter[0]), device="cpu")
+        said = json.loads(path.read_text())
+        ranks = [json.dumps({**said, **rank}) for rank in ({"r": 10**6}, {"rank_pattern": {"q_proj": 10**6}})]
+        for text in (*ranks, "[]", '{"r": "x"}', '{"layer_replication": [3]}', '{"peft_type": {}, "r": -1}'):
+            path.write_text(text)
+            message = r"adapter_config.json (is |sets |asks for a rank of 1000000, and no weight)"
+            with pytest.raises(ValueError, match=message):
+                SentenceTransformer(str(adapter[0]), device="cpu")
 
     @pytest.mark.skipif(not compat.ADAPTERS_ARE_REPORTED, reason="this version of transformers does not report on them")
     def test_the_adapter(self, adapter):
@@ -277,72 +214,26 @@ class TestAdapters:
             SentenceTransformer(str(path), device="cpu")
 
 
-class TestTwinTower:
-    @pytest.fixture(scope="class")
-    def written(self, encoder_paths, tmp_path_factory):
-        model, path = pipeline(TwinTower(*encoder_paths()), "cls"), tmp_path_factory.mktemp("towers")
-        model.save_pretrained(str(path))
-        return path, model.encode(TEXTS)
-
-    @pytest.fixture
-    def saved(self, written, tmp_path):
-        return shutil.copytree(written[0], tmp_path, dirs_exist_ok=True), written[1]
-
-    @pytest.mark.parametrize("tower", ["0_TwinTower", "0_TwinTower/tower_2"])
-    def test_a_tower_that_lacks_something(self, tower, saved):
-        path, _ = saved
-        rewrite(path / tower, without("layer.1.attention.self.value"))
-        with pytest.raises(ValueError, match=r"lacks 2 weights that BertModel needs: encoder.layer.1.attention.self"):
-            SentenceTransformer(str(path), device="cpu")
-
-    @pytest.mark.parametrize("tower", ["0_TwinTower", "0_TwinTower/tower_2"])
-    def test_a_pooler_is_for_training_alone(self, tower, saved):
-        """Encoders that were trained on masked words have none."""
-        path, expected = saved
-        rewrite(path / tower, without("pooler"))
-        assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) == 0
+@pytest.mark.parametrize("tower", ["0_TwinTower", "0_TwinTower/tower_2"])
+def test_a_tower_that_lacks_something(tower, encoder_paths, tmp_path):
+    """A pooler is for training alone: encoders that were trained on masked words have none."""
+    model = pipeline(TwinTower(*encoder_paths()), "cls")
+    model.save_pretrained(str(tmp_path))
+    rewrite(tmp_path / tower, without("pooler"))
+    assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), model.encode(TEXTS)) == 0
+    rewrite(tmp_path / tower, without("layer.1.attention.self.value"))
+    with pytest.raises(ValueError, match=r"lacks 2 weights that BertModel needs: encoder.layer.1.attention.self"):
+        SentenceTransformer(str(tmp_path), device="cpu")
 
 
 class TestSizes:
     """A checkpoint that has what its configuration says loads, however its weights are shared."""
 
-    @pytest.mark.parametrize("name", ["gemma3", "gpt2"])
-    def test_embeddings_that_are_most_of_a_model(self, name, tmp_path):
-        config = backbones.config(name)
-        config.tie_word_embeddings, config.vocab_size = True, 50_000
-        backbones.save(AutoModelForCausalLM.from_config(config).eval(), tmp_path)
-        stored = sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())
-        for kind in (AutoModel, AutoModelForCausalLM):
-            check_size(AutoConfig.from_pretrained(tmp_path), stored, "config.json", kind)
-        CausalTransformer(str(tmp_path))
-
-    def test_layers_that_share_their_weights(self):
-        """Several hybrid layers of Zamba have one block of attention, which its checkpoint holds once."""
-        config = ZambaConfig(
-            vocab_size=64, hidden_size=32, attention_hidden_size=64, intermediate_size=64, num_attention_heads=2,
-            num_key_value_heads=2, num_hidden_layers=7, attention_head_dim=32, mamba_dt_rank=4, n_mamba_heads=1,
-            layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "hybrid", "hybrid", "hybrid"],
-        )  # fmt: skip
-        model = AutoModel.from_config(config)
-        check_size(config, sum(weight.numel() for weight in model.parameters()), "config.json")
-
-    def test_what_is_too_large_is_not_built_to_its_end(self):
-        with pytest.raises(SizeError, match=r"config.json describes a larger model .* where the checkpoint has 1,000"):
-            check_size(LlamaConfig(num_hidden_layers=1000), 1000, "config.json")
-
-
-def test_a_shared_backbone_is_its_owners(tmp_path):
-    """Nobody can tell any more what was in its checkpoint, or what its owner put there since."""
-    language_model(tmp_path)
-    rewrite(tmp_path, without("layers.1.mlp"))
-    shared = Transformer(str(tmp_path))
-    assert ReBAModule(shared).model.embed_tokens.weight is shared.model.embed_tokens.weight
-
 
 def test_should_st_load_in_another_way(tmp_path, monkeypatch):
     """Guards ``Transformer._load_model``, and what is done without it."""
     assert hasattr(Transformer, "_load_model")
-    language_model(tmp_path)
+    language_model(tmp_path, tie_word_embeddings=True)
 
     def load(self, name, task, config, *args, **kwargs):
         return AutoModel.from_pretrained(name, config=config)
@@ -354,23 +245,12 @@ def test_should_st_load_in_another_way(tmp_path, monkeypatch):
         ReBAModule(str(tmp_path))
 
 
-def test_what_is_far_too_large_is_not_built_to_its_end():
-    built = []
-    hook = register_module_parameter_registration_hook(lambda module, name, weight: built.append(name))
-    try:
-        with pytest.raises(SizeError, match="describes a larger model"):
-            check_size(backbones.config("llama"), 10, "config.json")
-    finally:
-        hook.remove()
-    assert len(built) == 1
-
-
 class TestSizesWhileLoading:
     """transformers builds a model without memory before it fills it: what is too large ends there."""
 
     def test_a_larger_model_is_not_filled(self, tmp_path):
         """No weight that its checkpoint lacks is ever made in memory."""
-        language_model(tmp_path)
+        language_model(tmp_path, tie_word_embeddings=True)
         config = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 10**6}))
         made = []
@@ -386,7 +266,7 @@ class TestSizesWhileLoading:
 
     def test_layers_that_share_their_weights_load(self, tmp_path, monkeypatch):
         """They have more while they are built, and are built again without a limit, once they are known."""
-        language_model(tmp_path)
+        language_model(tmp_path, tie_word_embeddings=True)
         expected = CausalTransformer(str(tmp_path))
         limits = []
 
@@ -400,13 +280,3 @@ class TestSizesWhileLoading:
         found = CausalTransformer(str(tmp_path))
         assert limits == [sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())]
         assert found.model.state_dict().keys() == expected.model.state_dict().keys()
-
-    def test_what_else_is_wrong_is_said(self, tmp_path, monkeypatch):
-        language_model(tmp_path)
-
-        def load(*args, **kwargs):
-            raise RuntimeError("something else")
-
-        monkeypatch.setattr(compat.ReportingTransformer, "_load_model", load)
-        with pytest.raises(RuntimeError, match="something else"):
-            CausalTransformer(str(tmp_path))

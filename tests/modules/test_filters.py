@@ -1,4 +1,4 @@
-"""The modules after Pooling: EmbeddingFilter, Centering, Standardization, WhiteningTransform, AllButTheTop."""
+"""What stands behind Pooling: filters, whitenings, sums of parts; and the moments of texts that they are fitted on."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from st_reba import (
     AllButTheTop,
     CausalTransformer,
     Centering,
+    EarlyLateModule,
     EmbeddingFilter,
-    ReBAModule,
+    IdfWeights,
+    PartwiseWhitening,
     Standardization,
+    StandardizedSum,
+    TokenProjection,
     WhiteningTransform,
 )
-from st_reba.modules.embedding_transforms import SHRINKAGE
 from st_reba.modules.moments import Moments, embedding_moments
 from st_reba.recipes.rows import PARTS
 from st_reba.version import REQUIREMENT
@@ -37,6 +40,9 @@ from ..conftest import examples, pipeline, relative_error
 
 #: More texts than dimensions.
 CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
+SHARES = [0.3, 0.7]
+
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 
 @pytest.fixture(scope="module")
@@ -50,28 +56,38 @@ def embedded(model):
     return model.encode(CORPUS), model.encode(TEXTS)
 
 
-@pytest.fixture(scope="module")
-def moments(model):
-    return embedding_moments(model, CORPUS)
+#: Each class that is fitted on texts, with settings.
+FITTED = {
+    "whitening": (WhiteningTransform, {"dimension": 8}),
+    "all but the top": (AllButTheTop, {"removed": 2}),
+    "centring": (Centering, {}),
+    "standardisation": (Standardization, {}),
+    "partwise whitening": (PartwiseWhitening, {"shares": SHARES}),
+    "standardised sum": (StandardizedSum, {"shares": SHARES}),
+}
+CASES = ["filter", *FITTED]
 
 
 @pytest.fixture(scope="module")
-def filters(model, moments):
+def filters(model):
     """One of each class, fitted to ``model``."""
-    return {
-        "filter": EmbeddingFilter.from_language_model(model, keep=(3, 20)),
-        "whitening": WhiteningTransform.from_moments(moments, dimension=8),
-        "all but the top": AllButTheTop.from_moments(moments, removed=2),
-        "centring": Centering.from_moments(moments),
-        "standardisation": Standardization.from_moments(moments),
-    }
-
-
-CASES = ["filter", "whitening", "all but the top", "centring", "standardisation"]
+    moments = embedding_moments(model, CORPUS)
+    fitted = {case: kind.from_moments(moments, **given) for case, (kind, given) in FITTED.items()}
+    return {"filter": EmbeddingFilter.from_language_model(model, keep=(3, 20)), **fitted}
 
 
 def applied(module, vectors):
     return module({"sentence_embedding": torch.as_tensor(vectors)})["sentence_embedding"].numpy()
+
+
+def moments_of(vectors) -> Moments:
+    moments = Moments(vectors.shape[1])
+    moments.add(torch.as_tensor(vectors))
+    return moments
+
+
+def piped(model, module) -> SentenceTransformer:
+    return SentenceTransformer(modules=[*model, module, Normalize()], device="cpu")
 
 
 def same_up_to_signs(found, expected):
@@ -79,386 +95,200 @@ def same_up_to_signs(found, expected):
     return relative_error(found, (expected * signs).astype(found.dtype))
 
 
-def test_settings_are_shown(filters):
-    for module in filters.values():
-        assert module.extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in module.config_keys)
-    assert "low=3" in filters["filter"].extra_repr()
+def drawn(seed: int, texts: int, dimension: int) -> np.ndarray:
+    """Correlated, with dimensions of very different sizes, far from 0."""
+    random = np.random.default_rng(seed)
+    mixed = random.normal(size=(texts, dimension)) @ random.normal(size=(dimension, dimension))
+    return (mixed * np.exp(random.normal(size=dimension)) + 3 * random.normal(size=dimension)).astype(np.float32)
 
 
-class TestEmbeddingFilter:
+class TestOracle:
+    """Of any sizes, more dimensions than texts, too. Directions of one variance may be turned: inner products stay."""
+
+    shares = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(lambda parts: tuple(np.array(parts) / sum(parts)))
+
+    @settings(max_examples=examples(40))
+    @given(shares, st.integers(2, 6), st.integers(3, 40), st.sampled_from([0.1, 1.0, 10.0]), st.integers(0, 99))
+    def test_of_what_is_fitted(self, shares, width, texts, shrinkage, seed):
+        size = width * len(shares)
+        corpus, vectors = drawn(seed, texts, size), drawn(seed + 1, 5, size)
+        mean, deviation = corpus.astype(np.float64).mean(axis=0), corpus.astype(np.float64).std(axis=0)
+        for kind, arguments, expected in (
+            (WhiteningTransform, {"shrinkage": shrinkage}, oracles.whitened(corpus, vectors, size, shrinkage)),
+            (AllButTheTop, {"removed": 1}, oracles.without_the_top(corpus, vectors, 1)),
+            (Centering, {}, vectors - mean),
+            (Standardization, {}, (vectors - mean) / deviation),
+            (
+                PartwiseWhitening,
+                {"shares": shares, "shrinkage": shrinkage},
+                oracles.partwise_whitened(corpus, vectors, shares, shrinkage),
+            ),
+            (StandardizedSum, {"shares": shares}, oracles.standardized_sum(corpus, vectors, shares)),
+        ):
+            found = applied(kind.from_moments(moments_of(corpus), **arguments), vectors)
+            scale = np.abs(expected @ expected.T).max()
+            assert np.allclose(found @ found.T, expected @ expected.T, rtol=1e-3, atol=1e-4 * max(scale, 1)), kind
+
+    def test_direction_by_direction(self):
+        corpus = drawn(0, 200, 12)
+        moments = moments_of(corpus)
+        whitening = WhiteningTransform.from_moments(moments, dimension=7, shrinkage=0)
+        assert same_up_to_signs(applied(whitening, corpus), oracles.whitened(corpus, corpus, 7)) < 1e-4
+        partwise = PartwiseWhitening.from_moments(moments, shares=SHARES, shrinkage=2.0)
+        expected = oracles.partwise_whitened(corpus, corpus, SHARES, 2.0)
+        assert same_up_to_signs(applied(partwise, corpus), expected) < 1e-5
+        white = applied(whitening, corpus)
+        assert np.allclose(np.cov(white.T, bias=True), np.eye(7), atol=1e-3)
+
     @pytest.mark.parametrize(
         ("choice", "low", "high"),
         [
-            ({}, 8, 24),
-            ({"skip_first": 5}, 5, 32),
-            ({"skip_last": 5}, 0, 27),
-            ({"skip_first": 4, "skip_last": 10}, 4, 22),
-            ({"keep": (1, 3)}, 1, 3),
-            ({"keep": (0, 32)}, 0, 32),
+            ({}, 8, 24), ({"skip_first": 5}, 5, 32), ({"skip_last": 5}, 0, 27), ({"keep": (1, 3)}, 1, 3),
+            ({"skip_first": 4, "skip_last": 10}, 4, 22), ({"skip_first": 0}, 0, 32),
         ],
-    )
-    def test_oracle(self, model, embedded, choice, low, high):
+    )  # fmt: skip
+    def test_of_a_filter(self, choice, low, high, model, embedded, backbone_path):
         module = EmbeddingFilter.from_language_model(model, **choice)
         head = model[0].model.get_input_embeddings().weight.detach()
-        _, vectors = embedded
         assert (module.keep, module.low, module.get_embedding_dimension()) == ((low, high), low, high - low)
-        assert same_up_to_signs(applied(module, vectors), oracles.filtered(head, vectors, low, high)) < 1e-5
-
-    def test_from_a_path(self, model, backbone_path):
-        by_path = EmbeddingFilter.from_language_model(backbone_path("gpt2"), skip_first=2)
-        assert torch.equal(by_path.directions, EmbeddingFilter.from_language_model(model[0], skip_first=2).directions)
-
-    def test_all_directions_are_a_rotation(self, model, embedded):
-        module = EmbeddingFilter.from_language_model(model, skip_first=0)
-        _, vectors = embedded
-        assert np.allclose(applied(module, vectors) @ applied(module, vectors).T, vectors @ vectors.T, rtol=1e-4)
-
-    @pytest.mark.parametrize(
-        ("choice", "message"),
-        [
-            ({"keep": (0, 4), "skip_first": 1}, "give one or the other"),
-            ({"keep": (4,)}, "give (low, high), two whole numbers"),
-            ({"keep": 5}, "keep=5: give (low, high), two whole numbers"),
-            ({"keep": (0.5, 2)}, "give (low, high), two whole numbers"),
-            ({"keep": (4, 4)}, "keep=(4, 4) of the head's 32 directions: give 0 <= low < high <= 32"),
-            ({"keep": (0, 33)}, "of the head's 32 directions"),
-            ({"skip_first": -1}, "skip_first=-1: give how many directions to leave out, 0 or more"),
-            ({"skip_last": True}, "skip_last=True"),
-            ({"skip_first": 20, "skip_last": 12}, "keep=(20, 20) of the head's 32 directions"),
-        ],
-    )
-    def test_what_is_refused(self, model, choice, message):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            EmbeddingFilter.from_language_model(model, **choice)
-
-    @pytest.mark.parametrize(
-        ("directions", "low", "message"),
-        [
-            (torch.zeros(4), 0, "directions is (4,): give (k, D)"),
-            (torch.zeros(5, 4), 0, "directions is (5, 4)"),
-            (torch.zeros(0, 4), 0, "directions is (0, 4)"),
-            (torch.eye(4)[:3], 2, "low=2: with 3 of 4 directions kept it is a whole number from 0 to 1"),
-            (torch.full((1, 4), float("inf")), 0, "EmbeddingFilter's directions has the value inf, and weights are"),
-            (
-                torch.full((1, 4), float("nan")),
-                0,
-                "the value nan, and weights are numbers not beyond 1e+12",
-            ),
-            (
-                torch.full((1, 4), 3e38),
-                0,
-                "the value 3e+38, and weights are numbers not beyond 1e+12",
-            ),
-        ],
-    )
-    def test_weights_that_are_refused(self, directions, low, message):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            EmbeddingFilter(directions, low)
+        expected = oracles.filtered(head, embedded[1], low, high)
+        assert same_up_to_signs(applied(module, embedded[1]), expected) < 1e-5
+        by_path = EmbeddingFilter.from_language_model(backbone_path("gpt2"), **choice)
+        assert torch.equal(by_path.directions, module.directions)
 
 
-class TestWhitening:
-    @given(
-        texts=st.integers(2, 60),
-        size=st.integers(1, 12),
-        seed=st.integers(0, 2**32 - 1),
-        shrinkage=st.sampled_from([1e-3, SHRINKAGE, 1.0, 5]),
-    )
-    @settings(max_examples=examples(40))
-    def test_shrinkage(self, texts, size, seed, shrinkage):
-        """With any number of texts, also fewer than dimensions: distances are those of the oracle, signs apart."""
-        draw = np.random.default_rng(seed)
-        corpus, vectors = (
-            draw.normal(size=(rows, size)) * 4.0 ** -np.arange(size) + 1 for rows in (texts, 5)
-        )  # fmt: skip
-        moments = Moments(size)
-        moments.add(torch.from_numpy(corpus))
-        module = WhiteningTransform.from_moments(moments, shrinkage=shrinkage)
-        assert (module.in_features, module.out_features) == (size, size)
-        found, expected = applied(module, vectors), oracles.whitened(corpus, vectors, size, shrinkage)
-        assert np.allclose(found @ found.T, expected @ expected.T, rtol=1e-4, atol=1e-4)
+class TestFitting:
+    @pytest.mark.parametrize("case", FITTED)
+    def test_in_one_pass_of_what_stands_before_a_truncation(self, case, model, filters, embedded):
+        kind, arguments = FITTED[case]
+        model.truncate_dim = 4
+        found = kind.fit(model, iter(CORPUS), chunk_size=16, **arguments)
+        model.truncate_dim = None
+        assert found.in_features == 32
+        assert np.allclose(*(applied(module, embedded[1]) for module in (found, filters[case])), atol=1e-3)
 
-    def test_shrinkage_by_default(self, model):
+    def test_the_usual_shrinkage_and_number_of_directions(self, model):
         module = WhiteningTransform.fit(model, CORPUS)
-        assert SHRINKAGE == 0.1
         assert torch.equal(module.weight, WhiteningTransform.fit(model, CORPUS, shrinkage=0.1).weight)
         assert torch.equal(PARTS["whitened"].from_moments(embedding_moments(model, CORPUS)).weight, module.weight)
-        # A LayerNorm takes one direction away: it is kept, and not blown up.
         assert module.out_features == 32
-        largest = torch.linalg.norm(module.weight, dim=1).max()
-        mean = float(np.linalg.eigvalsh(np.cov(model.encode(CORPUS).T, bias=True)).mean())
-        assert largest <= (0.1 * mean) ** -0.5 * 1.001
+        assert AllButTheTop.from_moments(moments_of(drawn(0, 300, 250))).directions.shape == (2, 250)
 
-    def test_fewer_texts_than_directions(self, model):
-        module = WhiteningTransform.fit(model, TEXTS, dimension=20)
-        whole = WhiteningTransform.fit(model, TEXTS)
-        assert (module.out_features, whole.out_features) == (20, 32)
-        assert np.isfinite(applied(whole, model.encode(CORPUS))).all()
+    def test_all_directions_there_are_without_shrinkage(self, model):
+        """A LayerNorm's values sum to a constant, so that one direction is not there."""
+        assert WhiteningTransform.fit(model, CORPUS, shrinkage=0).get_embedding_dimension() == 31
+        with pytest.raises(ValueError, match="vary in 31 directions only, so 32 cannot be whitened"):
+            WhiteningTransform.fit(model, CORPUS, dimension=32, shrinkage=0)
 
-    @pytest.mark.parametrize("shrinkage", [-0.1, float("nan"), float("inf"), "0.1", True, None])
-    def test_shrinkages_that_are_refused_before_a_text_is_read(self, model, shrinkage):
-        texts = (pytest.fail("a text was read") for _ in TEXTS)
-        with pytest.raises(ValueError, match=f"shrinkage={shrinkage!r}: give a number, 0 or more"):
-            WhiteningTransform.fit(model, texts, shrinkage=shrinkage)
+    def test_dimensions_that_do_not_vary_say_nothing(self):
+        vectors = drawn(3, 20, 8)
+        vectors[:, 1], vectors[:, 6] = 1 / 3, 0
+        changed = vectors.copy()
+        changed[:, [1, 6]] += 100
+        for kind in (PartwiseWhitening, StandardizedSum):
+            module = kind.from_moments(moments_of(vectors), shares=(0.5, 0.5))
+            assert np.array_equal(applied(module, changed), applied(module, vectors))
+        standard = Standardization.from_moments(moments_of(vectors))
+        assert standard.deviation[1] == 1
+        assert np.abs(applied(standard, vectors)[:, 1]).max() < 1e-6
 
-    @pytest.mark.parametrize("shrinkage", [0, 0.1])
-    @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS[:1] * 7])
-    def test_texts_that_do_not_differ(self, model, texts, shrinkage):
-        with pytest.raises(ValueError, match=f"{len(texts)} texts were given, and their embeddings do not differ"):
-            WhiteningTransform.fit(model, texts, shrinkage=shrinkage)
-
-    @pytest.mark.parametrize("dimension", [1, 20, 31])
-    def test_oracle_without_shrinkage(self, model, embedded, dimension):
-        module = WhiteningTransform.fit(model, iter(CORPUS), dimension=dimension, shrinkage=0, chunk_size=16)
-        corpus, vectors = embedded
-        expected = oracles.whitened(corpus, vectors, dimension)
-        assert module.get_embedding_dimension() == dimension
-        assert same_up_to_signs(applied(module, vectors), expected) < 1e-3
-
-    @pytest.mark.parametrize(("architecture", "directions"), [("llama", 32), ("gpt2", 31), ("opt", 31)])
-    def test_all_directions_there_are_without_shrinkage(self, architecture, directions, shared):
-        """A LayerNorm's values sum to a constant, so that one direction is not there, and is not blown up."""
-        model = pipeline(CausalTransformer(shared(architecture)))
-        module = WhiteningTransform.fit(model, CORPUS, shrinkage=0)
-        assert module.get_embedding_dimension() == directions
-        corpus, vectors = model.encode(CORPUS), model.encode(TEXTS)
-        assert same_up_to_signs(applied(module, vectors), oracles.whitened(corpus, vectors, directions)) < 1e-3
-        if directions == 31:
-            with pytest.raises(ValueError, match="vary in 31 directions only, so 32 cannot be whitened"):
-                WhiteningTransform.fit(model, CORPUS, dimension=32, shrinkage=0)
-
-    def test_the_texts_become_white(self, moments, embedded):
-        module = WhiteningTransform.from_moments(moments, dimension=10, shrinkage=0)
-        white = applied(module, embedded[0])
-        assert np.allclose(white.mean(axis=0), 0, atol=1e-4)
-        assert np.allclose(np.cov(white.T, bias=True), np.eye(10), atol=1e-3)
-
-    @pytest.mark.parametrize("dimension", [0, 33, 2.0, True])
-    def test_dimensions_that_are_refused(self, model, dimension):
-        with pytest.raises(ValueError, match=f"dimension={dimension!r}: give the directions to keep, a whole number"):
-            WhiteningTransform.fit(model, TEXTS, dimension=dimension)
-
-    def test_too_few_texts_without_shrinkage(self, model):
-        with pytest.raises(
-            ValueError,
-            match="The embeddings of these 5 texts vary in 4 directions only, so 5 cannot be whitened without "
-            "shrinkage: give more than 5 varied texts, or set shrinkage above 0, or give a lower dimension.",
-        ):
-            WhiteningTransform.fit(model, TEXTS, dimension=5, shrinkage=0)
-        with pytest.raises(ValueError, match="so 32 cannot be whitened"):
-            WhiteningTransform.fit(model, CORPUS[:32], shrinkage=0)
-        assert WhiteningTransform.fit(model, TEXTS, dimension=4, shrinkage=0).out_features == 4
-
-    def test_texts_too_much_alike_without_shrinkage(self, model):
-        alike = embedding_moments(model, TEXTS * 7)
-        with pytest.raises(ValueError, match="The embeddings of these 35 texts vary in 4 directions only, so 6"):
-            WhiteningTransform.from_moments(alike, dimension=6, shrinkage=0)
-        with pytest.raises(ValueError, match="vary in 4 directions only, so 32"):
-            WhiteningTransform.fit(model, TEXTS * 7, shrinkage=0)
-
-    @pytest.mark.parametrize(("mean", "weight"), [((4,), (2, 5)), ((4,), (5, 4)), ((4, 1), (2, 4)), ((4,), (4,))])
-    def test_weights_that_are_refused(self, mean, weight):
-        with pytest.raises(ValueError, match="give .D,. and .k, D. with k from 1 to D"):
-            WhiteningTransform(torch.zeros(mean), torch.zeros(weight))
+    def test_the_parts_are_those_of_the_module_in_front(self, shared):
+        pooled = pipeline(EarlyLateModule(shared()))
+        for kind, out_features in ((PartwiseWhitening, 64), (StandardizedSum, 32)):
+            both = kind.fit(pooled, CORPUS)
+            assert (both.shares, both.mean.shape, both.get_embedding_dimension()) == ([0.3, 0.7], (2, 32), out_features)
+            assert kind.fit(pipeline(CausalTransformer(shared())), CORPUS).shares == [1.0]
+            assert kind.fit(pooled, CORPUS, shares=[0.25] * 4).mean.shape == (4, 16)
 
 
-class TestAllButTheTop:
-    @pytest.mark.parametrize("removed", [None, 0, 1, 7])
-    def test_oracle(self, model, embedded, removed):
-        module = AllButTheTop.fit(model, iter(CORPUS), removed=removed, chunk_size=16)
-        corpus, vectors = embedded
-        expected = oracles.without_the_top(corpus, vectors, 1 if removed is None else removed)
-        assert relative_error(applied(module, vectors), expected.astype(np.float32)) < 1e-4
-        assert module.get_embedding_dimension() == 32
+@pytest.mark.parametrize("case", CASES)
+class TestInAPipeline:
+    def test_saved_loaded_and_pickled(self, filters, case, backbone_path, tmp_path):
+        module = filters[case]
+        # Of its own: transformers cannot pickle a backbone whose layers were read once.
+        whole = piped(pipeline(CausalTransformer(backbone_path("gpt2"))), module)
+        expected = whole.encode(TEXTS)
+        assert expected.shape == (5, whole.get_embedding_dimension())
+        whole.save_pretrained(str(tmp_path))
+        for other in (SentenceTransformer(str(tmp_path), device="cpu"), pickle.loads(pickle.dumps(whole))):
+            assert type(other[2]) is type(module)
+            assert other[2].get_config_dict() == module.get_config_dict()
+            assert np.array_equal(other.encode(TEXTS), expected)
+        references = [entry["type"] for entry in json.loads((tmp_path / "modules.json").read_text())]
+        assert references[2] == f"st_reba.modules.{type(module).__name__}"
+        assert f"{type(module).__name__} → Normalize" in (tmp_path / "README.md").read_text()
+        module.save(str(tmp_path), safe_serialization=False)
+        assert not (tmp_path / "model.safetensors").exists()
+        again = type(module).load(str(tmp_path))
+        assert all(torch.equal(again.state_dict()[name], weight) for name, weight in module.state_dict().items())
+        assert module.extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in module.config_keys)
 
-    def test_a_hundredth_by_default(self):
-        moments = Moments(250)
-        moments.add(torch.randn(300, 250, generator=torch.Generator().manual_seed(0)))
-        assert AllButTheTop.from_moments(moments).directions.shape == (2, 250)
+    def test_zero_vectors_stay_and_rows_are_independent(self, filters, case, embedded):
+        vectors = np.concatenate([np.zeros((1, 32), dtype=np.float32), embedded[1]])
+        found = applied(filters[case], vectors)
+        assert not found[0].any()
+        for row, own in zip(vectors, found, strict=True):
+            assert np.allclose(applied(filters[case], row[None])[0], own, atol=1e-5)
 
-    @pytest.mark.parametrize("removed", [-1, 32, "2"])
-    def test_numbers_that_are_refused(self, model, removed):
-        with pytest.raises(ValueError, match=f"removed={removed!r}: give the principal directions to remove"):
-            AllButTheTop.fit(model, TEXTS, removed=removed)
-
-    def test_too_few_texts(self, model):
-        with pytest.raises(ValueError, match="5 texts are too few to find 4 principal directions to remove: give at"):
-            AllButTheTop.fit(model, TEXTS, removed=4)
-        assert AllButTheTop.fit(model, TEXTS, removed=3).directions.shape == (3, 32)
-
-    @pytest.mark.parametrize(("mean", "directions"), [((4,), (4, 4)), ((4,), (2, 5)), ((4,), (4,))])
-    def test_weights_that_are_refused(self, mean, directions):
-        with pytest.raises(ValueError, match="give .D,. and .k, D. with k from 0 to D - 1"):
-            AllButTheTop(torch.zeros(mean), torch.zeros(directions))
-
-
-class TestCenteringAndStandardization:
-    def test_oracle(self, filters, embedded):
-        corpus, vectors = (vectors.astype(np.float64) for vectors in embedded)
-        centred = vectors - corpus.mean(axis=0)
-        for case, expected in (("centring", centred), ("standardisation", centred / corpus.std(axis=0))):
-            assert filters[case].get_embedding_dimension() == 32
-            assert relative_error(applied(filters[case], vectors), expected) < 1e-5
-
-    @pytest.mark.parametrize("module_class", [Centering, Standardization])
-    def test_fitted_in_one_pass(self, model, moments, module_class):
-        module = module_class.fit(model, iter(CORPUS), chunk_size=16)
-        fitted_at_once = module_class.from_moments(moments)
-        for name, weight in fitted_at_once.state_dict().items():
-            assert relative_error(module.state_dict()[name], weight) < 1e-5
-
-    def test_a_dimension_that_does_not_vary_is_centred_alone(self):
-        vectors = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-        vectors[:, 1] = 1 / 3
-        moments = Moments(3)
-        for vector in vectors:
-            moments.add(vector[None])
-        module = Standardization.from_moments(moments)
-        assert module.deviation[1] == 1
-        assert np.abs(applied(module, vectors)[:, 1]).max() < 1e-6
-
-    @pytest.mark.parametrize("module_class", [Centering, Standardization])
-    def test_texts_that_do_not_differ(self, model, module_class):
-        with pytest.raises(ValueError, match="1 texts were given, and their embeddings do not differ: give two texts"):
-            module_class.fit(model, TEXTS[:1])
-
-    @pytest.mark.parametrize(
-        ("made", "message"),
-        [
-            (lambda: Centering(torch.zeros(2, 2)), "mean is (2, 2): give (D,)"),
-            (lambda: Centering(torch.zeros(0)), "mean is (0,)"),
-            (lambda: Standardization(torch.zeros(2), torch.ones(3)), "mean is (2,) and deviation (3,): give (D,) for"),
-            (lambda: Standardization(torch.zeros(2), torch.tensor([1.0, 0])), "A deviation is 0 or below"),
-            (lambda: Standardization(torch.zeros(1), torch.tensor([float("nan")])), "the value nan"),
-        ],
-    )
-    def test_weights_that_are_refused(self, made, message):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            made()
-
-
-def piped(model, module) -> SentenceTransformer:
-    return SentenceTransformer(modules=[*model, module, Normalize()], device="cpu")
-
-
-def test_weights_stay_float32(model, filters, backbone_path):
-    """ST gives each module of a pipeline the precision of the first, in place."""
-    for module in filters.values():
+    def test_precision(self, filters, case, embedded, backbone_path):
+        """ST gives each module of a pipeline the precision of the first, in place: weights stay in float32."""
+        module = filters[case]
         before = {name: weight.clone() for name, weight in module.state_dict().items()}
         half = CausalTransformer(backbone_path("gpt2"), model_kwargs={"dtype": "bfloat16"})
-        whole = piped(pipeline(half), module)
-        whole.half()
-        assert whole[0].model.dtype == torch.float16
-        for name, weight in module.state_dict().items():
-            assert weight.dtype == torch.float32
-            assert torch.equal(weight, before[name])
+        whole = SentenceTransformer(modules=[*pipeline(half), module], device="cpu")
+        assert whole.half()[0].model.dtype == torch.float16
+        assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
         assert {weight.dtype for weight in copy.deepcopy(module).double().state_dict().values()} == {torch.float64}
         assert {weight.device.type for weight in copy.deepcopy(module).to("meta", torch.half).buffers()} == {"meta"}
+        vectors = torch.as_tensor(embedded[1])
+        exact = torch.as_tensor(applied(module, vectors.double()))
+        for dtype, apart in ((torch.bfloat16, 2e-2), (torch.float32, 1e-6)):
+            found = module({"sentence_embedding": vectors.to(dtype)})["sentence_embedding"]
+            assert found.dtype == dtype
+            assert (1 - torch.cosine_similarity(found.double(), exact)).max() < apart
+
+    def test_gradients_are_those_of_the_definition(self, filters, case):
+        vectors = torch.randn(3, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+        assert not list(filters[case].parameters())
+        mapped = torch.autograd.gradcheck(
+            lambda arguments: filters[case]({"sentence_embedding": arguments})["sentence_embedding"], vectors
+        )
+        assert mapped
+
+    def test_what_is_refused(self, filters, case, tmp_path):
+        kind = type(filters[case])
+        with pytest.raises(ValueError, match="maps embeddings of 32 values and was given 16: put it right behind"):
+            filters[case]({"sentence_embedding": torch.zeros(1, 16)})
+        with pytest.raises(ValueError, match=r"\.\."):
+            kind.load(str(tmp_path), subfolder="../elsewhere")
+        filters[case].save(str(tmp_path))
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "in_features": 10**9}))
+        said = rf"^{tmp_path} is not a saved \w+: config.json says .*1000000000.* two modules; save the model again\.$"
+        with pytest.raises(ValueError, match=said):
+            kind.load(str(tmp_path))
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        weights = load_file(tmp_path / "model.safetensors")
+        weights["other"] = weights.pop(next(iter(weights)))
+        save_file(weights, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=f"is not a saved {kind.__name__}"):
+            kind.load(str(tmp_path))
 
 
 def test_behind_a_backbone_that_is_not_ours(filters, backbone_path, tmp_path):
-    parts = [Transformer(backbone_path("gpt2", "bert")), Pooling(32, "mean")]
-    # Those that keep the width, and one behind them that does not.
-    parts += sorted(filters.values(), key=lambda part: -part.get_embedding_dimension())
-    parts = [part for part in parts if getattr(part, "in_features", 32) == 32]
+    parts = [Transformer(backbone_path("gpt2", "bert")), Pooling(32, "mean"), filters["centring"], filters["whitening"]]
     SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path))
     config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
     assert config["requirements"] == REQUIREMENT
     assert [type(part) for part in SentenceTransformer(str(tmp_path), device="cpu")] == [type(part) for part in parts]
 
 
-@pytest.mark.parametrize("case", CASES)
-class TestInAPipeline:
-    def test_dimension(self, model, filters, case):
-        whole = piped(model, filters[case])
-        vectors = whole.encode(TEXTS)
-        assert vectors.shape == (5, whole.get_embedding_dimension())
-        assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-
-    def test_save_and_load(self, model, filters, case, tmp_path):
-        whole = piped(model, filters[case])
-        whole.save_pretrained(str(tmp_path))
-        loaded = SentenceTransformer(str(tmp_path), device="cpu")
-        assert type(loaded[2]) is type(filters[case])
-        assert loaded[2].get_config_dict() == filters[case].get_config_dict()
-        assert np.array_equal(loaded.encode(TEXTS), whole.encode(TEXTS))
-        types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]
-        assert types[2] == f"st_reba.modules.{type(filters[case]).__name__}"
-        assert f"{type(filters[case]).__name__} → Normalize" in (tmp_path / "README.md").read_text()
-        (tmp_path / "again").mkdir()
-        loaded[2].save(str(tmp_path / "again"))
-        again = type(filters[case]).load(str(tmp_path / "again"))
-        assert again.get_config_dict() == filters[case].get_config_dict()
-        for name, weight in filters[case].state_dict().items():
-            assert torch.equal(again.state_dict()[name], weight)
-
-    def test_saved_without_safetensors(self, filters, case, tmp_path):
-        filters[case].save(str(tmp_path), safe_serialization=False)
-        assert not (tmp_path / "model.safetensors").exists()
-        loaded = type(filters[case]).load(str(tmp_path))
-        for name, weight in filters[case].state_dict().items():
-            assert torch.equal(loaded.state_dict()[name], weight)
-
-    def test_pickle(self, backbone_path, filters, case):
-        # Of its own: transformers cannot pickle a backbone whose layers were read once.
-        whole = piped(pipeline(CausalTransformer(backbone_path("gpt2"))), filters[case])
-        assert np.array_equal(pickle.loads(pickle.dumps(whole)).encode(TEXTS), whole.encode(TEXTS))
-
-    @pytest.mark.filterwarnings("ignore:A text without tokens")
-    def test_an_empty_text_stays_a_zero_vector(self, model, filters, case):
-        vectors = piped(model, filters[case]).encode(["", TEXTS[0]])
-        assert not vectors[0].any()
-        assert vectors[1].any()
-
-    def test_gradients_pass_and_weights_stay(self, backbone_path, filters, case):
-        model = piped(pipeline(CausalTransformer(backbone_path("gpt2"))), filters[case]).train()
-        assert not list(filters[case].parameters())
-        vectors = model(model.preprocess(TEXTS))["sentence_embedding"]
-        vectors[:, 0].sum().backward()
-        weight = model[0].model.get_input_embeddings().weight
-        assert weight.grad is not None
-        assert weight.grad.abs().sum() > 0
-
-    def test_half_precision(self, filters, case, model, backbone_path):
-        half = pipeline(CausalTransformer(backbone_path("gpt2"), model_kwargs={"dtype": "bfloat16"}))
-        vectors = SentenceTransformer(modules=[*half, filters[case]]).encode(TEXTS, convert_to_tensor=True)
-        assert vectors.dtype == torch.bfloat16
-        exact = torch.as_tensor(applied(filters[case], half.encode(TEXTS, convert_to_tensor=True).float()))
-        assert torch.cosine_similarity(vectors.float().cpu(), exact).min() > 0.999
-
-    def test_embeddings_of_another_width(self, filters, case):
-        with pytest.raises(ValueError, match="maps embeddings of 32 values and was given 16: put it right behind"):
-            filters[case]({"sentence_embedding": torch.zeros(1, 16)})
-
-    def test_a_configuration_of_another_module(self, filters, case, tmp_path):
-        filters[case].save(str(tmp_path))
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, "in_features": 10**9}))
-        said = rf"^{tmp_path} is not a saved \w+: config.json says .*1000000000.* two modules; save the model again\.$"
-        with pytest.raises(ValueError, match=said):
-            type(filters[case]).load(str(tmp_path))
-
-    def test_weights_of_another_module(self, filters, case, tmp_path):
-        filters[case].save(str(tmp_path))
-        weights = load_file(tmp_path / "model.safetensors")
-        weights["other"] = weights.pop(next(iter(weights)))
-        save_file(weights, tmp_path / "model.safetensors")
-        with pytest.raises(ValueError, match=f"is not a saved {type(filters[case]).__name__}"):
-            type(filters[case]).load(str(tmp_path))
-
-    def test_a_path_out_of_the_model(self, filters, case, tmp_path):
-        with pytest.raises(ValueError, match=r"\.\."):
-            type(filters[case]).load(str(tmp_path), subfolder="../elsewhere")
-
-
 def test_truncation_keeps_the_first_directions(model):
     """``truncate_dim`` after a filter or a whitening is the filter or whitening of that dimension."""
     moments = embedding_moments(model, CORPUS)
     for long, short in (
-        (
-            EmbeddingFilter.from_language_model(model, keep=(4, 20)),
-            EmbeddingFilter.from_language_model(model, keep=(4, 9)),
-        ),
-        (WhiteningTransform.from_moments(moments), WhiteningTransform.from_moments(moments, dimension=5)),
+        [EmbeddingFilter.from_language_model(model, keep=keep) for keep in ((4, 20), (4, 9))],
+        [WhiteningTransform.from_moments(moments, dimension=dimension) for dimension in (None, 5)],
     ):
         truncated = SentenceTransformer(modules=[*model, long], truncate_dim=5, device="cpu")
         assert truncated.get_embedding_dimension() == 5
@@ -466,17 +296,165 @@ def test_truncation_keeps_the_first_directions(model):
         assert np.allclose(truncated.encode(TEXTS), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_fitting_looks_behind_truncation(shared):
-    model = pipeline(CausalTransformer(shared("gpt2")))
-    model.truncate_dim = 4
-    assert WhiteningTransform.fit(model, CORPUS, dimension=20).in_features == 32
-    assert AllButTheTop.fit(model, CORPUS, removed=20).in_features == 32
+VARIED = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
+HALF_ALIKE = VARIED * torch.tensor([1.0] * 3 + [0] * 3)
 
 
-def test_one_behind_the_other(shared):
-    """Each is fitted on what those before it give, and works behind any pooling."""
-    base = pipeline(ReBAModule(shared("gpt2")), "lasttoken")
-    filtered = SentenceTransformer(modules=[*base, EmbeddingFilter.from_language_model(base)], device="cpu")
-    whitening = WhiteningTransform.fit(filtered, CORPUS, dimension=8)
-    assert (whitening.in_features, whitening.out_features) == (16, 8)
-    assert piped(filtered, whitening).encode(TEXTS).shape == (5, 8)
+@pytest.mark.parametrize(
+    ("kind", "vectors", "settings", "message"),
+    [
+        (WhiteningTransform, VARIED, {"dimension": 0}, "dimension=0: give the directions to keep, a whole number"),
+        (WhiteningTransform, VARIED[:5], {"dimension": 5, "shrinkage": 0}, "5 texts vary in 4 directions only, so 5"),
+        (WhiteningTransform, VARIED[:3].repeat(7, 1), {"shrinkage": 0}, "these 21 texts vary in 2 directions only, so"),
+        (WhiteningTransform, VARIED[:1].repeat(7, 1), {}, "7 texts were given, and their embeddings do not differ"),
+        (Centering, VARIED[:1], {}, "1 texts were given, and their embeddings do not differ: give two texts"),
+        (AllButTheTop, VARIED, {"removed": -1}, "removed=-1: give the principal directions to remove"),
+        (AllButTheTop, VARIED[:4], {"removed": 3}, "4 texts are too few to find 3 principal directions"),
+        (PartwiseWhitening, VARIED, {"shares": ()}, "shares=(): give how much each part counts, numbers above 0 whose"),
+        (PartwiseWhitening, VARIED, {"shares": (0.5, 0.6)}, "shares=(0.5, 0.6)"),
+        (PartwiseWhitening, VARIED, {"shares": (0.25,) * 4}, "embeddings of 6 values cannot be cut into 4 equal parts"),
+        (PartwiseWhitening, VARIED, {"shares": (1,), "shrinkage": 0}, "shrinkage=0: give a number above 0"),
+        (PartwiseWhitening, HALF_ALIKE, {"shares": (0.5, 0.5)}, "Part 2 of 2 of the embeddings is the same"),
+        (StandardizedSum, HALF_ALIKE, {"shares": (0.5, 0.5)}, "Part 2 of 2 of the embeddings is the same"),
+    ],
+)
+def test_what_cannot_be_fitted(kind, vectors, settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kind.from_moments(moments_of(vectors), **settings)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"keep": (0, 4), "skip_first": 1}, "give one or the other"),
+        ({"keep": (4, 4)}, "keep=(4, 4) of the head's 32 directions: give 0 <= low < high <= 32"),
+        ({"skip_first": -1}, "skip_first=-1: give how many directions to leave out, 0 or more"),
+        ({"skip_first": 20, "skip_last": 12}, "keep=(20, 20) of the head's 32 directions"),
+    ],
+)
+def test_what_is_no_choice_of_directions(choice, message, model):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EmbeddingFilter.from_language_model(model, **choice)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "message"),
+    [
+        (EmbeddingFilter, (torch.zeros(4), 0), "directions is (4,): give (k, D)"),
+        (EmbeddingFilter, (torch.eye(4)[:3], 2), "low=2: with 3 of 4 directions kept it is a whole number from 0 to 1"),
+        (EmbeddingFilter, (torch.full((1, 4), 3e38), 0), "the value 3e+38, and weights are numbers not beyond 1e+12"),
+        (WhiteningTransform, (torch.zeros(4), torch.zeros(2, 5)), "give (D,) and (k, D) with k from 1 to D"),
+        (AllButTheTop, (torch.zeros(4), torch.zeros(4, 4)), "give (D,) and (k, D) with k from 0 to D - 1"),
+        (Centering, (torch.zeros(2, 2),), "mean is (2, 2): give (D,)"),
+        (Standardization, (torch.zeros(2), torch.ones(3)), "mean is (2,) and deviation (3,): give (D,) for"),
+        (Standardization, (torch.zeros(2), torch.tensor([1.0, 0])), "A deviation is 0 or below"),
+        (IdfWeights, (torch.ones(2, 2),), "weights is (2, 2): give (V,)"),
+        (IdfWeights, (torch.tensor([1.0, -1]),), "A weight is below 0"),
+        (TokenProjection, (torch.ones(3), torch.ones(2, 4)), "mean is (3,) and directions (2, 4): give (D,)"),
+        (PartwiseWhitening, (torch.zeros(4), torch.zeros(4, 4), [1.0]), "mean is (4,) and weight (4, 4): give (P, D)"),
+        (PartwiseWhitening, (torch.zeros(2, 2), torch.zeros(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
+        (StandardizedSum, (torch.zeros(1, 4), torch.zeros(1, 3), [1.0]), "mean is (1, 4) and scale (1, 3)"),
+    ],
+)
+def test_weights_that_are_refused(kind, weights, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kind(*weights)
+
+
+def taken(batches, dimension=5) -> Moments:
+    moments = Moments(dimension)
+    for batch in batches:
+        moments.add(batch)
+    return moments
+
+
+def assert_equal(moments: Moments, vectors) -> None:
+    vectors = np.asarray(vectors, dtype=np.float64)
+    spread = np.abs(vectors - vectors.mean(axis=0)).max() + 1e-12
+    assert moments.count == len(vectors)
+    assert np.allclose(moments.mean, vectors.mean(axis=0), rtol=1e-12, atol=1e-9 * spread)
+    assert np.allclose(moments.covariance, np.cov(vectors.T, bias=True), rtol=1e-9, atol=1e-9 * spread**2)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(any),
+    offset=st.sampled_from([0.0, 1.0, 1e4]),
+    split=st.integers(0, 8),
+)
+@settings(max_examples=examples(60))
+def test_batches_do_not_matter(seed, sizes, offset, split):
+    """In whatever batches the vectors come, and wherever two halves are merged: numpy's, of all at once."""
+    vectors = torch.randn(sum(sizes), 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + offset
+    batches = vectors.split(sizes)
+    assert_equal(taken(batches), vectors)
+    merged = taken(batches[:split])
+    merged.merge(taken(batches[split:]))
+    assert_equal(merged, vectors)
+
+
+def test_a_mean_that_dwarfs_the_spread():
+    """Sums of squares would cancel to nothing here."""
+    vectors = 1e8 + torch.randn(3000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moments = taken(vectors.split(7))
+    assert np.allclose(moments.covariance, np.cov(vectors.T, bias=True), rtol=1e-6, atol=1e-6)
+
+
+def test_half_precision_is_summed_in_double():
+    vectors = torch.randn(500, 5, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert_equal(taken(vectors.split(9)), vectors.double())
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (torch.zeros(2, 4), r"The vectors are (2, 4): give (B, 5)"),
+        (torch.full((2, 5), float("nan")), "load the model in bfloat16 or float32"),
+    ],
+)
+def test_what_is_refused(vectors, message):
+    moments = Moments(5)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        moments.add(vectors)
+    assert moments.count == 0
+
+
+class TestOfEmbeddings:
+    @pytest.mark.parametrize("chunk_size", [1, 3, 1024])
+    @pytest.mark.filterwarnings("ignore:A text without tokens")
+    def test_are_those_of_all_at_once(self, model, chunk_size):
+        """Behind a prompt, too; texts without tokens do not count, and a truncation is put aside and back."""
+        model.truncate_dim = 4
+        texts = (text for text in ["", *TEXTS * 3, ""])
+        moments = embedding_moments(model, texts, chunk_size=chunk_size, batch_size=2, prompt="so: ")
+        assert model.truncate_dim == 4
+        model.truncate_dim = None
+        vectors = model.encode(TEXTS * 3, prompt="so: ")
+        assert moments.count == len(vectors)
+        assert np.allclose(moments.mean, vectors.mean(axis=0), atol=1e-5)
+        assert np.allclose(moments.covariance, np.cov(vectors.T, bias=True), rtol=1e-4, atol=1e-5)
+
+    def test_no_more_than_a_chunk_is_drawn(self, model, monkeypatch):
+        drawn, asked = [], []
+        encode = model.encode
+
+        def watched(chunk, **settings):
+            asked.extend(chunk)
+            assert drawn == asked
+            return encode(chunk, **settings)
+
+        monkeypatch.setattr(model, "encode", watched)
+        embedding_moments(model, (drawn.append(text) or text for text in TEXTS * 4), chunk_size=6)
+        assert asked == TEXTS * 4
+
+    @pytest.mark.parametrize(
+        ("texts", "settings", "message"),
+        [
+            ("one text", {}, "texts is one string: give an iterable of texts"),
+            ([], {}, "No texts were given"),
+            (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are read at a time, 1 or more"),
+        ],
+    )
+    def test_what_is_refused(self, model, texts, settings, message):
+        with pytest.raises(ValueError, match=message):
+            embedding_moments(model, texts, **settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -15,20 +14,18 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from st_reba import (
     CausalTransformer,
-    EchoLayersModule,
+    EarlyLateModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     IdfWeights,
-    InputEmbeddings,
     KVReroutingModule,
-    ReBAModule,
 )
 from st_reba.text.words import DocumentFrequencies
-from st_reba.version import REQUIREMENT
 
 from .. import oracles
 from ..backbones import TEXTS, VOCABULARY
-from ..conftest import examples
+from ..conftest import examples, relative_error
+from .methods import RECIPES
 
 FIT = [*TEXTS, "the dog and the cat", "I love the cat", "我爱猫。"]
 
@@ -59,17 +56,10 @@ def test_document_frequencies(texts, split):
     assert (found.idf[[10, 11]] == found.idf.max()).all()
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda path: CausalTransformer(path),
-        lambda path: InputEmbeddings(path),
-        lambda path: EchoModule(path, repetitions=3, pool_copies="repeated"),
-        lambda path: ReBAModule(path),
-    ],
-)
-def test_oracle(made, shared, token_ids):
-    module = made(shared())
+@pytest.mark.parametrize("recipe", ["classical", "bag", "echo-3 repeated", "reba-2"])
+def test_oracle(recipe, shared, token_ids):
+    kind, arguments = RECIPES[recipe]
+    module = kind(shared(), **arguments)
     plain = SentenceTransformer(modules=[module, Pooling(32, "mean")], device="cpu")
     tokens = plain.encode(TEXTS, output_value="token_embeddings")
     fit_ids = [token_ids(text) for text in FIT]
@@ -80,33 +70,21 @@ def test_oracle(made, shared, token_ids):
     assert np.allclose(weighed(module).encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_tokens_of_a_template_count_where_they_are_handed_on(shared, token_ids):
-    template = "the dog: {text} in a word"
-    text_alone, whole = (
-        IdfWeights.fit(CausalTransformer(shared(), template=template, pool_over=over), FIT) for over in ("text", "all")
-    )
-    (colon,) = token_ids(":")
-    assert text_alone.weights[colon] == text_alone.weights.max()
-    last = token_ids(" word")[-1]
-    assert whole.weights[last] == pytest.approx(1)
-
-
 @pytest.mark.parametrize("over", ["text", "all", "whole"])
 @pytest.mark.parametrize(
-    "made",
+    ("kind", "arguments"),
     [
-        lambda path, **over: CausalTransformer(path, template="the dog: {text} in a word", **over),
-        lambda path, **over: EchoModule(path, template="the dog: {text} again: {text} in a word", **over),
-        lambda path, **over: EchoModule(path, repetitions=3, pool_copies="repeated", **over),
-        lambda path, **over: EchoLayersModule(path, template="the dog: {text} again: {text} in a word", **over),
-        lambda path, **over: HierarchicalTokenPrependingModule(path, block_length=4, **over),
-        lambda path, **over: KVReroutingModule(path, hybrid=False, **over),
+        (CausalTransformer, {"template": "the dog: {text} in a word"}),
+        (EchoModule, {"template": "the dog: {text} again: {text} in a word"}),
+        (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
+        (HierarchicalTokenPrependingModule, {"block_length": 4}),
+        (KVReroutingModule, {"hybrid": False}),
     ],
 )
 @pytest.mark.filterwarnings("ignore:A text without tokens")
-def test_what_is_handed_on_is_what_counts(made, over, shared):
+def test_what_is_handed_on_is_what_counts(kind, arguments, over, shared):
     """Of a template's own words, those behind the text may be handed on, those before it are not, or with all."""
-    module = made(shared(), pool_over=over)
+    module = kind(shared(), pool_over=over, **arguments)
     texts = [*FIT, ""]
     with torch.no_grad():
         handed = module.eval()(module.preprocess(texts))
@@ -141,40 +119,32 @@ def test_save_and_load(model, tmp_path):
     assert np.array_equal(loaded.encode(TEXTS), whole.encode(TEXTS))
     types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]
     assert types[1] == "st_reba.modules.IdfWeights"
-    config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
-    assert config["requirements"] == REQUIREMENT
     assert "CausalTransformer → IdfWeights → Pooling" in (tmp_path / "README.md").read_text()
 
 
-def test_a_configuration_of_another_module(model, tmp_path):
-    model[1].save(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"vocabulary_size": 10**9}))
-    with pytest.raises(ValueError, match="They are of two modules; save the model again"):
-        IdfWeights.load(str(tmp_path))
-
-
-def test_half_precision(backbone_path, model):
+def test_half_precision_and_gradients(backbone_path, model):
     half = CausalTransformer(backbone_path(), model_kwargs={"dtype": "bfloat16"})
-    parts = [half, model[1], Pooling(32, "mean")]
-    vectors = SentenceTransformer(modules=parts, device="cpu").encode(TEXTS, convert_to_tensor=True)
+    both = SentenceTransformer(modules=[half, model[1], Pooling(32, "mean")], device="cpu")
+    vectors = both.encode(TEXTS, convert_to_tensor=True)
     assert vectors.dtype == torch.bfloat16
-    exact = model.encode(TEXTS, convert_to_tensor=True)
-    assert torch.cosine_similarity(vectors.float(), exact).min() > 0.99
-
-
-def test_gradients_pass_and_weights_stay(backbone_path):
-    model = weighed(CausalTransformer(backbone_path())).train()
+    assert torch.cosine_similarity(vectors.float(), model.encode(TEXTS, convert_to_tensor=True)).min() > 0.99
     assert not list(model[1].parameters())
-    model(model.preprocess(TEXTS))["sentence_embedding"][:, 0].sum().backward()
-    assert model[0].model.get_input_embeddings().weight.grad.abs().sum() > 0
+    both.train()(both.preprocess(TEXTS))["sentence_embedding"][:, 0].sum().backward()
+    assert half.model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_of_early_and_late_they_are_of_the_early_half(shared):
+    module = EarlyLateModule(shared())
+    plain = SentenceTransformer(modules=[module, Pooling(64, "mean")], device="cpu").encode(TEXTS)
+    found = weighed(module).encode(TEXTS)
+    assert relative_error(found[:, 32:], plain[:, 32:]) < 1e-5
+    assert relative_error(found[:, :32], plain[:, :32]) > 1e-3
 
 
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
-        ("one text", {}, "texts is one string: give an iterable of texts"),
         ([], {}, "No texts with tokens were given"),
-        (["", ""], {}, "No texts with tokens were given"),
         (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are read at a time, 1 or more"),
     ],
 )
@@ -186,20 +156,6 @@ def test_texts_that_are_refused(model, texts, settings, message):
 def test_a_module_that_hands_on_one_token(shared):
     with pytest.raises(ValueError, match='CausalTransformer hands on one token alone, rows="last"'):
         IdfWeights.fit(CausalTransformer(shared(), rows="last"), TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        (torch.ones(2, 2), "weights is (2, 2): give (V,)"),
-        (torch.ones(0), "weights is (0,)"),
-        (torch.tensor([1.0, -1]), "A weight is below 0"),
-        (torch.tensor([1.0, float("inf")]), "the value inf"),
-    ],
-)
-def test_weights_that_are_refused(weights, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        IdfWeights(weights)
 
 
 def test_a_token_without_a_weight(shared):

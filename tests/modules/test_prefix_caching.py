@@ -5,41 +5,32 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import (
-    BidirectionalLastLayer,
     CausalTransformer,
     EarlyLateModule,
     EchoModule,
-    InputEmbeddings,
-    KVReroutingModule,
     MetaEOLModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    TopicModule,
 )
 from st_reba.lm.prefixes import KeptPrefixes
 from st_reba.lm.run import PassChange
-from st_reba.modules.changes import Change, Steer
+from st_reba.modules.changes import Change
 from st_reba.recipes import every_row
 
 from .. import backbones
-from ..backbones import DEMO_MODEL, EACH, TEXTS
+from ..backbones import EACH, TEXTS
 from ..conftest import long, pipeline, relative_error
+from .methods import RECIPES, TOLERANCE
 from .test_changes import SETS
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
 
-TOLERANCE = 1e-5
 #: Longer than the windows of the architectures that have them.
 PROMPT = "Represent this sentence so that others are found that say the same: "
-NAMES = ("input_ids", "token_embeddings")
 BATCH = [*TEXTS[:3], ""]
 
 
@@ -60,14 +51,6 @@ def shapes_of(module):
 
 
 ROWS = {row.key: row for row in every_row()}
-#: Those that read or change what stands before a text, in all their forms.
-WHOLE = (
-    "rt-2",
-    "rt-4",
-    "rt-8",
-    "kv-rerouting",
-    "bag-of-input-embeddings",
-)
 CASES = [(key, []) for key in ROWS] + [long(key, changes) for key in ROWS for changes in SETS]
 
 
@@ -87,41 +70,35 @@ def test_every_recipe_under_every_change(key, changes, roomy_path):
     # Again, with what is kept.
     assert relative_error(encoded(module), expected) < TOLERANCE
     spared = all(change.spares_prefixes for change in module.changes)
-    assert module.keeps_prefixes == (spared and key not in WHOLE)
+    # These read or change what stands before a text, in all their forms.
+    whole = ("rt-2", "rt-4", "rt-8", "kv-rerouting", "bag-of-input-embeddings")
+    assert module.keeps_prefixes == (spared and key not in whole)
     assert bool(module._kept_prefixes) == module.keeps_prefixes
-
-
-METHODS = {
-    "prompt": (CausalTransformer, {"template": 'This sentence : "{text}" means:', "pool_over": "all", "rows": "last"}),
-    "all": (CausalTransformer, {"pool_over": "all"}),
-    "echo": (EchoModule, {"template": "Rewrite {text}, that is {text}"}),
-    "reba": (ReBAModule, {}),
-    "reba, last": (ReBAModule, {"rows": "last"}),
-    "reba in chunks": (ReBAModule, {"chunk_length": 5}),
-    "steered": (CausalTransformer, {"template": 'This: "{text}" means:', "changes": [Steer(1)], "rows": "last"}),
-    "topic": (TopicModule, {"template": 'This: "{text}", again "{text}", is about:', "lower_layers": [1]}),
-    "slots": (TokenPrependingModule, {"template": 'This: {prepend} "{text}" means:', "output_layer": -1}),
-    "several prompts": (MetaEOLModule, {"templates": ['This: "{text}" means:', "{text} is", "In a word, {text}:"]}),
-}
 
 
 @pytest.mark.parametrize("architecture", EACH)
 def test_every_architecture(architecture, shared):
     backbone, used = shared(architecture), set()
-    for name, (kind, settings) in METHODS.items():
-        if name == "steered" and architecture in ("mpt", "gpt_neo"):
-            continue
+    for recipe in (
+        "prompteol",
+        "springer",
+        "reba-3 last",
+        "reba-2 chunks",
+        "echo topic",
+        "token prepending",
+        "metaeol",
+    ):
+        kind, settings = RECIPES[recipe]
         module = kind(backbone, **settings)
-        assert relative_error(encoded(module), encoded(kind(backbone, prefix_caching=False, **settings))) < TOLERANCE
+        expected = encoded(kind(backbone, prefix_caching=False, **settings))
+        assert relative_error(encoded(module), expected) < TOLERANCE, recipe
         used.add(bool(module._kept_prefixes))
     assert used == {architecture not in backbones.OWN_ATTENTION}
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_all_layers(name, shared):
-    kind, settings = METHODS[name]
-    if not kind.reads_hidden_states or name.startswith("reba"):
-        pytest.skip("it does not read them")
+@pytest.mark.parametrize("recipe", ["prompted", "springer", "metaeol", "token prepending"])
+def test_all_layers(recipe, shared):
+    kind, settings = RECIPES[recipe]
     found = []
     for caching in (True, False):
         module = kind(shared(), prefix_caching=caching, **settings)
@@ -130,19 +107,6 @@ def test_all_layers(name, shared):
         mask = features["attention_mask"].bool()
         found.append(torch.stack([layer[mask] for layer in features["all_layer_embeddings"]]))
     assert relative_error(*found) < TOLERANCE
-
-
-def test_what_is_handed_on_is_the_same_but_for_rounding(shared):
-    """The tokens too, and special ones where they alone precede a text."""
-    for prompt in (PROMPT, ""):
-        both = []
-        for caching in (True, False):
-            module = CausalTransformer(shared("llama", "bert"), pool_over="all", prefix_caching=caching)
-            with torch.no_grad():
-                both.append(module(module.preprocess(TEXTS, prompt=prompt)))
-        found, expected = ({name: own[name][own["attention_mask"].bool()] for name in NAMES} for own in both)
-        assert torch.equal(found["input_ids"], expected["input_ids"])
-        assert relative_error(found["token_embeddings"], expected["token_embeddings"]) < TOLERANCE
 
 
 def test_a_prompt_is_run_once(shared, token_ids):
@@ -172,17 +136,6 @@ def test_where_the_prompts_last_token_holds_a_letter_of_some_texts(shared):
     assert len(module._kept_prefixes) > 1
 
 
-def test_texts_with_prompts_of_their_own(shared):
-    inputs = [{"prompt": f"Given {what}: ", "text": text} for what, text in zip("abc", TEXTS, strict=False)]
-    expected = encoded(ReBAModule(shared(), rows="last", prefix_caching=False), inputs[:1], None)
-    module = CausalTransformer(shared())
-    together = encoded(module, inputs, PROMPT)
-    for text, vector in zip(inputs, together, strict=True):
-        alone = encoded(CausalTransformer(shared(), prefix_caching=False), [text], PROMPT)[0]
-        assert relative_error(vector, alone) < TOLERANCE
-    assert relative_error(encoded(ReBAModule(shared(), rows="last"), inputs[:1], None), expected) < TOLERANCE
-
-
 def test_only_the_last_few_are_kept(shared, monkeypatch):
     monkeypatch.setattr(KeptPrefixes, "MOST", 2)
     module = EchoModule(shared())
@@ -192,16 +145,6 @@ def test_only_the_last_few_are_kept(shared, monkeypatch):
             assert len(module._kept_prefixes) <= 2
     # The second was dropped, as the first had been asked for since.
     assert sum(rows == 1 for rows, _ in shapes) == 4
-
-
-def test_a_pass_leaves_what_is_kept_as_it_was(shared):
-    module = EchoModule(shared())
-    encoded(module)
-    [prefixes] = module._kept_prefixes._found.values()
-    before = [values.clone() for layer in prefixes.layers for values in layer]
-    encoded(module, TEXTS)
-    after = [values for layer in prefixes.layers for values in layer]
-    assert all(map(torch.equal, before, after))
 
 
 def test_it_is_neither_copied_nor_pickled_nor_saved(backbone_path, tmp_path):
@@ -216,59 +159,30 @@ def test_it_is_neither_copied_nor_pickled_nor_saved(backbone_path, tmp_path):
     assert SentenceTransformer(str(tmp_path), device="cpu")[0].prefix_caching
 
 
-def test_turned_off_it_is_saved_so(shared, tmp_path):
-    module = CausalTransformer(shared(), template="knowledge", prefix_caching=False)
-    encoded(module)
-    assert not module._kept_prefixes
-    pipeline(module).save_pretrained(str(tmp_path))
-    assert not SentenceTransformer(str(tmp_path), device="cpu")[0].prefix_caching
-
-
-def test_it_is_checked(shared):
-    with pytest.raises(ValueError, match="prefix_caching='no': use True or False"):
-        CausalTransformer(shared(), prefix_caching="no")
-
-
-def doubled(module):
-    with torch.no_grad():
-        module.model.layers[0].self_attn.k_proj.weight.mul_(2)
-
-
-def loaded_anew(module):
-    module.load_state_dict({name: weight * 1.5 for name, weight in module.state_dict().items()})
-
-
-def rounded(module):
-    module.half().float()
-
-
-def widened(module):
-    module.double()
-
-
-def replaced(module):
-    weight = module.model.layers[0].self_attn.v_proj.weight
+def replaced(weight):
     weight.data = weight.data * 2
 
 
-@pytest.mark.parametrize("change", [doubled, loaded_anew, rounded, widened, replaced])
-def test_other_weights_have_other_prefixes(change, backbone_path):
-    module = CausalTransformer(backbone_path(), template="prompteol")
+#: Of a module, and of a weight of its backbone, which another module may write.
+WRITES = {
+    "in place": lambda module, weight: weight.detach().mul_(2),
+    "loaded anew": lambda module, weight: module.load_state_dict({k: v * 1.5 for k, v in module.state_dict().items()}),
+    "rounded": lambda module, weight: module.half().float(),
+    "widened": lambda module, weight: module.double(),
+    "replaced": lambda module, weight: replaced(weight),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_other_weights_have_other_prefixes(write, backbone_path):
+    backbone = CausalTransformer(backbone_path())
+    module = CausalTransformer(backbone, template="prompteol")
     before = encoded(module, TEXTS)
-    change(module)
+    WRITES[write](module, backbone.model.layers[0].self_attn.k_proj.weight)
     after = encoded(module, TEXTS)
     assert not torch.equal(before, after)
     module.prefix_caching = False
     assert relative_error(after, encoded(module, TEXTS)) < TOLERANCE
-
-
-def test_weights_that_another_module_changes(backbone_path):
-    backbone = CausalTransformer(backbone_path())
-    module = EchoModule(backbone)
-    encoded(module)
-    doubled(backbone)
-    expected = encoded(EchoModule(backbone, prefix_caching=False))
-    assert relative_error(encoded(module), expected) < TOLERANCE
 
 
 def test_training_reads_whole_prompts_and_drops_what_is_kept(backbone_path):
@@ -304,28 +218,8 @@ def test_attention_that_was_chosen_stays(backbone_path):
     module.model.set_attn_implementation("flex_attention")
     assert not module.keeps_prefixes
     assert module.model.config._attn_implementation == "flex_attention"
-
-
-def test_autocast_has_prefixes_of_its_own(shared):
-    module = CausalTransformer(shared(), template="prompteol")
-    plain = encoded(module)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded_ones = encoded(module)
-    assert relative_error(rounded_ones, plain) < 0.05
-    assert relative_error(encoded(module), plain) < 1e-6
-    assert len(module._kept_prefixes) == 2
-
-
-@pytest.mark.parametrize("name", ["prompt", "reba"])
-def test_in_half_precision(name):
-    kind, settings = METHODS[name]
-    backbone = CausalTransformer(str(DEMO_MODEL), model_kwargs={"dtype": "bfloat16"})
-    module = kind(backbone, **settings)
-    found, expected = (
-        encoded(own, TEXTS).float() for own in (module, kind(backbone, prefix_caching=False, **settings))
-    )
-    assert len(module._kept_prefixes) == 1
-    assert torch.cosine_similarity(found, expected).min() > 0.99
+    for settings in ({"pool_over": "whole"}, {"deterministic": True}, {"bidirectional_layers": 1}):
+        assert not CausalTransformer(backbone_path(), **settings).keeps_prefixes
 
 
 def test_what_a_caller_gives_the_backbone_is_about_whole_rows(shared):
@@ -337,24 +231,6 @@ def test_what_a_caller_gives_the_backbone_is_about_whole_rows(shared):
         assert not module._kept_prefixes
         assert relative_error(module(dict(features), task="query")["token_embeddings"], given) < TOLERANCE
         assert module._kept_prefixes
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (CausalTransformer, {"pool_over": "whole"}),
-        (CausalTransformer, {"deterministic": True}),
-        (BidirectionalLastLayer, {}),
-        (KVReroutingModule, {}),
-        (RefinedThoughtModule, {}),
-        (InputEmbeddings, {}),
-    ],
-)
-def test_what_does_not_use_it(kind, settings, shared):
-    module = kind(shared(), **settings)
-    encoded(module)
-    assert not module._kept_prefixes
-    assert not module.keeps_prefixes
 
 
 class Louder(Change):
@@ -375,15 +251,3 @@ def test_a_change_of_ones_own_runs_whole_prompts_unless_it_says_otherwise(shared
     expected = encoded(MetaEOLModule(shared(), prefix_caching=False, **settings))
     assert relative_error(encoded(module), expected) < TOLERANCE
     assert not module.keeps_prefixes
-
-
-def test_threads_share_what_is_kept(shared):
-    module = ReBAModule(shared(), rows="last")
-    prompts = ["query: ", "passage: ", PROMPT]
-    expected = {prompt: encoded(module, TEXTS, prompt) for prompt in prompts}
-    module._kept_prefixes.clear()
-    with ThreadPoolExecutor(4) as threads:
-        asked = 8 * prompts
-        for prompt, found in zip(asked, threads.map(lambda prompt: encoded(module, TEXTS, prompt), asked), strict=True):
-            assert relative_error(found, expected[prompt]) < 1e-6
-    assert len(module._kept_prefixes) == 3

@@ -7,14 +7,14 @@ import functools
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from st_reba import PromptRepsModule, RerankModule
-from st_reba.modules.reranking import CHOICE, cross_encoder
+from st_reba.modules.reranking import cross_encoder
 
 from .. import backbones
 from ..backbones import TEXTS, own
+from .methods import language_model
 
 QUERY = "Who chased the cat?"
 SETTINGS = {"gemma2_softcap": {"final_logit_softcapping": 3.0}}
@@ -30,14 +30,8 @@ def saved(tmp_path_factory):
 
     @functools.cache
     def make(architecture="llama", tied=False):
-        config = backbones.config(architecture)
-        config.update({"tie_word_embeddings": tied, **SETTINGS.get(architecture, {})})
-        torch.manual_seed(1)
-        model = backbones.randomize(
-            AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
-        )
         path = tmp_path_factory.mktemp("reranking")
-        backbones.save(model, path)
+        model = language_model(path, architecture, tie_word_embeddings=tied, **SETTINGS.get(architecture, {}))
         # Answers with their blank are one token.
         tokenizer = AutoTokenizer.from_pretrained(path)
         tokenizer.add_tokens([" A", " B"])
@@ -78,7 +72,7 @@ def test_the_rows_of_a_shared_head_are_ones_own(saved):
     assert torch.equal(RerankModule(every, **SHORT).head.weight, first.head.weight)
 
 
-def test_the_batch_does_not_matter_and_it_ranks(saved):
+def test_the_batch_does_not_matter(saved):
     _, path = saved()
     reranker = cross_encoder(RerankModule(path, **SHORT), device="cpu")
     pairs = [(QUERY, text) for text in [*TEXTS, ""]]
@@ -86,17 +80,6 @@ def test_the_batch_does_not_matter_and_it_ranks(saved):
     assert together[-1] == 0
     for pair, score in zip(pairs, together, strict=True):
         assert reranker.predict([pair])[0] == pytest.approx(score, abs=1e-5)
-    ranked = reranker.rank(QUERY, TEXTS)
-    assert [hit["corpus_id"] for hit in ranked] == sorted(range(len(TEXTS)), key=lambda index: -together[index])
-
-
-def test_sts_own_evaluator_takes_it(saved):
-    _, path = saved()
-    reranker = cross_encoder(RerankModule(path, **SHORT), device="cpu")
-    best = TEXTS[reranker.rank(QUERY, TEXTS)[0]["corpus_id"]]
-    sample = {"query": QUERY, "positive": [best], "negative": [text for text in TEXTS if text != best]}
-    evaluator = CrossEncoderRerankingEvaluator([sample], write_csv=False)
-    assert evaluator(reranker)["ndcg@10"] == 1
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -129,21 +112,11 @@ def test_a_long_document_is_cut_and_nothing_else(saved):
         module.preprocess([("who " * 500, "a")])
 
 
-def test_the_choice_is_neutral():
-    """The letters of a question take no side, and each statement stands beside one."""
-    assert "\nA. The document answers the query.\nB. The document does not answer the query.\n" in CHOICE
-    assert not any(word in CHOICE.lower() for word in ("yes", "no.", "true", "false"))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"template": "{document} {query} so:"}, "one {query}, behind it one {document}, and behind that"),
-        ({"template": "{query} {document}"}, "and behind that what asks for the answer"),
         ({"template": "{query} {document} {x}"}, "no other braces"),
-        ({"template": 3}, "template must be a string"),
-        ({"choices": (" A",)}, "give two answers"),
-        ({"choices": 5}, "choices=5: give two answers"),
         ({"choices": (" A", " A")}, "each is to add one token, another than the other"),
         ({"choices": (" unlikely", " B")}, "each is to add one token"),
         ({"rows": "all"}, "reads the last token of its prompt"),

@@ -1,144 +1,57 @@
-"""Saved, pickled and pushed models are the model."""
+"""Saved models are the model in any process; and a name is where it is written, whatever is imported first."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import pickle
+import pkgutil
+import shutil
 import textwrap
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Router, Transformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba import (
-    BidirectionalLastLayer,
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoModule,
-    HierarchicalTokenPrependingModule,
-    InputEmbeddings,
-    KVReroutingModule,
-    LayerStates,
-    MetaEOLModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    ValueAggregationModule,
-)
+import st_reba
+from st_reba import CausalTransformer, EchoModule, MetaEOLModule, ReBAModule, RefinedThoughtModule, modules
 from st_reba.modules import CausalModule
 from st_reba.version import REQUIREMENT, __version__
 
 from .. import processes
 from ..backbones import TEXTS
-from ..catalogued import PUBLIC_MODULES, completed
-from ..conftest import long, paired, pipeline
-
-BACKBONES = [module for module in PUBLIC_MODULES if issubclass(module, CausalModule)]
-
-CASES = completed(
-    {
-        "bag": (InputEmbeddings, {}),
-        "classical": (CausalTransformer, {"template": "in a word, {text}:", "pool_over": "all"}),
-        "layer states": (LayerStates, {"pool_over": "all", "template": "so: {text}"}),
-        "echo": (EchoModule, {"template": "springer", "pool_copies": "repeated", "pool_over": "all"}),
-        "echo-3": (EchoModule, {"repetitions": 3}),
-        "reba": (ReBAModule, {"repetitions": 3, "layers": [0, -1], "normalize_weights": True}),
-        "reba last": (ReBAModule, {"repetitions": 1, "rows": "last"}),
-        "bidirectional": (BidirectionalLastLayer, {"bidirectional_layers": 2, "template": "representative-word-paper"}),
-        "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
-        "thought": (RefinedThoughtModule, {"iterations": 3, "tolerance": 0.01}),
-        "token prepending": (
-            TokenPrependingModule,
-            {"prepend_layers": 2, "output_layer": 2, "seed": 5, "rows": "last"},
-        ),
-        "token prepending, blocks": (HierarchicalTokenPrependingModule, {"block_length": 4, "whole_sentences": False}),
-        "value aggregation": (ValueAggregationModule, {"layers": [0, -1], "normalize_text": True}),
-        "contrastive prompting": (
-            ContrastivePromptingModule,
-            {"contrast_layer": 1, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "final_norm": True},
-        ),
-        "early and late": (EarlyLateModule, {"template": "prompteol-zh", "early_layer": 2, "normalize_text": False}),
-        "early and late, short": (EarlyLateModule, {"output_layer": 2, "final_norm": False, "bidirectional_layers": 1}),
-        "reba, chunks": (ReBAModule, {"chunk_length": 5, "layers": [-1]}),
-        "reba, short": (ReBAModule, {"max_seq_length": 7}),
-        "prompteol": (
-            CausalTransformer,
-            {"template": "prompteol-zh", "pool_over": "all", "rows": "last", "normalize_text": True},
-        ),
-        "knowledge": (CausalTransformer, {"template": "knowledge"}),
-        "whole, without the norm": (BidirectionalLastLayer, {"pool_over": "whole", "final_norm": False}),
-        "thought, without the norm": (RefinedThoughtModule, {"iterations": 2, "final_norm": False}),
-        "metaeol": (MetaEOLModule, {"templates": ["In a word, {text}:", "{text}"], "normalize_text": True}),
-        "kv re-routing": (KVReroutingModule, {"layers": [0, 2], "prefix_bias": 0.5}),
-        "kv re-routing, tokens": (KVReroutingModule, {"hybrid": False, "rows": "last", "output_layer": 2}),
-    }
-)
-
-
-#: In one batch, with padding.
-FEW = TEXTS[:2]
-
-#: The first of each class: what else a class saves are further settings.
-FIRST = {module_class: case for case, (module_class, _) in reversed(CASES.items())}
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case not in FIRST.values()])
-def test_further_settings(case, backbone_path, shared, tmp_path):
-    module_class, settings = CASES[case]
-    module = module_class((backbone_path if "max_seq_length" in settings else shared)(), **settings)
-    module.save(str(tmp_path))
-    loaded = module_class.load(str(tmp_path))
-    assert loaded.get_config_dict() == module.get_config_dict()
-    assert loaded.max_seq_length == module.max_seq_length
-    for key, value in settings.items():
-        if key != "template":
-            assert getattr(loaded, key) == value
-    assert np.array_equal(pipeline(loaded).encode(FEW), pipeline(module).encode(FEW))
+from ..catalogued import PUBLIC_MODULES
+from ..conftest import pipeline
 
 
 @pytest.mark.parametrize(
-    ("case", "kind"), paired([case if case in FIRST.values() else long(case) for case in CASES], ["bytes", "bert"])
+    ("kind", "settings"),
+    [
+        (ReBAModule, {"max_seq_length": 7}),
+        (RefinedThoughtModule, {"iterations": 3, "tolerance": 0.01}),
+        (CausalTransformer, {"template": "knowledge", "prefix_caching": False, "deterministic": True}),
+        (MetaEOLModule, {"templates": ["{text} is", "{text}"], "normalize_text": True, "tokenization": "pieces"}),
+    ],
 )
-def test_save_and_load(case, kind, backbone_path, shared, tmp_path):
-    module_class, settings = CASES[case]
-    backbone = (backbone_path if "max_seq_length" in settings else shared)("llama", kind)
-    module = module_class(backbone, **settings)
-    width = module.get_embedding_dimension()
-    parts = [module, Pooling(width, "mean"), Dense(width, 8), Normalize()]
-    model = SentenceTransformer(modules=parts, device="cpu")
-    model.save_pretrained(str(tmp_path))
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    assert type(loaded[0]) is module_class
-    assert loaded[0].get_config_dict() == module.get_config_dict()
-    assert loaded.max_seq_length == model.max_seq_length
-    for key, value in settings.items():
-        if key != "template":
-            assert getattr(loaded[0], key) == value
-    assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
-    again = tmp_path / "again"
-    loaded.save_pretrained(str(again), create_model_card=False)
-    for path in (path for path in again.rglob("*") if path.is_file()):
-        assert path.read_bytes() == (tmp_path / path.relative_to(again)).read_bytes(), path.name
-
-
-@pytest.mark.parametrize("case", FIRST.values())
-def test_settings_are_shown(case, shared):
-    """By its ``extra_repr`` ST's ``merge`` tells whether two modules are alike."""
-    module_class, settings = CASES[case]
-    module = module_class(shared(), **settings)
-    own = [name for name in module.config_keys if name not in Transformer.config_keys]
-    assert module.extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in own)
+def test_settings_that_no_method_needs(kind, settings, backbone_path, tmp_path):
+    """All others are in the table of methods: see test_methods.py."""
+    module = kind(backbone_path(), **settings)
+    module.save(str(tmp_path))
+    loaded = kind.load(str(tmp_path))
+    assert loaded.get_config_dict() == module.get_config_dict()
+    assert loaded.max_seq_length == module.max_seq_length
+    for name, value in settings.items():
+        assert name == "template" or getattr(loaded, name) == value
+    vectors = [pipeline(each, "lasttoken").encode(TEXTS) for each in (loaded, module)]
+    assert np.allclose(*vectors, atol=1e-5)
 
 
 def test_every_setting_is_saved():
-    import inspect
-
-    for module_class in BACKBONES:
+    for module_class in (module for module in PUBLIC_MODULES if issubclass(module, CausalModule)):
         arguments = set(inspect.signature(module_class.__init__).parameters)
         arguments -= {"self", "model_name_or_path", "second_model_name_or_path", "transformer_kwargs"}
         # What it says is saved by the settings that it is about.
@@ -156,37 +69,13 @@ def test_what_is_written(shared, tmp_path):
     assert not list(tmp_path.glob("*.py"))
 
 
-def test_a_module_saved_on_its_own(shared, tmp_path):
-    EchoModule(shared(), repetitions=3).save(str(tmp_path))
-    assert EchoModule.load(str(tmp_path)).repetitions == 3
-
-
-def test_requirements_of_others_are_kept(shared, tmp_path):
-    (tmp_path / "config_sentence_transformers.json").write_text('{"requirements": {"peft": ">=0.1"}}')
-    EchoModule(shared()).save(str(tmp_path))
-    config = json.loads((tmp_path / "config_sentence_transformers.json").read_text())
-    assert config["requirements"] == {"peft": ">=0.1", **REQUIREMENT}
-
-
-@pytest.fixture(scope="module")
-def reserved(backbone_path):
-    """Not shared with other tests: transformers cannot pickle a backbone once it has handed out all states."""
-    return CausalTransformer(backbone_path())
-
-
-@pytest.mark.parametrize("case", [case if case in FIRST.values() else long(case) for case in CASES])
-def test_pickle(case, backbone_path, reserved):
-    module_class, settings = CASES[case]
-    model = pipeline(module_class(backbone_path() if "max_seq_length" in settings else reserved, **settings))
-    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(FEW), model.encode(FEW))
-
-
 @pytest.fixture
 def run(tmp_path):
     """``run(code, *arguments)``: what a fresh process, as a user's would be, prints."""
 
     def printed(code: str, *arguments: str, expect: int = 0) -> str:
-        done = processes.run("-c", textwrap.dedent(code), *arguments, out=tmp_path / "printed")
+        (tmp_path / "script.py").write_text(textwrap.dedent(code))
+        done = processes.run(tmp_path / "script.py", *arguments, out=tmp_path / "printed")
         assert done.returncode == expect, done.stdout
         return done.stdout
 
@@ -203,40 +92,29 @@ def saved(backbone_path, tmp_path_factory):
     return directory
 
 
-ENCODE = """
-    import json, sys
-    import numpy as np
-    from sentence_transformers import SentenceTransformer
-    {imports}
-    where = sys.argv[1]
-    if __name__ == "__main__":
-        model = SentenceTransformer(where + "/model", device="cpu"{flag})
-        vectors = model.encode(json.load(open(where + "/texts.json")){how})
-        expected = np.load(where + "/expected.npy")
-        assert {check}, "not the same"
-        print("the same")
-"""
+def test_fresh_processes(saved, run):
+    """With the flag; with the import, and its workers, whose batches are others: equal but for rounding."""
+    code = """
+        import json, sys
+        import numpy as np
+        from sentence_transformers import SentenceTransformer
 
+        if __name__ == "__main__":
+            where = sys.argv[1]
+            texts, expected = json.load(open(where + "/texts.json")), np.load(where + "/expected.npy")
+            flagged = SentenceTransformer(where + "/model", device="cpu", trust_remote_code=True)
+            assert np.array_equal(flagged.encode(texts), expected)
 
-SAME = "np.array_equal(vectors, expected)"
-# Workers have other batches than one process has: equal but for rounding.
-NEAR = "np.allclose(vectors, expected, rtol=1e-5, atol=1e-6)"
+        import st_reba
 
-
-def test_a_fresh_process_without_the_import(saved, run):
-    code = ENCODE.format(imports="", flag=", trust_remote_code=True", how="", check=SAME)
+        if __name__ == "__main__":
+            model = SentenceTransformer(where + "/model", device="cpu")
+            assert np.array_equal(model.encode(texts), expected)
+            found = model.encode(texts, device=["cpu", "cpu"], chunk_size=2)
+            assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
+            print("the same")
+    """
     assert "the same" in run(code, str(saved))
-
-
-def test_a_fresh_process_with_the_import_and_its_workers(saved, tmp_path):
-    alone = ENCODE.format(imports="import st_reba", flag="", how="", check=SAME)
-    several = ENCODE.format(imports="", flag="", how=', device=["cpu", "cpu"], chunk_size=2', check=NEAR)
-    code = textwrap.dedent(alone) + textwrap.dedent(several)
-    script = tmp_path / "encode.py"
-    script.write_text(code)
-    done = processes.run(script, saved, out=tmp_path / "printed")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("the same") == 2
 
 
 def test_a_machine_without_st_reba(saved, run):
@@ -269,8 +147,6 @@ class TestRegistry:
         assert ours == {f"st_reba.modules.{module.__name__}": module for module in PUBLIC_MODULES}
 
     def test_a_class_of_somebody_elses_is_refused(self, saved, tmp_path):
-        import shutil
-
         shutil.copytree(saved / "model", tmp_path / "model")
         path = tmp_path / "model" / "modules.json"
         for reference in ("st_reba_cli.app", "os.system", "st_reba.modules.causal_module.CausalModule"):
@@ -295,10 +171,7 @@ class TestRegistry:
 
 
 class TestWhereAClassLives:
-    """Every class says that it is of the package, as saved models do: see tests/modules/test_imports.py."""
-
-    def test_signatures_are_shown(self):
-        assert list(inspect.signature(ReBAModule).parameters)[:3] == ["model_name_or_path", "repetitions", "layers"]
+    """Every class says that it is of the package, as saved models do: see below."""
 
     def test_a_router_names_the_package_too(self, shared, tmp_path):
         query, document = ReBAModule(shared()), EchoModule(shared())
@@ -325,3 +198,65 @@ def test_bfloat16_models_stay_so(backbone_path, tmp_path):
     assert loaded.dtype == torch.bfloat16
     vectors = [one.encode(TEXTS, convert_to_tensor=True) for one in (model, loaded)]
     assert torch.equal(*vectors)
+
+
+ROOT = st_reba.__path__[0]
+# What a file imports at its top and not every machine has.
+NEEDS = {"st_reba.lm.attention.triton_kernel": "triton"}
+
+#: Imports each name in a process that has nothing of the package but its path: ``st_reba/__init__.py`` would import
+#: most of it first, in an order that happens to work. Prints a line for each that fails.
+EACH_FIRST = """
+import importlib, json, os, sys, types
+
+root, kept, names = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+sys.pycache_prefix, sys.dont_write_bytecode = kept, False  # each file is compiled once
+assert not [name for name in sys.modules if name.startswith("st_reba")]
+bare = sys.modules["st_reba"] = types.ModuleType("st_reba")
+bare.__path__ = [root]
+for name in names:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name}: {error!r}", flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+print("all tried")
+"""
+
+
+@pytest.mark.skipif(not processes.FORKS, reason="new interpreters would take minutes")
+def test_each_file_can_be_imported_first(tmp_path):
+    names = [found.name for found in pkgutil.walk_packages([ROOT], "st_reba.")]
+    names = [name for name in names if name not in NEEDS or find_spec(NEEDS[name])]
+    assert len(names) > 150
+    done = processes.run("-c", EACH_FIRST, ROOT, tmp_path / "compiled", json.dumps(names), out=tmp_path / "printed")
+    assert done.stdout.splitlines() == ["all tried"]
+
+
+@pytest.mark.parametrize("line", ["import st_reba.modules", "from st_reba.modules import CausalTransformer, TwinTower"])
+def test_the_modules_are_there_whatever_the_process_is_called(line, tmp_path):
+    """A worker of the command has the command's name."""
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); sys.argv[0] = 'st-reba'\n{line}"
+    done = processes.run("-c", code, ROOT.rpartition("st_reba")[0], out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_star_import_gives_the_public_names():
+    """And no room of the package, which would hide a variable called ``text`` or ``hub``."""
+    given: dict[str, object] = {}
+    exec("from st_reba import *", given)
+    assert given.keys() - {"__builtins__"} == {
+        "META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "build", "encode_chunks", "encode_words",
+        "in_context", "register", *modules.__all__,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", modules.__all__)
+def test_a_public_class_says_which_package_it_is_of(name):
+    """In its own body: a class that is derived from one of ours is its author's."""
+    public = getattr(modules, name)
+    assert vars(public)["__module__"] == "st_reba.modules"
+    assert pickle.loads(pickle.dumps(public)) is public

@@ -1,50 +1,38 @@
+"""Token prepending, one slot or two for each block: where slots stand, and their vector on disk."""
+
 from __future__ import annotations
 
 import copy
-import json
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from transformers import PreTrainedTokenizerFast
 
-from st_reba import CausalTransformer, TokenPrependingModule
+from st_reba import CausalTransformer, HierarchicalTokenPrependingModule, TokenPrependingModule
 from st_reba.modules.changes import Prepend
+from st_reba.text.layouts import _SENTENCE_END
+from st_reba.text.tokens import special_tokens
 
 from .. import oracles
-from ..backbones import TEXTS, own, third
-from ..conftest import paired, pipeline, relative_error
-from ..reading.test_layers import final_norm
+from ..backbones import TEXTS, own
+from ..conftest import pipeline, relative_error
+from .methods import TOLERANCE, Naive, laid_out_in_blocks, vector
 
-TOLERANCE = 1e-5
-
-
-def drawn(module):
-    return torch.randn(module.model.get_input_embeddings().weight.shape[1], generator=torch.Generator().manual_seed(0))
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 
-@pytest.mark.parametrize(("architecture", "settings"), paired(third(1), [(1, 3), (2, 2), (3, 3)]))
-def test_oracle(architecture, settings, shared, eager, token_ids):
-    layers, output_layer = settings
-    module = TokenPrependingModule(
-        shared(architecture), prepend_layers=layers, output_layer=output_layer, rows="all", normalize_text=False
-    )
-    model, slot = oracles.with_slot(eager(architecture), drawn(module))
-    encoded = pipeline(module).encode(TEXTS, output_value="token_embeddings", batch_size=len(TEXTS))
-    front = token_ids("This sentence : ")
-    for text, value in zip(TEXTS, encoded, strict=True):
-        # The slot's token splits the string; a quotation mark and the text's first letter may be one token.
-        rest = token_ids(f' "{text}" means in one word:"')
-        ids = [*front, slot, *rest]
-        states = oracles.token_prepending(model, architecture, ids, {len(front): -1}, layers, output_layer)
-        assert relative_error(value, states[len(front) + 1 + len(token_ids(' "')) :]) < TOLERANCE, text
+LONG = "The dog sat. The cat ran; it was late! 他不喜欢苹果。我爱自然语言处理。 Who knows?"
 
 
 @pytest.mark.parametrize("kind", ["bert", "sentencepiece"])
 def test_with_special_tokens_and_a_prompt(kind, shared):
     module = TokenPrependingModule(shared("gpt2", kind), template="{prepend} {text}.", rows="last")
-    model, slot = oracles.with_slot(CausalTransformer(shared("gpt2", kind)).model, drawn(module))
+    plain = CausalTransformer(shared("gpt2", kind)).model
+    model, slot = oracles.with_slot(plain, vector(Naive(plain, None), seed=0))
     before, after = ([2], [3]) if kind == "bert" else ([1], [])
 
     # As the authors do it: the slot is an entry that is added to the vocabulary.
@@ -57,30 +45,9 @@ def test_with_special_tokens_and_a_prompt(kind, shared):
         whole = tokenizer(f"query:<PST> {text}.")["input_ids"]
         assert (whole[: len(before)], whole[len(whole) - len(after) :]) == (before, after)
         ids = [slot if token == added else token for token in whole]
-        states = oracles.token_prepending(model, "gpt2", ids, {ids.index(slot): -1}, 2, 3)
+        with torch.no_grad():
+            states = oracles.token_prepending(model, "gpt2", ids, {ids.index(slot): -1}, 2, 3)
         assert relative_error(encode(text, prompt="query:"), states[-1]) < TOLERANCE
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt"])
-def test_with_the_final_norm(architecture, shared):
-    plain, normed = (
-        pipeline(TokenPrependingModule(shared(architecture), output_layer=2, final_norm=norm), "lasttoken")
-        for norm in (False, True)
-    )
-    expected = final_norm(architecture, plain[0].model)(torch.tensor(plain.encode(TEXTS)))
-    assert relative_error(normed.encode(TEXTS), expected.detach()) < TOLERANCE
-
-
-def test_the_last_row_alone_is_the_last_of_all(shared):
-    every, last = (pipeline(TokenPrependingModule(shared(), rows=rows), "lasttoken") for rows in ("all", "last"))
-    assert relative_error(last.encode(TEXTS), every.encode(TEXTS)) < TOLERANCE
-    assert last[0](last.preprocess(TEXTS))["token_embeddings"].shape == (len(TEXTS), 1, 32)
-
-
-def test_slots_are_not_handed_on(shared):
-    module = TokenPrependingModule(shared(), template="{prepend}{text}", pool_over="all")
-    item = pipeline(module).encode("the cat", output_value=None)
-    assert item["input_ids"].tolist() == module.tokenizer("the cat")["input_ids"]
 
 
 def test_a_prompt_with_a_slot_is_a_prompt(shared):
@@ -88,13 +55,6 @@ def test_a_prompt_with_a_slot_is_a_prompt(shared):
     module = TokenPrependingModule(shared())
     features = module.preprocess(["{prepend}"], prompt="{prepend}")
     assert (features["copy_index"] == -2).sum() == 1
-
-
-def test_what_is_usual(shared, deep):
-    module = TokenPrependingModule(shared())
-    assert (module.output_layer, module.prepend_layers, module.final_norm) == (3, 2, False)
-    module = TokenPrependingModule(deep)
-    assert (module.output_layer, module.prepend_layers) == (27, 8)
 
 
 class TestOnDisk:
@@ -117,53 +77,78 @@ class TestOnDisk:
         with pytest.raises(ValueError, match='under "initial_state", and the model.s input embeddings have 32 values'):
             SentenceTransformer(str(tmp_path), device="cpu")
 
-    def test_a_hostile_template(self, shared, tmp_path):
-        pipeline(TokenPrependingModule(shared())).save_pretrained(str(tmp_path))
-        path = own(tmp_path) / "sentence_bert_config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "template": "{prepend.__class__}{text}"}))
-        with pytest.raises(ValueError, match=r"has braces other than \{text\}"):
-            SentenceTransformer(str(tmp_path), device="cpu")
+
+def blocks_of(module, text):
+    """Ids of each block: what stands behind the slots within the text."""
+    features = module.preprocess([text])
+    marked = list(zip(features["input_ids"][0].tolist(), features["copy_index"][0].tolist(), strict=True))
+    first = next((i for i, (_, copy) in enumerate(marked) if copy == 0), len(marked))
+    blocks = []
+    for token, of_copy in marked[max(0, first - 1) :]:
+        if of_copy < -1:
+            blocks.append([])
+        elif of_copy == 0:
+            blocks[-1].append(token)
+    return blocks
 
 
-def test_the_vector_goes_where_the_model_goes(backbone_path):
-    model = pipeline(TokenPrependingModule(backbone_path()), "lasttoken")
-    expected = model.encode(TEXTS, convert_to_tensor=True)
-    half = model.bfloat16().encode(TEXTS, convert_to_tensor=True).float()
-    assert (1 - torch.cosine_similarity(half, expected)).max() < 1e-2
+@pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
+def test_whole_sentences(kind, shared, eager):
+    module = HierarchicalTokenPrependingModule(shared("llama", kind), block_length=1, template="x{prepend}{text} y")
+    blocks = blocks_of(module, LONG)
+    decode = module.tokenizer.decode
+    expected = ["The dog sat.", "The cat ran; it was late!", "他不喜欢苹果。", "我爱自然语言处理。", "Who knows?"]
+    if kind == "bytes":
+        assert [decode(block).strip() for block in blocks] == expected
+    assert len(blocks) == len(expected)
+    assert list(chain(*blocks)) == module.tokenizer(LONG, add_special_tokens=False)["input_ids"]
+
+    front = [*special_tokens(module.tokenizer)[0], *module.tokenizer("x", add_special_tokens=False)["input_ids"]]
+    behind = module.tokenizer(" y", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        states = laid_out_in_blocks(Naive(eager(), None), blocks, 2, 3, front=front, behind=behind)
+    value = pipeline(module).encode([LONG, "a"], output_value="token_embeddings", batch_size=2)[0]
+    assert relative_error(value, states) < TOLERANCE
 
 
-def test_input_embeddings_that_do_more_than_look_up(backbone_path):
-    source = CausalTransformer(backbone_path())
-    source.model.embed_tokens.register_forward_hook(lambda module, args, output: output.tanh())
-    with pytest.raises(ValueError, match="What Embedding makes of the table of input embeddings could not be found"):
-        TokenPrependingModule(source)
+def test_short_sentences_share_a_block(shared):
+    module = HierarchicalTokenPrependingModule(shared(), block_length=12)
+    blocks = [blocks_of(module, text) for text in (LONG, "No end", "", "Version 3.14 of it.\nNext line")]
+    assert all(len(block) >= 12 for row in blocks for block in row[:-1])
+    assert 1 < len(blocks[0]) < 5
+    assert [len(row) for row in blocks[1:3]] == [1, 0]
 
 
-def test_gradients_reach_the_backbone(backbone_path):
-    model = pipeline(TokenPrependingModule(backbone_path(), prepend_layers=3), "lasttoken").train()
-    model(model.preprocess(TEXTS))["sentence_embedding"].sum().backward()
-    for name, parameter in model[0].model.layers.named_parameters():
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.norm() > 0, name
+def test_ends_of_sentences():
+    text = 'Version 3.14 of it.\n\nHe said: "No!" Really?! 什么？好。 e.g.'
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    found = [text[start:stop].strip() for start, stop in pairwise([0, *ends])]
+    assert [part for part in found if part] == [
+        "Version 3.14 of it.", 'He said: "No!"', "Really?!", "什么？", "好。", "e.g.",
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prepend_layers": 0}, "prepend_layers=0: 3 layers of LlamaModel are run; use 1 to 3"),
-        ({"prepend_layers": 3, "output_layer": 2}, "prepend_layers=3: 2 layers of LlamaModel are run; use 1 to 2"),
-        ({"prepend_layers": 1.5}, "prepend_layers=1.5: give a number of layers, or None"),
-        ({"seed": -1}, "seed=-1: give a whole number, 0 or more"),
-        ({"seed": "x"}, "seed='x': give a whole number"),
-        ({"rows": "first"}, "rows='first': use \"all\""),
-        ({"final_norm": "no"}, "final_norm='no': use True or False"),
-        ({"template": "{text}"}, r"'\{text\}' must have one \{prepend\}, and have it before \{text\}"),
-        ({"template": "{text}{prepend}"}, r"may have one \{prepend\}, and have it before"),
-        ({"template": "{prepend}{prepend}{text}"}, r"may have one \{prepend\}"),
-        ({"template": "{prepend}{text}{text}"}, "has 2 slots: TokenPrependingModule reads one copy"),
-        ({"template": "{prepend}{0}{text}"}, r"has braces other than \{text\}"),
-    ],
-)
-def test_wrong_settings(settings, message, shared):
-    with pytest.raises(ValueError, match=message):
-        TokenPrependingModule(shared(), **settings)
+def test_a_block_does_not_end_within_a_character(shared):
+    """Of the three tokens of a Chinese full stop, each lies where the whole of it lies."""
+    module = HierarchicalTokenPrependingModule(shared(), block_length=1)
+    blocks = blocks_of(module, "他来了。我走了。")
+    assert [module.tokenizer.decode(block) for block in blocks] == ["他来了。", "我走了。"]
+
+
+@pytest.mark.parametrize("length", [1, 32, 1000])
+def test_long_texts_fill_the_room_and_no_more(length, shared):
+    path = shared("gpt2")
+    for whole in (False, True):
+        module = HierarchicalTokenPrependingModule(path, block_length=length, whole_sentences=whole)
+        ids = module.preprocess(["word " * 600 + "end. " * 3])["input_ids"]
+        assert ids.shape[1] <= 256
+        if not whole:
+            assert ids.shape[1] >= 254
+        assert np.isfinite(pipeline(module).encode("a. b! c? " * 300)).all()
+
+
+def test_a_tokenizer_that_does_not_say_where_its_tokens_lie(shared, monkeypatch):
+    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
+    with pytest.raises(ValueError, match="does not say where its tokens lie, .* or whole_sentences=False"):
+        HierarchicalTokenPrependingModule(shared())
+    assert HierarchicalTokenPrependingModule(shared(), whole_sentences=False).block_length == 32

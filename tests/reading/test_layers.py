@@ -1,3 +1,5 @@
+"""Embeddings after each layer: the states there, behind the final norm, as the module would read them."""
+
 from __future__ import annotations
 
 import pickle
@@ -7,25 +9,22 @@ import pytest
 import torch
 import transformers
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 
 from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
     EchoModule,
-    InputEmbeddings,
     KVReroutingModule,
     LayerStates,
     ReBAModule,
 )
 from st_reba.reading.layers import LayerReader
 
-from .. import backbones
-from ..backbones import TEXTS, third
-from ..conftest import long, paired, pipeline, relative_error
-
-NORMS = {"gpt2": "ln_f", "gpt_neox": "final_layer_norm", "falcon": "ln_f", "bloom": "ln_f", "gpt_j": "ln_f",
-         "gpt_neo": "ln_f", "mpt": "norm_f"}  # fmt: skip
+from .. import backbones, oracles
+from ..backbones import TEXTS
+from ..conftest import pipeline, relative_error
+from ..oracles import final_norm
 
 
 def after_each_layer(model, ids, norm) -> list[torch.Tensor]:
@@ -35,11 +34,7 @@ def after_each_layer(model, ids, norm) -> list[torch.Tensor]:
         return [norm(states)[0] for states in output.hidden_states[:-1]] + [output.last_hidden_state[0]]
 
 
-def final_norm(name, model):
-    return model.decoder.final_layer_norm if name == "opt" else getattr(model, NORMS.get(name, "norm"))
-
-
-@pytest.mark.parametrize("name", third(2))
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "falcon"])
 def test_every_layer_on_every_architecture(name, backbone_path, eager, token_ids):
     model = pipeline(CausalTransformer(backbone_path(name)))
     reader = LayerReader(model)
@@ -51,17 +46,6 @@ def test_every_layer_on_every_architecture(name, backbone_path, eager, token_ids
         expected = torch.stack([states.mean(0) for states in after_each_layer(eager(name), token_ids(text), norm)])
         assert relative_error(embeddings[:, index], expected) < 1e-5
     assert relative_error(embeddings[-1], model.encode(TEXTS)) < 1e-5
-
-
-@pytest.mark.parametrize(("name", "layers"), paired(["llama", "gpt2", "opt", long("gpt_neox"), long("falcon")], [1, 2]))
-def test_a_layer_is_a_model_without_those_above(name, layers, backbone_path):
-    """What the paper does, taking layers away; and that the norm found is the one the architecture means."""
-    config = AutoConfig.from_pretrained(backbone_path(name))
-    config.num_hidden_layers = layers
-    shorter = CausalTransformer(backbone_path(name))
-    shorter.model = AutoModel.from_pretrained(backbone_path(name), config=config, dtype=torch.float32).eval()
-    embeddings = LayerReader(pipeline(CausalTransformer(backbone_path(name)), "lasttoken")).embeddings(TEXTS)
-    assert relative_error(embeddings[layers], pipeline(shorter, "lasttoken").encode(TEXTS)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -80,58 +64,36 @@ def test_what_stands_behind_the_last_layer(settings, norm, tmp_path, token_ids):
     backbone = backbones.randomize(AutoModel.from_config(config).eval())
     model = pipeline(CausalTransformer(backbones.save(backbone, tmp_path)), "lasttoken")
     embeddings = LayerReader(model).embeddings(TEXTS[:1])
-    raw = []
-    hooks = [
-        layer.register_forward_hook(lambda module, args, output: raw.append(output))
-        for layer in backbone.decoder.layers
-    ]
     with torch.inference_mode():
-        backbone(input_ids=torch.tensor([token_ids(TEXTS[0])]))
-        states = [states[0] if isinstance(states, tuple) else states for states in raw]
-        expected = torch.stack([norm(backbone.decoder, layer.view(1, -1, 32))[:, -1] for layer in states])
-    for hook in hooks:
-        hook.remove()
+        states = oracles.layer_states(backbone, token_ids(TEXTS[0]))
+        expected = norm(backbone.decoder, states[:, None])
     assert relative_error(embeddings[1:], expected) < 1e-5
 
 
-@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
-@pytest.mark.parametrize(
-    ("settings", "select"),
-    [
-        ({"repetitions": 3}, lambda n: slice(2 * n, 3 * n)),
-        ({"repetitions": 3, "pool_copies": "repeated"}, lambda n: slice(n, 3 * n)),
-    ],
-)
-def test_the_copy_that_the_module_reads(settings, select, pooling, shared, eager, token_ids):
-    embeddings = LayerReader(pipeline(EchoModule(shared("qwen3"), **settings), pooling)).embeddings(TEXTS)
+@pytest.mark.parametrize(("pooling", "pool_copies", "first"), [("mean", "last", 2), ("lasttoken", "repeated", 1)])
+def test_the_copy_that_the_module_reads(pooling, pool_copies, first, shared, eager, token_ids):
+    module = EchoModule(shared("qwen3"), repetitions=3, pool_copies=pool_copies)
+    embeddings = LayerReader(pipeline(module, pooling)).embeddings(TEXTS)
     for index, text in enumerate(TEXTS):
         ids = token_ids(text)
         layers = after_each_layer(eager("qwen3"), 3 * ids, eager("qwen3").norm)
-        read = [states[select(len(ids))] for states in layers]
+        read = [states[first * len(ids) :] for states in layers]
         expected = torch.stack([states.mean(0) if pooling == "mean" else states[-1] for states in read])
         assert relative_error(embeddings[:, index], expected) < 1e-5
 
 
-@pytest.mark.parametrize("pool_over", ["text", "all"])
-def test_prompt_template_and_pool_over(pool_over, backbone_path, eager, token_ids):
-    module = CausalTransformer(backbone_path(), template='In a word: {text}:"', pool_over=pool_over)
-    embeddings = LayerReader(pipeline(module)).embeddings(["the bank"], prompt="query: ")
-    ids = token_ids('query: In a word: the bank:"')
-    [copy_index] = module.preprocess(["the bank"], prompt="query: ")["copy_index"]
-    is_text = copy_index == 0
-    layers = after_each_layer(eager(), ids, eager().norm)
-    if pool_over == "all":
-        is_text = is_text.cummax(dim=0).values
-    expected = torch.stack([states[is_text].mean(0) for states in layers])
-    assert relative_error(embeddings[:, 0], expected) < 1e-5
-
-
-def test_the_last_features_are_the_modules_own(backbone_path):
-    model = pipeline(CausalTransformer(backbone_path()))
-    *_, last = LayerReader(model).features(TEXTS)
-    expected = model[0](model.preprocess(TEXTS))
+@pytest.mark.parametrize("kind", [CausalTransformer, LayerStates, BidirectionalLastLayer, KVReroutingModule])
+def test_the_last_features_are_the_modules_own(kind, shared):
+    """What else it hands on stays."""
+    model = pipeline(kind(shared()))
+    *earlier, last = LayerReader(model).features(TEXTS)
+    with torch.inference_mode():
+        expected = model[0](model.preprocess(TEXTS))
+    assert len(earlier) == 3
     assert last.keys() == expected.keys()
-    assert torch.equal(last["token_embeddings"], expected["token_embeddings"])
+    for name, value in expected.items():
+        assert torch.equal(last[name], value), name
+        assert name == "token_embeddings" or all(torch.equal(value, features[name]) for features in earlier)
 
 
 @pytest.mark.parametrize("kind", [CausalTransformer, EchoModule])
@@ -160,30 +122,22 @@ def test_one_pass_that_leaves_no_trace(backbone_path):
     assert vars(backbone).keys() == state["backbone"].keys()
     assert not any(part._forward_hooks for part in LayerReader(model).model[0].model.norm.modules())
     assert np.array_equal(model.encode(TEXTS), before)
+    # transformers' own hooks, for output_hidden_states, could not be pickled.
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), before)
 
 
-def test_bfloat16(backbone_path):
-    full = LayerReader(pipeline(CausalTransformer(backbone_path()))).embeddings(TEXTS)
-    half = pipeline(CausalTransformer(backbone_path(), model_kwargs={"dtype": torch.bfloat16}))
-    similarity = torch.cosine_similarity(full, LayerReader(half).embeddings(TEXTS).float(), dim=-1)
-    assert similarity.min() > 0.99
-
-
-@pytest.mark.parametrize("kind", [ReBAModule, InputEmbeddings])
-def test_modules_without_such_a_reading(kind, shared):
-    model = pipeline(kind(shared()))
-    with pytest.raises(ValueError, match=f"{kind.__name__}, whose embedding is not .* Use a model with CausalTrans"):
-        LayerReader(model)
-
-
-def test_a_state_inside_the_last_layer_has_no_like_in_the_others(shared):
-    """They would be read behind their own feed-forward parts."""
-    module = CausalTransformer(shared(), readout="before_mlp")
-    message = 'CausalTransformer with readout="before_mlp" reads a state inside its last layer.* readout="layer"'
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (ReBAModule, {}, "ReBAModule, whose embedding is not .* Use a model with CausalTransformer"),
+        # States inside the other layers would be read behind their own feed-forward parts.
+        (CausalTransformer, {"readout": "before_mlp"}, 'reads a state inside its last layer.* readout="layer"'),
+    ],
+)
+def test_modules_without_such_a_reading(kind, settings, message, shared):
+    module = kind(shared(), **settings)
     with pytest.raises(ValueError, match=message):
         LayerReader(pipeline(module))
-    with pytest.raises(ValueError, match=message):
-        module.forward_all_layers(module.preprocess(TEXTS))
 
 
 def test_backbones_that_cannot_be_read(backbone_path, monkeypatch):
@@ -205,23 +159,3 @@ def test_backbones_that_cannot_be_read(backbone_path, monkeypatch):
     model = pipeline(CausalTransformer(backbone))
     with pytest.raises(ValueError, match="The layers of LlamaModel were not found, so they cannot be read"):
         LayerReader(model)
-
-
-@pytest.mark.parametrize("kind", [LayerStates, BidirectionalLastLayer, KVReroutingModule])
-def test_modules_that_read_more_than_tokens(kind, shared):
-    """They are classical ones too: their last layer is what they embed, and what else they hand on stays."""
-    model = pipeline(kind(shared()))
-    *earlier, last = LayerReader(model).features(TEXTS)
-    with torch.inference_mode():
-        expected = model[0](model.preprocess(TEXTS))
-    assert len(earlier) == 3
-    for name, value in expected.items():
-        assert torch.equal(last[name], value), name
-        assert name == "token_embeddings" or all(torch.equal(features[name], value) for features in earlier)
-
-
-def test_a_model_that_was_read_can_be_sent_to_another_process(backbone_path):
-    """transformers' own hooks, for output_hidden_states, cannot be pickled."""
-    model = pipeline(CausalTransformer(backbone_path()))
-    LayerReader(model).embeddings(TEXTS)
-    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), model.encode(TEXTS))

@@ -1,16 +1,28 @@
+"""Vectors of words within their sentences."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.base.modules import Transformer
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule, encode_words
+from st_reba import (
+    CausalTransformer,
+    EarlyLateModule,
+    EchoModule,
+    MetaEOLModule,
+    ReBAModule,
+    TopicModule,
+    encode_words,
+)
 from st_reba.reading import words
 from st_reba.reading.words import WordTokens, find_words, pool_words, token_offsets
 from st_reba.text.templates import normalized
 
 from .. import oracles
 from ..conftest import pipeline, relative_error
+from ..modules.methods import TWICE
 
 
 def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids):
@@ -25,23 +37,6 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids):
         assert own
         expected = oracles.algorithm_2(eager(), token_ids(sentence), 2)[torch.tensor(own)].mean(0)
         assert relative_error(vector, expected) < 1e-5
-
-
-def test_words_in_chunks(shared, eager, token_ids):
-    model = pipeline(ReBAModule(shared(), chunk_length=4))
-    vectors = encode_words(model, ["the quick brown fox jumps"], ["fox jumps"])
-    words = oracles.chunked(eager(), token_ids("the quick brown fox jumps"), 2, 4)
-    offsets = token_offsets(model[0], "the quick brown fox jumps")
-    found = [index for index, (_, last) in enumerate(offsets) if last > len("the quick brown ")]
-    assert relative_error(vectors[0], words[torch.tensor(found)].mean(0)) < 1e-5
-
-
-def test_a_word_of_many_tokens_and_a_token_of_many_characters(backbone_path):
-    model = pipeline(CausalTransformer(backbone_path()))
-    tokens = model.encode("the dog", output_value="token_embeddings")
-    offsets = token_offsets(model[0], "the dog")
-    assert len(offsets) == len(tokens)
-    assert np.allclose(encode_words(model, ["the dog"], ["the dog"])[0], tokens.mean(0), atol=1e-6)
 
 
 def test_order_batches_and_groups_do_not_matter(backbone_path, monkeypatch, capsys):
@@ -100,39 +95,32 @@ def test_words_of_texts_that_are_normalised(kind, backbone_path):
 
 
 @pytest.mark.parametrize(
-    ("sentence", "word", "message"),
+    ("sentences", "words", "message"),
     [
-        ("a cat", "dog", "The word 'dog' does not occur in 'a cat'"),
-        ("a cat", "", "The word '' does not occur"),
-        ("cat " * 200 + "dog", "dog", "'dog' was truncated away: .* longer than max_seq_length"),
+        (["a cat"], ["dog"], "The word 'dog' does not occur in 'a cat'"),
+        (["a cat"], [""], "The word '' does not occur"),
+        (["cat " * 200 + "dog"], ["dog"], "'dog' was truncated away: .* longer than max_seq_length"),
+        (["a", "b"], ["a"], "2 sentences and 1 words were given"),
+        ([], [], "No sentences were given"),
     ],
 )
-def test_words_that_are_not_there(sentence, word, message, shared):
+def test_words_that_are_not_there(sentences, words, message, shared):
     with pytest.raises(ValueError, match=message):
-        encode_words(pipeline(EchoModule(shared())), [sentence], [word])
-
-
-def test_as_many_words_as_sentences(shared):
-    with pytest.raises(ValueError, match="2 sentences and 1 words were given"):
-        encode_words(pipeline(EchoModule(shared())), ["a", "b"], ["a"])
+        encode_words(pipeline(EchoModule(shared())), sentences, words)
 
 
 @pytest.mark.parametrize(
-    ("module_class", "settings"),
-    [(ReBAModule, {"rows": "last"}), (EchoModule, {"repetitions": 3, "pool_copies": "repeated"})],
+    ("kind", "arguments", "message"),
+    [
+        (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'words need pool_over="text", and pool_copies="la'),
+        (ReBAModule, {"rows": "last"}, 'pool_copies="last" or rows="all"'),
+        (MetaEOLModule, {"templates": ["{text}"]}, "MetaEOLModule hands on one vector a prompt, not one a token"),
+        (EarlyLateModule, {}, "same second half .* output_layer=1 and .*: it has no word embeddings"),
+        (TopicModule, {"template": TWICE}, r"same parts behind the first \(which alone is that of EchoModule"),
+        (Transformer, {}, "first module is Transformer: words need one of st_reba's modules"),
+        (TopicModule, {"template": "{text} is"}, "gives a text as a whole its vector, and its tokens none"),
+    ],
 )
-def test_modules_without_one_vector_a_token(module_class, settings, shared):
-    with pytest.raises(ValueError, match='words need pool_over="text", and pool_copies="last" or rows="all"'):
-        encode_words(pipeline(module_class(shared(), **settings)), ["the cat sat"], ["cat"])
-
-
-def test_no_sentences(shared):
-    with pytest.raises(ValueError, match="No sentences were given"):
-        encode_words(pipeline(EchoModule(shared())), [], [])
-
-
-def test_other_modules(backbone_path):
-    from sentence_transformers.base.modules import Transformer
-
-    with pytest.raises(ValueError, match="first module is Transformer: words need one of st_reba's modules"):
-        encode_words(pipeline(Transformer(backbone_path("llama", "bert"))), ["a"], ["a"])
+def test_modules_without_one_vector_a_token(kind, arguments, message, backbone_path):
+    with pytest.raises(ValueError, match=message):
+        encode_words(pipeline(kind(backbone_path("llama", "bert"), **arguments)), ["the cat sat"], ["cat"])

@@ -1,0 +1,379 @@
+"""The methods that the tests of modules run over, and what each gives by its definition.
+
+A row is a class and its settings. ``ORACLES`` has a function for each class: it is given the same settings as keywords,
+and returns what the module hands on of one text, (n, D), by the papers' algorithms in ``tests/oracles.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from st_reba import (
+    AttentionPoolingModule,
+    BidirectionalLastLayer,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    EchoLayersModule,
+    EchoModule,
+    HierarchicalTokenPrependingModule,
+    InputEmbeddings,
+    KVReroutingModule,
+    LayerStates,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    TopicModule,
+    ValueAggregationModule,
+)
+from st_reba.modules.changes import Steer
+from st_reba.text.templates import TEMPLATES, normalized, preset
+
+from .. import backbones, oracles
+from ..catalogued import completed
+from ..conftest import long
+
+TWICE = 'This : "{text}" can be rewritten as : "{text}" and its topic in one word is:"'
+
+#: Each class, and each setting off its default; a module that gets a recipe is among them by its row.
+RECIPES = completed(
+    {
+        "classical": (CausalTransformer, {}),
+        "prompted": (CausalTransformer, {"template": 'The word for "{text}" is:', "pool_over": "all"}),
+        "prompteol": (
+            CausalTransformer,
+            {"template": "prompteol", "pool_over": "all", "rows": "last", "normalize_text": True},
+        ),
+        "short": (CausalTransformer, {"output_layer": 2, "final_norm": False}),
+        "bag": (InputEmbeddings, {"template": "of: {text}"}),
+        "layer states": (LayerStates, {"pool_over": "all", "template": "so: {text}!"}),
+        "echo-2": (EchoModule, {}),
+        "echo-3 repeated": (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
+        "springer": (EchoModule, {"template": "springer", "pool_over": "all"}),
+        "echo over layers": (EchoLayersModule, {"last_layers": 3}),
+        "bidirectional": (BidirectionalLastLayer, {}),
+        "bidirectional, whole": (
+            BidirectionalLastLayer,
+            {"bidirectional_layers": 2, "template": "representative-word-paper", "pool_over": "whole"},
+        ),
+        "echo-2 bidirectional": (EchoModule, {"bidirectional_layers": 1}),
+        "reba-1": (ReBAModule, {"repetitions": 1}),
+        "reba-2": (ReBAModule, {}),
+        "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),
+        "reba-2 bidirectional": (ReBAModule, {"bidirectional_layers": 2}),
+        "reba-2 last, bidirectional": (ReBAModule, {"bidirectional_layers": 1, "rows": "last"}),
+        "reba-2 normalised": (ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
+        "reba-2 chunks": (ReBAModule, {"chunk_length": 6}),
+        "reba-3 chunks last": (
+            ReBAModule,
+            {"repetitions": 3, "rows": "last", "chunk_length": 5, "layers": [-1], "normalize_weights": True},
+        ),
+        "thought-1": (RefinedThoughtModule, {"iterations": 1}),
+        "thought-2": (RefinedThoughtModule, {"iterations": 2}),
+        "thought-4": (RefinedThoughtModule, {"iterations": 4}),
+        "thought-2 bidirectional": (RefinedThoughtModule, {"iterations": 2, "bidirectional_layers": 1}),
+        "metaeol": (MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
+        "kv re-routing": (KVReroutingModule, {"layers": [0, 2], "prefix_bias": 1.0}),
+        "kv re-routing, words": (
+            KVReroutingModule,
+            {"pool_over": "text", "hybrid": False, "bidirectional_layers": 1, "prefix_bias": -2.0},
+        ),
+        "kv re-routing, last": (KVReroutingModule, {"hybrid": False, "rows": "last"}),
+        "token prepending": (TokenPrependingModule, {"prepend_layers": 2, "seed": 5}),
+        "token prepending, all": (
+            TokenPrependingModule,
+            {"prepend_layers": 2, "output_layer": 2, "rows": "all", "final_norm": True, "template": "{prepend}{text}."},
+        ),
+        "token prepending, blocks": (
+            HierarchicalTokenPrependingModule,
+            {"prepend_layers": 3, "block_length": 4, "whole_sentences": False},
+        ),
+        "value aggregation": (ValueAggregationModule, {}),
+        "value aggregation, text": (
+            ValueAggregationModule,
+            {"layers": [-1, 0], "template": "{text}!", "pool_over": "text"},
+        ),
+        "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
+        "contrastive prompting, norm": (
+            ContrastivePromptingModule,
+            {"contrast_layer": 0, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "output_layer": 2,
+             "final_norm": True},
+        ),
+        "early and late": (EarlyLateModule, {}),
+        "early and late, one layer": (EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1}),
+        "early and late, short": (
+            EarlyLateModule,
+            {"early_layer": 2, "output_layer": 2, "final_norm": False, "template": "{text} means:"},
+        ),
+        "echo topic": (TopicModule, {"template": TWICE, "lower_layers": [-2, 0.4], "pool_over": "all"}),
+        "topic, last": (TopicModule, {"template": "so: {text}!", "lower_layers": [1]}),
+        "topic, a mean": (TopicModule, {"template": "so: {text}!", "lower_layers": [], "mean": True}),
+    }
+)  # fmt: skip
+
+#: Settings of a module of which another stands for them where each takes its time.
+FURTHER = (
+    "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole", "echo-2 bidirectional",
+    "reba-1", "reba-2 bidirectional", "reba-2 last, bidirectional", "reba-2 normalised", "reba-3 chunks last",
+    "thought-1", "thought-2", "thought-2 bidirectional", "kv re-routing, words", "kv re-routing, last",
+    "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer",
+    "early and late, short", "topic, last", "topic, a mean",
+)  # fmt: skip
+EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIPES]
+
+#: Relative. What a batch changes is rounding, and on these random weights every further pass of refined thought
+#: multiplies it: 5e-6 was seen after two passes, 4e-5 after four.
+TOLERANCES = {"thought-4": 1e-4}
+TOLERANCE = 1e-5
+
+
+def language_model(directory, architecture="llama", **settings):
+    """A language model with its head, saved in a directory with a tokenizer."""
+    config = backbones.config(architecture)
+    config.update(settings)
+    torch.manual_seed(1)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = backbones.randomize(made.eval().float())
+    backbones.save(model, directory)
+    return model
+
+
+def read(module, texts, **kwargs) -> list[torch.Tensor]:
+    """What a module hands on of each text, (n, D), in one batch."""
+    with torch.no_grad():
+        features = module.eval()(module.preprocess(texts, **kwargs))
+    if isinstance(module, LayerStates):
+        return list(features["layer_states"])
+    states, mask = features["token_embeddings"], features["attention_mask"]
+    assert features["input_ids"].shape == mask.shape == states.shape[:2]
+    assert not states[mask == 0].any()
+    return [own[real.bool()] for own, real in zip(states, mask, strict=True)]
+
+
+@dataclass(frozen=True)
+class Naive:
+    """A plain eager model, and how a text becomes ids; the slot that stands before it, and what steers it, if any."""
+
+    model: Any
+    token_ids: Any
+    architecture: str = "llama"
+    slot: tuple[int, ...] = ()
+    steer: Steer | None = None
+
+    @property
+    def depth(self) -> int:
+        return self.model.config.num_hidden_layers
+
+    def ids(self, template: str, text: str) -> tuple[list[int], slice]:
+        """The ids of a template of one copy, a string that a slot splits; and where the text is among them."""
+        before, behind = TEMPLATES.get(template, template).split("{text}")
+        head, mark, between = before.partition("{prepend}")
+        front = [*self.token_ids(head), *self.slot]
+        start = len(front) + len(self.token_ids(between))
+        rest = between + text + behind
+        ids = [*front, *self.token_ids(rest)] if mark or self.slot else self.token_ids(head + rest)
+        return ids, slice(start, start + len(self.token_ids(text)))
+
+    def copies(self, template: str, text: str) -> tuple[list[int], list[slice]]:
+        """The ids of a template whose pieces are tokenised on their own, and where each copy of the text is."""
+        own, (first, *literals) = self.token_ids(text), TEMPLATES.get(template, template).split("{text}")
+        ids, places = [*self.token_ids(first), *self.slot], []
+        for literal in literals:
+            places.append(slice(len(ids), len(ids) + len(own)))
+            ids += [*own, *self.token_ids(literal)]
+        return ids, places
+
+    def after(self, ids: list[int], layer: int | None = None, final_norm: bool = False) -> torch.Tensor:
+        """(N, D): the states after a layer, counted from 1, or after the last, and after the final norm."""
+        layer = self.depth if layer in (None, -1) else layer
+        if final_norm and layer == self.depth:
+            return oracles.run(self.model, ids)[0]
+        states = oracles.seen(self.model, oracles.layer_name(self.architecture, layer - 1), ids, "after")
+        return oracles.final_norm(self.architecture, self.model)(states) if final_norm else states
+
+    def steered(self, text: str, whole: bool = True):
+        """A block in which the last token is steered away from what it is in the other prompt, if it is."""
+        if self.steer is None:
+            return contextlib.nullcontext()
+        template, layer, scale = self.steer.auxiliary_template, self.steer.contrast_layer, self.steer.scale
+        other = self.ids(template, text)[0] if whole else self.copies(template, text)[0]
+        return oracles.steered(self.model, self.architecture, other, layer, scale)
+
+
+def classical(naive, text, template="{text}", pool_over="text", rows="all", output_layer=None, final_norm=True):
+    ids, own = naive.ids(template, text)
+    read = {"text": own, "all": slice(own.start if template != "{text}" else 0, None), "whole": slice(None)}[pool_over]
+    states = naive.after(ids, output_layer, final_norm)[read]
+    return states[-1:] if rows == "last" else states
+
+
+def bag(naive, text, template="{text}"):
+    ids, own = naive.ids(template, text)
+    return naive.model.get_input_embeddings()(torch.tensor(ids[own]))
+
+
+def layer_states(naive, text, template="{text}", pool_over="text"):
+    ids, own = naive.ids(template, text)
+    return oracles.layer_states(naive.model, ids[: own.stop] if pool_over == "text" else ids)
+
+
+def echo(naive, text, repetitions=2, template=None, pool_copies="last", pool_over="text", rows="all"):
+    ids, copies = naive.copies(template or "{text}" * repetitions, text)
+    states = naive.after(ids, final_norm=True)
+    if pool_over == "all":
+        return states[copies[-1].start :]
+    states = torch.cat([states[copy] for copy in (copies[1:] if pool_copies == "repeated" else copies[-1:])])
+    return states[-1:] if rows == "last" else states
+
+
+def echo_layers(naive, text, last_layers):
+    ids, (_, copy) = naive.copies("{text}{text}", text)
+    layers = range(naive.depth + 1 - last_layers, naive.depth + 1)
+    norm = [naive.after(ids, layer, final_norm=True)[copy] for layer in layers]
+    return sum(place * states for place, states in enumerate(norm, 1)) / sum(range(1, last_layers + 1))
+
+
+def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False, chunk_length=None):
+    ids, settings = naive.token_ids(text), {"layers": layers, "normalize": normalize_weights}
+    if chunk_length is None:
+        words = oracles.algorithm_2(naive.model, ids, repetitions, before=naive.slot, **settings)
+    else:
+        words = oracles.chunked(naive.model, ids, repetitions, chunk_length, **settings)
+    return words[-1:] if rows == "last" else words
+
+
+def thought(naive, text, iterations=2):
+    return oracles.refined_thought(naive.model, [*naive.token_ids(text), 0], iterations, before=naive.slot)
+
+
+def meta_eol(naive, text, templates):
+    return oracles.meta_eol(naive.model, [naive.ids(template, text)[0] for template in templates])
+
+
+def rerouted(naive, text, template="compress", layers=(1,), prefix_bias=0.0, pool_over="all", hybrid=True, rows="all"):
+    ids, own = naive.ids(template, text)
+    with oracles.rerouted(naive.model, layers, prefix_bias), naive.steered(text):
+        states = naive.after(ids, final_norm=True)[own.start : own.stop if pool_over == "text" else None]
+    if hybrid:
+        return torch.stack([states.mean(dim=0), states[-1]])
+    return states[-1:] if rows == "last" else states
+
+
+def vector(naive, seed):
+    """What enters a slot."""
+    width = naive.model.get_input_embeddings().weight.shape[1]
+    return torch.randn(width, generator=torch.Generator().manual_seed(seed))
+
+
+def prepended(naive, text, template=None, prepend_layers=2, seed=0, pool_over="all", rows=None, **settings):
+    if template is None:
+        template, text, rows = 'This sentence : {prepend} "{text}" means in one word:"', normalized(text), "last"
+    model, slot = oracles.with_slot(naive.model, vector(naive, seed))
+    own = replace(naive, model=model, slot=(slot,))
+    settings = {"final_norm": False, "rows": rows, **settings}
+    with oracles.prepended(model, naive.architecture, slot, prepend_layers), own.steered(text):
+        return classical(own, text, template, pool_over, **settings)
+
+
+def in_blocks(naive, text, block_length, prepend_layers=2, output_layer=None, whole_sentences=False):
+    """Two slots for each block of so many tokens: one in front of all, and one right before it."""
+    words = naive.token_ids(text)
+    blocks = [words[start : start + block_length] for start in range(0, len(words), block_length)]
+    return laid_out_in_blocks(naive, blocks, prepend_layers, output_layer)
+
+
+def laid_out_in_blocks(naive, blocks, prepend_layers, output_layer, seed=0, front=(), behind=()):
+    model, slot = oracles.with_slot(naive.model, vector(naive, seed))
+    ids, takes, text = [*front, *[slot] * len(blocks)], {}, []
+    for number, block in enumerate(blocks):
+        ids += [slot, *block]
+        last = len(ids) - 1
+        takes |= {len(front) + number: last, last - len(block): last}
+        text += range(last + 1 - len(block), last + 1)
+    layers = prepend_layers, output_layer or naive.depth
+    return oracles.token_prepending(model, naive.architecture, [*ids, *behind], takes, *layers)[text]
+
+
+def contrasted(naive, text, template="prompteol", auxiliary_template=None, contrast_layer=0, scale=2.0,
+               output_layer=None, final_norm=False):  # fmt: skip
+    if auxiliary_template is None:
+        auxiliary_template = 'The irrelevant information of this sentence : "{text}" means in one word:"'
+    text = normalized(text) if preset(template).normalize_text else text
+    other, _ = naive.ids(auxiliary_template, text)
+    with oracles.steered(naive.model, naive.architecture, other, contrast_layer, scale):
+        return classical(naive, text, template, "all", "last", output_layer, final_norm)
+
+
+def values(naive, text, template="prompteol", layers="all", pool_over="all"):
+    ids, own = naive.ids(template, normalized(text) if preset(template).normalize_text else text)
+    ids = ids[: own.stop] if pool_over == "text" else ids
+    layers = range(naive.depth) if layers == "all" else [layer % naive.depth for layer in layers]
+    return oracles.value_aggregation(naive.model, naive.architecture, ids, layers)[None]
+
+
+def early_late(naive, text, template="prompteol", early_layer=1, output_layer=None, final_norm=True,
+               normalize_text=False):  # fmt: skip
+    ids, own = naive.ids(template, normalized(text) if normalize_text or template == "prompteol" else text)
+    late = naive.after(ids, output_layer, final_norm)[-1]
+    return torch.stack([torch.cat([word, late]) for word in naive.after(ids, early_layer)[own]])
+
+
+def topic(naive, text, template="echo-topic", lower_layers=(0.93,), mean=None, pool_over="text"):
+    text = normalized(text) if preset(template).normalize_text else text
+    several = TEMPLATES.get(template, template).count("{text}") > 1
+    ids, places = naive.copies(template, text) if several else naive.ids(template, text)
+    copy, states = places[-1] if several else places, naive.after(ids, final_norm=True)
+    lasts = [states[-1]]
+    for layer in lower_layers:
+        share = isinstance(layer, float)
+        counted = min(round(layer * naive.depth), naive.depth - 1) if share else layer % (naive.depth + 1)
+        lasts.append(naive.after(ids, counted)[-1])
+    if not (several if mean is None else mean):
+        return torch.cat(lasts)[None]
+    words = states[copy.start : copy.stop if pool_over == "text" else None]
+    return torch.stack([torch.cat([word, *lasts]) for word in words])
+
+
+def attention_pooled(naive, text):
+    states, maps = oracles.run(naive.model, naive.token_ids(text))
+    weights = maps[-1][:, -1].mean(dim=0)
+    return (weights @ states / weights.sum())[None]
+
+
+ORACLES: dict[type, Any] = {
+    CausalTransformer: classical,
+    InputEmbeddings: bag,
+    LayerStates: layer_states,
+    EchoModule: echo,
+    EchoLayersModule: echo_layers,
+    BidirectionalLastLayer: lambda naive, text, template="representative-word", pool_over="all": classical(
+        naive, text, template, pool_over
+    ),
+    ReBAModule: reba,
+    RefinedThoughtModule: thought,
+    MetaEOLModule: meta_eol,
+    KVReroutingModule: rerouted,
+    TokenPrependingModule: prepended,
+    HierarchicalTokenPrependingModule: in_blocks,
+    ContrastivePromptingModule: contrasted,
+    ValueAggregationModule: values,
+    EarlyLateModule: early_late,
+    TopicModule: topic,
+    AttentionPoolingModule: attention_pooled,
+}
+
+
+def expected(naive: Naive, kind: type, settings: dict[str, Any], text: str) -> torch.Tensor:
+    """What a module of this class and these settings hands on of a text, (n, D)."""
+    settings = dict(settings)
+    if kind is CausalTransformer and settings.pop("normalize_text", False):
+        text = normalized(text)
+    turned = settings.pop("bidirectional_layers", int(kind is BidirectionalLastLayer))
+    with oracles.both_ways(naive.model, turned) if turned else contextlib.nullcontext():
+        return ORACLES[kind](naive, text, **settings)

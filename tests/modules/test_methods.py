@@ -1,0 +1,336 @@
+"""Every method: equal to its definition, independent of its batch, the same when saved, pickled, threaded, trained."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from transformers import GPT2Config, GPT2Model
+
+from st_reba import (
+    AttentionPoolingModule,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EarlyLateModule,
+    KVReroutingModule,
+    LayerStates,
+    PartwiseWhitening,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    TopicModule,
+    WhiteningTransform,
+)
+from st_reba.lm.anatomy import anatomy_of
+
+from .. import backbones, oracles
+from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS, THIRDS
+from ..conftest import LONG, examples, long, pipeline, relative_error
+from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
+
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
+
+#: Of several lengths: Chinese, a long one, and one token.
+FEW = TEXTS[1:4]
+
+
+def made(recipe, backbone, **more):
+    kind, given = RECIPES[recipe]
+    return kind(backbone, **{**given, **more})
+
+
+def refused_with_its_own_attention(recipe) -> bool:
+    """Whether the method watches or changes the attention of each layer, and not by a fallback."""
+    kind, given = RECIPES[recipe]
+    watches = kind is RefinedThoughtModule and given["iterations"] > 1
+    turns = given.get("bidirectional_layers") or recipe == "bidirectional"
+    return bool(watches or turns or kind in (KVReroutingModule, AttentionPoolingModule))
+
+
+# Methods take turns in the architectures; ReBA, which looks at each of its maps, takes all.
+@pytest.mark.parametrize(
+    ("recipe", "architecture"),
+    [
+        (recipe, architecture)
+        if recipe == "reba-2" or architecture in THIRDS[number % 3]
+        else long(recipe, architecture)
+        for number, recipe in enumerate(RECIPES)
+        for architecture in ARCHITECTURES
+    ],
+)
+def test_oracle(recipe, architecture, shared, eager, token_ids):
+    if architecture in OWN_ATTENTION and refused_with_its_own_attention(recipe):
+        with pytest.raises(ValueError, match=r"cannot be (watched|re-routed|made to attend both ways)"):
+            made(recipe, shared(architecture))
+        return
+    module = made(recipe, shared(architecture))
+    naive = Naive(eager(architecture), token_ids, architecture)
+    *together, nothing = read(module, [*FEW, ""])
+    assert len(nothing)
+    assert not nothing.any()
+    with torch.no_grad():
+        for text, states in zip(FEW, together, strict=True):
+            assert relative_error(states, expected(naive, *RECIPES[recipe], text)) < TOLERANCE, text
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_backbones_attend_far_from_uniformly(architecture, shared, eager, token_ids):
+    """Otherwise the oracles could not tell one attention from another. Some are watched by a fallback."""
+    with torch.no_grad():
+        _, maps = oracles.run(eager(architecture), token_ids(TEXTS[2]) * 2)
+    ratio = torch.stack([layer.max(dim=-1).values[:, -1] * (layer[0, -1] > 0).sum() for layer in maps])
+    assert ratio.mean() > 2
+    assert anatomy_of(shared(architecture).model).calls_our_attention == (architecture not in OWN_ATTENTION)
+
+
+def test_each_class_has_an_oracle():
+    assert {kind for kind, _ in RECIPES.values()} == ORACLES.keys()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_are_those_of_the_definition(recipe, backbone_path, eager, token_ids):
+    module = made(recipe, backbone_path()).train()
+    features = module(module.preprocess(TEXTS[2:3]))
+    found = features["layer_states"] if isinstance(module, LayerStates) else features["token_embeddings"]
+    own = dict(module.model.named_parameters())
+    # Something else for each value: the sum of what a norm gives has no gradient.
+    slopes = torch.linspace(-1, 1, found[0].numel()).view_as(found[0])
+    gradients = torch.autograd.grad((found[0] * slopes).sum(), list(own.values()), allow_unused=True)
+    assert any(gradient is not None and gradient.norm() > 0 for gradient in gradients)
+    if isinstance(module, TokenPrependingModule):
+        return  # its oracle computes with a copy of the weights
+    reference = dict(eager().named_parameters())
+    states = expected(Naive(eager(), token_ids), *RECIPES[recipe], TEXTS[2])
+    wanted = torch.autograd.grad((states * slopes).sum(), [reference[name] for name in own], allow_unused=True)
+    for name, gradient, other in zip(own, gradients, wanted, strict=True):
+        if other is None or not other.any():
+            assert gradient is None or not gradient.any(), name
+        else:
+            assert relative_error(gradient, other) < 1e-4, name
+
+
+words = st.sampled_from(
+    ["", " ", "\t\n", "a", "cat", "我", "自然语言", "e\u0301", "👩‍👩‍👧", "🥊", "ß", "ﷺ", "\u200b", "\x00", "<|end|>",
+     "{text}", "{0}"]
+)  # fmt: skip
+anything = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+    st.lists(words, max_size=12).map(" ".join),
+    # Longer than what any of the modules reads.
+    st.sampled_from(["x" * 1_200, "汉字" * 300, "a b " * 300]),
+)
+POOLINGS = ("mean", "lasttoken", "max", "cls", "weightedmean", "mean_sqrt_len_tokens")
+
+
+@pytest.fixture(scope="module")
+def model(shared):
+    """``model(recipe, kind, pooling)``; pipelines share the module, which takes time to make."""
+    modules = {}
+
+    def get(recipe, kind="bytes", pooling="mean"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if (recipe, kind) not in modules:
+                modules[recipe, kind] = made(recipe, shared("llama", kind))
+                modules[recipe, kind]._warned_empty = True
+            return pipeline(modules[recipe, kind], pooling)
+
+    return get
+
+
+@pytest.mark.parametrize("kind", ["bytes", long("bert"), long("sentencepiece")])
+@pytest.mark.parametrize("recipe", EACH_MODULE)
+@settings(max_examples=examples(30) if LONG else 2)
+@given(batch=st.lists(anything, min_size=1, max_size=4 if LONG else 3), data=st.data())
+def test_a_batch_is_its_texts(recipe, kind, model, batch, data):
+    encode = model(recipe, kind, data.draw(st.sampled_from(POOLINGS))).encode
+    together = encode(batch, batch_size=len(batch))
+    assert np.isfinite(together).all()
+    order = data.draw(st.permutations(range(len(batch))))
+    shuffled = encode([batch[index] for index in order], batch_size=data.draw(st.integers(1, 5)))
+    alone = encode(batch, batch_size=1)
+    allowed = TOLERANCES.get(recipe, TOLERANCE) * np.linalg.norm(alone, axis=1).clip(min=1e-6)
+    assert (np.linalg.norm(together - alone, axis=1) < allowed).all()
+    assert (np.linalg.norm(shuffled - alone[order], axis=1) < allowed[order]).all()
+    assert not encode([""]).any()
+
+
+#: As ST's trainer gives them; ``encode`` sorts.
+UNSORTED = ["A cat, and a dog that sleeps.", "Cat", "The cat sat on the old mat again.", "A dog", "", "Cats sleep."]
+
+
+@pytest.mark.parametrize("recipe", EACH_MODULE)
+def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
+    whole = model(recipe)
+    alone = np.stack([whole.encode(text) for text in UNSORTED])
+    kind, rows = type(whole[0]), []
+    original = kind._read
+
+    def counted(self, layout, **kwargs):
+        rows.append(len(layout.input_ids))
+        return original(self, layout, **kwargs)
+
+    monkeypatch.setattr(kind, "_read", counted)
+    for budget in ("CPU_TOKENS", "WEIGHT_BUDGET") if kind is ReBAModule else ("CPU_TOKENS",):
+        with monkeypatch.context() as patched, torch.no_grad():
+            patched.setattr(kind, budget, 1)
+            embeddings = whole(whole.preprocess(UNSORTED))["sentence_embedding"]
+        assert relative_error(embeddings.numpy(), alone) < TOLERANCE
+        assert rows == [1] * len(UNSORTED) * whole[0].rows_per_text
+        rows.clear()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "architecture"),
+    [
+        ("echo-2", "llama"), ("reba-2", "mistral_window"), ("reba-3 last", "gemma2_softcap"), ("reba-2 chunks", "gpt2"),
+        ("token prepending, blocks", "bloom"), ("reba-2 bidirectional", "llama"), ("thought-4", "mistral_window"),
+        ("metaeol", "gemma2_softcap"), ("kv re-routing", "gpt2"), ("contrastive prompting", "bloom"),
+        ("early and late", "gemma3"), ("value aggregation", "opt"), ("layer states", "llama"), ("echo topic", "qwen3"),
+    ],
+)  # fmt: skip
+def test_bfloat16_is_near(recipe, architecture, backbone_path, shared):
+    half = pipeline(made(recipe, backbone_path(architecture), model_kwargs={"dtype": "bfloat16"}))
+    vectors = half.encode(FEW, convert_to_tensor=True)
+    assert half.dtype == vectors.dtype == torch.bfloat16
+    wanted = pipeline(made(recipe, shared(architecture))).encode(FEW, convert_to_tensor=True)
+    assert (1 - torch.cosine_similarity(vectors.float(), wanted)).max() < 1e-2
+
+
+def test_threads(shared):
+    """All methods at once on one backbone, and some on others, each in two threads."""
+    others = [("reba-2", "gpt2"), ("thought-4", "qwen3"), ("kv re-routing", "gemma3"), ("token prepending", "bloom")]
+    names = [*((recipe, "llama") for recipe in RECIPES if recipe not in FURTHER), *others]
+    models = [pipeline(made(recipe, shared(architecture))) for recipe, architecture in names]
+    alone = [model.encode(TEXTS) for model in models]
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(model.encode, TEXTS) for _ in range(2) for model in models]
+    for number, job in enumerate(jobs):
+        assert np.array_equal(job.result(), alone[number % len(models)]), names[number % len(models)]
+
+
+@pytest.mark.parametrize("kind", ["bytes", long("bert")])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_saved_and_loaded(recipe, kind, shared, tmp_path):
+    module = made(recipe, shared("llama", kind))
+    width = module.get_embedding_dimension()
+    parts = [module, Pooling(width, "mean"), Dense(width, 8), Normalize()]
+    model = SentenceTransformer(modules=parts, device="cpu")
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert type(loaded[0]) is type(module)
+    assert loaded[0].get_config_dict() == module.get_config_dict()
+    assert loaded.max_seq_length == model.max_seq_length
+    assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
+    # By its extra_repr, ST's merge tells whether two modules are alike.
+    own = [name for name in module.config_keys if name not in Transformer.config_keys]
+    assert loaded[0].extra_repr() == ", ".join(f"{name}={getattr(module, name)!r}" for name in own)
+    again = tmp_path / "again"
+    loaded.save_pretrained(str(again), create_model_card=False)
+    for path in (path for path in again.rglob("*") if path.is_file()):
+        assert path.read_bytes() == (tmp_path / path.relative_to(again)).read_bytes(), path.name
+
+
+@pytest.fixture(scope="module")
+def apart(backbone_path):
+    """Not shared with other tests: transformers cannot pickle a backbone once it has handed out all states."""
+    return CausalTransformer(backbone_path())
+
+
+@pytest.mark.parametrize("recipe", EACH_MODULE)
+def test_pickled(recipe, apart):
+    model = pipeline(made(recipe, apart))
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(FEW), model.encode(FEW))
+
+
+class TestDeterministic:
+    """deterministic=True: the same to the bit, whatever the batch."""
+
+    TEXTS = ("a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 3, "x" * 20)
+
+    @pytest.fixture(scope="class")
+    def trained(self, tmp_path_factory):
+        """``trained(dtype)``: a few layers of the demo model, which round as all do."""
+        path = tmp_path_factory.mktemp("shortened")
+        CausalTransformer(str(DEMO_MODEL), output_layer=2).save(str(path))
+        return {dtype: CausalTransformer(str(path), model_kwargs={"dtype": dtype}) for dtype in ("float32", "bfloat16")}
+
+    def encoded(self, model, texts, batch_size):
+        return model.encode(list(texts), batch_size=batch_size, convert_to_tensor=True)
+
+    def whatever_its_batch(self, model):
+        alone = torch.cat([self.encoded(model, [text], 1) for text in self.TEXTS])
+        order = torch.tensor([4, 2, 0, 5, 3, 1])
+        together = self.encoded(model, self.TEXTS, 6)
+        return together.equal(alone) and self.encoded(model, [self.TEXTS[i] for i in order], 4).equal(alone[order])
+
+    @pytest.mark.parametrize(
+        ("recipe", "dtype"),
+        [
+            ("bidirectional", "bfloat16"), ("reba-2 chunks", "float32"), ("contrastive prompting", "bfloat16"),
+            ("thought-4", "float32"), ("metaeol", "bfloat16"), ("echo-2", "bfloat16"), ("reba-2", "bfloat16"),
+        ],
+    )  # fmt: skip
+    def test_every_batch_gives_the_same_bits(self, recipe, dtype, trained):
+        model = pipeline(made(recipe, trained[dtype], deterministic=True))
+        assert self.whatever_its_batch(SentenceTransformer(modules=[*model, Normalize()], device="cpu"))
+
+    @pytest.mark.parametrize("kind", [WhiteningTransform, PartwiseWhitening])
+    def test_what_stands_behind_keeps_to_it(self, kind, trained):
+        model = pipeline(CausalTransformer(trained["bfloat16"], deterministic=True))
+        fitted = kind.fit(model, [f"{word} and {other}" for word in "abcd" for other in "efg"])
+        assert self.whatever_its_batch(SentenceTransformer(modules=[*model, fitted], device="cpu"))
+
+    def test_without_it_batches_round(self, trained):
+        """So that the tests above can fail."""
+        assert not self.whatever_its_batch(pipeline(CausalTransformer(trained["bfloat16"])))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A backbone of as many layers as the papers' models have."""
+    model = GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1, n_positions=256)).eval()
+    return CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("deep")))
+
+
+CONTRAST = ("contrast_layer", "scale", "output_layer", "final_norm")
+PREPENDED = ("prepend_layers", "output_layer", "final_norm")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "layers", "names", "usual"),
+    [
+        # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
+        (ContrastivePromptingModule, {}, 32, CONTRAST, (4, 2.0, 27, False)),
+        (ContrastivePromptingModule, {"template": "knowledge"}, 32, CONTRAST, (6, 3.0, 31, False)),
+        (ContrastivePromptingModule, {"template": "knowledge"}, 12, CONTRAST, (2, 3.0, 11, False)),
+        (ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST, (1, 3.0, 2, False)),
+        (ContrastivePromptingModule, {}, 1, CONTRAST, (0, 2.0, 1, False)),
+        (TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
+        # The middle third; those that are given, in order.
+        (KVReroutingModule, {}, 3, ("layers",), ([1],)),
+        (KVReroutingModule, {}, 8, ("layers",), ([2, 3, 4, 5],)),
+        (KVReroutingModule, {"output_layer": 2}, 12, ("layers",), ([0, 1],)),
+        (KVReroutingModule, {"layers": [-1, 0, 2]}, 3, ("layers",), ([0, 2],)),
+        # An eighth of the way up the whole model, wherever it stops.
+        (EarlyLateModule, {}, 3, ("early_layer", "output_layer"), (1, None)),
+        (EarlyLateModule, {"output_layer": 15}, 30, ("early_layer", "output_layer"), (4, 15)),
+        (EarlyLateModule, {"output_layer": 2}, 30, ("early_layer", "output_layer"), (2, 2)),
+        # A share of the layers that are run, and below the last.
+        (TopicModule, {}, 1, ("lower_layers",), ([1],)),
+        (TopicModule, {}, 3, ("lower_layers",), ([2],)),
+        (TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
+    ],
+)  # fmt: skip
+def test_what_is_usual(kind, settings, layers, names, usual, deep):
+    module = kind(CausalTransformer(deep, output_layer=layers), **settings)
+    assert tuple(getattr(module, name) for name in names) == usual
