@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import StringIO
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from sentence_transformers.base import BaseModel
 
+from ..data.rows import rows
+from ..data.sources import File
 from ..reading.words import encode_words
-from .evaluator import Evaluator
+from .evaluator import TabulatedEvaluator
+from .geometry import unit_vectors
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
 _CHOICES = {name: index for names in ("1234", "ABCD") for index, name in enumerate(names)}
@@ -52,7 +51,7 @@ class Question:
                 raise MissingWordError(f"The word {self.word!r} does not occur in {sentence!r}.")
 
 
-class OddOneOutEvaluator(Evaluator):
+class OddOneOutEvaluator(TabulatedEvaluator):
     """Accuracy in finding the sentence that uses a word in another sense than three others do.
 
     The answer is the sentence whose word embedding has the largest summed distance to the other three, Euclidean or
@@ -146,23 +145,11 @@ class OddOneOutEvaluator(Evaluator):
         evaluator.skipped = [f"{where}: {reason}" for where, reason in skipped]
         return evaluator
 
-    def __call__(
-        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model.
-
-        Args:
-            model: See :func:`st_reba.encode_words`.
-            output_path: Where to append to ``odd_one_out[_<name>]_results.csv``.
-            epoch: As in ST.
-            steps: As in ST.
-        """
-        sentences, words = self.inputs()
+    def metrics_of(self, model: Any) -> dict[str, float]:
         vectors = encode_words(
-            model, sentences, words, batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
+            model, *self.inputs(), batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
         )
-        metrics = self.score(vectors.reshape(len(self.questions), 4, -1))
-        return self.noted(model, metrics, output_path, epoch, steps)
+        return self.score(vectors.reshape(len(self.questions), 4, -1))
 
     def inputs(self) -> tuple[list[str], list[str]]:
         """The 4 Q sentences, question by question, and the word of each."""
@@ -189,17 +176,15 @@ class OddOneOutEvaluator(Evaluator):
         vectors = np.asarray(vectors, dtype=np.float64)
         if vectors.ndim != 3 or vectors.shape[:2] != (len(self.questions), 4):
             raise ValueError(f"({len(self.questions)}, 4, D) word embeddings are scored, not {vectors.shape}.")
-        if not np.isfinite(vectors).all():
-            raise ValueError(
-                "Some word embeddings are not finite. Half precision may have overflowed: use float32 or bfloat16."
-            )
-        answers = np.array([question.answer for question in self.questions])
+        unit = unit_vectors(vectors, "word embeddings")
         if self.center:
             vectors = vectors - vectors.mean(axis=1, keepdims=True)
+            unit = unit_vectors(vectors)
         euclidean = np.linalg.norm(vectors, axis=-1) if self.center else summed_distances(vectors)
+        answers = np.array([question.answer for question in self.questions])
         return {
             "euclidean_accuracy": _credit(euclidean, answers),
-            "cosine_accuracy": _credit(summed_distances(_unit(vectors), squared=True), answers),
+            "cosine_accuracy": _credit(summed_distances(unit, squared=True), answers),
         }
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -212,14 +197,11 @@ def summed_distances(vectors: np.ndarray, squared: bool = False) -> np.ndarray:
 
     ``squared`` sums squared distances: between unit vectors, twice the cosine distance.
     """
-    sums = np.zeros(vectors.shape[:2], dtype=vectors.dtype)
-    for first, second in combinations(range(vectors.shape[1]), 2):
-        distances = ((vectors[:, first] - vectors[:, second]) ** 2).sum(axis=-1)
-        if not squared:
-            distances = np.sqrt(distances)
-        sums[:, first] += distances
-        sums[:, second] += distances
-    return sums
+    sums = []
+    for place in range(vectors.shape[1]):
+        squares = ((vectors - vectors[:, place : place + 1]) ** 2).sum(axis=-1)
+        sums.append((squares if squared else np.sqrt(squares)).sum(axis=1))
+    return np.stack(sums, axis=1)
 
 
 def _credit(distances: np.ndarray, answers: np.ndarray) -> np.ndarray:
@@ -231,29 +213,18 @@ def _credit(distances: np.ndarray, answers: np.ndarray) -> np.ndarray:
     return farthest[np.arange(len(answers)), answers] / farthest.sum(axis=1)
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(norms == 0, 1, norms)
-
-
-def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Each row of a file and what to call it."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason}). Save the file as UTF-8.") from None
-    reader = csv.DictReader(StringIO(text, newline=""))
-    if missing := [column for column in _HEADER if column not in (reader.fieldnames or ())]:
+def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each row of a CSV file, and what to call it."""
+    content = rows(File(Path(path), str(path), "csv"))
+    _, header = next(content, (1, []))
+    if missing := [column for column in _HEADER if column not in header]:
         raise ValueError(f"{path}: the header lacks {missing}; it must have {list(_HEADER)}.")
-    try:
-        for number, row in enumerate(reader, start=1):
-            yield f"line {reader.line_num} (question {number})", row
-    except csv.Error as error:
-        raise ValueError(f"{path}, after line {reader.line_num}: {error}. A quotation mark may be missing.") from None
+    for number, (line, cells) in enumerate(content, start=1):
+        yield f"line {line} (question {number})", dict(zip(header, cells, strict=False))
 
 
-def _question(row: dict[str, str | None]) -> Question:
-    asked, *sentences, answer = (row[column] or "" for column in _HEADER)
+def _question(row: dict[str, str]) -> Question:
+    asked, *sentences, answer = (row.get(column, "") for column in _HEADER)
     quoted = re.search("“(.+?)”", asked)
     if quoted is None:
         raise ValueError(f"the question {asked!r} has no word in “ ”.")

@@ -230,15 +230,15 @@ def _norm_as_read(module: CausalModule) -> Iterator[None]:
         yield
         return
     norm = final_norm(module.model)
-    weights = list(norm.parameters())
-    kept = [weight.clone() for weight in weights]
-    states = torch.randn(4, module.get_embedding_dimension(), dtype=torch.float32).to(weights[0])
+    kept = {weight: weight.clone() for weight in norm.parameters()}
+    # Not around 0: what takes their mean off turns them.
+    states = torch.rand(4, module.get_embedding_dimension()).to(module.model.device, module.model.dtype)
     try:
         # Some architectures add 1 to the weights.
         for value in (1, 0):
-            for weight in weights:
+            for weight in kept:
                 weight.fill_(value)
-            if len(weights) == 1 and torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
+            if torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
                 yield
                 return
         raise ValueError(
@@ -246,7 +246,7 @@ def _norm_as_read(module: CausalModule) -> Iterator[None]:
             "vector's length, whatever its weights, so an engine cannot read the states before it. Use final_norm=True."
         )
     finally:
-        for weight, before in zip(weights, kept, strict=True):
+        for weight, before in kept.items():
             weight.copy_(before)
 
 
