@@ -24,14 +24,15 @@ class Evaluator(BaseEvaluator):
         batch_size: Texts at a time.
     """
 
-    #: The metric that decides, without the prefix.
+    #: The metric that decides, without the prefix; empty until an evaluation tells.
     metric: str = ""
 
     def __init__(self, *, name: str = "", batch_size: int = 32) -> None:
         super().__init__()
         self.name = name
         self.batch_size = batch_size
-        self.primary_metric = "_".join(filter(None, [name, self.metric]))
+        if self.metric:
+            self.primary_metric = f"{name}_{self.metric}" if name else self.metric
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1

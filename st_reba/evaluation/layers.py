@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -107,17 +107,17 @@ class TurningPointEvaluator(LayerEvaluator):
 
     def metrics_of(self, model: BaseModel) -> dict[str, float]:
         reader, cache = LayerReader(model), TensorCache()
+        names = list(map(str, range(reader.count)))
 
         def embed(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
-            def layers() -> dict[str, Tensor]:
-                return {str(layer): vectors for layer, vectors in enumerate(reader.embeddings(texts, prompt))}
-
-            found = cache.get([list(texts), prompt], layers)
+            found = cache.get(
+                [list(texts), prompt], lambda: dict(zip(names, reader.embeddings(texts, prompt), strict=True))
+            )
             self.on_step(len(texts))
             return found
 
         embedded = Embedded(embed)
-        models = [stand_in(embedded, str(layer), like=model) for layer in range(reader.count)]
+        models = [stand_in(embedded, name, like=model) for name in names]
         scores = [self._score(self.evaluator(layer)) for layer in models]
         if all(map(math.isnan, scores)):
             raise ValueError(
@@ -283,7 +283,7 @@ class DependencyEvaluator(LayerEvaluator):
             raise RuntimeError("Nothing has been evaluated yet: call the evaluator with a model first.")
         quartiles = [np.percentile(self.correlations, percent, axis=1) for percent in _QUARTILES.values()]
         statistics = np.stack([self.correlations.mean(axis=1), *quartiles], axis=1).tolist()
-        names = ["last"] if self.layers == "last" else range(layers)
+        names: Iterable[Any] = ["last"] if self.layers == "last" else range(layers)
         rows = [[name, sentences, *values] for name, values in zip(names, statistics, strict=True)]
         return [["layer", "sentences", "mean", *_QUARTILES], *rows]
 

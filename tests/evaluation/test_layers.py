@@ -9,7 +9,7 @@ import pytest
 import sentence_transformers
 import torch
 from packaging.version import Version
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator, SequentialEvaluator
 from sentence_transformers.base.modules import Transformer
@@ -23,7 +23,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
 from st_reba.evaluation import DependencyEvaluator, OddOneOutEvaluator, Question, TurningPointEvaluator
-from st_reba.evaluation.layers import average_ranks, sentence_correlations
+from st_reba.evaluation.layers import sentence_correlations
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -87,13 +87,11 @@ def test_names(model):
     evaluator = TurningPointEvaluator(similarity(name="sts"))
     for _ in range(2):
         metrics = evaluator(model)
-        assert "sts_layer_0_spearman_cosine" in metrics
-        assert "sts_turning_point" in metrics
+        assert {"sts_layer_0_spearman_cosine", "sts_turning_point"} < set(metrics)
         assert evaluator.primary_metric == "sts_layer_3_spearman_cosine"
     renamed = TurningPointEvaluator(similarity(name="sts"), name="mine")
     assert set(renamed(model)) == {f"mine_{name.removeprefix('sts_')}" for name in metrics}
-    assert model.model_card_data.eval_results_dict[renamed] == renamed(model)
-    assert len(model.model_card_data.eval_results_dict) == 2
+    assert list(model.model_card_data.eval_results_dict) == [evaluator, renamed]
 
 
 @pytest.mark.parametrize(
@@ -221,15 +219,10 @@ def hidden_states(model, ids, norm):
         return [norm(states)[0] for states in output.hidden_states[:-1]] + [output.last_hidden_state[0]]
 
 
-def test_ranks_are_scipys():
-    values = torch.randn(3, 4, 200).bfloat16().float()
-    assert len(values[0, 0].unique()) < 200
-    assert np.array_equal(average_ranks(values), rankdata(values, axis=-1) - 1)
-
-
 @pytest.mark.parametrize("pivot", ["last", "first"])
 def test_correlations_with_padding_on_either_side(pivot):
-    states = torch.randn(4, 5, 40)
+    # bfloat16 has many equals.
+    states = torch.randn(4, 5, 200).bfloat16().float()
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]).bool()
     found = sentence_correlations(states, mask, pivot)
     expected = [naive(states[i][mask[i]], -1 if pivot == "last" else 0) for i in range(3)]
@@ -256,6 +249,10 @@ def test_the_dependency_of_every_layer(name, batch_size, backbone_path, eager, t
 
 
 def test_the_last_layer_is_the_default(shared):
+    """There any first module that hands on tokens can be read, also words that look back."""
+    reba = pipeline(ReBAModule(shared()))
+    words = reba.encode(LONG, output_value="token_embeddings")
+    assert DependencyEvaluator(LONG)(reba)["mean"] == pytest.approx(np.mean([*map(naive, words)]), abs=1e-5)
     model = pipeline(EchoModule(shared()))
     all_layers = DependencyEvaluator(TEXTS, layers="all")(model)
     evaluator = DependencyEvaluator(TEXTS, name="tiny")
@@ -265,21 +262,6 @@ def test_the_last_layer_is_the_default(shared):
         {f"tiny_{key}": all_layers[f"layer_3_{key}"] for key in ("mean", "first_quartile", "median", "third_quartile")}
     )
     assert model.model_card_data.eval_results_dict[evaluator] == metrics
-
-
-def test_a_prompts_end_is_the_pivot(backbone_path, eager, token_ids):
-    module = CausalTransformer(backbone_path(), template='In a word: {text}:"', pool_over="all")
-    before, text, after = (token_ids(part) for part in ("In a word: ", TEXTS[0], ':"'))
-    states = hidden_states(eager(), before + text + after, eager().norm)[-1]
-    found = DependencyEvaluator(TEXTS[:1])(pipeline(module))["mean"]
-    assert found == pytest.approx(naive(states[len(before) :]), abs=1e-5)
-
-
-def test_of_words_that_look_back(shared):
-    """Any first module that hands on tokens can be read at the last layer."""
-    model = pipeline(ReBAModule(shared()))
-    words = model.encode(LONG, output_value="token_embeddings")
-    assert DependencyEvaluator(LONG)(model)["mean"] == pytest.approx(np.mean([*map(naive, words)]), abs=1e-5)
 
 
 def test_a_bert_and_its_first_token(tmp_path):
