@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ..data.rows import rows
-from ..data.sources import File
+from ..data.columns import Column, Schema, any_text, read_table
 from ..reading.words import encode_words
 from .evaluator import TabulatedEvaluator
 from .geometry import unit_vectors
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
+_QUESTIONS = Schema("questions", tuple(Column(name, (), any_text) for name in _HEADER), option="", headed=True)
 _CHOICES = {name: index for names in ("1234", "ABCD") for index, name in enumerate(names)}
 
 
@@ -108,7 +108,8 @@ class OddOneOutEvaluator(TabulatedEvaluator):
         code takes the first token of that sentence for the word, which gives the answer away.
 
         Args:
-            path: A UTF-8 CSV file. The answer is 1 to 4, or A to D.
+            path: A table, such as a CSV file: see :func:`st_reba.data.columns.read_table`. The answer is 1 to 4, or A
+                to D.
             on_missing_word: What to do about a question with a sentence that lacks the word. ``"skip"`` leaves it out,
                 gives one warning, and notes it in ``skipped``.
             **kwargs: For the constructor.
@@ -121,10 +122,12 @@ class OddOneOutEvaluator(TabulatedEvaluator):
             raise ValueError(
                 f'on_missing_word={on_missing_word!r}: use "error", or "skip" to leave such questions out.'
             )
+        table = read_table(path, [_QUESTIONS])
         questions, skipped = [], []
-        for where, row in _rows(path):
+        for number, cells in enumerate(zip(*table.values.values(), strict=True), start=1):
+            where = f"line {table.places[number - 1][1]} (question {number})"
             try:
-                questions.append(_question(row))
+                questions.append(_question(*cells))
             except MissingWordError as error:
                 if on_missing_word == "error":
                     raise MissingWordError(
@@ -213,23 +216,11 @@ def _credit(distances: np.ndarray, answers: np.ndarray) -> np.ndarray:
     return farthest[np.arange(len(answers)), answers] / farthest.sum(axis=1)
 
 
-def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each row of a CSV file, and what to call it."""
-    content = rows(File(Path(path), str(path), "csv"))
-    _, header = next(content, (1, []))
-    if missing := [column for column in _HEADER if column not in header]:
-        raise ValueError(f"{path}: the header lacks {missing}; it must have {list(_HEADER)}.")
-    for number, (line, cells) in enumerate(content, start=1):
-        yield f"line {line} (question {number})", dict(zip(header, cells, strict=False))
-
-
-def _question(row: dict[str, str]) -> Question:
-    asked, *sentences, answer = (row.get(column, "") for column in _HEADER)
+def _question(asked: str, first: str, second: str, third: str, fourth: str, answer: str) -> Question:
     quoted = re.search("“(.+?)”", asked)
     if quoted is None:
         raise ValueError(f"the question {asked!r} has no word in “ ”.")
     index = _CHOICES.get(answer.strip().upper())
     if index is None:
         raise ValueError(f"the answer {answer!r} is neither 1 to 4 nor A to D.")
-    first, second, third, fourth = sentences
     return Question(quoted.group(1), (first, second, third, fourth), index)

@@ -5,8 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from st_reba import CausalTransformer
 from st_reba.evaluation import EmbeddingGeometryEvaluator, geometry
@@ -14,7 +12,7 @@ from st_reba.evaluation.bootstrap import estimate, mean
 from st_reba.evaluation.geometry import alignment, anisotropy, perturb, uniformity
 
 from ..backbones import TEXTS
-from ..conftest import examples, pipeline
+from ..conftest import pipeline
 
 SENTENCES = [text for text in TEXTS if len(text) > 1]
 
@@ -87,18 +85,7 @@ def test_shares_vary_as_the_metric_does(metric):
     ],
 )
 def test_perturbations(text, expected):
-    assert perturb(text) == expected
-
-
-@settings(max_examples=examples(60))
-@given(st.text(min_size=2).filter(lambda text: len(text.strip()) > 1))
-def test_any_text_loses_a_little(text):
-    cut = perturb(text)
-    assert cut
-    assert len(cut) < len(text.strip())
-    assert cut == perturb(text)
-    characters = iter(text)
-    assert all(character in characters for character in cut)
+    assert perturb(text) == perturb(text) == expected
 
 
 def test_evaluating(backbone_path, tmp_path):

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from st_reba import CausalTransformer, KVReroutingModule
-from st_reba.data.demo import DEMO_PAIRS
-from st_reba.data.tables import read_pairs
 from st_reba.evaluation import intrinsic_dimension
 from st_reba.evaluation.intrinsic_dimension import layer_dimensions, select_layers, two_nn
 
@@ -86,15 +84,8 @@ def test_of_layers(backbone_path):
 )
 def test_selected_layers(dimensions, count, layers, demo_model, monkeypatch):
     monkeypatch.setattr(intrinsic_dimension, "layer_dimensions", lambda *args: dimensions)
-    assert select_layers(demo_model, TEXTS, count=count) == layers
-
-
-def test_on_the_demo_model(demo_model):
-    module = CausalTransformer(demo_model, template="compress", pool_over="all")
-    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:12])
-    assert len(layers) == 4
-    assert layers == list(range(layers[0], layers[0] + 4))
-    assert KVReroutingModule(module, layers=layers).layers == layers
+    found = select_layers(demo_model, TEXTS, count=count)
+    assert found == layers == KVReroutingModule(demo_model, layers=found).layers
 
 
 def test_refusals(backbone_path):

@@ -6,9 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-import sentence_transformers
 import torch
-from packaging.version import Version
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator, SequentialEvaluator
@@ -16,7 +14,6 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
-    TripletEvaluator,
 )
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from transformers import AutoModel, AutoTokenizer, BertConfig
@@ -28,11 +25,6 @@ from st_reba.evaluation.layers import sentence_correlations
 from .. import backbones
 from ..backbones import TEXTS
 from ..conftest import first, paired, pipeline
-
-#: Of integers, ST before 6.2 takes no norm: its evaluator ends so with any model.
-SCORES_INT8 = pytest.mark.skipif(
-    Version(sentence_transformers.__version__) < Version("6.2"), reason="ST before 6.2 scores no int8"
-)
 
 PAIRS = [*zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True), (TEXTS[0], TEXTS[2]), (TEXTS[1], TEXTS[3])]
 FIRST, SECOND = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -97,7 +89,6 @@ def test_names(model):
 @pytest.mark.parametrize(
     "wrapped",
     [
-        lambda: TripletEvaluator(TEXTS[:3], TEXTS[1:4], TEXTS[2:5]),
         lambda: InformationRetrievalEvaluator(
             {"q1": "the bank", "q2": "a dog"},
             dict(zip("abcde", TEXTS, strict=True)),
@@ -107,10 +98,9 @@ def test_names(model):
         ),
         lambda: similarity(main_similarity=None, similarity_fn_names=["cosine", "dot", "euclidean"]),
         lambda: similarity(truncate_dim=8),
-        pytest.param(lambda: similarity(precision="int8"), marks=SCORES_INT8),
         lambda: SequentialEvaluator([similarity(name="one"), similarity(name="two", main_similarity="dot")]),
     ],
-    ids=["triplet", "retrieval", "several similarities", "truncated", "int8", "sequence"],
+    ids=["retrieval", "several similarities", "truncated", "sequence"],
 )
 def test_any_evaluator(wrapped, backbone_path):
     """The last layer's score is what the evaluator gives the model itself, prompts and similarity included."""

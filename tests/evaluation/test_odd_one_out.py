@@ -38,12 +38,12 @@ def test_reads_the_authors_format(answer, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("问题,选项1\n", r"questions\.csv: the header lacks \['选项2', '选项3', '选项4', '答案'\]"),
+        ("问题,选项1\n", r"questions\.csv, line 1 lacks 选项2, 选项3, 选项4, 答案 .* Call them so"),
         (
             HEADER + ROW.format("E"),
             r"questions\.csv, line 2 \(question 1\): the answer 'E' is neither 1 to 4 nor A to D",
         ),
-        (HEADER + "“打”,打,打\n", r"line 2 \(question 1\): the answer '' is neither"),
+        (HEADER + "“打”,打,打\n", r"questions\.csv, line 2: 3 columns where 6 are expected"),
         (
             HEADER + ROW.format("A") + "no word here,a,b,c,d,A\n",
             r"line 3 \(question 2\): the question 'no word here' has no word in “ ”",
@@ -58,7 +58,7 @@ def test_reads_the_authors_format(answer, tmp_path):
             HEADER + ROW.format("A").replace("他打球", '"他\n打球"') + ROW.format("E"),
             r"line 4 \(question 2\): the answer 'E'",
         ),
-        (HEADER, r"questions\.csv: no question is left to ask"),
+        (HEADER, r"questions\.csv holds no rows"),
     ],
 )
 def test_malformed_files(text, message, tmp_path):
