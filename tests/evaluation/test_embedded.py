@@ -88,28 +88,18 @@ def test_batches_are_of_neighbours_in_length_and_one_that_fails_leaves_nothing_b
 
 def test_a_stand_in_encodes_as_st_does():
     embedder = Embedder()
-    like = SentenceTransformer(
-        modules=[torch.nn.Identity()],
-        device="cpu",
-        prompts={"query": "ask: ", "document": "read: "},
-        similarity_fn_name="dot",
-        truncate_dim=8,
-    )
+    settings = {"prompts": {"query": "ask: ", "document": "read: "}, "similarity_fn_name": "dot", "truncate_dim": 8}
+    like = SentenceTransformer(modules=[torch.nn.Identity()], device="cpu", **settings)
     texts = ["a long text", "b", "a longer text still"]
     store = Embedded(embedder)
     wide, narrow = (stand_in(store, variant, like=like) for variant in ("wide", "narrow"))
-    queries = wide.encode_query(texts, batch_size=2)
-    assert np.allclose(queries, [vector("wide", text, "ask: ")[:8] for text in texts])
-    # Longest first, as ST batches them.
-    assert [text for _, text in embedder.asked] == [texts[2], texts[0], texts[1]]
+    assert np.allclose(wide.encode_query(texts, batch_size=2), [vector("wide", text, "ask: ")[:8] for text in texts])
+    assert [text for _, text in embedder.asked] == [texts[2], texts[0], texts[1]], "longest first, as ST batches them"
     assert np.allclose(narrow.encode_query(texts), [vector("narrow", text, "ask: ") for text in texts])
     assert len(embedder.asked) == 3
-    documents = narrow.encode_document(texts, normalize_embeddings=True)
-    assert np.allclose(np.linalg.norm(documents, axis=1), 1)
+    assert np.allclose(np.linalg.norm(narrow.encode_document(texts, normalize_embeddings=True), axis=1), 1)
     assert {prompt for prompt, _ in embedder.asked} == {"ask: ", "read: "}
     assert wide.similarity_fn_name == "dot"
-    assert stand_in(store, "wide").prompts == SentenceTransformer(modules=[torch.nn.Identity()]).prompts
-    assert wide.encode(texts, precision="binary").dtype == np.int8
 
 
 def test_what_depends_on_something_else_is_computed(tmp_path):
