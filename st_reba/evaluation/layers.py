@@ -76,7 +76,8 @@ class TurningPointEvaluator(LayerEvaluator):
     The metrics are the wrapped evaluator's primary metric after each layer, ``layer_<l>_<metric>``, and
     ``turning_point``, the index of the best. The primary metric is the last layer's: what the model gives as it is.
 
-    ``turning_point..._results.csv`` has each layer's index, and the metric under its name.
+    The table, ``turning_point[_<name>][_epoch_<epoch>][_steps_<steps>]_results.csv``, has each layer's index, and the
+    metric under its name.
 
     Args:
         evaluator: Scores a model by its ``encode``, such as ``EmbeddingSimilarityEvaluator``. Evaluators that look at
@@ -200,8 +201,8 @@ class DependencyEvaluator(LayerEvaluator):
 
     The metrics are ``mean`` (the primary one), ``first_quartile``, ``median`` and ``third_quartile`` over sentences;
     with ``layers="all"`` one of each a layer, ``layer_<l>_mean`` and so on, and the last layer's mean is the primary.
-    Sentences of fewer than two tokens are left out. ``dependency..._results.csv`` has them beside the number of
-    sentences, one line a layer.
+    Sentences of fewer than two tokens are left out. The table,
+    ``dependency[_<name>][_epoch_<epoch>][_steps_<steps>]_results.csv``, has these beside the number of sentences.
 
     Args:
         sentences: What is looked at. The paper takes the test set of STS-B.
