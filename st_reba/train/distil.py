@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import set_seed
 
-from ..evaluation import bootstrap
-from ..evaluation.agreement import AgreementEvaluator
+from ..evaluation import AgreementEvaluator, bootstrap
 from ..export import static_model
 from ..files import atomic_file, remove_scratch
 from ..modules import CausalModule, CausalTransformer
