@@ -97,12 +97,13 @@ def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     from st_reba.compare import report
+    from st_reba.evaluation import drawing
 
     def save(figure, target, **settings):
         target.write("") if hasattr(target, "write") else Path(target).touch()
 
     patched.setattr(Figure, "savefig", save)
-    patched.setattr(report.drawing, "freeze", lambda figure: None)
+    patched.setattr(drawing, "freeze", lambda figure: None)
     patched.setattr(report, "cost_figure", lambda comparison: Figure())
 
 
