@@ -39,8 +39,8 @@ from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANC
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
 
-#: Of architectures; in each, one like Llama, whose heads share keys; one with windows; and one with learned positions or
-#: attention of its own.
+#: Of architectures; in each, one like Llama, whose heads share keys; one with windows; and one with learned positions
+#: or attention of its own.
 THIRDS = (
     ("llama", "gemma2_softcap", "bloom"),
     ("qwen2", "mistral_window", "gpt2"),
