@@ -17,7 +17,7 @@ from torch import nn
 from transformers import set_seed
 
 from ..hub.card import take_training
-from ..lm import backbone, gguf
+from ..lm import backbone
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from ..modules.checkpoints import SafeTransformer
 from ..optional import require
@@ -188,9 +188,7 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     # An adapter is saved with its backbone's name, which shall be found from any directory.
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
-    name, arguments = gguf.as_directory(name, {"model_kwargs": settings.loading()})
-    with settings.names_are_checked():
-        loaded = SafeTransformer(name, **arguments)
+    loaded = settings.load(SafeTransformer, name, max_seq_length=settings.max_seq_length)
     count = settings.bidirectional_layers
     if isinstance(count, str):
         count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}[count]
@@ -209,8 +207,6 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
                 'turning the last layer changes nothing. Use pooling="mean", or turn more layers.',
                 stacklevel=2,
             )
-    if settings.max_seq_length is not None:
-        module.max_seq_length = settings.max_seq_length
     pooling = Pooling(module.get_embedding_dimension(), settings.pooling)
     return SentenceTransformer(modules=[module, pooling, Normalize()])
 

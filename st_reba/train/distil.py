@@ -6,9 +6,11 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
+import numpy as np
 import torch
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
@@ -189,21 +191,16 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
     output = Path(output)
     begin(settings, output)
     texts, held_out = split(settings)
-    pairs = None if settings.evaluation is None else read_scored_pairs(settings.evaluation)
-    labelled = [] if pairs is None else list(dict.fromkeys([*pairs["sentence1"], *pairs["sentence2"]]))
-    every = list(dict.fromkeys([*texts, *held_out, *labelled]))
-    vectors, read = teacher_vectors(settings, texts, every, output / TEACHER, progress)
-    row = {text: index for index, text in enumerate(every)}
-
-    def of(wanted: list[str]) -> Tensor:
-        return vectors[[row[text] for text in wanted]]
-
+    pairs = None if settings.evaluation is None else read_scored_pairs(settings.evaluation)[:]
+    parts = [texts, held_out, *([] if pairs is None else [pairs["sentence1"], pairs["sentence2"]])]
+    vectors, read = teacher_vectors(settings, texts, list(chain(*parts)), output / TEACHER, progress)
+    of_texts, of_held_out, *of_pairs = vectors.split(list(map(len, parts)))
     set_seed(settings.random_seed)
     body = _body(settings, texts)
     # A table is made of the language model, which is known.
     begun_with = "" if settings.student == STATIC else weights_digest(body)
-    student, wanted = _student(settings, body, texts, of(texts))
-    evaluator = AgreementEvaluator(held_out, of(held_out), name="held-out", batch_size=_READ)
+    student, wanted = _student(settings, body, texts, of_texts)
+    evaluator = AgreementEvaluator(held_out, of_held_out, name="held-out", batch_size=_READ)
     start = evaluator(student)
     if settings.student_recipe is not None:
         add_lora(student, settings)
@@ -234,7 +231,12 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
         "trained": evaluator(student),
     }
     if pairs is not None:
-        reached["pairs"] = _share(student, pairs, of)
+        embedded = [
+            student.encode(side, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False)
+            for side in parts[2:]
+        ]
+        cosines = {"teacher": pairwise_cos_sim(*of_pairs), "student": pairwise_cos_sim(*embedded).float().cpu()}
+        reached["pairs"] = shares({name: own.numpy() for name, own in cosines.items()}, pairs["score"])
     with atomic_file(output / REPORT) as stream:
         stream.write((json.dumps(reached, indent=2) + "\n").encode())
     save(student, output)
@@ -263,10 +265,7 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
 
 
 def _loaded(settings: DistilTraining, kind: Callable[..., CausalModule], **arguments: Any) -> CausalModule:
-    with settings.names_are_checked():
-        module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
-    if settings.max_seq_length is not None:
-        module.max_seq_length = settings.max_seq_length
+    module = settings.load(kind, settings.model, max_seq_length=settings.max_seq_length, **arguments)
     return module.to(get_device_name())
 
 
@@ -283,7 +282,7 @@ def teacher_vectors(
     fitted_on = recipe.fit_texts if recipe.fitted else ()
     key = (read, str(backbone.model.dtype), recipe.result, settings.template, backbone.max_seq_length, fitted_on)
     kept = TextTensors(directory / fingerprint_of(*key), _CHUNK)
-    if missing := [text for text in every if text not in kept]:
+    if missing := [text for text in dict.fromkeys(every) if text not in kept]:
         teacher = recipe.model(backbone).eval()
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("Embedding with the teacher", total=len(missing))
@@ -317,22 +316,21 @@ def _student(
 
 def _body(settings: DistilTraining, texts: list[str]) -> SentenceTransformer:
     """The student without what makes its vectors the teacher's."""
-    if settings.student == STATIC:
-        module = _loaded(settings, CausalTransformer)
-        model = static_model(module, _some(texts, _STARTED), dimension=settings.dimensions)
-        return SentenceTransformer(modules=[model[0]], device=get_device_name())
     recipe = settings.student_recipe
-    if recipe is None:
+    if recipe is not None:
+        module = _loaded(settings, recipe.row.module, **recipe.row.arguments(recipe.pooling, recipe.layer))
+        modules = [module, Pooling(module.get_embedding_dimension(), POOLINGS[recipe.pooling])]
+    elif settings.student == STATIC:
+        read = _loaded(settings, CausalTransformer)
+        modules = [static_model(read, _some(texts, _STARTED), dimension=settings.dimensions)[0]]
+    else:
         model = SentenceTransformer(settings.student)
         if settings.max_seq_length is not None:
             model.max_seq_length = settings.max_seq_length
         modules = list(model.children())
         while isinstance(modules[-1], Normalize):
             modules.pop()
-        return SentenceTransformer(modules=modules, device=get_device_name())
-    module = _loaded(settings, recipe.row.module, **recipe.row.arguments(recipe.pooling, recipe.layer))
-    pooling = Pooling(module.get_embedding_dimension(), POOLINGS[recipe.pooling])
-    return SentenceTransformer(modules=[module, pooling], device=get_device_name())
+    return SentenceTransformer(modules=modules, device=get_device_name())
 
 
 @torch.no_grad()
@@ -342,19 +340,6 @@ def _fold(embedding: StaticEmbedding, linear: nn.Linear) -> None:
     mapped = linear.to(rows.device)(rows)
     embedding.embedding = nn.EmbeddingBag.from_pretrained(mapped, freeze=False)
     embedding.embedding_dim = mapped.shape[1]
-
-
-def _share(student: SentenceTransformer, pairs: Any, of: Callable[[list[str]], Tensor]) -> dict[str, Any]:
-    """Spearman's correlation of student and teacher with the labels, and the one as a share of the other."""
-    sides = [list(pairs[name]) for name in ("sentence1", "sentence2")]
-    embedded = [
-        student.encode(side, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False) for side in sides
-    ]
-    cosines = {
-        "teacher": pairwise_cos_sim(*(of(side) for side in sides)).numpy(),
-        "student": pairwise_cos_sim(*embedded).float().cpu().numpy(),
-    }
-    return shares(cosines, list(pairs["score"]))
 
 
 def shares(cosines: Mapping[str, Any], labels: list[float]) -> dict[str, Any]:
@@ -367,16 +352,11 @@ def shares(cosines: Mapping[str, Any], labels: list[float]) -> dict[str, Any]:
     Returns:
         ``teacher``, ``student`` and ``share``, each a value with its 95% interval over the pairs.
     """
-    statistic = bootstrap.spearman(dict(cosines), labels)
-    names = statistic.recipes
-    values = dict(zip(names, statistic.scores, strict=True))
-    drawn = dict(zip(names, statistic.replicates, strict=True))
-    values["share"] = values["student"] / values["teacher"]
-    drawn["share"] = drawn["student"] / drawn["teacher"]
-    return {
-        name: [float(value), *(float(bound) for bound in bootstrap.interval(drawn[name]))]
-        for name, value in values.items()
-    }
+    items = bootstrap.spearman(dict(cosines), labels)
+    # Of each the correlation on all pairs, then those on the pairs that were drawn.
+    found = dict(zip(items.recipes, np.column_stack([items.scores, items.replicates]), strict=True))
+    found["share"] = found["student"] / found["teacher"]
+    return {name: [float(own[0]), *map(float, bootstrap.interval(own[1:]))] for name, own in found.items()}
 
 
 def _some(items: Any, most: int) -> list[Any]:

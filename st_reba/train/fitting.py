@@ -180,7 +180,7 @@ def fit(
         evaluator=evaluator,
         data_collator=data_collator,
         callbacks=[
-            _OlderVersions(), StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss, limit), *callbacks
+            _Upkeep(), StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss, limit), *callbacks
         ],
     )  # fmt: skip
     if start is not None:
@@ -369,16 +369,10 @@ class StopOnDivergence(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if args.fp16:
-            # The scaler passes over a step whose gradient left the range, and scales less.
-            return
-        gradients = [
-            parameter.grad
-            for group in kwargs["optimizer"].param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        if not _finite(gradients):
+        parameters = [parameter for group in kwargs["optimizer"].param_groups for parameter in group["params"]]
+        finite = _finite(parameter.grad for parameter in parameters if parameter.grad is not None)
+        # With fp16, the scaler passes over a step whose gradient left the range, and scales less.
+        if not finite and not args.fp16:
             raise self._error("the gradient is not finite")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -405,14 +399,20 @@ def _finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-class _OlderVersions(TrainerCallback):
-    """What the lowest versions of transformers and sentence-transformers leave out, and newer ones do themselves."""
+class _Upkeep(TrainerCallback):
+    """What transformers leaves out, and what its lowest version and that of sentence-transformers do."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A run that goes on would save, evaluate and log as often as the run did that wrote the checkpoint.
+        state.compute_steps(args, state.max_steps)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # Where batches are skipped to resume a run, the batch sampler inside the wrapper is not told its epoch, and
-        # gives the order of the first.
+        # Where batches are skipped to resume a run, the lowest version tells its epoch to the wrapper alone: the batch
+        # sampler inside would give the order of the first.
         sampler = kwargs["train_dataloader"].batch_sampler
         while hasattr(sampler, "batch_sampler"):
             sampler = sampler.batch_sampler
@@ -420,7 +420,7 @@ class _OlderVersions(TrainerCallback):
         sampler.set_epoch(int((state.epoch or 0) + 1e-6))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # The trainer clears the model's gradients; those of a loss's own weights would add up.
+        # The lowest version clears the model's gradients alone: those of a loss's own weights would add up.
         kwargs["optimizer"].zero_grad()
 
 

@@ -244,10 +244,6 @@ def _scaled_pairs(settings: FreezeTraining) -> Any:
 
 def _states(settings: FreezeTraining) -> LayerStates:
     """The frozen model, where it shall run."""
-    with settings.names_are_checked():
-        states = LayerStates(
-            settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
-        )
-    if settings.max_seq_length is not None:
-        states.max_seq_length = settings.max_seq_length
+    options = {name: getattr(settings, name) for name in ("template", "pool_over", "max_seq_length")}
+    states = settings.load(LayerStates, settings.model, **options)
     return states.requires_grad_(False).to(get_device_name()).eval()

@@ -79,14 +79,13 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
     evaluator = pairs_evaluator(settings.evaluation, name="dev")
     # A pooler that a checkpoint lacks is drawn at random.
     set_seed(settings.random_seed)
-    with settings.names_are_checked():
-        towers = TwinTower(
-            settings.model,
-            settings.second_model,
-            cross_every=settings.cross_every,
-            max_seq_length=settings.max_seq_length,
-            model_kwargs=settings.loading(),
-        )
+    towers = settings.load(
+        TwinTower,
+        settings.model,
+        second_model_name_or_path=settings.second_model,
+        cross_every=settings.cross_every,
+        max_seq_length=settings.max_seq_length,
+    )
     model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
     loss = JTCSELoss(
         model,

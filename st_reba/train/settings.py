@@ -4,8 +4,7 @@ training arguments of sentence-transformers, which are checked before anything i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -22,6 +21,7 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 
 from ..optional import require
 
+M = TypeVar("M")
 S = TypeVar("S", bound="Settings")
 
 #: To the letter: ``True`` is no whole number; but a whole number is a number.
@@ -434,21 +434,21 @@ class RunSettings(Settings):
             given["dtype"] = "float32" if get_device_name() == "cpu" else "auto"
         return given
 
-    @contextmanager
-    def names_are_checked(self) -> Iterator[None]:
-        """Where a model is loaded with ``model_kwargs``, of which the model itself alone knows whether it takes all.
+    def load(self, kind: Callable[..., M], name: str, **options: Any) -> M:
+        """A module of a model, loaded with ``model_kwargs``.
 
         Raises:
-            ValueError: If it does not know a name in them; with the nearest one.
+            ValueError: If the model, which alone knows whether it takes all of them, does not know a name; with the
+                nearest one.
         """
         try:
-            yield
+            return kind(name, model_kwargs=self.loading(), **options)
         except TypeError as error:
-            for name in self.model_kwargs:
-                if f"unexpected keyword argument {name!r}" in str(error):
-                    near = _nearest(name, _USUAL)
+            for given in self.model_kwargs:
+                if f"unexpected keyword argument {given!r}" in str(error):
+                    near = _nearest(given, _USUAL)
                     raise ValueError(
-                        f"model_kwargs: transformers knows no {name!r}.{near and f' The nearest is {near}.'}"
+                        f"model_kwargs: transformers knows no {given!r}.{near and f' The nearest is {near}.'}"
                     ) from error
             raise
 
