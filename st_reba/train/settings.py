@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -421,14 +420,16 @@ class RunSettings(Settings):
         """
         given = dict(self.model_kwargs)
         if isinstance(quantization := given.get("quantization_config"), Mapping):
+            in_bits = quantization.get("load_in_4bit") or quantization.get("load_in_8bit")
+            package = "bitsandbytes" if in_bits else quantization.get("quant_method")
+            if package in ("bitsandbytes", "torchao"):
+                require(package, "qlora", "A quantised backbone")
             try:
                 given["quantization_config"] = AutoQuantizationConfig.from_dict(dict(quantization))
-            except PackageNotFoundError as error:
-                raise ImportError(f'quantization_config needs {error.name}: pip install "st-reba[qlora]".') from None
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, AssertionError) as error:
                 raise ValueError(
                     f"model_kwargs: quantization_config: {error} Such as quantization_config: {{quant_method: "
-                    "bitsandbytes, load_in_4bit: true}; what a file has no words for is given in Python."
+                    "bitsandbytes, load_in_4bit: true}}; a configuration of torchao's is given in Python."
                 ) from error
         if "dtype" not in given and "torch_dtype" not in given:
             given["dtype"] = "float32" if get_device_name() == "cpu" else "auto"
