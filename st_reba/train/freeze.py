@@ -160,9 +160,16 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     evaluator: PairScoreEvaluator | None = None
     evaluated: list[str] = []
     if settings.evaluation is not None:
-        first, second, scores = (read_scored_pairs(settings.evaluation)[name][:] for name in pairs.column_names)
-        evaluator = PairScoreEvaluator(first, second, scores, name="evaluation", batch_size=256, write_csv=False)
-        evaluated = [*first, *second]
+        scored = read_scored_pairs(settings.evaluation)[:]
+        evaluator = PairScoreEvaluator(
+            scored["sentence1"],
+            scored["sentence2"],
+            scored["score"],
+            name="evaluation",
+            batch_size=256,
+            write_csv=False,
+        )
+        evaluated = [*scored["sentence1"], *scored["sentence2"]]
     states = _states(settings)
     before = weights_digest(states)
     cache = StatesCache(settings.cache or output / "states", states)

@@ -13,10 +13,10 @@ from st_reba import CausalTransformer
 from st_reba.data.demo import demo_sentences
 from st_reba.evaluation import AgreementEvaluator
 from st_reba.recipes import find
-from st_reba.train import distil, fit
+from st_reba.train import distil
 from st_reba.train.distil import DistilTraining, shares, train_distil
 
-from .stopping import StopAfter
+from .stopping import stop
 
 pytest.importorskip("peft")
 
@@ -94,10 +94,7 @@ def test_any_other_model(settings, encoder_paths, tmp_path):
 def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
     given = settings(arguments={"save_steps": 1, "max_steps": 2})
     whole = train_distil(given, tmp_path / "whole", progress=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(1)]))
-        with pytest.raises(KeyboardInterrupt):
-            train_distil(given, tmp_path / "out", progress=False)
+    stop(train_distil, given, tmp_path / "out", 1)
     monkeypatch.setattr(distil.Recipe, "model", None)
     resumed = train_distil(given, tmp_path / "out", progress=False)
     for name, weight in whole.state_dict().items():

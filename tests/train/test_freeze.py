@@ -8,14 +8,14 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_reba import LayerStates, LayerwiseAutoencoder
-from st_reba.train import DivergedError, fit, freeze
+from st_reba.train import DivergedError, freeze
 from st_reba.train.fitting import weights_digest
 from st_reba.train.freeze import FreezeTraining, train_freeze
 from st_reba.train.losses import ReconstructionLoss
 
 from ..backbones import TEXTS
 from ..conftest import first
-from .stopping import StopAfter
+from .stopping import stop
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
@@ -128,14 +128,11 @@ def test_epochs_cost_no_forward_passes(settings, files, monkeypatch):
 
 
 @pytest.mark.parametrize("run", first(["out/checkpoints", "pretraining"], 1))
-def test_a_resumed_run_is_the_run(run, settings, files, monkeypatch):
+def test_a_resumed_run_is_the_run(run, settings, files):
     """Where the data lie meanwhile, and how often is evaluated, is another matter."""
     given = {"sentences": str(files / "sentences.txt"), "arguments": {"save_steps": 2}}
     whole = train_freeze(settings(**given), files / "whole", progress=False)
-    with monkeypatch.context() as patched:
-        patched.setattr(freeze, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(3, run)]))
-        with pytest.raises(KeyboardInterrupt):
-            train_freeze(settings(**given), files / "out", progress=False)
+    stop(train_freeze, settings(**given), files / "out", 3, run)
     assert not (files / "out" / "model").exists()
     moved = {name: str((files / name).rename(files / f"moved-{name}")) for name in ("pairs.tsv", "sentences.txt")}
     changed = settings(

@@ -7,11 +7,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import TwinTower
-from st_reba.train import DivergedError, JTCSETraining, fit, read_settings, train_jtcse
-from st_reba.train import jtcse as training
+from st_reba.train import DivergedError, JTCSETraining, read_settings, train_jtcse
 
 from ..backbones import TEXTS
-from .stopping import StopAfter
+from .stopping import stop
 
 
 @pytest.fixture
@@ -29,25 +28,14 @@ def settings(encoder_paths, texts):
     return lambda changes=(), **arguments: JTCSETraining(**{**given, **dict(changes)}, arguments={**usual, **arguments})
 
 
-@pytest.fixture
-def stop(monkeypatch):
-    def stopped(given: JTCSETraining, output, step: int) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(training, "fit", lambda *a, **k: fit(*a, **k, callbacks=[StopAfter(step)]))
-            with pytest.raises(KeyboardInterrupt):
-                train_jtcse(given, output, progress=False)
-
-    return stopped
-
-
 def same(model, expected) -> bool:
     return all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
-def test_a_resumed_run_is_the_run(settings, stop, tmp_path):
+def test_a_resumed_run_is_the_run(settings, tmp_path):
     """With dropout, and the coin of the interaction loss, which has a generator of its own; with moved data."""
     expected = train_jtcse(settings(save_steps=6), tmp_path / "whole", progress=False).state_dict()
-    stop(settings(), tmp_path / "parts", 5)
+    stop(train_jtcse, settings(), tmp_path / "parts", 5)
     moved = (tmp_path / "texts.txt").rename(tmp_path / "moved.txt")
     changed = settings({"texts": str(moved)}, save_steps=3)
     assert same(train_jtcse(changed, tmp_path / "parts", progress=False), expected)
@@ -55,8 +43,8 @@ def test_a_resumed_run_is_the_run(settings, stop, tmp_path):
     assert sum(not torch.equal(value, expected[f"0.{name}"]) for name, value in before.items()) > len(before) / 2
 
 
-def test_a_run_does_not_go_on_as_another(settings, stop, texts, tmp_path):
-    stop(settings(), tmp_path / "parts", 3)
+def test_a_run_does_not_go_on_as_another(settings, texts, tmp_path):
+    stop(train_jtcse, settings(), tmp_path / "parts", 3)
     with pytest.raises(ValueError, match="of a run with temperature=0.05, but now it is temperature=0.1"):
         train_jtcse(settings({"temperature": 0.1}), tmp_path / "parts", progress=False)
     with open(texts, "a", encoding="utf-8") as stream:
@@ -66,10 +54,10 @@ def test_a_run_does_not_go_on_as_another(settings, stop, texts, tmp_path):
 
 
 @pytest.mark.long
-def test_the_coin_matters_for_resuming(settings, stop, tmp_path):
+def test_the_coin_matters_for_resuming(settings, tmp_path):
     """Were its state not in the checkpoint, the test above would fail."""
     expected = train_jtcse(settings(), tmp_path / "whole", progress=False).state_dict()
-    stop(settings(), tmp_path / "parts", 5)
+    stop(train_jtcse, settings(), tmp_path / "parts", 5)
     kept = tmp_path / "parts" / "checkpoints" / "checkpoint-4" / "loss_state.pt"
     state = torch.load(kept)
     state["interaction._extra_state"] = torch.Generator().manual_seed(8).get_state()
