@@ -212,11 +212,3 @@ def test_what_a_stopped_run_goes_on_as(shallow, tmp_path, monkeypatch):
     moved = (tmp_path / "triplets.tsv").rename(tmp_path / "moved.tsv")
     resumed = train_bellm(shallow({"triplets": str(moved)}, **run), tmp_path / "broken", progress=False)
     assert np.array_equal(resumed.encode(TEXTS), straight.encode(TEXTS))
-
-
-def test_a_finished_run_is_left_alone(settings, tmp_path):
-    (tmp_path / "run/model").mkdir(parents=True)
-    (tmp_path / "run/model/config.json").write_text("{}")
-    with pytest.raises(ValueError, match="model exists and is not an empty directory"):
-        train_bellm(settings(), tmp_path / "run")
-    assert not (tmp_path / "run/checkpoints").exists()

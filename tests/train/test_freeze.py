@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_reba import LayerStates, LayerwiseAutoencoder
-from st_reba.train import DivergedError, freeze
+from st_reba.train import freeze
 from st_reba.train.fitting import weights_digest
 from st_reba.train.freeze import FreezeTraining, train_freeze
 from st_reba.train.losses import ReconstructionLoss
@@ -181,8 +181,3 @@ def test_a_score_out_of_range_is_named(settings, files):
     message = "pairs.tsv, pair 1: the score 5 is not from 0 to 4. Correct it, or set lowest"
     with pytest.raises(ValueError, match=message):
         train_freeze(settings(highest_score=4.0), files / "out", progress=False)
-
-
-def test_a_run_that_diverges_stops(settings, files):
-    with pytest.raises(DivergedError):
-        train_freeze(settings(stage="siamese", arguments={"learning_rate": 1e30}), files / "out", progress=False)

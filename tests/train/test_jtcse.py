@@ -7,7 +7,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import TwinTower
-from st_reba.train import DivergedError, JTCSETraining, read_settings, train_jtcse
+from st_reba.train import JTCSETraining, train_jtcse
 
 from ..backbones import TEXTS
 from .stopping import stop
@@ -53,18 +53,6 @@ def test_a_run_does_not_go_on_as_another(settings, texts, tmp_path):
         train_jtcse(settings(), tmp_path / "parts", progress=False)
 
 
-@pytest.mark.long
-def test_the_coin_matters_for_resuming(settings, tmp_path):
-    """Were its state not in the checkpoint, the test above would fail."""
-    expected = train_jtcse(settings(), tmp_path / "whole", progress=False).state_dict()
-    stop(train_jtcse, settings(), tmp_path / "parts", 5)
-    kept = tmp_path / "parts" / "checkpoints" / "checkpoint-4" / "loss_state.pt"
-    state = torch.load(kept)
-    state["interaction._extra_state"] = torch.Generator().manual_seed(8).get_state()
-    torch.save(state, kept)
-    assert not same(train_jtcse(settings(), tmp_path / "parts", progress=False), expected)
-
-
 def test_what_is_written(settings, tmp_path):
     pairs = tmp_path / "dev.tsv"
     pairs.write_text("".join(f"{text}\t{TEXTS[0]}\t{score}\n" for score, text in enumerate(TEXTS)), encoding="utf-8")
@@ -85,31 +73,3 @@ def test_what_is_written(settings, tmp_path):
 def test_tncse(settings, tmp_path):
     model = train_jtcse(settings({"cross_every": 0}, max_steps=1), tmp_path, progress=False)
     assert model[0].cross_layers == []
-
-
-def test_a_run_that_diverges(settings, tmp_path):
-    with pytest.raises(DivergedError, match="Training diverged at step"):
-        train_jtcse(settings(learning_rate=1e30, num_train_epochs=1), tmp_path, progress=False)
-    assert not (tmp_path / "model").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("cross_every: -1", "cross_every: -1 was given: input should be greater than or equal to 0"),
-        ("temperature: 0", "temperature: 0 was given: input should be greater than 0"),
-        ("towers: 2", "the key 'towers' is unknown. Keys: .*second_model"),
-    ],
-)
-def test_bad_settings(line, message, tmp_path):
-    config = tmp_path / "jtcse.yaml"
-    config.write_text(f"model: somewhere\ntexts: texts.txt\n{line}\n")
-    with pytest.raises(ValueError, match=message):
-        read_settings(config, JTCSETraining)
-
-
-def test_an_empty_row_is_named(settings, tmp_path):
-    rows = tmp_path / "texts.jsonl"
-    rows.write_text('{"sentence": "a text"}\n{"sentence": " "}\n')
-    with pytest.raises(ValueError, match="texts.jsonl, line 2: sentence: an empty text"):
-        train_jtcse(settings({"texts": str(rows)}), tmp_path / "run", progress=False)
