@@ -160,7 +160,7 @@ def fit(
     output = Path(output)
     check_free(output / MODEL, "output")
     checkpoints = output / CHECKPOINTS
-    chosen = of_st.complete(of_st.checked_arguments(arguments or {}), evaluates=evaluator is not None)
+    chosen = of_st.complete(arguments or {}, evaluates=evaluator is not None)
     chosen.setdefault("dataloader_pin_memory", model.device.type == "cuda")
     # The trainer would remove older checkpoints before the new one is whole: CompleteCheckpoints does it.
     limit = chosen.pop("save_total_limit")

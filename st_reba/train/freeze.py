@@ -158,18 +158,10 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     # What the encoders see before the labels.
     sentences = list(dict.fromkeys([*further, *labelled])) if settings.stage in ("autoencoder", "whitened") else []
     evaluator: PairScoreEvaluator | None = None
-    evaluated: list[str] = []
     if settings.evaluation is not None:
-        scored = read_scored_pairs(settings.evaluation)[:]
-        evaluator = PairScoreEvaluator(
-            scored["sentence1"],
-            scored["sentence2"],
-            scored["score"],
-            name="evaluation",
-            batch_size=256,
-            write_csv=False,
-        )
-        evaluated = [*scored["sentence1"], *scored["sentence2"]]
+        columns = read_scored_pairs(settings.evaluation)[:].values()
+        evaluator = PairScoreEvaluator(*columns, name="evaluation", batch_size=256, write_csv=False)
+    evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
     states = _states(settings)
     before = weights_digest(states)
     cache = StatesCache(settings.cache or output / "states", states)

@@ -65,10 +65,16 @@ def _check(name: str, value: Any, kind: Any, limits: Any) -> Any:
     return value
 
 
-def _nearest(given: str, known: Iterable[str]) -> str:
+def _like(given: str, known: Iterable[str]) -> str:
     """The name that was likely meant: one that has the given one as a part, or else one like it; empty if none is."""
     names = list(known)
     return next(iter([name for name in names if given in name] or get_close_matches(given, names, n=1)), "")
+
+
+def _nearest(given: str, known: Iterable[str]) -> str:
+    """The same in a sentence, with a blank before it."""
+    found = _like(given, known)
+    return f" The nearest is {found}." if found else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +158,10 @@ def read_settings(path: str | Path, kind: type[S]) -> S:
     for key in given:
         if key not in keys:
             near = _nearest(str(key), keys)
-            instead = f"{listed} The nearest is {near}." if near else listed
-            argument = key if key in usual() else "" if near else _nearest(str(key), usual())
-            if argument and issubclass(kind, RunSettings):
-                instead = f"{argument} is an argument of sentence-transformers: write it below arguments."
+            argument = key if key in usual() else "" if near else _like(str(key), usual())
+            instead = f"{argument} is an argument of sentence-transformers: write it below arguments."
+            if not argument or not issubclass(kind, RunSettings):
+                instead = f"{listed}{near}"
             raise ValueError(f"{path}: the key {key!r} is unknown. {instead}")
     for known in fields(kind):
         if known.default is known.default_factory is MISSING and known.name not in given:
@@ -221,16 +227,17 @@ def usual() -> dict[str, Any]:
     }
 
 
-def checked_arguments(given: Mapping[str, Any], *, smallest_batch: int = 1) -> dict[str, Any]:
-    """Arguments of the types that they shall have.
+def complete(given: Mapping[str, Any], *, evaluates: bool, smallest_batch: int = 1) -> dict[str, Any]:
+    """Arguments with what follows from them, and with what every run does where they do not say otherwise.
 
     Args:
         given: By name.
+        evaluates: Whether there is something to evaluate on.
         smallest_batch: Rows that a batch has at least.
 
     Raises:
         ValueError: If there is no such argument, with the nearest name; or it is of another type, or out of range; or
-            it is decided elsewhere.
+            it is decided elsewhere; or they ask for an evaluation, and there is nothing to evaluate on.
     """
     kinds = get_type_hints(SentenceTransformerTrainingArguments)
     limits = {**LIMITS, "per_device_train_batch_size": Field(ge=smallest_batch)}
@@ -239,24 +246,8 @@ def checked_arguments(given: Mapping[str, Any], *, smallest_batch: int = 1) -> d
             raise ValueError(f"arguments: {name} cannot be given: {_ELSEWHERE[name]}. Leave it out.")
         if name not in usual():
             near = _nearest(str(name), usual())
-            raise ValueError(
-                f"arguments: {name!r} is no training argument of sentence-transformers."
-                f"{near and f' The nearest is {near}.'}"
-            )
+            raise ValueError(f"arguments: {name!r} is no training argument of sentence-transformers.{near}")
         _check(f"arguments: {name}", value, kinds[name], limits.get(name, Field()))
-    return dict(given)
-
-
-def complete(given: Mapping[str, Any], *, evaluates: bool) -> dict[str, Any]:
-    """Arguments with what follows from them, and with what every run does where they do not say otherwise.
-
-    Args:
-        given: Checked ones.
-        evaluates: Whether there is something to evaluate on.
-
-    Raises:
-        ValueError: If they ask for an evaluation, and there is nothing to evaluate on.
-    """
     arguments = {
         **DEFAULTS,
         # Steps are given by who wants steps.
@@ -372,8 +363,7 @@ class RunSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checked_arguments(self.arguments, smallest_batch=self.SMALLEST_BATCH)
-        complete(self.training_arguments, evaluates=self.evaluates)
+        complete(self.training_arguments, evaluates=self.evaluates, smallest_batch=self.SMALLEST_BATCH)
 
     @property
     def usual_arguments(self) -> Mapping[str, Any]:
@@ -447,10 +437,8 @@ class RunSettings(Settings):
         except TypeError as error:
             for given in self.model_kwargs:
                 if f"unexpected keyword argument {given!r}" in str(error):
-                    near = _nearest(given, _USUAL)
-                    raise ValueError(
-                        f"model_kwargs: transformers knows no {given!r}.{near and f' The nearest is {near}.'}"
-                    ) from error
+                    told = f"model_kwargs: transformers knows no {given!r}.{_nearest(given, _USUAL)}"
+                    raise ValueError(told) from error
             raise
 
     def identity(self) -> dict[str, Any]:

@@ -57,11 +57,17 @@ def test_one_pass_of_the_same_model(settings, tmp_path):
     assert evaluator(student)["spearman_cosines"] > 0.9
 
 
-def test_a_table_of_token_vectors(settings, tmp_path):
-    pairs = tmp_path / "pairs.tsv"
+@pytest.fixture
+def pairs(tmp_path) -> str:
+    """Pairs of the texts that are trained on."""
+    path = tmp_path / "pairs.tsv"
     rows = zip(SENTENCES, SENTENCES[1:], range(len(SENTENCES) - 1), strict=False)
-    pairs.write_text("".join(f"{first}\t{second}\t{score % 6}\n" for first, second, score in rows), encoding="utf-8")
-    given = settings(student="static", dimensions=8, evaluation=str(pairs), arguments={"learning_rate": 1e-2})
+    path.write_text("".join(f"{first}\t{second}\t{score % 6}\n" for first, second, score in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_a_table_of_token_vectors(settings, pairs, tmp_path):
+    given = settings(student="static", dimensions=8, evaluation=pairs, arguments={"learning_rate": 1e-2})
     student = train_distil(given, tmp_path / "out", progress=False)
     assert [type(module) for module in student] == [StaticEmbedding, Normalize]
     assert student.encode(SENTENCES[:2]).shape == (2, 8)
@@ -91,12 +97,14 @@ def test_any_other_model(settings, encoder_paths, tmp_path):
     assert np.array_equal(loaded.encode(SENTENCES), student.encode(SENTENCES))
 
 
-def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
-    given = settings(arguments={"save_steps": 1, "max_steps": 2})
+def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, pairs, tmp_path, monkeypatch):
+    """Neither where it is scored on other pairs than before: their texts are known, one by one."""
+    arguments = {"save_steps": 1, "max_steps": 2}
+    given = settings(arguments=arguments)
     whole = train_distil(given, tmp_path / "whole", progress=False)
     stop(train_distil, given, tmp_path / "out", 1)
     monkeypatch.setattr(distil.Recipe, "model", None)
-    resumed = train_distil(given, tmp_path / "out", progress=False)
+    resumed = train_distil(settings(arguments=arguments, evaluation=pairs), tmp_path / "out", progress=False)
     for name, weight in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], weight), name
     with pytest.raises(ValueError, match="out exists and is not an empty directory|choose another output"):
