@@ -35,7 +35,9 @@ def setting(
     below: float | None = None,
     may_change: bool = False,
 ) -> Any:
-    """A field of :class:`Settings` with a range.
+    """A field of :class:`Settings` with a range, of a number or of a number or None.
+
+    A number beside words has its range in its type: ``Annotated[int, pydantic.Field(ge=0)] | Literal["all"]``.
 
     Args:
         default: Its value where none is given; without a default it must be given.
