@@ -307,8 +307,13 @@ def _student(
     wanted = targets(vectors, directions(vectors, count))
     linear = linear_map(inputs, wanted[some])
     if settings.student == STATIC:
-        _fold(cast(StaticEmbedding, body[0]), linear)
-        return SentenceTransformer(modules=[body[0], Normalize()], device=str(body.device)), wanted
+        # A linear map of a mean of rows is put into the rows.
+        table = cast(StaticEmbedding, body[0])
+        rows = table.embedding.weight.detach()
+        mapped = linear.to(rows.device)(rows).detach()
+        table.embedding = nn.EmbeddingBag.from_pretrained(mapped, freeze=False)
+        table.embedding_dim = mapped.shape[1]
+        return SentenceTransformer(modules=[table, Normalize()], device=str(body.device)), wanted
     dense = Dense(linear.in_features, linear.out_features, activation_function=nn.Identity())
     dense.linear.load_state_dict(linear.state_dict())
     return SentenceTransformer(modules=[*body, dense, Normalize()], device=str(body.device)), wanted
@@ -331,15 +336,6 @@ def _body(settings: DistilTraining, texts: list[str]) -> SentenceTransformer:
         while isinstance(modules[-1], Normalize):
             modules.pop()
     return SentenceTransformer(modules=modules, device=get_device_name())
-
-
-@torch.no_grad()
-def _fold(embedding: StaticEmbedding, linear: nn.Linear) -> None:
-    """Put a linear map of a mean of rows into the rows."""
-    rows = embedding.embedding.weight
-    mapped = linear.to(rows.device)(rows)
-    embedding.embedding = nn.EmbeddingBag.from_pretrained(mapped, freeze=False)
-    embedding.embedding_dim = mapped.shape[1]
 
 
 def shares(cosines: Mapping[str, Any], labels: list[float]) -> dict[str, Any]:

@@ -82,22 +82,19 @@ class _Trainer(SentenceTransformerTrainer):
             return super().evaluate(*args, **kwargs)
 
 
-def begin(
-    settings: RunSettings, output: str | Path, *, one_device: bool = False
-) -> SentenceTransformerTrainingArguments:
+def begin(settings: RunSettings, output: str | Path) -> SentenceTransformerTrainingArguments:
     """Refuse what can be refused before anything is loaded.
 
     Args:
         settings: What is asked for.
         output: Directory of the run.
-        one_device: Whether the method is trained in one process alone.
 
     Returns:
         The arguments, which know of this process among others.
 
     Raises:
         ValueError: If sentence-transformers refuses the arguments, the finished model is there already, or it is to be
-            pushed and its name on the Hub is missing or malformed; or there are several processes for a method of one.
+            pushed and its name on the Hub is missing or malformed.
         ImportError: If accelerate is not installed.
     """
     check_free(Path(output) / MODEL, "output")
@@ -106,13 +103,7 @@ def begin(
         if not arguments.get("hub_model_id"):
             raise ValueError("arguments: push_to_hub needs a name: add hub_model_id: org/name.")
         check_repo_id(arguments["hub_model_id"])
-    made = of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
-    if one_device and made.world_size > 1:
-        raise ValueError(
-            f"{type(settings).__name__} is for one process, and there are {made.world_size}: what it trains is small. "
-            "Start it without a launcher."
-        )
-    return made
+    return of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
 
 
 def fit(

@@ -151,7 +151,12 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         RuntimeError: If the model's weights are not what they were, so that something is wrong.
     """
     output = Path(output)
-    begin(settings, output, one_device=True)
+    processes = int(begin(settings, output).world_size)
+    if processes > 1:
+        raise ValueError(
+            f"FreezeTraining is for one process, and there are {processes}: what it trains is small. Start it without "
+            "a launcher."
+        )
     pairs = _scaled_pairs(settings)
     labelled = [*pairs["sentence1"], *pairs["sentence2"]]
     further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]

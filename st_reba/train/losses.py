@@ -329,9 +329,6 @@ class InfoNCELoss(nn.Module):
         cosines = normalize(anchors, dim=-1) @ normalize(positives, dim=-1).mT
         return cross_entropy(cosines / self.temperature, torch.arange(len(anchors), device=anchors.device))
 
-    def extra_repr(self) -> str:
-        return f"temperature={self.temperature}"
-
 
 class InteractionInfoNCELoss(nn.Module):
     r"""InfoNCE across two towers, whose roles a coin decides in each batch (JTCSE, Equation 12).
@@ -414,9 +411,6 @@ class TensorModulusLoss(nn.Module):
         lengths = vector_norm(first_pooled, dim=-1) + vector_norm(second_pooled, dim=-1)
         apart = vector_norm(first_pooled - second_pooled, dim=-1) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
         return (-cosines.log() * apart).sum(dim=1).mean()
-
-    def extra_repr(self) -> str:
-        return f"least_cosine={self.least_cosine}"
 
 
 class JTCSELoss(nn.Module):

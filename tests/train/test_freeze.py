@@ -64,6 +64,16 @@ def test_each_stage_trains_saves_and_loads(stage, settings, files):
     assert np.corrcoef(scores, labels)[0, 1] > (0.6 if stage == "cosines" else 0.9)
 
 
+def test_whitened_encoders_begin_as_a_whitening(settings, files):
+    given = settings(stage="whitened", arguments={"max_steps": 1, "learning_rate": 1e-12})
+    states, trained = train_freeze(given, files / "out", progress=False).cpu()
+    read = states(states.preprocess(TEXTS))["layer_states"]
+    begun = LayerwiseAutoencoder(states.depth, states.get_embedding_dimension(), head_dimension=4)
+    assert not torch.allclose(trained.embed(read), begun.embed(read), atol=0.1)
+    begun.whiten(read)
+    assert torch.allclose(trained.embed(read), begun.embed(read), atol=0.01)
+
+
 def test_cosent_trains_the_plain_cosine_of_some_layers(settings, files):
     given = settings(
         stage="siamese", loss="cosent", layers=(1, 3), bottlenecks=(8,),
