@@ -53,7 +53,7 @@ def test_bellm(config, tmp_path):
             "a\tb\tc\n",
             "model_kwargs: transformers knows no 'dtpye'. The nearest is dtype.",
         ),
-        ("temperature: 0\n", "a\tb\tc\n", "bellm.yaml: temperature: 0 was given: input should be above 0."),
+        ("temperature: 0\n", "a\tb\tc\n", "bellm.yaml: temperature: 0 was given: input should be greater than 0."),
         (
             "",
             "a\tb\tc\na\tb\n",
