@@ -12,8 +12,8 @@ import time
 import pytest
 import uvicorn
 
-from st_reba.serve import connections
-from st_reba.serve.connections import Connection
+from st_reba.serve import app as served_app
+from st_reba.serve.app import Connection
 
 
 class App:
@@ -45,8 +45,8 @@ def served(monkeypatch):
     running = []
 
     def serve(seconds):
-        monkeypatch.setattr(connections, "CONNECTIONS", 5)
-        monkeypatch.setattr(connections, "HEAD_SECONDS", seconds)
+        monkeypatch.setattr(served_app, "CONNECTIONS", 5)
+        monkeypatch.setattr(served_app, "HEAD_SECONDS", seconds)
         app, own = App(), socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, http=Connection, lifespan="off", log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [own]})

@@ -33,30 +33,18 @@ ReBAModule.forward = paced
 {PROGRAM}"""
 #: The same with few connections.
 FEW = f"""
-from st_reba.serve import connections
-connections.CONNECTIONS = 20
+from st_reba.serve import app as served_app
+served_app.CONNECTIONS = 20
 {PACED}"""
 
 
 class Running:
     """``st-reba serve`` on a free port."""
 
-    def __init__(self, directory, *arguments, program=PROGRAM, env=None):
+    def __init__(self, directory, *arguments, program=PACED):
         self.printed = directory / "printed"
-        self.process = processes.start(
-            "-c",
-            program,
-            "serve",
-            *arguments,
-            "--port",
-            "0",
-            "--device",
-            "cpu",
-            "--dtype",
-            "float32",
-            out=self.printed,
-            env=env,
-        )
+        given = ["serve", *arguments, "--port", "0", "--device", "cpu", "--dtype", "float32"]
+        self.process = processes.start("-c", program, *given, out=self.printed)
         deadline = time.monotonic() + 300
         while not (found := re.search(r"at http://127\.0\.0\.1:(\d+)", self.said)):
             assert self.process.poll() is None, self.said
