@@ -73,10 +73,9 @@ class Encoder:
             check_chunk_tokens(self.chunk_tokens, self.chunk_overlap)
         elif self.chunk_overlap:
             raise ValueError(f"chunk_overlap={self.chunk_overlap}: it is between chunks; give chunk_tokens, too.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: give a whole number from 1.")
-        if self.truncate_dim is not None and self.truncate_dim < 1:
-            raise ValueError(f"truncate_dim={self.truncate_dim}: give a whole number from 1.")
+        for name, value in (("batch_size", self.batch_size), ("truncate_dim", self.truncate_dim)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: give a whole number from 1.")
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError("Give a prompt in full or by its name, not both.")
         if self.prompt is not None:
@@ -93,18 +92,10 @@ class Encoder:
         return replace(self, model=model, revision=commit)
 
     def load(self, device: str) -> SentenceTransformer:
-        """The model, on a device.
-
-        Raises:
-            ValueError: If it has no prompt of that name.
-        """
-        model = SentenceTransformer(
+        """The model, on a device."""
+        return SentenceTransformer(
             self.model, revision=self.revision, device=device, model_kwargs={"dtype": self.dtype}
         )
-        if self.prompt_name is not None and self.prompt_name not in model.prompts:
-            names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
-            raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Or give the prompt in full.')
-        return model
 
     def encode(
         self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None

@@ -98,42 +98,38 @@ class Server:
         if form.dimensions is not None and not 1 <= form.dimensions <= embedder.dimensions:
             said = f"'dimensions' is {shortened(form.dimensions)}: give a number from 1 to {embedder.dimensions}."
             raise RefusedError(400, said, param="dimensions")
-        vectors, tokens = await self._run(embedder, way, form.items, "input")
+        self._check_count(form.items, "input")
+        vectors, tokens = await self._run(embedder, way, form.items)
         return await asyncio.to_thread(_embeddings_answer, form, embedder, vectors, tokens)
 
     async def rerank(self, form: RerankForm) -> Response:
         """``/rerank``."""
+        self._check_count(form.documents, "documents")
         if self.reranker is not None:
             reranker, _ = self._model(form.model, Reranker, "orders texts")
-            pairs = [(form.query, text) for text in form.documents]
-            scores, tokens = await self._run(reranker, "", pairs, "documents")
+            scores, tokens = await self._run(reranker, "", [(form.query, text) for text in form.documents])
             return _rerank_answer(form, scores, tokens)
         embedder, way = self._model(form.model, Embedder, "gives vectors")
         if way:
             said = f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."
             raise RefusedError(400, said)
         (query, asked), (documents, searched) = await asyncio.gather(
-            self._run(embedder, QUERY, [form.query], "query"),
-            self._run(embedder, DOCUMENT, form.documents, "documents"),
+            self._run(embedder, QUERY, [form.query]), self._run(embedder, DOCUMENT, form.documents)
         )
         scores = await asyncio.to_thread(embedder.similarities, query[0], documents)
         return _rerank_answer(form, scores, asked + searched)
 
-    def listed(self) -> dict[str, Any]:
-        """``/v1/models``."""
-        return {"object": "list", "data": [self.one(name) for name in self.models]}
+    def list_models(self) -> dict[str, Any]:
+        """The names that requests may give."""
+        return {"object": "list", "data": [self.show_model(name) for name in self.models]}
 
-    def one(self, name: str) -> dict[str, Any]:
-        """``/v1/models/NAME``.
-
-        Raises:
-            RefusedError: If there is none.
-        """
+    def show_model(self, name: str) -> dict[str, Any]:
+        """One of these names; an error of status 404 if there is none."""
         self._model(name, object, "is served")
         return {"id": name, "object": "model", "created": self._since, "owned_by": "st_reba"}
 
-    def shown_metrics(self) -> Response:
-        """``/metrics``, in Prometheus' text format."""
+    def show_metrics(self) -> Response:
+        """What Prometheus asks for, in its text format."""
         texts, tokens = self.batches.waiting()
         self.metrics.waiting_texts.set(texts)
         self.metrics.waiting_tokens.set(tokens)
@@ -212,13 +208,13 @@ class Server:
             raise RefusedError(404, said, param="model", code="model_not_found")
         return own, way
 
-    async def _run(
-        self, served: Embedder | Reranker, way: str, items: Sequence[Any], param: str
-    ) -> tuple[list[Any], int]:
-        """Tokenise items and have them run; also how many tokens they have."""
+    def _check_count(self, items: Sequence[Any], param: str) -> None:
         if len(items) > self.limits.inputs:
             said = f"'{param}' has {len(items)}, and a request may have {self.limits.inputs}: send several."
             raise RefusedError(400, said, param=param)
+
+    async def _run(self, served: Embedder | Reranker, way: str, items: Sequence[Any]) -> tuple[list[Any], int]:
+        """Tokenise items and have them run; also how many tokens they have."""
         sized: list[Sized] = []
         with self.batches.reserved(served.guess(way, items)):
             for first in range(0, len(items), _AT_A_TIME):
@@ -307,9 +303,9 @@ def make_app(server: Server) -> FastAPI:
 
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         app.post(path, **guarded, openapi_extra=_takes(RerankForm), operation_id=path)(rerank)
-    app.get("/v1/models", **guarded)(server.listed)
-    app.get("/v1/models/{name:path}", **guarded)(server.one)
-    app.get("/metrics", **guarded)(server.shown_metrics)
+    app.get("/v1/models", **guarded)(server.list_models)
+    app.get("/v1/models/{name:path}", **guarded)(server.show_model)
+    app.get("/metrics", **guarded)(server.show_metrics)
 
     @app.get("/health")
     async def health() -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tempfile
 from pathlib import Path
 
@@ -36,27 +35,18 @@ def kept(encoder, directory: Path, values, **options):
 def same(given, found) -> bool:
     """Equal, where a key that an object lacks is null."""
     if isinstance(given, dict):
-        return isinstance(found, dict) and given.keys() <= found.keys() and all(
-            same(given.get(key), item) for key, item in found.items()
-        )  # fmt: skip
+        return given.keys() <= found.keys() and all(same(given.get(key), item) for key, item in found.items())
     if isinstance(given, list):
-        return isinstance(found, list) and len(given) == len(found) and all(map(same, given, found))
-    if isinstance(given, bool) or given is None or isinstance(given, str):
-        return type(given) is type(found) and given == found
-    # int(...): Python compares whole numbers and floats exactly, and so must this.
-    return type(found) in (int, float) and (given == found or (math.isnan(given) and math.isnan(found)))
+        return len(given) == len(found) and all(map(same, given, found))
+    if isinstance(given, float) and math.isnan(given):
+        return math.isnan(found)
+    # Python compares whole numbers and floats exactly.
+    return given == found and isinstance(given, bool) == isinstance(found, bool)
 
 
-WHOLE = st.integers(-(2**65), 2**65) | st.integers(-9, 9) | st.sampled_from([2**53, 2**53 + 1, 2**63, -(2**63)])
-SCALARS = [
-    WHOLE,
-    st.integers(-9, 9) | st.floats(width=64),
-    WHOLE | st.floats(width=64),
-    st.booleans(),
-    st.text(max_size=3),
-    st.booleans() | st.integers(0, 1),
-    st.text(max_size=1) | st.integers(0, 9),
-]
+WHOLE = st.integers(-(2**65), 2**65) | st.sampled_from([2**53, 2**53 + 1, 2**63, -(2**63)])
+NUMBERS = st.integers(-9, 9) | st.floats(width=64)
+SCALARS = [WHOLE, NUMBERS, WHOLE | NUMBERS, st.text(max_size=3), st.booleans() | st.integers(0, 1), st.text() | NUMBERS]
 #: Kinds of values: of some no two go together.
 KINDS = st.recursive(
     st.sampled_from(SCALARS),
@@ -95,13 +85,10 @@ def test_every_value_comes_back_or_none_is_encoded(values, fake):
         ([None, None, "a"], "string", None),
         ([2**53 + 1, 2, 3], "int64", None),
         ([[], [], [1], [None, 0.5]], "list<element: double>", None),
-        (
-            [{"src": "s"}, {"src": "s"}, {"url": "u", "src": "s"}, {}],
-            "struct<src: string, url: string>",
-            [{"src": "s", "url": None}] * 2 + [{"src": "s", "url": "u"}, {"src": None, "url": None}],
-        ),
+        ([{"src": "s"}, {}, {"url": "u"}], "struct<src: string, url: string>",
+         [{"src": "s", "url": None}, {"src": None, "url": None}, {"src": None, "url": "u"}]),
     ],
-)
+)  # fmt: skip
 def test_types_hold_all_rows(values, kind, expected, fake, tmp_path):
     found = kept(fake, tmp_path, values)
     assert str(found.type) == kind
@@ -129,20 +116,6 @@ def test_what_no_type_holds_is_refused(values, message, fake, tmp_path):
     with pytest.raises(ValueError, match=message):
         kept(fake, tmp_path, values)
     assert names(tmp_path) == ["records.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": "a", "x": 1e400}', "line 1: not JSON (1e400 is a number beyond the range of a 64-bit float)"),
-        ('{"text": "a", "x": {"k": 1, "k": 1}}', 'line 1: not JSON ("k" more than once)'),
-    ],
-)
-def test_what_json_readers_change_in_silence(line, message, fake, tmp_path):
-    path = tmp_path / "records.jsonl"
-    path.write_text(line)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        encode_file(fake, path, tmp_path / "a.parquet", keep=["x"])
 
 
 @pytest.mark.parametrize(

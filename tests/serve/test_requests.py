@@ -199,8 +199,9 @@ def test_what_waits_to_be_tokenised_counts(client_of, model, monkeypatch):
         assert begun.wait(30)
         assert float(re.search(r"^st_reba_waiting_tokens (\S+)$", client.get("/metrics").text, re.MULTILINE)[1]) > 50
         monkeypatch.setattr(embedder, "measure", measure)
-        told = error(client.post("/v1/embeddings", json={**GOOD, "input": ["a text"] * 50}), 429)
-        assert told["code"] == "rate_limit_exceeded"
+        refused = client.post("/v1/embeddings", json={**GOOD, "input": ["a text"] * 50})
+        assert error(refused, 429)["code"] == "rate_limit_exceeded"
+        assert int(refused.headers["retry-after"]) >= 1
         free.set()
         assert first.result(30).status_code == 200
     assert client.post("/v1/embeddings", json=GOOD).status_code == 200
