@@ -13,9 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
-from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import encode_chunks
 from st_reba.encode import Encoder, LocalEngine, encode_file
 
@@ -144,14 +142,6 @@ class TestChunks:
         )
         with pytest.raises(ValueError, match="have no chunks: give --ranges"):
             encode_file(cut, path, tmp_path / "b.parquet", precision="int8")
-
-    def test_the_command(self, cut, texts, tmp_path):
-        out = tmp_path / "chunks.parquet"
-        arguments = [cut.model, texts, "--out", out, "--chunk-tokens", 4, "--chunk-overlap", 1, "--device", "cpu"]
-        result = CliRunner().invoke(cli.app, ["encode", *map(str, arguments)], env={"COLUMNS": "300"})
-        assert result.exit_code == 0, result.output
-        rows = pq.read_table(out).num_rows
-        assert f"Wrote {rows} vectors to {out}, the chunks of 50 texts." in " ".join(result.output.split())
 
 
 class TestResuming:

@@ -17,7 +17,7 @@ import pytest
 from st_reba.encode import Encoder, LocalEngine, RayEngine, encode_file, outputs
 
 from .. import processes
-from .inputs import Fake, interrupted, names, sentences
+from .inputs import Fake, names, sentences
 
 
 class Acting(Fake):
@@ -72,18 +72,6 @@ def test_a_chunk_that_cannot_be_written_stops_the_run(fake, tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         encode_file(fake, written(tmp_path, *"abc"), tmp_path / "a.npy", chunk_size=1)
     assert names(tmp_path) == ["texts.txt"]
-
-
-def test_texts_in_memory_do_not_grow_with_the_file(fake, tmp_path):
-    longest = []
-
-    class Counting(Fake):
-        def encode(self, model, texts, on_texts=lambda texts: None):
-            longest.append(len(texts))
-            return super().encode(model, texts, on_texts)
-
-    encode_file(Counting(fake.model), written(tmp_path, *["a"] * 10_000), tmp_path / "a.npy")
-    assert longest == [128] * 8 + [256] * 4 + [512] * 4 + [1024] * 4 + [1808]
 
 
 @pytest.mark.parametrize(
@@ -166,12 +154,6 @@ class TestRay:
         # A worker has one thread, this process may have more: the last bits, and so a bucket, may differ.
         assert np.abs(by_ray - locally).max() <= 1
         assert not (tmp_path / "ray.npy.partial").exists()
-
-    def test_what_this_machine_began_a_cluster_finishes(self, model_directory, tmp_path):
-        texts, encoder = written(tmp_path, *sentences(60)), Encoder(str(model_directory), batch_size=4)
-        interrupted(encoder, texts, tmp_path / "a.npy", at=36)
-        made = encode_file(encoder, texts, tmp_path / "a.npy", chunk_size=8, engine=RayEngine(2, "cpu"))
-        assert (made.rows, made.resumed) == (60, 32)
 
     def test_a_workers_refusal_is_the_users(self, model_directory, tmp_path):
         encoder, texts = replace(Encoder(str(model_directory)), truncate_dim=33), written(tmp_path, *sentences(60))
