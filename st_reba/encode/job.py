@@ -108,12 +108,12 @@ def encode_file(
         ChildProcessError: If the process of one of several devices dies.
     """
     out = Path(out).absolute()
-    here = files_here(texts, ALL)
-    if here is not None:
-        TextFiles(here, column, keep).check()
     kind = kind_of(out)
     _check_settings(precision, calibration_rows, ranges, chunk_size)
     _check_kept(keep, kind, encoder.chunk_tokens is not None)
+    here = files_here(texts, ALL)
+    if here is not None:
+        TextFiles(here, column, keep).check()
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
     workspace = Workspace(out)
     encoder = encoder.pinned()

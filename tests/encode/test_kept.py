@@ -102,7 +102,7 @@ def test_types_hold_all_rows(values, kind, expected, fake, tmp_path):
             [1, 2, "a"],
             r"no one type holds all values of \"x\" unchanged \(Could not convert 'a'.*Write them as strings",
         ),
-        ([1, *[None] * BATCH, "a"], r"lines 1 to \d+: no one type holds all values of \"x\" unchanged"),
+        ([1, *[None] * BATCH, "a"], r"lines \d+ to \d+: no one type holds all values of \"x\" unchanged"),
         ([{"a": 1}, {"b": 1}, {"a": []}], r"unchanged \(cannot mix list and non-list, non-null values"),
         ([-1, 2, 2**63], r"unchanged \(Python int too large"),
         ([0.5, 2, 2**53 + 1], r"unchanged \(Integer value 9007199254740993 is outside of the range exactly repr"),

@@ -108,10 +108,10 @@ def test_a_worker_ends_with_its_parent_whatever_it_is_at(end, fake, tmp_path):
         time.sleep(0.05)
     workers = psutil.Process(parent.pid).children(recursive=True)
     os.kill(parent.pid, signal.SIGKILL if end == "killed" else signal.SIGINT)
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     for process in alive:
         process.kill()
-    parent.wait(20)
+    parent.wait(60)
     assert not alive
 
 
