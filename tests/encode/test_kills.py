@@ -55,15 +55,16 @@ def killed(point: str, encoder, texts: Path, out: Path, **options) -> None:
         if point == f"{stage} {done}":
             die()
 
-    def partly_removed(self):
-        shutil.rmtree(self.parts, ignore_errors=True)
-        self.texts.unlink()
-        die()
+    def all_but_one_removed(folder, **options):
+        if folder == Workspace(out).path:
+            die()
+        rmtree(folder, **options)
 
+    rmtree = shutil.rmtree
     steps = {
         "ranges in place": (Workspace, "finish", die),
         "in place": (Workspace, "remove", die),
-        "being removed": (Workspace, "remove", partly_removed),
+        "being removed": (shutil, "rmtree", all_but_one_removed),
     }
 
     def run(patch):
