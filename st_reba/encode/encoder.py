@@ -92,10 +92,18 @@ class Encoder:
         return replace(self, model=model, revision=commit)
 
     def load(self, device: str) -> SentenceTransformer:
-        """The model, on a device."""
-        return SentenceTransformer(
+        """The model, on a device.
+
+        Raises:
+            ValueError: If it has no prompt of that name.
+        """
+        model = SentenceTransformer(
             self.model, revision=self.revision, device=device, model_kwargs={"dtype": self.dtype}
         )
+        if self.prompt_name is not None and self.prompt_name not in model.prompts:
+            names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
+            raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Or give the prompt in full.')
+        return model
 
     def encode(
         self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None

@@ -256,7 +256,7 @@ def test_bad_rows_are_found_before_anything_is_encoded(encoder, tmp_path):
         ({"truncate_dim": 33}, {}, "truncate_dim=33: the model's vectors have 32 values"),
         ({"prompt": "a", "prompt_name": "query"}, {}, "in full or by its name, not both"),
         ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
-        ({"prompt_name": "passage"}, {}, "'passage' not found in the configured prompts dictionary with keys"),
+        ({"prompt_name": "passage"}, {}, 'prompt_name="passage": the model has "query"'),
         (
             {"model": "no/such-model"},
             {},
