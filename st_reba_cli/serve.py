@@ -89,7 +89,7 @@ def serve(
     with bound(host, port) as own:
         limits = Limits(
             body_bytes=max_body * MIB, inputs=max_inputs, batch_tokens=batch_tokens, batch_texts=batch_size,
-            queue_tokens=queue_tokens, truncate=truncate,
+            queue_tokens=queue_tokens,
         )  # fmt: skip
         embedder = reranker = None
         if model is not None:
