@@ -27,7 +27,7 @@ from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
 from st_reba.recipes.rows import PARTS
 from st_reba.text.templates import TEMPLATES
-from st_reba_cli.checks import NAMES
+from st_reba_cli.options import NAMES
 from targets import Targets
 
 
@@ -77,7 +77,7 @@ def filled(
 
 
 def known_names() -> str:
-    """What :data:`st_reba_cli.checks.NAMES` has to say."""
+    """What :data:`st_reba_cli.options.NAMES` has to say."""
     every = every_row()
     made = {
         "recipes": [*(row.key for row in every), rows.BAG.key],

@@ -215,7 +215,11 @@ def finish() -> None:
 
 
 def start(
-    *arguments: str | Path, out: Path, env: Mapping[str, str] | None = None, with_st: bool = True
+    *arguments: str | Path,
+    out: Path,
+    env: Mapping[str, str] | None = None,
+    with_st: bool = True,
+    cwd: Path | None = None,
 ) -> Forked | subprocess.Popen[bytes]:
     """Run Python in a fresh process.
 
@@ -225,13 +229,15 @@ def start(
         env: Its environment; None: this one's.
         with_st: Whether sentence-transformers is imported already. Not so where the environment names another Hub or
             another home of its client, both of which are read at import.
+        cwd: Where it runs; None: here.
     """
     words, environment = [str(argument) for argument in arguments], dict(os.environ if env is None else env)
     nursery = _nurseries.get(with_st)
     if nursery is None:
         with out.open("ab") as stream:
-            return subprocess.Popen([sys.executable, *words], env=environment, stdout=stream, stderr=subprocess.STDOUT)
-    return Forked(nursery, words=words, env=environment, out=str(out), cwd=str(Path.cwd()))
+            settings: dict[str, Any] = {"cwd": cwd, "env": environment, "stdout": stream, "stderr": subprocess.STDOUT}
+            return subprocess.Popen([sys.executable, *words], **settings)
+    return Forked(nursery, words=words, env=environment, out=str(out), cwd=str(cwd or Path.cwd()))
 
 
 def run(*arguments: str | Path, out: Path, timeout: float = 300, **settings: Any) -> subprocess.CompletedProcess[str]:
