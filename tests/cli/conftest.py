@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from st_reba import CausalTransformer
 from st_reba.data.demo import demo_pairs, demo_questions
 
-from ..backbones import DEMO_MODEL, TEXTS
+from ..backbones import DEMO_MODEL, TEXTS, own
 from ..compare.report import samples
 from ..conftest import pipeline
 
@@ -31,6 +32,8 @@ def desk(saved, backbone_path, shallow_path, roomy_path, quick_commands, tmp_pat
         Path(name).symlink_to(path)
     for name in ("empty", "full", "packed", "MODEL"):
         Path(name).mkdir()
+    shutil.copytree(saved, "damaged")
+    (own(Path("damaged")) / "model.safetensors").write_bytes(b"\x08\0\0\0")
     Path("full/notes.txt").touch()
     Path("packed/q4.gguf").write_bytes(b"GGUF")
     Path("MODEL/config.json").write_text('{"num_hidden_layers": 4}')

@@ -79,16 +79,3 @@ def test_no_worker_outlives_a_run_on_several_devices(number):
     stopped = "Stopped. The same command goes on" in Path("printed").read_text()
     assert stopped == (number == signal.SIGTERM)
     assert not list(Path().glob("*.npy"))
-
-
-def test_worker_processes_know_our_modules(tmp_path):
-    """Of the script as it is installed, which a worker imports again."""
-    script = tmp_path / "bin" / "st-reba"
-    script.parent.mkdir()
-    script.write_text("from st_reba_cli import app\n\nif __name__ == '__main__':\n    app()\n", encoding="utf-8")
-    typed("build --model lm --out reba --dtype float32")
-    options = ("--device", "cpu,cpu", "--chunk-size", "2", "--dtype", "float32", "--out", "out.npy")
-    done = processes.run(script, "encode", "reba", "texts.txt", *options, out=tmp_path / "printed")
-    assert done.returncode == 0, done.stdout
-    expected = SentenceTransformer("reba", device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(np.load("out.npy"), expected, atol=1e-5)

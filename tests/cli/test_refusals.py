@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from typer.main import get_command
 
 from st_reba_cli import app, options
 
-from ..backbones import own
 from . import typed
 from .conftest import written
 
@@ -27,7 +24,7 @@ LINES = {
     "build": "build --model lm --out out",
     "compare": "compare --model lm",
     "distil": "distil --out out",
-    "encode": "encode saved texts.txt --out a.npy",
+    "encode": "encode --out a.npy",
     "export": "export --model lm",
     "layers": "layers --model lm --data pairs.tsv --out out",
     "push": "push",
@@ -39,8 +36,11 @@ LINES = {
 
 NOT_THERE = "there is no such file. Check the name."
 NO_MODEL = "there is no such directory. Check the path, or give a Hub id (org/name)."
+EMPTY = "The model empty is an empty directory: give one that a model was saved to."
 NO_FILE = "does not exist"
 TAKEN = "full exists and is not an empty directory: choose another"
+NO_SUCH = "no/such-model: there is no such directory, and it cannot be had from the Hub ("
+DAMAGED = "model.safetensors: these weights are damaged or cut short ("
 OF_DEMO = "--language and --demo choose among the demo texts: leave them out with data of your own."
 SAVED = "--saved shows what was found before, beside --against if that is given; leave"
 
@@ -66,10 +66,15 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--template 'no slot'", 1, "The template 'no slot' has no {text}, where the input goes"),
         ("--template promteol", 1, "is not the name of one. Near it: prompteol"),
         ("--fit-texts no.txt", 1, f"no.txt: {NOT_THERE}"),
+        ("--model packed", 1, "packed is a directory with a GGUF file: give the file, packed/q4.gguf."),
+        ("--model empty", 1, EMPTY),
+        ("--model full", 1, "full is a directory without a model (none of config.json, modules.json,"),
+        ("--model texts.txt", 1, "The model texts.txt is a file: give the directory"),
         ("--dtype fastest", 2, "'fastest' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
         ("--pooling middle", 2, "'middle' is not one of 'mean', 'last'"),
     ],
     "compare": [
+        ("--model empty", 1, EMPTY),
         ("--out full", 1, f"{TAKEN} --out"),
         ("--save-best full", 1, f"{TAKEN} --save-best"),
         ("--words full", 2, "'full' is a directory"),
@@ -104,11 +109,13 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--recipe ehco --model lm --texts texts.txt", 1, "There is no recipe 'ehco'. Near it: echo"),
     ],
     "encode": [
-        ("--workers 2", 1, "--workers is for --engine ray"),
-        ("--keep text", 1, "An .npy holds vectors alone"),
-        ("--out full", 1, "full exists: choose another --out, or replace it with --overwrite."),
-        ("--ranges no.npy", 2, NO_FILE),
-        ("--engine spark", 2, "'spark' is not one of 'local', 'ray'"),
+        ("empty texts.txt", 1, EMPTY),
+        ("saved no.txt", 1, f"no.txt: {NOT_THERE}"),
+        ("saved texts.txt --workers 2", 1, "--workers is for --engine ray"),
+        ("saved texts.txt --keep text", 1, "An .npy holds vectors alone"),
+        ("saved texts.txt --out full", 1, "full exists: choose another --out, or replace it with --overwrite."),
+        ("saved texts.txt --ranges no.npy", 2, NO_FILE),
+        ("saved texts.txt --engine spark", 2, "'spark' is not one of 'local', 'ray'"),
     ],
     "export": [
         ("", 1, "What is exported is one of --static, --plain: give one of them, with a directory."),
@@ -119,6 +126,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--static a --model ./no", 1, f"./no: {NO_MODEL}"),
     ],
     "layers": [
+        ("--model empty", 1, EMPTY),
         ("--out full", 1, f"{TAKEN} --out"),
         ("--template 'no slot'", 1, "The template 'no slot' has no {text}"),
         ("--queries q.jsonl", 1, "Retrieval takes --queries"),
@@ -131,6 +139,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved org/name more", 2, "Got unexpected extra argument"),
     ],
     "search": [
+        ("--model empty", 1, EMPTY),
         ("--save-best full", 1, f"{TAKEN} --save-best"),
         ("--columns a,b", 1, "--columns is for --data"),
     ],
@@ -143,7 +152,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved --api-key schlüssel", 1, "other characters than printable ASCII"),
     ],
     "train": [("--config no.yaml", 2, NO_FILE), ("--config full", 2, "'full' is a directory")],
-    "verify": [("--model ./no", 1, f"./no: {NO_MODEL}")],
+    "verify": [("--model empty", 1, EMPTY), ("--model ./no", 1, f"./no: {NO_MODEL}")],
 }  # fmt: skip
 
 #: The same, where something is read or imported before.
@@ -163,9 +172,15 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--layers 9", "9 is out of range"),
         ("--method classical --repetitions 2", "--repetitions is for --method echo, reba or echo-layers; Classical ha"),
         ("--method early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
+        ("--model no/such-model", NO_SUCH),
+        ("--model damaged", DAMAGED),
         ("--method echo --fit-texts texts.txt", "or --recipe echo-2+whitened; Echo-2 is not."),
     ],
     "compare": [
+        ("--data pairs.tsv --model no/such-model", NO_SUCH),
+        ("--data pairs.tsv --model damaged", DAMAGED),
+        ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
+        ("--data pairs.tsv --device cuda:x", "cannot use it here ("),
         ("--data empty", "empty is a directory without a table in it (nothing): give a file"),
         ("--data short.tsv", "short.tsv, line 2: 2 columns where 3 are expected"),
         ("--data pairs.tsv --columns a,b", "--columns a,b: give sentence1=...,sentence2=...,score=..."),
@@ -182,21 +197,24 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--recipe echo-2 --model lm --texts texts.txt --student static", "texts.txt has 5 different texts, and 500 a"),
     ],
     "encode": [
-        ("--device cpu,cuda:0", "give one or more of one kind"),
-        ("--column body", 'plain text has no column "body"'),
-        ("--prompt-name passage", 'prompt_name="passage": the model has "query", "document"'),
-        ("--engine ray --device mps", 'device "mps": on a Ray cluster give'),
+        # It is not embedded by what sentence-transformers would guess; the line to type is there.
+        ("lm texts.txt", "lm has no modules.json: it is not a saved SentenceTransformer"),
+        ("lm texts.txt", "st-reba build --model lm --method reba --pooling mean --out my-model"),
+        ("damaged texts.txt", DAMAGED),
+        ("saved texts.txt --device meta", "Give cpu, or one that is there; without --device it is "),
+        ("saved texts.txt --device cpu,cuda:0", "give one or more of one kind"),
+        ("saved texts.txt --column body", 'plain text has no column "body"'),
+        ("saved texts.txt --prompt-name passage", 'prompt_name="passage": the model has "query", "document"'),
+        ("saved texts.txt --engine ray --device mps", 'device "mps": on a Ray cluster give'),
     ],
-    "layers": [("--data texts.txt", "Layers are scored by labels")],
+    "layers": [("--model no/such-model", NO_SUCH), ("--data texts.txt", "Layers are scored by labels")],
     "search": [
         ("--data texts.txt", "A search chooses by labels"),
         # What it would ask in is told before.
-        (
-            "--data zh.tsv",
-            "The texts are in Chinese, and so ask PromptEOL, Pretended CoT, Knowledge; --prompt-language",
-        ),
+        ("--data zh.tsv", "The texts are in Chinese, and so ask PromptEOL, Pretended CoT, Knowledge; --prompt"),
     ],
     "train": [
+        ("--config empty.yaml", EMPTY),
         ("--config rank.yaml", "rank.yaml: the key 'rnak' is unknown. Keys: "),
         ("--config short.yaml", "short.tsv, line 2: 2 columns where 3 are expected."),
     ],
@@ -259,65 +277,13 @@ def test_what_needs_no_model_is_answered_at_once(desk):
 def test_a_refusal(command, options, said, desk):
     Path("short.tsv").write_text("a\tb\t1\nc\td\n", encoding="utf-8")
     Path("rank.yaml").write_text("model: lm\npairs: pairs.tsv\nrnak: 2\n", encoding="utf-8")
+    Path("empty.yaml").write_text("model: empty\npairs: pairs.tsv\n", encoding="utf-8")
     Path("short.yaml").write_text("model: lm\npairs: short.tsv\n", encoding="utf-8")
     before = written(desk)
     output = typed(f"{LINES[command]} {options}", expect=1)
     assert said in output
     assert "Traceback" not in output
     assert written(desk) == before
-
-
-#: A line of each command that loads a language model, or a saved one, whose name is MODEL.
-LOADING = {
-    "build": "build --model MODEL --out out",
-    "compare": "compare --model MODEL --data pairs.tsv",
-    "encode": "encode MODEL texts.txt --out a.npy",
-    "layers": "layers --model MODEL --data pairs.tsv --out out",
-    "train": "train freeze --config freeze.yaml --out out",
-}
-
-
-def load(command: str, model: str, more: str = "") -> str:
-    Path("freeze.yaml").write_text(f"model: '{model}'\npairs: pairs.tsv\n", encoding="utf-8")
-    said = typed(f"{LOADING[command].replace('MODEL', model)} {more}", expect=1)
-    assert not Path("out").exists()
-    return said
-
-
-@pytest.mark.parametrize("command", LOADING)
-def test_a_model(command, desk):
-    for model, said in {
-        "packed": "The model packed is a directory with a GGUF file: give the file, packed/q4.gguf.",
-        "empty": "The model empty is an empty directory: give one that a model was saved to.",
-        "full": "The model full is a directory without a model (none of config.json, modules.json,",
-        "texts.txt": "The model texts.txt is a file: give the directory",
-        "./no": f"The model ./no: {NO_MODEL}",
-        "no/such-model": "no/such-model: there is no such directory, and ",
-    }.items():
-        assert said in load(command, model)
-
-
-@pytest.mark.parametrize("command", ["compare", "encode", "build"])
-def test_damaged_weights(command, desk):
-    shutil.copytree("saved", "damaged")
-    weights = own(Path("damaged")) / "model.safetensors"
-    weights.write_bytes(b"\x08\0\0\0")
-    assert f"{weights}: these weights are damaged or cut short (" in load(command, "damaged")
-
-
-@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:x"])
-def test_a_device(device, desk):
-    for command, model in (("compare", "lm"), ("encode", "saved")):
-        said = load(command, model, f"--device {device}")
-        assert f"--device {device}: PyTorch {torch.__version__} cannot use it here (" in said
-        assert "Give cpu, or one that is there" in said
-
-
-def test_a_language_model_without_modules(desk):
-    """It is not embedded by what sentence-transformers would guess; the line to type is there."""
-    said = typed("encode lm texts.txt --out a.npy", expect=1)
-    assert "lm has no modules.json: it is not a saved SentenceTransformer" in said
-    assert "st-reba build --model lm --method reba --pooling mean --out my-model" in said
 
 
 def test_the_model_where_none_is_given(tmp_path, monkeypatch):

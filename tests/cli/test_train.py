@@ -24,35 +24,21 @@ def runs(desk):
     Path("nli.tsv").write_text("a man\ta person\tno one\nice\twater\tfire\nup\tabove\tdown\n", encoding="utf-8")
 
 
-def config(more: str = "", arguments: str = "learning_rate: 1e-3") -> None:
+def config(arguments: str = "learning_rate: 1e-3") -> None:
     given = f"arguments: {{per_device_train_batch_size: 2, {arguments}}}"
-    Path("bellm.yaml").write_text(f"model: lm\ntriplets: nli.tsv\n{more}{given}\n")
+    Path("bellm.yaml").write_text(f"model: lm\ntriplets: nli.tsv\nrank: 2\n{given}\n")
 
 
 def test_a_run_and_what_is_there_already():
-    config("rank: 2\n")
+    config()
     shown = typed(TRAIN)
     assert 'Wrote out/model. Load it with: import st_reba; SentenceTransformer("out/model")' in shown
     assert "Wrote out/adapter" in shown
     assert "out/model exists and is not an empty" in typed(TRAIN, expect=1)
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("model_kwargs: {dtpye: bfloat16}\n", "model_kwargs: transformers knows no 'dtpye'. The nearest is dtype."),
-        ("temperature: 0\n", "bellm.yaml: temperature: 0 was given: input should be above 0."),
-        ("template: x\n", "The template 'x' has no {text}"),
-    ],
-)
-def test_refusals_leave_nothing_behind(more, said):
-    config(more)
-    assert said in typed(TRAIN, expect=1)
-    assert not Path("out").exists()
-
-
 def test_a_run_that_diverges():
-    config(arguments="learning_rate: 1e300, num_train_epochs: 9")
+    config("learning_rate: 1e300, num_train_epochs: 9")
     assert "Error: Training diverged at step" in typed(TRAIN, expect=1)
     assert not Path("out/model").exists()
 

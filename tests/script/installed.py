@@ -121,14 +121,3 @@ class Script:
         own = {**kept, "COLUMNS": "300", "HF_HUB_OFFLINE": "1", **(more or {})}
         first = own.get("PYTHONPATH", "")
         return {**own, "PYTHONPATH": os.pathsep.join(filter(None, [first, str(self.path.parents[1])]))}
-
-
-def without(script: Path, file: str, line: str, directory: Path) -> str:
-    """Our packages as they are installed, but for a line of one file: the folder to put first on PYTHONPATH."""
-    for package in PACKAGES:
-        shutil.copytree(script.parents[1] / package, directory / package)
-    changed = directory / file
-    text = changed.read_text(encoding="utf-8")
-    assert text.count(line) == 1, (file, line)
-    changed.write_text(text.replace(line, ""), encoding="utf-8")
-    return str(directory)

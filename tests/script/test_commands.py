@@ -21,7 +21,7 @@ from st_reba_cli import app
 
 from ..conftest import pipeline
 from ..hub import RunningHub, Storage, User
-from .installed import Done, Script, without
+from .installed import Done, Script
 
 TEXTS = [
     "a cat sat", "the dog ran", "ice and snow", "it is warm", "a red car", "the old train", "we like tea", "they eat",
@@ -33,11 +33,11 @@ class Desk:
     """A directory where commands are typed, with models, texts, pairs and configurations; it is the current one."""
 
     def __init__(self, script: Script) -> None:
-        self.script, self.env = script, dict[str, str]()
+        self.script = script
 
     def type(self, line: str) -> Done:
         """A command that has to end well."""
-        done = self.script.run(*shlex.split(line), cwd=Path.cwd(), env=self.env)
+        done = self.script.run(*shlex.split(line), cwd=Path.cwd())
         assert done.code == 0, done.output
         assert "Traceback" not in done.output, done.output
         return done
@@ -190,21 +190,6 @@ def test_every_command_has_a_case(script, tmp_path):
     assert all(f" {command} " in said for command in get_command(app).commands)
     cases = {name.partition(",")[0] for name in CASES} | {"serve", "verify", "push"}
     assert cases == get_command(app).commands.keys()
-
-
-#: A line that a file loses, and a case that then has to fail.
-FAULTS = {
-    "st_reba_cli/layers.py": ("    from st_reba.optional import require\n", "layers"),
-    "st_reba/modules/__init__.py": ("from .reba import ReBAModule\n", "build"),
-}
-
-
-@pytest.mark.parametrize("file", FAULTS)
-def test_a_fault_is_seen(file, desk, tmp_path_factory):
-    line, case = FAULTS[file]
-    desk.env["PYTHONPATH"] = without(desk.script.path, file, line, tmp_path_factory.mktemp("faulty"))
-    with pytest.raises(AssertionError, match=r"ImportError|NameError|cannot import name"):
-        test_a_command(case, desk)
 
 
 def test_a_missing_extra_is_seen(desk, tmp_path_factory):
