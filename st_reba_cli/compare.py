@@ -98,7 +98,6 @@ def compare(
     from st_reba.data.demo import demo_questions
     from st_reba.data.tables import Labelled
     from st_reba.evaluation import OddOneOutEvaluator
-    from st_reba.modules import CausalTransformer
     from st_reba.recipes import asked_for
     from st_reba.text.templates import language_of
 
@@ -120,7 +119,7 @@ def compare(
     texts = [] if tasks else texts_of(labelled)
     if save_best is not None and not tasks and not isinstance(labelled, Labelled):
         raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
-    if words is None and not (tasks or source.own or demo == "retrieval"):
+    if words is None and source.own is None and not tasks and demo != "retrieval":
         words = demo_questions(language or "en")
     questions = None if words is None else OddOneOutEvaluator.from_csv(words)
     fit_on = texts_to_fit(fit_texts)
@@ -133,9 +132,8 @@ def compare(
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
     random = random and controls
-    backbone = load_fastest(
-        CausalTransformer, model, fit_on if tasks else texts, dtype=dtype, device=device, max_seq_length=max_seq_length
-    )
+    sample = fit_on if tasks else texts
+    backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
     left = None if tasks or dry_run else kept(out)
     run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left)
     total = None

@@ -6,16 +6,13 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from . import options
 from .options import argument, check_model, check_source, file, option, separated
 from .printing import Shown, console
-
-if TYPE_CHECKING:
-    from st_reba.encode import Engine
 
 
 class _Terminated(KeyboardInterrupt):
@@ -84,7 +81,7 @@ def encode(
 
     from sentence_transformers.util import get_device_name
 
-    from st_reba.encode import COPYING, HASHING, Encoder, LocalEngine, RayEngine, encode_file
+    from st_reba.encode import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 
     from .load import encoder_fastest, placement, quiet, usable
 

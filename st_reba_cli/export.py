@@ -46,7 +46,6 @@ def export(
     from st_reba.encode import Encoder
     from st_reba.export import save_plain, static_model
     from st_reba.files import atomic_directory
-    from st_reba.modules import CausalTransformer
 
     from .load import load_fastest, quiet, say_fitted, texts_to_fit, usable
 
@@ -55,7 +54,7 @@ def export(
         texts = texts_to_fit(fit_texts)
         say_fitted("weights and whitening", len(texts), fit_texts)
         with atomic_directory(static, "--static") as scratch, Shown("Reading the vocabulary", "tokens") as shown:
-            module = load_fastest(CausalTransformer, model, texts, dtype=dtype, device=device)
+            module = load_fastest(model, texts, dtype=dtype, device=device)
             made = static_model(
                 module, texts, layer=layer, dimension=dimensions,
                 on_progress=lambda done, total: shown.stage("Reading the vocabulary", done, total, "tokens"),

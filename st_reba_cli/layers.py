@@ -71,7 +71,7 @@ def layers(
     with atomic_directory(out) as scratch, Shown("Reading every layer", "texts", 2 * len(texts)) as shown:
         # The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
         module = load_fastest(
-            EchoModule if layout.copies > 1 else CausalTransformer, model, texts, dtype=dtype, device=device,
+            model, texts, EchoModule if layout.copies > 1 else CausalTransformer, dtype=dtype, device=device,
             max_seq_length=max_seq_length, template=template or "{text}", rows="all", output_layer=-1, final_norm=True,
         )  # fmt: skip
         pooled = Pooling(module.get_embedding_dimension(), "lasttoken" if pooling == "last" else pooling)

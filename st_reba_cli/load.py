@@ -29,7 +29,7 @@ from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retri
 from st_reba.encode import Encoder
 from st_reba.files import atomic_directory, is_full
 from st_reba.hub.saved_files import check_saved
-from st_reba.modules import CausalModule
+from st_reba.modules import CausalModule, CausalTransformer
 from st_reba.recipes import Recipe, find
 from st_reba.recipes.lookup import in_language
 from st_reba.text.templates import PromptLanguage
@@ -210,15 +210,21 @@ def load(kind: type[Module], model: str, *, dtype: str, max_seq_length: int | No
 
 
 def load_fastest(
-    kind: type[Module], model: str, texts: Sequence[str], *, dtype: str, device: str | None, **settings: Any
-) -> Module:
+    model: str,
+    texts: Sequence[str],
+    kind: type[CausalModule] = CausalTransformer,
+    *,
+    dtype: str,
+    device: str | None,
+    **settings: Any,
+) -> CausalModule:
     """A language model to be run, by the rule of :func:`sound`, looked at on some of the texts; further settings as for
     :func:`load`."""
     model = present(model)
     sample = sampled(texts)
     where, _ = placement(device, dtype)
 
-    def loaded(precision: str) -> Module:
+    def loaded(precision: str) -> CausalModule:
         return load(kind, model, dtype=precision, **settings).to(where)
 
     chosen, module = sound(loaded, lambda module: cosines(module, sample), where, dtype)

@@ -45,7 +45,6 @@ def search(
     from st_reba.compare.search import search as found_by_halving
     from st_reba.data.tables import Labelled
     from st_reba.lm.backbone import depth
-    from st_reba.modules import CausalTransformer
     from st_reba.recipes import Recipe
     from st_reba.text.templates import language_of
 
@@ -61,7 +60,7 @@ def search(
     texts = texts_of(labelled)
     tried = [Recipe(row, row.poolings[0]) for row in searched()]
     rows = [recipe.row for recipe in in_asked_language(tried, prompt_language, language_of(texts))]
-    backbone = load_fastest(CausalTransformer, model, texts, dtype=dtype, device=device, max_seq_length=max_seq_length)
+    backbone = load_fastest(model, texts, dtype=dtype, device=device, max_seq_length=max_seq_length)
     with Shown("Searching", "texts") as shown:
         chosen = found_by_halving(
             backbone, labelled, every=candidates(depth(backbone.model), rows), seed=seed, batch_size=batch_size,

@@ -21,7 +21,7 @@ from st_reba_cli.build import DEFAULT, METHODS
 
 from ..backbones import TEXTS
 from ..catalogued import PUBLIC_MODULES
-from ..conftest import long, pipeline
+from ..conftest import pipeline
 from . import typed
 
 TOLD = "The texts are in Chinese, and so "
@@ -62,11 +62,6 @@ def test_every_method_is_a_recipe():
         ("--recipe 'Echo-2, bidirectional'", "EchoModule", {"repetitions": 2, "bidirectional_layers": 1}),
         ("--recipe 'Echo-2, layer 2, whitened' --fit-texts texts.txt", "EchoModule",
          {"repetitions": 2, "output_layer": 2}),
-        long("--method contrastive-prompting", "ContrastivePromptingModule", {"scale": 2.0, "normalize_text": True}),
-        long("--method ck", "MetaEOLModule",
-             {"templates": [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]], "output_layer": 2}),
-        long("--recipe reba-5 --pooling last", "ReBAModule", {"repetitions": 5, "rows": "last"}),
-        long("--recipe classical+idf-weighted --fit-texts texts.txt", "CausalTransformer", {"output_layer": None}),
     ],
 )  # fmt: skip
 def test_a_ready_directory(options, kind, settings, desk):
@@ -86,10 +81,6 @@ def test_prompts(desk):
     model = built("--query-prompt 'find: ' --document-prompt 'text: '", "lm")
     assert (model.prompts["query"], model.prompts["document"]) == ("find: ", "text: ")
     assert "`find: `" in Path("out/README.md").read_text(encoding="utf-8")
-
-
-def test_its_authors_prompts(desk):
-    assert built("--recipe promptreps").prompts["query"] == "Query: "
 
 
 @pytest.mark.parametrize(

@@ -184,12 +184,12 @@ class TestCommand:
 
     @pytest.mark.parametrize(
         "options",
-        [("--layer", 0), ("--dimensions", 8), ("--fit-texts", "texts.txt"), ("--dtype", "bfloat16")],
+        [("--layer", 0), ("--dimensions", 8), ("--fit-texts", "org/texts"), ("--dtype", "bfloat16")],
         ids=lambda options: options[0],
     )
     def test_an_option_of_the_other_kind_is_not_passed_over(self, options, backbone_path, tmp_path):
         output = self.run("--model", backbone_path(), "--plain", tmp_path / "out", *options, expect=1)
-        assert f"{options[0]}: for --static alone, as --plain writes the model as it is. Leave it out." in output
+        assert f"{options[0]}: for --static alone, as --plain writes the model as it is; leave it out." in output
         assert not list(tmp_path.iterdir())
 
     def test_a_refusal_leaves_nothing(self, backbone_path, tmp_path):
