@@ -42,7 +42,7 @@ def test_the_answer_comes_first():
 def test_what_is_compared_without_data_and_model(desk):
     """On random weights, where no model is at hand, which is told. A dry run writes nothing."""
     before = written(desk)
-    told = r"\d+ recipes on 200 texts, with controls and timings: [\d,]+ tokens at [\d,]+ a second here, about"
+    told = r"\d+ recipes on 400 texts, with controls and timings: [\d,]+ tokens at [\d,]+ a second here, about"
     output = typed("compare --dry-run --model stand-in --out out")
     assert re.search(rf"its figures mean nothing.*{told}.* Memory: about \d+\.\d GB at the peak, .* weights\.", output)
     assert written(desk) == before

@@ -99,7 +99,7 @@ DISTIL = "distil --recipe echo-2 --model lm --texts many.txt --epochs 1 --held-o
 HELD_OUT = "on 12 texts that were held out"
 
 #: What is typed, what is said in the end, and what then holds.
-CASES: dict[str, tuple[list[str], str, Callable[[], bool]]] = {
+CASES: dict[str, tuple[list[str], str, Callable[[], object]]] = {
     "build": (
         ["build --model lm --out built --pooling mean"], f'{LOAD}("built")', lambda: same("built", of_reba())),
     "build, fitted": (
@@ -112,9 +112,9 @@ CASES: dict[str, tuple[list[str], str, Callable[[], bool]]] = {
         [f"compare {ON} --recipes classical --out report --save-best best --no-controls",
          "compare --saved report/comparison.json --against report/comparison.json"], "lm on 66 pairs of pairs.tsv",
         lambda: wrote("report", "report.html", "results.csv", "comparison.json") and encoded("best").any()),
-    "compare, without data": (["compare --model lm --dry-run"], "recipes on 200 texts", lambda: True),
+    "compare, without data": (["compare --model lm --dry-run"], "recipes on 400 texts", lambda: True),
     "search": (
-        [f"search {ON} --out found"], "31 pairs of pairs.tsv, held out", lambda: wrote("found", "comparison.json")),
+        [f"search {ON} --out found"], "33 pairs of pairs.tsv, held out", lambda: wrote("found", "comparison.json")),
     "layers": (
         [f"layers {ON}"], "Turning point: layer ",
         lambda: wrote("st-reba-layers", "layers.csv", "layers.png", "dependency.csv", "dependency.png")),
