@@ -85,9 +85,9 @@ def compare(
     if mteb:
         refuse(context, "--mteb brings its own texts, which are not known before they are run", *_TEXTS, "--dry-run")
     else:
-        refuse(context, "for --mteb, which names the tasks", "--mteb-results")
+        refuse(context, "without --mteb there are no tasks of it", "--mteb-results")
     if "all" not in separated(recipes or []):
-        refuse(context, "for --recipes all; the few have at most two copies of a text", "--repetitions")
+        refuse(context, "it is for --recipes all, as the few have at most two copies", "--repetitions")
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_recipes(recipes or [], model)
 
@@ -127,7 +127,7 @@ def compare(
     asked = in_asked_language(asked, prompt_language, language_of_tasks(tasks) if tasks else language_of(texts))
     counted = controls and isinstance(labelled, Labelled)
     if not counted and not any(recipe.fitted for recipe in asked):
-        why = "for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels; there is neither"
+        why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels"
         refuse(context, why, "--fit-texts")
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")

@@ -38,7 +38,7 @@ def export(
     if (static is None) == (plain is None):
         raise ValueError("What is exported is one of --static, --plain: give one of them, with a directory.")
     if static is not None:
-        refuse(context, "for --plain alone: how that tokenises", "--pieces", "--no-pieces")
+        refuse(context, "it says how --plain tokenises", "--pieces")
     else:
         of_static = ("--layer", "--dimensions", "--fit-texts", "--dtype")
         refuse(context, "for --static alone, as --plain writes the model as it is", *of_static)
