@@ -93,7 +93,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         # Model and device stand in what was typed already.
         ("--saved c.json --out new --save-best best", 1, f"--model, --out, --save-best: {SAVED} them out."),
         ("--saved c.json --no-controls --no-random", 1, f"--model, --no-controls, --no-random: {SAVED}"),
-        ("--saved c.json --dtype fastest", 1, f"--model, --dtype: {SAVED}"),
         ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes or tasks with"),
         ("--mteb", 2, "requires an argument"),
         ("--seed 5", 2, "No such option: --seed"),
@@ -120,7 +119,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--static a --pieces", 1, "--pieces: it says how --plain tokenises; leave it out."),
         ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
         ("--static full", 1, f"{TAKEN} --static"),
-        ("--static a --model ./no", 1, f"./no: {NO_MODEL}"),
     ],
     "layers": [
         ("--model empty", 1, EMPTY),
@@ -155,7 +153,6 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--rerank --template {text}", "one {query}, behind it one {document}"),
         ("--sparse --recipe reba-2", "--sparse with reba-2: the head is asked at the end of a prompt"),
         ("--multi-vector --recipe classical+whitened", "whitened stands around the pooling, and nothing is pooled. Gi"),
-        ("--multi-vector --recipe early-late", "Give another recipe, such as echo-2"),
         ("--multi-vector --recipe prompteol", "PromptEOL does not read every token. Give one of cl"),
         ("--multi-vector --fit-texts texts.txt", "--fit-texts is for what is fitted on texts, such as"),
         ("--multi-vector --recipe echo-2 --dimensions 33", "to keep, a whole number from 1 to 32"),
@@ -191,7 +188,6 @@ LATER: dict[str, list[tuple[str, str]]] = {
     ],
     "encode": [
         # It is not embedded by what sentence-transformers would guess; the line to type is there.
-        ("lm texts.txt", "lm has no modules.json: it is not a saved SentenceTransformer"),
         ("lm texts.txt", "st-reba build --model lm --method reba --pooling mean --out my-model"),
         ("damaged texts.txt", DAMAGED),
         ("saved texts.txt --device meta", "Give cpu, or one that is there; without --device it is "),
