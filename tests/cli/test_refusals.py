@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--out full", 1, f"{TAKEN} --out"),
         ("--save-best full", 1, f"{TAKEN} --save-best"),
         ("--words full", 2, "'full' is a directory"),
-        ("--words no.csv", 2, NO_FILE),
         ("--saved no.json", 2, NO_FILE),
         ("--data no.tsv", 1, f"no.tsv: {NOT_THERE}"),
         ("--data 'no/*.tsv'", 1, "no file has such a name"),
@@ -118,7 +118,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("", 1, "What is exported is one of --static, --plain: give one of them, with a directory."),
         ("--static a --pieces", 1, "--pieces: it says how --plain tokenises; leave it out."),
         ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
-        ("--static full", 1, f"{TAKEN} --static"),
     ],
     "layers": [
         ("--model empty", 1, EMPTY),
@@ -134,7 +133,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "search": [
         ("--model empty", 1, EMPTY),
         ("--save-best full", 1, f"{TAKEN} --save-best"),
-        ("--columns a,b", 1, "--columns is for --data"),
     ],
     "serve": [
         ("", 1, "There is no model to serve: give MODEL, --rerank, or both."),
@@ -143,7 +141,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved --api-key a,,b", 1, "An API key is empty (--api-key, ST_REBA_API_KEY)"),
         ("saved --api-key schlüssel", 1, "other characters than printable ASCII"),
     ],
-    "train": [("--config no.yaml", 2, NO_FILE), ("--config full", 2, "'full' is a directory")],
+    "train": [("--config no.yaml", 2, NO_FILE)],
     "verify": [("--model empty", 1, EMPTY), ("--model ./no", 1, f"./no: {NO_MODEL}")],
 }  # fmt: skip
 
@@ -258,6 +256,13 @@ def test_what_needs_no_model_is_answered_at_once(desk):
         assert not SLOW & {*imported}, line
     assert written(desk) == before
     assert AT_ONCE.keys() == LINES.keys() == get_command(app).commands.keys()
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "st_reba_cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == version("st_reba")
 
 
 @pytest.mark.parametrize(
