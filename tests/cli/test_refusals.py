@@ -121,7 +121,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     ],
     "layers": [
         ("--model empty", 1, EMPTY),
-        ("--out full", 1, f"{TAKEN} --out"),
         ("--template 'no slot'", 1, "The template 'no slot' has no {text}"),
         ("--batch-size 0", 2, "Invalid value"),
     ],
@@ -131,7 +130,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved org/name more", 2, "Got unexpected extra argument"),
     ],
     "search": [
-        ("--model empty", 1, EMPTY),
         ("--save-best full", 1, f"{TAKEN} --save-best"),
     ],
     "serve": [
@@ -168,7 +166,6 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data pairs.tsv --model no/such-model", NO_SUCH),
         ("--data pairs.tsv --model damaged", DAMAGED),
         ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
-        ("--data pairs.tsv --device cuda:x", "cannot use it here ("),
         ("--data empty", "empty is a directory without a table in it (nothing): give a file"),
         ("--data short.tsv", "short.tsv, line 2: 2 columns where 3 are expected"),
         ("--data pairs.tsv --columns a,b", "--columns a,b: give sentence1=...,sentence2=...,score=..."),
