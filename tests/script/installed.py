@@ -63,7 +63,7 @@ class Done:
 class Running:
     """A command that runs."""
 
-    def __init__(self, process: processes.Forked | subprocess.Popen[bytes], out: Path) -> None:
+    def __init__(self, process: processes.Python | subprocess.Popen[bytes], out: Path) -> None:
         self._process, self._out = process, out
 
     @property
