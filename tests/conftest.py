@@ -219,9 +219,7 @@ def script(tmp_path_factory):
 
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
-    found = Script(make(shared), tmp_path_factory.mktemp("script"))
-    yield found
-    found.close()
+    return Script(make(shared), tmp_path_factory.mktemp("script"))
 
 
 @pytest.fixture(scope="session")

@@ -232,7 +232,7 @@ def _norm_as_read(module: CausalModule) -> Iterator[None]:
     norm = final_norm(module.model)
     kept = {weight: weight.clone() for weight in norm.parameters()}
     # Not around 0: what takes their mean off turns them.
-    states = torch.rand(4, module.get_embedding_dimension()).to(module.model.device, module.model.dtype)
+    states = torch.rand(4, module.get_embedding_dimension(), dtype=module.model.dtype, device=module.model.device)
     try:
         # Equal weights, also where an architecture adds 1 to them.
         for weight in kept:

@@ -31,7 +31,7 @@ from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
 from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
-from st_reba_cli.data import texts_to_fit
+from st_reba_cli.load import texts_to_fit
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS

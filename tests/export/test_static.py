@@ -180,7 +180,7 @@ class TestCommand:
     def test_an_option_of_the_other_kind_is_not_passed_over(self, options, backbone_path, tmp_path):
         output = self.run("--model", backbone_path(), "--plain", tmp_path / "out", *options, expect=1)
         assert "What is exported is one of --static, --plain: give" in self.run("--model", backbone_path(), expect=1)
-        assert f"{options[0]}: for --static alone, as --plain writes the model as it is. Leave it out." in output
+        assert f"{options[0]}: for --static alone, as --plain writes the model as it is; leave it out." in output
         assert not list(tmp_path.iterdir())
 
     def test_a_refusal_leaves_nothing(self, backbone_path, tmp_path):
