@@ -279,8 +279,6 @@ class Comparison:
         Raises:
             ValueError: If no recipe has a number there.
         """
-        if not self.tasks:
-            raise ValueError("A comparison without tasks has no best recipe: give it at least one task.")
         task = self.tasks[0]
         found = best_of(self.results, task)
         if found is None:

@@ -7,7 +7,6 @@ from datasets import Dataset, DatasetDict
 from mteb import TaskMetadata, abstasks
 from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
-from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 
 from st_reba.data.demo import demo_pairs, demo_questions
 from st_reba.data.tables import Pairs, read_pairs
@@ -97,10 +96,6 @@ class DemoClassification(Local, abstasks.AbsTaskClassification):
         return DatasetDict(train=rows.select(range(0, len(rows), 2)), test=rows.select(range(1, len(rows), 2)))
 
 
-class DemoClassificationF1(DemoClassification):
-    metadata = metadata("DemoClassificationF1", "Classification", "f1")
-
-
 class DemoClustering(Local, abstasks.AbsTaskClustering):
     """Draws at random from a state that moves on: each variant has to meet the same one."""
 
@@ -113,17 +108,6 @@ class DemoClustering(Local, abstasks.AbsTaskClustering):
         texts = [sentence for question in QUESTIONS for sentence in question.sentences]
         labels = [question.word for question in QUESTIONS for _ in question.sentences]
         return DatasetDict(test=Dataset.from_dict({"sentences": texts, "labels": labels}))
-
-
-class DemoClusteringSets(DemoClustering, AbsTaskClusteringLegacy):  # type: ignore[misc]
-    metadata = metadata("DemoClusteringSets", "Clustering", "v_measure")
-    _evaluate_subset = AbsTaskClusteringLegacy._evaluate_subset
-
-    def splits(self):
-        rows = super().splits()["test"]
-        sets = [rows[start : start + 12] for start in range(0, 48, 12)]
-        columns = {name: [part[name] for part in sets] for name in ("sentences", "labels")}
-        return DatasetDict(test=Dataset.from_dict(columns))
 
 
 class DemoRetrieval(Local, abstasks.AbsTaskRetrieval):
@@ -161,8 +145,7 @@ class DemoNowhere(abstasks.AbsTaskSTS):
 
 
 TASKS = (
-    DemoSTS, DemoPairs, DemoPairsInOneRow, DemoClassification, DemoClassificationF1, DemoClustering, DemoClusteringSets,
-    DemoRetrieval, DemoReranking,
+    DemoSTS, DemoPairs, DemoPairsInOneRow, DemoClassification, DemoClustering, DemoRetrieval, DemoReranking,
 )  # fmt: skip
 
 
@@ -171,5 +154,5 @@ class DemoAll(AbsTaskAggregate):
 
     metadata = AggregateTaskMetadata(
         name="DemoAll", description="Made of the demo texts.", type="STS", modalities=["text"], eval_splits=["test"],
-        eval_langs=LANGUAGES, main_score="main_score", tasks=[DemoReranking(), DemoClusteringSets()],
+        eval_langs=LANGUAGES, main_score="main_score", tasks=[DemoReranking(), DemoClustering()],
     )  # fmt: skip
