@@ -5,7 +5,6 @@ import json
 import math
 import socket
 import sys
-from collections import Counter
 from statistics import fmean
 
 import numpy as np
@@ -17,7 +16,6 @@ from st_reba.compare import Recipes, compare_tasks
 from st_reba.compare.mteb import PAPER_METRICS, language_of_tasks, mteb_estimates, resolve_tasks, run_tasks
 from st_reba.recipes import default_recipes
 
-from ..backbones import TEXTS
 from ..conftest import pipeline
 
 mteb = pytest.importorskip("mteb")
@@ -239,8 +237,8 @@ def test_prompts_similarity_and_truncation_of_a_model(shallow_path, tmp_path):
 # A comparison
 
 
-def compared(path, tasks, keys=("Classical, mean",), texts=None, **settings):
-    asked = [recipe for recipe in default_recipes(1, texts) if recipe.result in keys]
+def compared(path, tasks, **settings):
+    asked = [recipe for recipe in default_recipes(1) if recipe.result == "Classical, mean"]
     return compare_tasks(Recipes(CausalTransformer(path), asked), tasks, model="tiny", **settings)
 
 
@@ -281,28 +279,6 @@ def test_a_task_whose_data_do_not_load_once_more(shallow_path, monkeypatch):
     assert "the Hub cannot be reached" in dict(found.skipped)["DemoPairs"]
     with pytest.raises(ValueError, match="No task could be run. The data of the mteb task DemoNowhere cannot be"):
         compared(shallow_path, [demo.DemoNowhere()])
-
-
-@pytest.mark.usefixtures("timed_once")
-@pytest.mark.filterwarnings("ignore:There is no interval")
-def test_kept_results_are_not_those_of_other_fit_texts(shallow_path, tmp_path):
-    first, second = ([f"{text} {start + number}" for number in range(9) for text in TEXTS] for start in (0, 100))
-    keys = ("Classical, mean", "Classical, whitened, mean")
-
-    def scores(texts, output):
-        found = compared(shallow_path, [demo.DemoSTSInOneSplit()], keys, texts, output=output, random=False)
-        return {result.name: result.scores["DemoSTSInOneSplit"].value for result in found.results}, found.lengths
-
-    before, _ = scores(first, tmp_path)
-    after, embedded = scores(second, tmp_path)
-    assert embedded
-    assert after == pytest.approx(scores(second, None)[0], abs=1e-6)
-    assert after[keys[1]] != pytest.approx(before[keys[1]], abs=1e-4)
-    assert scores(first, tmp_path)[1] == []
-    # What depends on no fit texts is kept.
-    revisions = Counter(path.parts[-3] for path in (tmp_path / "results").rglob("DemoSTSInOneSplit.json"))
-    twice = [name.removeprefix("st_reba__tiny__") for name, count in revisions.items() if count == 2]
-    assert sorted(twice) == ["Bag-of-input-embeddings__whitened__mean", "Classical__whitened__mean"]
 
 
 # Names of tasks

@@ -205,6 +205,10 @@ def test_revisions_tell_all_recipes_apart(roomy_path, monkeypatch):
     assert changed["PromptEOL, last"] != revisions["PromptEOL, last"]
     # Whatever else is compared.
     assert changed["ReBA-2, last"] == revisions["ReBA-2, last"]
+    refitted = Recipes(model, [dataclasses.replace(recipe, fit_texts=tuple(FIT_TEXTS)) for recipe in every])
+    told = refitted.revisions()
+    fitted = {recipe.result for recipe in refitted.all if recipe.fitted}
+    assert {key for key in told if told[key] != revisions[key]} == fitted
     monkeypatch.setattr("st_reba.compare.recipes.fingerprint_of_weight", lambda name, blocks: "another head")
     again = Recipes(model, every).revisions()
     assert (
