@@ -7,6 +7,7 @@ from datasets import Dataset, DatasetDict
 from mteb import TaskMetadata, abstasks
 from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 
 from st_reba.data.demo import demo_pairs, demo_questions
 from st_reba.data.tables import Pairs, read_pairs
@@ -110,6 +111,17 @@ class DemoClustering(Local, abstasks.AbsTaskClustering):
         return DatasetDict(test=Dataset.from_dict({"sentences": texts, "labels": labels}))
 
 
+class DemoClusteringSets(DemoClustering, AbsTaskClusteringLegacy):  # type: ignore[misc]
+    metadata = metadata("DemoClusteringSets", "Clustering", "v_measure")
+    _evaluate_subset = AbsTaskClusteringLegacy._evaluate_subset
+
+    def splits(self):
+        rows = super().splits()["test"]
+        sets = [rows[start : start + 12] for start in range(0, 48, 12)]
+        columns = {name: [part[name] for part in sets] for name in ("sentences", "labels")}
+        return DatasetDict(test=Dataset.from_dict(columns))
+
+
 class DemoRetrieval(Local, abstasks.AbsTaskRetrieval):
     """Find the other half of each pair that means much the same."""
 
@@ -145,7 +157,8 @@ class DemoNowhere(abstasks.AbsTaskSTS):
 
 
 TASKS = (
-    DemoSTS, DemoPairs, DemoPairsInOneRow, DemoClassification, DemoClustering, DemoRetrieval, DemoReranking,
+    DemoSTS, DemoPairs, DemoPairsInOneRow, DemoClassification, DemoClustering, DemoClusteringSets, DemoRetrieval,
+    DemoReranking,
 )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ class Sample:
     Attributes:
         split: The split's name, such as ``"test"``.
         subset: mteb's name of the language or part, such as ``"default"``.
-        unit: What an item is: a pair, a text or a query.
+        unit: What an item is: a pair, a text, a query or one of mteb's clusterings.
         statistic: Makes the score of the items: the mean of ``values``; their correlation with ``labels``; the accuracy
             at the best threshold, or the average precision, of the best of several similarities.
         values: One number an item, (n,), or as many as there are similarities, (n, similarities).
@@ -128,7 +128,7 @@ class Sample:
 
     split: str
     subset: str
-    unit: Literal["pair", "text", "query"]
+    unit: Literal["pair", "text", "query", "clustering"]
     statistic: Kind
     values: Any
     labels: Any = None
@@ -480,16 +480,21 @@ def _evaluate(task: AbsTask, encoder: RecipeEncoder, cache: ResultCache, folder:
         with atomic_file(path, "w") as stream:
             json.dump(list(map(asdict, by_place.values())), stream, default=np.ndarray.tolist)
     [result] = done.task_results
-    places = [(split, entry["hf_subset"]) for split, entries in result.scores.items() for entry in entries]
-    whole = all(place in by_place and len(by_place[place].values) > 1 for place in places)
+    entries = {(split, entry["hf_subset"]): entry for split, each in result.scores.items() for entry in each}
+    for place, entry in entries.items():
+        if metric == "v_measure" and "v_measures" in entry:
+            levels = entry["v_measures"]
+            values = [value for level in levels.values() for value in level] if isinstance(levels, dict) else levels
+            by_place[place] = Sample(*place, "clustering", "mean", values)
+    whole = all(place in by_place and len(by_place[place].values) > 1 for place in entries)
     paper = PAPER_METRICS.get(task.metadata.type)
-    if paper is not None and any(paper not in entry for entries in result.scores.values() for entry in entries):
+    if paper is not None and any(paper not in entry for entry in entries.values()):
         paper = None
     return TaskScore(
         value=float(result.get_score()),
         paper=None if paper is None else float(result.get_score(getter=lambda entry: entry[paper])),
         # None at all, if one part of the score cannot be resampled.
-        samples=[by_place[place] for place in places] if whole else [],
+        samples=[by_place[place] for place in entries] if whole else [],
         result=result,
     )
 
@@ -500,9 +505,10 @@ def mteb_estimates(
     """Each variant's main score on a task with its 95% interval, and whether it is tied with the best.
 
     What is resampled depends on what mteb tells: the pairs of STS and of pair classification, the test texts of
-    classification by accuracy (with the training draws as they are), the queries of retrieval and reranking. The value
-    itself is mteb's. Where a variant has nothing to resample, no variant has an interval, and none but the best is
-    tied.
+    classification by accuracy (with the training draws as they are), the queries of retrieval and reranking; and the
+    clusterings, of which mteb makes a few: such an interval says how sure their mean is, and nothing of other texts.
+    The value itself is mteb's. Where a variant has nothing to resample, no variant has an interval, and none but the
+    best is tied.
 
     Args:
         scores: What every variant reached.
