@@ -79,7 +79,7 @@ class DemoPairs(Local, abstasks.AbsTaskPairClassification):
 
 
 class DemoPairsInOneRow(DemoPairs):
-    metadata = metadata("DemoPairsInOneRow", "PairClassification", "cosine_ap")
+    metadata = metadata("DemoPairsInOneRow", "PairClassification", "euclidean_ap")
 
     def splits(self):
         rows = super().splits()["test"]
