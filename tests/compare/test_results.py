@@ -212,6 +212,8 @@ def test_paired_differences_see_what_others_do_not():
     first, second = (change.difference for change in paired.changes)
     assert 0 < first.low < first.value < first.high
     assert (first.tied, second.tied) == (False, True)
+    back = side_by_side(old, new).changes[0].difference
+    assert (back.low, back.high, back.tied) == (pytest.approx(-first.high), pytest.approx(-first.low), False)
     assert paired.says[0].startswith("1 of 2 results changed beyond the interval, most of all A, mean by +")
     same = "The intervals are paired: both comparisons are of the same labelled pairs."
     assert paired.says[1:] == [same, "To use: A, mean, as before."]
