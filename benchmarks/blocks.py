@@ -241,6 +241,7 @@ def best_layers(results: Results, page: Path, pairs: str) -> str:
 
 BLOCKS |= {
     "recipes-stsb-en": partial(all_recipes, where=SPEARMAN & (c.set == ENGLISH)),
+    "recipes-stsb-en-some": partial(all_recipes, where=SPEARMAN & (c.set == f"{ENGLISH}, 100 pairs")),
     "recipes-stsb-zh": partial(all_recipes, where=SPEARMAN & (c.set == CHINESE)),
     "titles": partial(all_recipes, where=c.set.is_in(TITLES), split=["set", "metric"]),
     "layers-stsb-en": partial(best_layers, pairs=ENGLISH),
