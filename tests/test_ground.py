@@ -110,9 +110,14 @@ on_a_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no d
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_writer_says_that_the_disk_is_full_and_leaves_nothing(writer, tmp_path):
     (tmp_path / "full").symlink_to("/dev/full")
-    with pytest.raises(NoRoomError, match=NO_ROOM), atomic_directory(tmp_path / "out") as scratch:
-        (scratch / "started").touch()
-        WRITERS[writer](tmp_path / "full")
+
+    def write():
+        with atomic_directory(tmp_path / "out") as scratch:
+            (scratch / "started").touch()
+            WRITERS[writer](tmp_path / "full")
+
+    with pytest.raises(NoRoomError, match=NO_ROOM):
+        write()
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
