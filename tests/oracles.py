@@ -526,15 +526,9 @@ def log_residual_variance(predictions, labels, epsilon):
 
 def reconstruction_error(autoencoder, states):
     """(L,): the mean squared error of each layer's decoded states beside the states (B, L, D), normalised."""
-    errors = []
-    for layer in range(states.shape[1]):
-        total = torch.zeros(())
-        for state in states[:, layer]:
-            wanted = (state - state.mean()) / ((state - state.mean()) ** 2).mean().add(1e-5).sqrt()
-            decoded = autoencoder.decoder[layer](autoencoder.encoder[layer](state))
-            total = total + ((decoded - wanted) ** 2).mean()
-        errors.append(total / len(states))
-    return torch.stack(errors)
+    wanted = torch.nn.functional.layer_norm(states, states.shape[-1:])
+    layers = zip(autoencoder.encoder, autoencoder.decoder, states.unbind(1), wanted.unbind(1), strict=True)
+    return torch.stack([(decoder(encoder(own)) - each).square().mean() for encoder, decoder, own, each in layers])
 
 
 # JTCSE: the layers of BERT and RoBERTa, one text at a time.
