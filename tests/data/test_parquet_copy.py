@@ -22,6 +22,8 @@ from st_reba.data.rows import LONGEST, rows
 from st_reba.data.sources import File
 from st_reba.data.tables import read_texts
 
+from ..conftest import long
+
 LINES = ["one", "", "  zwei ", "三\u2028\x85", "last\r"]
 
 
@@ -54,7 +56,7 @@ def write_parquet(path, texts, **options):
     return path
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", long(".gz"), ".zst"])
 class TestRows:
     @pytest.mark.parametrize(
         ("name", "data", "expected"),
@@ -223,24 +225,23 @@ class TestParquet:
             copied(write_parquet(tmp_path / "t.parquet", values))
 
     def test_a_damaged_file_is_named(self, tmp_path):
-        """Its texts, and its footer, which a program may read for long before it finds that out."""
-        path = write_parquet(tmp_path / "t.parquet", ["text a", "text b", "text c"])
+        """Its texts, and its footer, which a program may read for long before it finds that out; and a page of a kept
+        column, before the first row is encoded."""
+        path = write_parquet(tmp_path / "t.parquet", ["text a", "text b"], compression="none", write_page_checksum=True)
         whole = path.read_bytes()
-        for at in (*range(0, len(whole), 31), len(whole) - 1):
+
+        def damage(at):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+
+        for at in (*range(0, len(whole), 31), len(whole) - 1):
+            damage(at)
             for read in (copied, read_texts):
                 try:
                     read(path)
                 except ValueError as error:
                     assert str(path) in str(error), error  # noqa: PT017
-
-    def test_a_page_that_is_damaged(self, tmp_path):
-        """Also one of a kept column: it is found before the first row is encoded."""
-        path = write_parquet(tmp_path / "t.parquet", ["a", "b"], compression="none", write_page_checksum=True)
-        place = pq.ParquetFile(path).metadata.row_group(0).column(1).data_page_offset
-        with path.open("r+b") as stream:
-            stream.seek(place)
-            stream.write(bytes(16))
+        path.write_bytes(whole)
+        damage(pq.ParquetFile(path).metadata.row_group(0).column(1).data_page_offset + 9)
         with pytest.raises(ValueError, match="t.parquet cannot be read to its end"):
             copied(path, keep=["id"])
 

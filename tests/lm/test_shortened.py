@@ -17,7 +17,6 @@ from st_reba import CausalTransformer, EchoModule, LayerStates, MetaEOLModule, R
 from st_reba.lm.anatomy import layer_paths, shortened
 from st_reba.lm.backbone import _PER_LAYER
 from st_reba.lm.run import Hook, hooked
-from st_reba.reading.layers import LayerReader
 
 from .. import oracles
 from ..backbones import FEW, TEXTS, own
@@ -198,10 +197,3 @@ def test_gradients_saved_models_and_those_who_share_a_backbone_keep_their_norm(b
     assert np.array_equal(loaded.encode(TEXTS), raw.encode(TEXTS))
     # The norm is still there, for whoever wants it.
     assert torch.equal(AutoModel.from_pretrained(str(own(tmp_path))).norm.weight, normed[0].model.norm.weight)
-
-
-def test_every_layer_is_read_alike_without_the_final_norm(shared):
-    embeddings = LayerReader(pipeline(CausalTransformer(shared(), final_norm=False))).embeddings(TEXTS)
-    for layer in (1, 2, 3):
-        short = CausalTransformer(shared(), output_layer=layer, final_norm=False)
-        assert relative_error(embeddings[layer], pipeline(short).encode(TEXTS)) < 1e-5
