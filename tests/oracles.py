@@ -436,20 +436,8 @@ def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=F
 
 
 def equation_6(anchors, positives, negatives, temperature):
-    """BeLLM, Eq. 6, loop by loop: rows are h_i, h_i^+ and h_i^-; the sum over i, as it is written."""
-
-    def cosine(a, b):
-        return (a @ b) / (a.norm() * b.norm())
-
-    loss = 0
-    for i, h in enumerate(anchors):
-        numerator = (cosine(h, positives[i]) / temperature).exp()
-        denominator = 0
-        for j in range(len(anchors)):
-            denominator = denominator + (cosine(h, positives[j]) / temperature).exp()
-            denominator = denominator + (cosine(h, negatives[j]) / temperature).exp()
-        loss = loss - (numerator / denominator).log()
-    return loss
+    """BeLLM, Eq. 6: rows are h_i, h_i^+ and h_i^-; the sum over i, as it is written."""
+    return len(anchors) * info_nce(anchors, [*positives, *negatives], temperature)
 
 
 def angle_loss(anchors, positives, negatives, scale):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from st_reba.lm.attention import weights as layer_weights
-from st_reba.lm.attention.changes import FirstKey
+from st_reba.lm.attention.changes import Bidirectional, FirstKey
 from st_reba.lm.attention.function import observable_attention
 from st_reba.lm.attention.observers import Census, InChunks, RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
@@ -159,6 +159,14 @@ def test_an_additive_mask_is_a_mask():
     with watching(Maps()):
         output, _ = observable_attention(layer(), *tensors, attention_mask=mask)
     torch.testing.assert_close(output, naive(*tensors, mask=WINDOW)[0])
+
+
+def test_a_window_opens_to_both_sides_and_padding_sees_itself():
+    real = torch.ones(1, 9).bool()
+    real[:, 7:] = False
+    seen = Bidirectional({0}, real).mask((WINDOW & CAUSAL)[None, None], 9, 4, torch.device("cpu"))
+    assert torch.equal(seen[0, 0], (WINDOW & WINDOW.T & real) | torch.eye(9).bool())
+    assert Bidirectional({0}, real, padded=False).mask(None, 9, None, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("rerouted", [False, True])
