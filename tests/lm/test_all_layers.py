@@ -9,7 +9,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer, losses  # type: ignore[attr-defined]
 from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import CNN, Pooling, WeightedLayerPooling, WordWeights
+from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from st_reba import CausalTransformer, EarlyLateModule, EchoModule, MetaEOLModule, ReBAModule, RefinedThoughtModule
@@ -30,7 +30,6 @@ def weighted_layers():
 
 READERS = {
     "WeightedLayerPooling": lambda: [weighted_layers(), Pooling(32, "mean")],
-    "CNN": lambda: [CNN(32, out_channels=8, kernel_sizes=[1, 3]), Pooling(16, "mean")],
     "Dense": lambda: [Dense(32, 8, module_input_name="token_embeddings"), Pooling(8, "mean"), Dense(8, 4)],
     "WordWeights": lambda: [
         WordWeights([str(word) for word in range(VOCABULARY)], {str(word): word % 7 for word in range(VOCABULARY)}),
