@@ -61,7 +61,6 @@ STUDENTS = {
     for each in (
         Student("one plain pass, linear map alone", UNTRAINED),
         Student("one plain pass, MSE"),
-        Student("one plain pass, CoSENT", {"loss": "cosent"}),
         Student("PromptEOL, linear map alone", {"student": "prompteol", **UNTRAINED}),
         Student("PromptEOL, MSE", {"student": "prompteol"}),
         Student("static, linear map alone", {"student": "static", **UNTRAINED}),

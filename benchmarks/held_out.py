@@ -41,13 +41,14 @@ from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Resampled
 from st_reba.files import atomic_file
-from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.modules import CausalTransformer
 from st_reba.text.templates import PromptLanguage
 
 #: Echo topic that asks what the text means, as PromptEOL does.
 MEANS_RECIPE = "echo-means"
 RECIPES = ("echo-topic", "topic", MEANS_RECIPE, "early-late", "prompteol")
-TF_IDF = "tf-idf"
+#: Of the model's tokens; and of characters, where words are not parted.
+TF_IDF, OF_CHARACTERS = "tf-idf", "tf-idf of characters"
 MEAN = "mean"
 #: What a score is.
 SPEARMAN, NEAREST, LOGISTIC, CLUSTERS = (
@@ -165,10 +166,10 @@ def v_measures(clusters: Mapping[str, Matrix], classes: Sequence[str]) -> Cluste
     return Clusters(list(clusters), np.array(found))
 
 
-def tf_idf(own: HeldOut, words: CausalModule) -> list[Matrix]:
-    """Vectors of the set's texts, and of its labelled ones."""
+def tf_idf(own: HeldOut, analyzer: Callable[[str], Sequence[Any]]) -> list[Matrix]:
+    """Vectors of the set's texts, and of its labelled ones, by what they are cut into."""
     lists = [own.task.texts, *([own.train.texts] if own.train else [])]
-    counts = CountVectorizer(analyzer=lambda text: words.token_ids([text])[0])
+    counts = CountVectorizer(analyzer=analyzer)
     counts.fit([text for each in (own.fit, *lists) for text in each])
     weights = TfidfTransformer().fit(counts.transform(own.fit))
     return [weights.transform(counts.transform(each)).toarray() for each in lists]
@@ -239,6 +240,9 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
     found: dict[tuple[str, str], Resampled | Clusters] = {}
     texts: dict[str, int] = {}
     backbone = CausalTransformer(str(model.located(models)), model_kwargs={"dtype": "bfloat16"})
+    overlap: dict[str, Callable[[str], Sequence[Any]]] = {TF_IDF: lambda text: backbone.token_ids([text])[0]}
+    if language == "zh":
+        overlap[OF_CHARACTERS] = list
     for own in sets(language, given):
         makers: Makers = {}
         for name in given.recipes:
@@ -253,13 +257,14 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
             makers[each.name] = (directory / each.name / own.task.name, make)
         vectors = embedded(makers, "", own.task.texts)
         train = embedded(makers, f", train {given.train}", own.train.texts) if own.train else {}
-        for some, of_words in zip((vectors, train), tf_idf(own, backbone), strict=False):
-            some[TF_IDF] = of_words
+        for name, analyzer in overlap.items():
+            for some, of_words in zip((vectors, train), tf_idf(own, analyzer), strict=False):
+                some[name] = of_words
         texts[own.task.name] = len(own.task.texts)
         found |= {(own.task.name, metric): each for metric, each in scores(own, vectors, train)}
         print(f"{time.strftime('%H:%M')} {model.name}, {own.task.name}: scored", flush=True)
     about: records.Record = {"model": model.name, "precision": "bfloat16", **records.today()}
-    yield from rows(found, texts, about, [TF_IDF, *(each.name for each in trained), *given.recipes])
+    yield from rows(found, texts, about, [*overlap, *(each.name for each in trained), *given.recipes])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -24,7 +24,7 @@ from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
 from st_reba.recipes.rows import PARTS
 from st_reba.text.templates import TEMPLATES
-from st_reba_cli.checks import NAMES
+from st_reba_cli.options import NAMES
 
 
 class TablesError(Exception):
@@ -71,7 +71,7 @@ def filled(text: str, page: Path, results: Results, blocks: Mapping[str, Block])
 
 
 def known_names() -> str:
-    """What :data:`st_reba_cli.checks.NAMES` has to say."""
+    """What :data:`st_reba_cli.options.NAMES` has to say."""
     every = every_row()
     made = {
         "recipes": [*(row.key for row in every), rows.BAG.key],

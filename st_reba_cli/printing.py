@@ -9,7 +9,7 @@ from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Task as Bar
 from rich.segment import Segment
 from rich.text import Text
@@ -71,19 +71,25 @@ def model_name(model: str) -> str:
 class Shown(Progress):
     """How far a command is: a bar on a terminal; elsewhere, such as in a log, a line every :attr:`EVERY` seconds.
 
-    Each task has a field ``unit``: what is counted. Work that an interrupted run has left is no part of the rate.
+    Work that an interrupted run has left is no part of the rate.
+
+    Args:
+        what: What is done.
+        unit: What is counted.
+        total: How many there are; None: nobody knows yet.
     """
 
     #: Seconds between two lines.
     EVERY = 30.0
 
-    def __init__(self) -> None:
+    def __init__(self, what: str, unit: str, total: float | None = None) -> None:
         # A task's or a model's name is no markup here either.
-        what = TextColumn("{task.description}", markup=False)
-        columns = (SpinnerColumn(), what, BarColumn(), _Done(), TimeElapsedColumn(), _Left())
+        described = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), described, BarColumn(), _Told(), TimeElapsedColumn())
         # The bar is drawn in a thread, whose time is taken from what is measured: four times a second are enough. A
         # step may take minutes on a slow machine, and the rate is that of the last ten.
         super().__init__(*columns, console=notes, transient=True, refresh_per_second=4, speed_estimate_period=600)
+        self._bar = self.add_task(what, total=total, unit=unit)
         self._ended = Event()
         self._teller = Thread(target=self._tell, daemon=True)
 
@@ -98,41 +104,37 @@ class Shown(Progress):
         if self.console.is_terminal:
             super().stop()
 
-    def stage(self, bar: TaskID, name: str, done: int, total: int | None, unit: str) -> None:
-        """Show one stage of a task after another, each from what an interrupted run has left on."""
-        if name != self._tasks[bar].description:
+    def more(self, count: float, what: str | None = None) -> None:
+        """So many more are done."""
+        self.update(self._bar, advance=count, description=what)
+
+    def stage(self, name: str, done: int, total: int | None, unit: str) -> None:
+        """So many of one stage are done, which begins with what an interrupted run has left."""
+        if name != self.tasks[0].description:
             # What is there already must not count as speed.
-            self.reset(bar, description=name, total=total, completed=done, unit=unit)
-        self.update(bar, completed=done, total=total)
+            self.reset(self._bar, description=name, total=total, completed=done, unit=unit)
+        self.update(self._bar, completed=done, total=total)
 
     def _tell(self) -> None:
         while not self._ended.wait(self.EVERY):
-            for task in self.tasks:
-                told = (_done(task), _left(task), f"{round(task.elapsed or 0)} s since it began")
-                self.console.print(f"{task.description}: {', '.join(filter(None, told))}.", soft_wrap=True)
+            (task,) = self.tasks
+            told = [*filter(None, [_told(task)]), f"{round(task.elapsed or 0)} s since it began"]
+            self.console.print(f"{task.description}: {', '.join(told)}.", soft_wrap=True)
 
 
-class _Done(ProgressColumn):
+class _Told(ProgressColumn):
     def render(self, task: Bar) -> Text:
-        return Text(_done(task), style="progress.download")
+        return Text(_told(task), style="progress.download")
 
 
-class _Left(ProgressColumn):
-    def render(self, task: Bar) -> Text:
-        return Text(_left(task), style="progress.remaining")
-
-
-def _done(task: Bar) -> str:
-    """How much of what is done, and how much of it in a second."""
-    unit = task.fields["unit"]
+def _told(task: Bar) -> str:
+    """How much of what is done, how much of it in a second and, from the first step on, how long the rest takes."""
+    unit, told = task.fields["unit"], []
     of = "" if task.total is None else f" of {task.total:,.0f}"
-    done = f"{task.completed:,.0f}{of} {unit}" if task.completed or of else ""
-    rate = task.finished_speed or task.speed
-    return done + (f", {rate:,.{0 if rate >= 10 else 1}f} {unit}/s" if rate else "")
-
-
-def _left(task: Bar) -> str:
-    """About how long the rest takes, from the first step on."""
-    if task.time_remaining is None or task.finished:
-        return ""
-    return f"about {task.time_remaining // 60:.0f}:{task.time_remaining % 60:02.0f} left"
+    if task.completed or of:
+        told.append(f"{task.completed:,.0f}{of} {unit}")
+    if rate := task.finished_speed or task.speed:
+        told.append(f"{rate:,.{0 if rate >= 10 else 1}f} {unit}/s")
+    if task.time_remaining is not None and not task.finished:
+        told.append(f"about {task.time_remaining // 60:.0f}:{task.time_remaining % 60:02.0f} left")
+    return ", ".join(told)

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .checks import check_free, check_model
-from .data import Source, in_asked_language
+from .options import Source, option
 from .printing import Shown
 
 
@@ -24,7 +23,7 @@ def search(
     document_prompt: options.DocumentPrompt = None,
     demo: options.Demo = None,
     language: options.Language = None,
-    seed: Annotated[int, typer.Option(help="Of the two halves.")] = 0,
+    seed: Annotated[int, option("Of the two halves.")] = 0,
     random: options.Random = True,
     prompt_language: options.PromptLanguage = None,
     out: options.Out = None,
@@ -38,10 +37,7 @@ def search(
 
     It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
     """
-    check_free(out, "--out")
-    check_free(save_best, "--save-best")
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
-    check_model(model)
 
     from st_reba.compare import Recipes, compare, texts_of
     from st_reba.compare.cost import total_tokens
@@ -49,38 +45,32 @@ def search(
     from st_reba.compare.search import search as found_by_halving
     from st_reba.data.tables import Labelled
     from st_reba.lm.backbone import depth
-    from st_reba.modules import CausalTransformer
     from st_reba.recipes import Recipe
     from st_reba.text.templates import language_of
 
-    from .load import check_devices, load_fastest, quiet
+    from .load import check_devices, described, in_asked_language, load_fastest, quiet, read
     from .show import has_page, kept, running, show, with_command, write
 
     context.with_resource(quiet())
     with_page = has_page(out)
     check_devices(device)
-    labelled = source.read()
+    labelled = read(source)
     if not isinstance(labelled, Labelled):
         raise ValueError("A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task.")
     texts = texts_of(labelled)
     tried = [Recipe(row, row.poolings[0]) for row in searched()]
     rows = [recipe.row for recipe in in_asked_language(tried, prompt_language, language_of(texts))]
-    backbone = load_fastest(CausalTransformer, model, texts, dtype=dtype, device=device, max_seq_length=max_seq_length)
-    with Shown() as shown:
-        bar = shown.add_task("Searching", total=None, unit="texts")
+    backbone = load_fastest(model, texts, dtype=dtype, device=device, max_seq_length=max_seq_length)
+    with Shown("Searching", "texts") as shown:
         chosen = found_by_halving(
-            backbone,
-            labelled,
-            every=candidates(depth(backbone.model), rows),
-            seed=seed,
-            batch_size=batch_size,
-            on_progress=lambda what, texts: shown.update(bar, advance=texts, description=f"Searching: {what}"),
-        )
+            backbone, labelled, every=candidates(depth(backbone.model), rows), seed=seed, batch_size=batch_size,
+            on_progress=lambda what, texts: shown.more(texts, f"Searching: {what}"),
+        )  # fmt: skip
     recipes = Recipes(backbone, chosen.recipes(), batch_size=batch_size, kept=kept(out))
     with running(recipes, total_tokens(recipes, texts_of(chosen.held_out), random=random)):
         found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
     found = with_command(
-        with_selection(chosen, found), context.obj, model, f"{source.described(chosen.held_out)}, held out",
+        with_selection(chosen, found), context.obj, model, f"{described(source, chosen.held_out)}, held out",
         max_seq_length=max_seq_length, fitted_on_data=True,
     )  # fmt: skip
     show(found)

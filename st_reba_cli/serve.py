@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from . import options
-from .checks import check_model
+from .options import argument, check_model, option, separated
 from .printing import console, notes
 
 MIB = 2**20
@@ -20,38 +20,35 @@ def serve(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A SentenceTransformer, for embeddings: a directory or a Hub id."),
+        argument("A SentenceTransformer, for embeddings: a directory or a Hub id.", "[MODEL]", callback=check_model),
     ] = None,
     rerank: Annotated[
-        str | None, typer.Option(help="A CrossEncoder, for /rerank. Without it, MODEL orders texts by similarity.")
+        str | None,
+        option("A CrossEncoder, for /rerank. Without it, MODEL orders texts by similarity.", callback=check_model),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What requests call MODEL. Default: the last part of it.")] = None,
+    name: Annotated[str | None, option("What requests call MODEL. Default: the last part of it.")] = None,
     rerank_name: Annotated[
-        str | None, typer.Option(help="What requests call the CrossEncoder. Default: the last part of it.")
+        str | None, option("What requests call the CrossEncoder. Default: the last part of it.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; by default this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
+    host: Annotated[str, option("Address to listen at; by default this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, option("0: any that is free.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "A key that requests have to bring; several with commas. Others on this machine see an option, and not the "
+            "variable.",
             envvar="ST_REBA_API_KEY",
             show_envvar=True,
-            help="A key that requests have to bring; several with commas. Others on this machine see an option, and "
-            "not the variable.",
         ),
     ] = None,
-    truncate: Annotated[bool, typer.Option(help="Cut texts that are too long for the model, or refuse them.")] = True,
-    batch_tokens: Annotated[int, typer.Option(help="Of a batch, padding included, at most.", min=1)] = 8192,
-    batch_size: Annotated[int, typer.Option(help="Texts of a batch, at most.", min=1)] = 256,
-    queue_tokens: Annotated[
-        int, typer.Option(help="That wait at most; what comes then is told when to try again.", min=1)
-    ] = MIB,
-    max_inputs: Annotated[int, typer.Option(help="Texts of a request, at most.", min=1)] = 2048,
-    max_body: Annotated[int, typer.Option(help="MiB of a request, at most.", min=1)] = 8,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of MODEL on the Hub.")] = None,
-    rerank_revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of the CrossEncoder on the Hub.")
-    ] = None,
+    truncate: Annotated[bool, option("Cut texts that are too long for the model, or refuse them.")] = True,
+    batch_tokens: Annotated[int, option("Of a batch, padding included, at most.", min=1)] = 8192,
+    batch_size: Annotated[int, option("Texts of a batch, at most.", min=1)] = 256,
+    queue_tokens: Annotated[int, option("That wait at most; what comes then is told when to try again.", min=1)] = MIB,
+    max_inputs: Annotated[int, option("Texts of a request, at most.", min=1)] = 2048,
+    max_body: Annotated[int, option("MiB of a request, at most.", min=1)] = 8,
+    revision: Annotated[str | None, option("Branch, tag or commit of MODEL on the Hub.")] = None,
+    rerank_revision: Annotated[str | None, option("Branch, tag or commit of the CrossEncoder on the Hub.")] = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
 ) -> None:
@@ -61,10 +58,7 @@ def serve(
     for given, called in ((name, "--name"), (rerank_name, "--rerank-name")):
         if given == "":
             raise ValueError(f"{called} is empty: give a name, or leave it out.")
-    for given in (model, rerank):
-        if given is not None:
-            check_model(given)
-    keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
+    keys = [] if api_key is None else separated([api_key])
     if not all(keys):
         raise ValueError("An API key is empty (--api-key, ST_REBA_API_KEY): give a key, or leave it out.")
     if not all(key.isascii() and key.isprintable() for key in keys):
@@ -89,7 +83,7 @@ def serve(
     with bound(host, port) as own:
         limits = Limits(
             body_bytes=max_body * MIB, inputs=max_inputs, batch_tokens=batch_tokens, batch_texts=batch_size,
-            queue_tokens=queue_tokens, truncate=truncate,
+            queue_tokens=queue_tokens,
         )  # fmt: skip
         embedder = reranker = None
         if model is not None:

@@ -84,9 +84,8 @@ def kept(out: Path | None) -> TensorCache | None:
 @contextmanager
 def running(recipes: Recipes, total: float | None) -> Iterator[None]:
     """A progress bar of ``total`` tokens while recipes run."""
-    with Shown() as shown:
-        bar = shown.add_task("Comparing", total=total, unit="tokens")
-        recipes.on_progress = lambda what, tokens: shown.update(bar, advance=tokens, description=what)
+    with Shown("Comparing", "tokens", total) as shown:
+        recipes.on_progress = lambda what, tokens: shown.more(tokens, what)
         try:
             yield
         except KeyboardInterrupt:

@@ -9,26 +9,19 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .checks import check_file
+from .options import argument, file, option
 from .printing import console
 
 
 def train(
     context: typer.Context,
-    method: Annotated[Literal["bellm", "freeze", "jtcse"], typer.Argument(help="What to train.")],
+    method: Annotated[Literal["bellm", "freeze", "jtcse"], argument("What to train.")],
     config: Annotated[
-        Path,
-        typer.Option(
-            help="A YAML file: model, data (triplets, pairs or texts) and settings; docs/train.md has every key."
-        ),
+        Path, file("A YAML file: model, data (triplets, pairs or texts) and settings; docs/train.md has every key.")
     ],
-    out: Annotated[
-        Path, typer.Option(help="Directory of the run. Where one was interrupted, the same command goes on.")
-    ],
+    out: Annotated[Path, option("Directory of the run. Where one was interrupted, the same command goes on.")],
 ) -> None:
     """Train a method of the papers on your data: progress bar, checkpoints that resume, a ready model at the end."""
-    check_file(config, "--config")
-
     from transformers import AutoConfig
 
     from st_reba import train as training

@@ -7,41 +7,36 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
-from .checks import check_model
-from .options import option
+from .options import argument, check_model, option
 from .printing import console
 
 
 def verify(
     context: typer.Context,
-    url: Annotated[
-        str,
-        typer.Argument(metavar="URL", help="A server: its root, or its path (.../v1, .../v1/embeddings, .../embed)."),
-    ],
+    url: Annotated[str, argument("A server: its root, or its path (.../v1, .../v1/embeddings, .../embed).", "URL")],
     model: Annotated[
-        str, typer.Option("--model", help="The saved SentenceTransformer that it serves: a directory or a Hub id.")
+        str, option("The saved SentenceTransformer that it serves: a directory or a Hub id.", callback=check_model)
     ],
     served_name: Annotated[
-        str | None, typer.Option(help="What the server calls the model. Default: the first of its /v1/models.")
+        str | None, option("What the server calls the model. Default: the first of its /v1/models.")
     ] = None,
     form: Annotated[
-        Literal["auto", "openai", "tei"],
-        typer.Option(help="OpenAI's /v1/embeddings or TEI's /embed; auto: whichever is there."),
+        Literal["auto", "openai", "tei"], option("OpenAI's /v1/embeddings or TEI's /embed; auto: whichever is there.")
     ] = "auto",
     prompt_name: Annotated[
-        str | None, typer.Option(help="Which of the model's prompts the server should put before texts.")
+        str | None, option("Which of the model's prompts the server should put before texts.")
     ] = None,
     tolerance: Annotated[
         float | None,
-        option(help="Of two vectors of length 1, at most. Default: 1e-4; 5e-3 in float16, 3e-2 in bfloat16.", min=0),
+        option("Of two vectors of length 1, at most. Default: 1e-4; 5e-3 in float16, 3e-2 in bfloat16.", min=0),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(help="The long text is longer than what the model reads, if that is below this.", min=16)
+        int, option("The long text is longer than what the model reads, if that is below this.", min=16)
     ] = 2048,
     api_key: Annotated[
-        str | None, typer.Option(envvar="ST_REBA_API_KEY", show_envvar=True, help="That the server asks for.")
+        str | None, option("That the server asks for.", envvar="ST_REBA_API_KEY", show_envvar=True)
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for an answer.", min=0.1)] = 60.0,
+    timeout: Annotated[float, option("Seconds for an answer.", min=0.1)] = 60.0,
     revision: options.Revision = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
@@ -49,7 +44,6 @@ def verify(
     """Any server beside the saved model, with the reason if they differ. Exits with 1 then."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
-    check_model(model)
 
     from rich.table import Table
 

@@ -97,12 +97,13 @@ def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     from st_reba.compare import report
+    from st_reba.evaluation import drawing
 
     def save(figure, target, **settings):
         target.write("") if hasattr(target, "write") else Path(target).touch()
 
     patched.setattr(Figure, "savefig", save)
-    patched.setattr(report.drawing, "freeze", lambda figure: None)
+    patched.setattr(drawing, "freeze", lambda figure: None)
     patched.setattr(report, "cost_figure", lambda comparison: Figure())
 
 
@@ -218,9 +219,7 @@ def script(tmp_path_factory):
 
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
-    found = Script(make(shared), tmp_path_factory.mktemp("script"))
-    yield found
-    found.close()
+    return Script(make(shared), tmp_path_factory.mktemp("script"))
 
 
 @pytest.fixture(scope="session")

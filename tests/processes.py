@@ -49,16 +49,17 @@ class Python(Process):
             os.kill(self.pid, number)
 
 
-def start(*arguments: object, out: Path, env: Mapping[str, str] | None = None) -> Python:
+def start(*arguments: object, out: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Python:
     """Run Python in a process that has imported sentence-transformers and nothing of st_reba.
 
     Args:
         *arguments: As on the command line: a script, or ``-c`` and code; and its arguments.
         out: A file to which the process adds all that it prints.
         env: Its environment; None: this process's.
+        cwd: Its working directory; None: this process's.
     """
     words, environment = [str(argument) for argument in arguments], dict(os.environ if env is None else env)
-    process = Python(target=_main, args=(words, environment, str(out), os.getcwd()))
+    process = Python(target=_main, args=(words, environment, str(out), str(cwd or Path.cwd())))
     process.start()
     return process
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def test_it_is_what_the_command_writes(recipe, given, settings, options, roomy_p
     (tmp_path / "texts.txt").write_text("\n".join(CORPUS))
     if given:
         options = (*options, "--fit-texts", tmp_path / "texts.txt")
-    run("build", "--model", roomy_path, "--recipe", recipe, "--out", tmp_path / "by-command", *options)
+    words = ("build", "--model", roomy_path, "--recipe", recipe, "--out", tmp_path / "by-command", *options)
+    run(shlex.join(map(str, words)))
     typed = SentenceTransformer(str(tmp_path / "by-command"), device="cpu")
     built = st_reba.build(roomy_path, recipe, CORPUS if given else None, device="cpu", **settings)
     assert [type(part) for part in built] == [type(part) for part in typed]

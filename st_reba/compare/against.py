@@ -108,14 +108,15 @@ def _change(now: Result, then: Result, task: Measure, items: Items | None) -> Di
 
 def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool) -> list[str]:
     changed = [change for change in changes if not change.difference.tied]
+    results = f"{len(changes)} result{'' if len(changes) == 1 else 's'}"
     largest = max(changed or changes, key=lambda change: abs(change.difference.value))
-    sign, ahead = "+" if largest.difference.value > 0 else "", task.show_with_interval(largest.difference)
-    by = f"{largest.name} by {sign}{ahead}"
+    sign = "+" if largest.difference.value > 0 else ""
+    by = f"{largest.name} by {sign}{task.show_with_interval(largest.difference)}"
     if not changed:
-        first = f"Nothing changed beyond the interval, of {_many(len(changes), 'result')}; most of all {by}."
+        first = f"Nothing changed beyond the interval, of {results}; most of all {by}."
     else:
         first = (
-            f"{len(changed)} of {_many(len(changes), 'result')} changed beyond the interval, most of all {by}. Of "
+            f"{len(changed)} of {results} changed beyond the interval, most of all {by}. Of "
             "twenty that stay the same about one does so by chance."
         )
     if paired:
@@ -126,7 +127,3 @@ def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Dif
         how = f"The intervals are not paired: the {task.unit} are others, which may itself be what changed."
     now, then = (comparison.use or "none" for comparison in (new, old))
     return [first, how, f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."]
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -164,12 +164,10 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
 
 def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, str]:
     """Advised: the lead, or the cheapest of its peers that stand what it stands, if one is clearly cheaper."""
-    cheaper = [
-        (peer.cost, rank(peer, table.column), place)
-        for place, peer in enumerate(peers)
-        if peer.cost is not None and lead.cost is not None and peer.cost <= _CHEAPER * lead.cost and table.stands(peer)
-    ]
-    advised = peers[min(cheaper)[-1]] if cheaper else lead
+    costs = {peer.name: peer.cost for peer in peers if peer.cost is not None}
+    most = _CHEAPER * costs.get(lead.name, 0)
+    cheaper = [peer for peer in peers if costs.get(peer.name, math.inf) <= most and table.stands(peer)]
+    advised = min(cheaper, key=lambda peer: (costs[peer.name], rank(peer, table.column)), default=lead)
     count = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, "
     clauses, more = [f"{count if cheaper else 'Use '}{advised.read}: {table.score(advised)}"], ""
     if (plain := table.plain) is not None:
@@ -256,14 +254,13 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
         elif len(own) > 1:
             says.append("Every other recipe is told apart from it on this data.")
     strongest = table.control
-    against = [(strongest, f"the strongest control of all, {strongest.in_words}")] if strongest else []
-    against += [(scored[each.name], each.called) for each in lead.controls if each.name in scored]
-    for place, (control, called) in enumerate(against):
-        if place and control is strongest:
-            continue
+    first = {strongest.name: f"the strongest control of all, {strongest.in_words}"} if strongest else {}
+    against = first | {each.name: each.called for each in lead.controls if each.name in scored} | first
+    for name, called in against.items():
+        control = scored[name]
         found, what = table.difference(lead, control), f"{called} ({table.score(control)})"
         by, ahead = column.show_with_interval(found), table.ahead(control, lead)
-        if not place and control is strongest and ahead.value > 0 and not ahead.tied:
+        if control is strongest and ahead.value > 0 and not ahead.tied:
             says.append(
                 f"The strongest control of all wins: {control.in_words} ({table.score(control)}) is ahead of it by "
                 f"{column.show_with_interval(ahead)}."

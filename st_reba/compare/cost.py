@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +67,8 @@ def costs(
 ) -> dict[str, float]:
     """Seconds that each model takes for a text, on average over batches.
 
-    On a CPU they are those of the processor, which hardly depend on what else runs there; elsewhere those of the clock.
+    On a CPU they are those of the processor, which hardly depend on what else runs there. Elsewhere they are those of
+    the clock, and so on Windows, which counts the processor's in ticks of 16 ms: a batch may take none.
 
     In rounds in which all take turns, in one if that takes long; of each batch the fastest counts.
 
@@ -76,7 +78,7 @@ def costs(
         on_model: Called with a model's name after each of its rounds; one that is not run counts as done.
         on_cpu: Whether the models run there.
     """
-    clock = time.process_time if on_cpu else time.perf_counter
+    clock = time.process_time if on_cpu and sys.platform != "win32" else time.perf_counter
     fastest = {key: [float("inf")] * len(batches) for key in models}
     begun = time.perf_counter()
     for done in range(TIMED_ROUNDS):

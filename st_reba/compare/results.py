@@ -73,7 +73,7 @@ class Result:
         control: Whether it is there to be beaten.
         scores: Estimates by task name; a task that does not apply to the recipe is missing.
         sentences_per_second: How many of the timed texts it embeds a second, run alone: of the processor's time on a
-            CPU, as the cost is, else by the clock; None if it was not timed.
+            CPU, as the cost is, else (and on Windows) by the clock; None if it was not timed.
         cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
         same_as: Other recipes whose embeddings have the same direction under this pooling, by definition: the result is
             theirs, too.
@@ -279,8 +279,6 @@ class Comparison:
         Raises:
             ValueError: If no recipe has a number there.
         """
-        if not self.tasks:
-            raise ValueError("A comparison without tasks has no best recipe: give it at least one task.")
         task = self.tasks[0]
         found = best_of(self.results, task)
         if found is None:

@@ -34,23 +34,14 @@ from .tf_idf import TfIdf
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
 _NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared where there are labels alone."
-_PROXIES = (
-    (
-        "Contrastive loss",
-        "contrastive_loss",
-        "2 x alignment + uniformity: InfoNCE at temperature 1/4, in the limit of many negatives. A proxy: no labels.",
-    ),
-    (
-        "Alignment",
-        "alignment",
-        "Squared distance of a text to itself with one unit in ten left out (a word, or a Chinese character).",
-    ),
-    ("Uniformity", "uniformity", "Log of the mean Gaussian potential (t = 2) of all pairs of different texts."),
-    ("Anisotropy", "anisotropy", "Mean cosine of all pairs of different texts."),
-)
-
-#: Texts to embed, each once, by the prompt that stands before them.
-Inputs = list[tuple[str | None, list[str]]]
+#: What is measured without labels, and how.
+_PROXIES = {
+    "contrastive loss": "2 x alignment + uniformity: InfoNCE at temperature 1/4, in the limit of many negatives. A "
+    "proxy: no labels.",
+    "alignment": "Squared distance of a text to itself with one unit in ten left out (a word, or a Chinese character).",
+    "uniformity": "Log of the mean Gaussian potential (t = 2) of all pairs of different texts.",
+    "anisotropy": "Mean cosine of all pairs of different texts.",
+}
 
 
 @dataclass(frozen=True)
@@ -99,10 +90,10 @@ class PlainTexts:
         """As for :class:`st_reba.evaluation.tasks.Task`; tf-idf has no part in them."""
         return [
             (
-                Measure(name, metric.replace("_", " "), scale=1.0, greater_is_better=False, proxy=True, note=note),
-                bootstrap.mean({key: own[metric] for key, own in measured.items()}),
+                Measure(metric.capitalize(), metric, scale=1.0, greater_is_better=False, proxy=True, note=note),
+                bootstrap.mean({key: own[metric.replace(" ", "_")] for key, own in measured.items()}),
             )
-            for name, metric, note in _PROXIES
+            for metric, note in _PROXIES.items()
         ]
 
 
@@ -166,7 +157,7 @@ def texts_of(data: Data | Sequence[str]) -> list[str]:
     return [text for _, texts in inputs_of(data) for text in texts]
 
 
-def inputs_of(data: Data | Sequence[str]) -> Inputs:
+def inputs_of(data: Data | Sequence[str]) -> list[tuple[str | None, list[str]]]:
     """What is embedded, each once, by the prompt that stands before it."""
     task = _task(data)
     found: dict[str | None, dict[str, None]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Literal, TypeAlias
 
@@ -109,11 +109,16 @@ class RecipeSweep:
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         for batch in track(_batches(order, batch_size), "Batches", disable=not show_progress_bar):
             for chosen, readings in self._passes([texts[index] for index in batch], prompt, rows):
-                pooled = torch.stack(list(self._pooled(readings))).float().cpu()
+                pooled = [
+                    pool({"token_embeddings": states, "attention_mask": mask.long()})["sentence_embedding"]
+                    for _, states, mask in readings
+                    for pool in self._pools
+                ]
                 # A pass of few copies gives the first recipes; it replaces what an earlier one truncated further.
-                embeddings[: len(pooled), [batch[index] for index in chosen]] = pooled
+                embeddings[: len(pooled), [batch[index] for index in chosen]] = torch.stack(pooled).float().cpu()
         return dict(zip(keys, embeddings, strict=True))
 
+    @torch.inference_mode()
     def token_embeddings(
         self,
         texts: Sequence[str],
@@ -133,15 +138,9 @@ class RecipeSweep:
             For each text, for each recipe, (n, D), float32, on the CPU. A text without tokens has one zero vector.
 
         Raises:
-            ValueError: As for :meth:`encode`.
+            ValueError: As for :meth:`encode`, when the first text is asked for.
         """
         _check(texts, batch_size)
-        return self._words(texts, prompt, batch_size, show_progress_bar)
-
-    @torch.inference_mode()
-    def _words(
-        self, texts: Sequence[str], prompt: str | None, batch_size: int, show_progress_bar: bool
-    ) -> Iterator[dict[str, Tensor]]:
         for batch in track(_batches(range(len(texts)), batch_size), "Batches", disable=not show_progress_bar):
             order = sorted(batch, key=lambda index: -len(texts[index]))
             words: dict[int, dict[str, Tensor]] = {index: {} for index in batch}
@@ -151,12 +150,6 @@ class RecipeSweep:
                     for row, (index, count) in enumerate(zip(chosen, mask.sum(dim=1).tolist(), strict=True)):
                         words[order[index]][recipe] = states[row, :count]
             yield from words.values()
-
-    def _pooled(self, readings: Iterable[Reading]) -> Iterator[Tensor]:
-        """(B, D) for each recipe and, in it, each pooling."""
-        for _, states, mask in readings:
-            for pool in self._pools:
-                yield pool({"token_embeddings": states, "attention_mask": mask.long()})["sentence_embedding"]
 
     def _passes(
         self, texts: Sequence[str], prompt: str | None, rows: Literal["all", "last"]

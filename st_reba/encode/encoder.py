@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from ..data.rows import check_characters
-from ..lm.gguf import is_gguf
 from ..reading.chunks import check_chunk_tokens, encode_chunks
-from .model_files import check_saved, not_saved, saved_commit
+from .model_files import saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -24,12 +22,12 @@ SCALED: tuple[Precision, ...] = ("int8", "uint8")
 
 @dataclass(frozen=True)
 class Pieces:
-    """Vectors of the chunks of texts.
+    """Vectors of texts, or of their chunks.
 
     Attributes:
         vectors: (chunks, values).
         texts: (chunks,), which of the texts each is cut from.
-        spans: (chunks, 2), its characters there: the first, and one past the last.
+        spans: (chunks, 2), its characters there: the first, and one past the last; zeros where texts are not cut.
     """
 
     vectors: np.ndarray
@@ -75,10 +73,9 @@ class Encoder:
             check_chunk_tokens(self.chunk_tokens, self.chunk_overlap)
         elif self.chunk_overlap:
             raise ValueError(f"chunk_overlap={self.chunk_overlap}: it is between chunks; give chunk_tokens, too.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: give a whole number from 1.")
-        if self.truncate_dim is not None and self.truncate_dim < 1:
-            raise ValueError(f"truncate_dim={self.truncate_dim}: give a whole number from 1.")
+        for name, value in (("batch_size", self.batch_size), ("truncate_dim", self.truncate_dim)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: give a whole number from 1.")
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError("Give a prompt in full or by its name, not both.")
         if self.prompt is not None:
@@ -90,14 +87,9 @@ class Encoder:
         Raises:
             ValueError: If there is no such directory and no such model, or it is no saved SentenceTransformer.
         """
-        if is_gguf(self.model):
-            raise not_saved(self.model, True)
-        if Path(self.model).is_dir():
-            if self.revision is not None:
-                raise ValueError(f"{self.model} is a directory: a revision is for models of the Hub.")
-            check_saved(Path(self.model))
-            return replace(self, model=str(Path(self.model).absolute()))
-        return replace(self, revision=saved_commit(self.model, self.revision))
+        commit = saved_commit(self.model, self.revision)
+        model = self.model if commit else str(Path(self.model).absolute())
+        return replace(self, model=model, revision=commit)
 
     def load(self, device: str) -> SentenceTransformer:
         """The model, on a device.
@@ -113,92 +105,74 @@ class Encoder:
             raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Or give the prompt in full.')
         return model
 
-    def encode(self, model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+    def encode(
+        self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None
+    ) -> np.ndarray:
         """``(len(texts), values)``, float32 or the model's own precision.
+
+        Args:
+            model: From :meth:`load`.
+            texts: What is encoded.
+            on_texts: Called after each batch with how many texts more have been read.
 
         Raises:
             ValueError: If the vectors are shorter than ``truncate_dim``.
         """
-        vectors = model.encode(
-            texts,
-            prompt_name=self.prompt_name,
-            prompt=self.prompt,
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            normalize_embeddings=self.normalize,
-            truncate_dim=self.truncate_dim,
-        )
+        left = len(texts)
+
+        def told(*_: object) -> None:
+            nonlocal left
+            done = min(self.batch_size, left)
+            left -= done
+            on_texts(done)
+
+        # sentence-transformers has a progress bar for that, and no callback.
+        hook = model[0].register_forward_hook(told)
+        try:
+            vectors = model.encode(texts, show_progress_bar=False, **self._settings)
+        finally:
+            hook.remove()
         return self._checked(vectors)
 
-    def encode_chunks(
-        self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None
-    ) -> Pieces:
-        """The chunks of all texts, in their order.
-
-        Args:
-            model: From :meth:`load`.
-            texts: What is cut.
-            on_texts: Called after each batch with how many texts more have been read.
+    def pieces(self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None]) -> Pieces:
+        """The vectors of texts or, with ``chunk_tokens``, of their chunks; arguments as for :meth:`encode`.
 
         Raises:
-            ValueError: If the model has no vectors of tokens, or those of chunks are shorter than ``truncate_dim``.
+            ValueError: As :meth:`encode`, or if the model has no vectors of tokens to make chunks of.
         """
+        if self.chunk_tokens is None:
+            vectors = self.encode(model, texts, on_texts)
+            return Pieces(vectors, np.arange(len(texts)), np.zeros((len(texts), 2), np.int64))
+        told = 0
+
+        def on_windows(done: int, total: int) -> None:
+            nonlocal told
+            more = len(texts) * done // total - told
+            told += more
+            on_texts(more)
+
         found = encode_chunks(
-            model,
-            texts,
-            chunk_tokens=self.chunk_tokens,
-            overlap=self.chunk_overlap,
-            prompt_name=self.prompt_name,
-            prompt=self.prompt,
-            batch_size=self.batch_size,
-            normalize_embeddings=self.normalize,
-            truncate_dim=self.truncate_dim,
-            on_windows=_told_in_texts(len(texts), on_texts),
-        )
+            model, texts, chunk_tokens=self.chunk_tokens, overlap=self.chunk_overlap, on_windows=on_windows,
+            **self._settings,
+        )  # fmt: skip
         return Pieces(
             self._checked(np.concatenate([each.vectors for each in found])),
             np.repeat(np.arange(len(found)), [len(each.spans) for each in found]),
             np.array([span for each in found for span in each.spans], dtype=np.int64).reshape(-1, 2),
         )
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What both ways to encode take."""
+        return {
+            "prompt_name": self.prompt_name,
+            "prompt": self.prompt,
+            "batch_size": self.batch_size,
+            "normalize_embeddings": self.normalize,
+            "truncate_dim": self.truncate_dim,
+        }
+
     def _checked(self, vectors: np.ndarray) -> np.ndarray:
         if self.truncate_dim is not None and vectors.shape[1] < self.truncate_dim:
             raise ValueError(f"truncate_dim={self.truncate_dim}: the model's vectors have {vectors.shape[1]} values.")
         return vectors
-
-
-@contextmanager
-def telling_batches(
-    model: SentenceTransformer, texts: int, batch_size: int, on_texts: Callable[[int], None]
-) -> Iterator[None]:
-    """While ``model.encode`` is called with so many texts: tells after each batch how many more are done.
-
-    sentence-transformers has a progress bar for that, and no callback.
-    """
-    left = texts
-
-    def told(*_: object) -> None:
-        nonlocal left
-        done = min(batch_size, left)
-        left -= done
-        if done:
-            on_texts(done)
-
-    hook = model[0].register_forward_hook(told)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _told_in_texts(texts: int, on_texts: Callable[[int], None]) -> Callable[[int, int], None]:
-    """Windows of texts, which are what is read at a time, as so many texts."""
-    told = 0
-
-    def on_windows(done: int, total: int) -> None:
-        nonlocal told
-        more = texts * done // total - told
-        told += more
-        on_texts(more)
-
-    return on_windows

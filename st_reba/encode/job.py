@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -20,8 +19,8 @@ from ..version import __version__
 from .chunks import CALIBRATING, ENCODING, Engine, LocalEngine, Plan
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .model_files import model_files
-from .outputs import DOCUMENT, EMBEDDING, END, START, assemble, kind_of, part_name, rows_of
-from .workspace import Finished, Settings, Stamp, Workspace, file_digests, state, take_place
+from .outputs import EMBEDDING, OF_CHUNKS, assemble, kind_of, rows_of
+from .workspace import Settings, Workspace, check_unchanged, file_digests, looks, take_place
 
 #: Called with what is being done, how many texts of it are done, and of how many (None while that is unknown).
 #: Of :data:`HASHING` and :data:`COPYING` it is megabytes.
@@ -97,7 +96,7 @@ def encode_file(
             four batches to 2,048 rows, so that a run of few texts has several, too.
         engine: Where the model runs; on the CPU in this process if None.
         overwrite: Replace the output that is there now, and begin anew where an interrupted run had other settings.
-        on_progress: Called as the work goes on, after each batch of texts; with Ray also from a thread of its own.
+        on_progress: Called as the work goes on, after each batch of texts.
         settle: Called once, when all that can be refused is checked: what of the encoder takes time to find out, such
             as its precision.
 
@@ -105,70 +104,63 @@ def encode_file(
         ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
             or the model changes during the run, or the input before it is copied.
         FileNotFoundError: If the input is missing.
-        FileExistsError: If a file appeared in the output's place meanwhile: it is left, and the output is beside it.
+        FileExistsError: If a file appeared in the output's place meanwhile: it is left, and all that is done is kept.
         ChildProcessError: If the process of one of several devices dies.
     """
     out = Path(out).absolute()
-    _check_numbers(precision, calibration_rows, ranges, chunk_size)
+    kind = kind_of(out)
+    _check_settings(precision, calibration_rows, ranges, chunk_size)
+    _check_kept(keep, kind, encoder.chunk_tokens is not None)
     here = files_here(texts, ALL)
     if here is not None:
         TextFiles(here, column, keep).check()
-    kind = kind_of(out)
-    _check_kept(keep, out, encoder.chunk_tokens is not None)
     sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
-    workspace = Workspace.beside(out)
+    workspace = Workspace(out)
     encoder = encoder.pinned()
-    read = [*(file.path for file in here or ()), *([] if ranges is None else [Path(ranges)])]
-    _check_apart(out, workspace, read, Path(encoder.model))
-    if Path(texts).is_dir() and _within(out, Path(texts)):
-        raise ValueError(f"--out {out} lies in the folder that is read: choose another --out.")
-    before = {path: state(path) for path in (out, sidecar) if path is not None}
-    # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
-    written = {out: workspace.may_be_finished, sidecar: workspace.path.exists()}
+    read = [*(file.path for file in here or ()), Path(encoder.model), *([] if ranges is None else [Path(ranges)])]
+    _check_apart(out, workspace, read, folders=[Path(texts), Path(encoder.model)])
+    before = {path: looks(path) for path in (out, sidecar) if path is not None}
     for path, lies in before.items():
-        if lies is not None and not overwrite and not written[path]:
+        # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
+        if lies is not None and not overwrite and not workspace.path.exists():
             raise _exists(path)
     given = None if ranges is None else _load_ranges(Path(ranges))
     engine = LocalEngine() if engine is None else engine
     encoder = settle(encoder)
-    asked: Settings = {
-        "keep": ", ".join(keep),
-        **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},
-        "device": engine.device,
-        "precision": precision,
-        "calibration rows": calibration_rows if precision in SCALED and given is None else None,
-        "ranges": None if given is None else hashlib.sha256(given.tobytes()).hexdigest(),
-        "chunk size": chunk_size or "growing",
-        "output": kind or "directory",
-        "st_reba": __version__,
-        **{package: version(package) for package in _PACKAGES},
-    }
     with workspace.held():
         if here is None:
             on_progress(COPYING, 0, None)
         files = files_of(texts, ALL, workspace.input) if here is None else here
         source = TextFiles(files, column, keep)
         source.check()
-        made_of = model_files(encoder.model, encoder.revision)
-        stamps = tuple(Stamp.of(file.path) for file in files)
-        weights = tuple(Stamp.of(path) for path in made_of.values() if path is not None)
+        commits, weights = model_files(encoder.model, encoder.revision)
+        read_as = {file.path: looks(file.path) for file in files}
+        loaded_as = {path: looks(path) for path in weights.values()}
 
         def on_bytes(done: int, total: int) -> None:
             if total > _A_WHILE:
                 on_progress(HASHING, done // _MEGABYTE, total // _MEGABYTE)
 
-        digests = file_digests([stamp.path for stamp in (*stamps, *weights)], workspace.digests, on_bytes)
+        digests = file_digests([*read_as, *loaded_as], workspace.digests, on_bytes)
+        of_files = [_digest(f"{name} {digests[path]}" for name, path in sorted(weights.items()))] if weights else []
         settings: Settings = {
-            "input size": sum(stamp.size for stamp in stamps),
-            "input digest": _digest([digests[stamp.path] for stamp in stamps]),
-            "weights": _identity(made_of, digests),
+            "input": _digest(digests[path] for path in read_as),
+            "weights": ", ".join([*commits, *of_files]),
             "column": column,
-            **asked,
+            "keep": ", ".join(keep),
+            **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},
+            "device": engine.device,
+            "precision": precision,
+            "calibration rows": calibration_rows if precision in SCALED and given is None else None,
+            "ranges": None if given is None else hashlib.sha256(given.tobytes()).hexdigest(),
+            "chunk size": chunk_size or "growing",
+            "output": kind or "directory",
+            "st_reba": __version__,
+            **{package: version(package) for package in _PACKAGES},
         }
-        made = workspace.finished(settings, out)
-        if made is not None:
+        if (made := workspace.finished(settings, out)) is not None:
             workspace.remove()
-            return Encoded(made.rows, made.texts, made.texts, sidecar)
+            return Encoded(*made, resumed=made[1], ranges=sidecar)
         if before[out] is not None and not overwrite:
             raise _exists(out)
         workspace.begin(settings, overwrite)
@@ -176,11 +168,11 @@ def encode_file(
             on_progress("Checking", 0, None)
             smallest = None if chunk_size else min(_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
             with atomic_file(workspace.texts) as stream:
-                size = chunk_size or _CHUNK_SIZE
-                source.copy(stream, size, smallest, lambda rows: on_progress("Checking", rows, None))
+                source.copy(
+                    stream, chunk_size or _CHUNK_SIZE, smallest, lambda rows: on_progress("Checking", rows, None)
+                )
                 # What was copied is what was hashed.
-                for stamp in stamps:
-                    stamp.check()
+                check_unchanged(read_as)
         copy = ParquetCopy(workspace.texts)
         count = copy.starts[-1]
         if given is not None:
@@ -188,81 +180,52 @@ def encode_file(
                 np.save(stream, given)
         elif precision in SCALED and min(count, calibration_rows) < 2:
             raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
-        resumed = _encode(
-            Plan(weights, encoder, precision, calibration_rows, kind, workspace), copy, engine, on_progress
-        )
-        replaced = {path: lies if overwrite else None for path, lies in before.items()}
-        landed = {}
+        plan = Plan(loaded_as, encoder, precision, calibration_rows, kind, workspace)
+        resumed = _encode(plan, copy, engine, on_progress)
+        parts = [plan.part(number) for number in range(len(copy))]
+        rows = sum(map(rows_of, parts))
+        on_progress("Writing", 0, rows)
+        whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
+        replaces = before if overwrite else dict.fromkeys(before)
         # An interrupted run may have come as far as this.
         if sidecar is not None and not (sidecar.is_file() and sidecar.read_bytes() == workspace.ranges.read_bytes()):
             with atomic_file(workspace.whole_ranges) as stream:
                 stream.write(workspace.ranges.read_bytes())
-            landed[sidecar] = take_place(
-                workspace.whole_ranges, sidecar, replaces=replaced[sidecar], aside=workspace.aside
-            )
-        parts = [workspace.parts / part_name(kind, number) for number in range(len(copy))]
-        rows = sum(map(rows_of, parts))
-        on_progress("Writing", 0, rows)
-        whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
-        workspace.finish(settings, whole, Finished(rows, count))
-        landed[out] = take_place(whole, out, replaces=replaced[out], aside=workspace.aside)
+            take_place(workspace.whole_ranges, sidecar, replaces[sidecar], workspace.replaced)
+        workspace.finish(settings, whole, rows, count)
+        take_place(whole, out, replaces[out], workspace.replaced)
     workspace.remove()
-    for path, place in landed.items():
-        if path != place:
-            raise FileExistsError(
-                f"{path} appeared, or was written, while this ran: it is left as it is, and the "
-                f"{'vectors' if path == out else 'ranges'} are in {place}."
-            )
     return Encoded(rows, count, resumed, sidecar)
 
 
 def _encode(plan: Plan, copy: ParquetCopy, engine: Engine, on_progress: OnProgress) -> int:
     """Encode what is not there yet; how many rows were."""
     there = plan.workspace.done()
-    todo = [number for number in range(len(copy)) if number not in there]
-    total, sizes = copy.starts[-1], [end - start for start, end in pairwise(copy.starts)]
-    resumed = done = total - sum(sizes[number] for number in todo)
-    texts = {CALIBRATING: 0, ENCODING: done}
-    totals = {CALIBRATING: min(plan.calibration_rows, total), ENCODING: total}
+    sizes = [end - start for start, end in pairwise(copy.starts)]
+    resumed = sum(sizes[number] for number in there)
+    done = {CALIBRATING: 0, ENCODING: resumed}
+    totals = {CALIBRATING: min(plan.calibration_rows, copy.starts[-1]), ENCODING: copy.starts[-1]}
 
     def on_texts(stage: str, count: int) -> None:
         # A worker that died, and was started again, tells of some texts twice.
-        texts[stage] = min(texts[stage] + count, totals[stage])
-        on_progress(stage, texts[stage], totals[stage])
+        done[stage] = min(done[stage] + count, totals[stage])
+        on_progress(stage, done[stage], totals[stage])
 
-    on_progress(ENCODING, done, total)
-    if todo:
-        with closing(engine.run(plan, todo, on_texts)) as numbers:
-            for number in numbers:
-                done += sizes[number]
-                # An engine need not tell of batches.
-                if done > texts[ENCODING]:
-                    on_texts(ENCODING, done - texts[ENCODING])
-    missing = set(range(len(copy))) - plan.workspace.done()
-    if missing:
-        raise RuntimeError(f"{len(missing)} of {len(copy)} chunks are missing in {plan.workspace.parts}.")
+    on_texts(ENCODING, 0)
+    if todo := [number for number in range(len(copy)) if number not in there]:
+        engine.run(plan, todo, on_texts)
     return resumed
 
 
-def _digest(digests: Sequence[str]) -> str:
-    """One digest of files: of a single one its own."""
-    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
-def _identity(made_of: Mapping[str, Path | None], digests: Mapping[Path, str]) -> str:
-    """Tells a model from others: its commits on the Hub, or one digest of its files' names and digests."""
-    commits = [name for name, path in made_of.items() if path is None]
-    files = [f"{name} {digests[path]}" for name, path in sorted(made_of.items()) if path is not None]
-    if not files:
-        return ", ".join(commits)
-    return hashlib.sha256("\n".join([*commits, *files]).encode("utf-8", "surrogateescape")).hexdigest()
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _exists(path: Path) -> ValueError:
     return ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
 
 
-def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int | None) -> None:
+def _check_settings(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int | None) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f'precision="{precision}": give one of {", ".join(PRECISIONS)}.')
     if ranges is not None and precision not in SCALED:
@@ -272,27 +235,24 @@ def _check_numbers(precision: str, calibration_rows: int, ranges: str | Path | N
             raise ValueError(f"{name}={value}: give a whole number from 1.")
 
 
-def _check_kept(keep: Sequence[str], out: Path, chunked: bool) -> None:
-    if chunked and out.suffix == ".npy":
-        raise ValueError(
-            "An .npy holds vectors alone, and not where a chunk lies: give an --out that ends in .parquet."
-        )
-    if taken := [name for name in (DOCUMENT, START, END) if chunked and name in keep]:
-        raise ValueError(f"keep {', '.join(taken)}: a chunk's own columns have that name. Rename the column.")
-    if keep and out.suffix == ".npy":
-        raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
-    if EMBEDDING in keep or len(set(keep)) < len(keep):
-        raise ValueError(f'keep {", ".join(keep)}: name each column once; "{EMBEDDING}" is the vectors\' own.')
+def _check_kept(keep: Sequence[str], kind: str, chunked: bool) -> None:
+    if kind == ".npy" and (keep or chunked):
+        also = "not where a chunk lies" if chunked else "no kept columns"
+        raise ValueError(f"An .npy holds vectors alone, and {also}: give an --out that ends in .parquet.")
+    own = [EMBEDDING, *(OF_CHUNKS if chunked else ())]
+    if set(keep) & set(own) or len(set(keep)) < len(keep):
+        said = f"name each column once, and rename those called as the output's own: {', '.join(own)}"
+        raise ValueError(f"keep {', '.join(keep)}: {said}.")
 
 
-def _check_apart(out: Path, workspace: Workspace, inputs: Sequence[Path], model: Path) -> None:
-    """Nothing that is read may lie where the output will, nor the output in the model, which must not change."""
-    for path in (*inputs, model):
-        for target in (out, workspace.path):
-            if _within(path, target):
-                raise ValueError(f"{path} is read, but lies where --out {out} is written: choose another --out.")
-    if model.is_dir() and _within(out, model):
-        raise ValueError(f"--out {out} lies in the model's own directory: choose another --out.")
+def _check_apart(out: Path, workspace: Workspace, read: Sequence[Path], folders: Sequence[Path]) -> None:
+    """What is read may not lie where the output will, nor the output in a folder that is read."""
+    for path in read:
+        if _within(path, out) or _within(path, workspace.path):
+            raise ValueError(f"{path} is read, but lies where --out {out} is written: choose another --out.")
+    for folder in folders:
+        if folder.is_dir() and _within(out, folder):
+            raise ValueError(f"--out {out} lies in a folder that is read, {folder}: choose another --out.")
 
 
 def _within(path: Path, directory: Path) -> bool:
@@ -305,19 +265,14 @@ def _load_ranges(path: Path) -> np.ndarray:
     wanted = (
         "ranges are a (2, values) array of numbers, minima before maxima, such as an earlier run's vectors.ranges.npy"
     )
-    if path.is_dir():
-        raise ValueError(f"{path} is a directory: give a file.")
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: there is no such file. Check the name.")
     try:
         ranges = np.load(path)
     except (ValueError, EOFError, OSError) as error:
         raise ValueError(f"{path} is not an array that NumPy can read ({error}); {wanted}.") from None
-    if not isinstance(ranges, np.ndarray) or ranges.dtype.kind not in "fiu":
-        kind = "an archive" if not isinstance(ranges, np.ndarray) else f"an array of {ranges.dtype}"
-        raise ValueError(f"{path} is {kind}; {wanted}.")
-    if ranges.ndim != 2 or len(ranges) != 2:
-        raise ValueError(f"{path}: shape {ranges.shape}; {wanted}.")
+    if not isinstance(ranges, np.ndarray) or ranges.dtype.kind not in "fiu" or ranges.ndim != 2 or len(ranges) != 2:
+        is_array = isinstance(ranges, np.ndarray)
+        found = f"of {ranges.dtype} and shape {ranges.shape}" if is_array else "an archive"
+        raise ValueError(f"{path} is {found}; {wanted}.")
     with np.errstate(over="ignore"):
         ranges = ranges.astype(np.float32)
     if not np.isfinite(ranges).all() or not np.all(ranges[0] <= ranges[1]):

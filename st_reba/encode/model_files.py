@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
+from glob import glob
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
 from ..hub.push import model_class
+from ..lm.gguf import is_gguf
 
 _MODULES = "modules.json"
 _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
 
 
-def model_files(model: str, revision: str | None) -> dict[str, Path | None]:
+def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, Path]]:
     """All that decides what a model gives, with the base models of its adapters.
 
     Args:
@@ -25,87 +26,72 @@ def model_files(model: str, revision: str | None) -> dict[str, Path | None]:
         revision: Its commit there.
 
     Returns:
-        Files on this machine, by names that do not tell where the model lies, without model cards and hidden files;
-        and models on the Hub, as ``name@commit``, which have no file here.
+        Models on the Hub, as ``name@commit``; and files on this machine, by names that do not tell where the model
+        lies, without model cards and hidden files.
 
     Raises:
         ValueError: If a base model is not to be found.
     """
-    found: dict[str, Path | None] = {}
     if Path(model).is_dir():
-        own = _files(Path(model))
-        adapters = [path for path in own.values() if path.name == _ADAPTER]
-        found.update(own)
+        commits, files = [], _files(Path(model))
+        adapters = [path for path in files.values() if path.name == _ADAPTER]
     else:
-        found[f"{model}@{revision}"] = None
-        adapters = _adapters_on_the_hub(model, revision)
+        commits, files = [f"{model}@{revision}"], {}
+        modules = json.loads(Path(hf_hub_download(model, _MODULES, revision=revision)).read_text("utf-8"))
+        name = (PurePosixPath(modules[0]["path"]) / _ADAPTER).as_posix()
+        try:
+            adapters = [Path(hf_hub_download(model, name, revision=revision))]
+        except EntryNotFoundError:
+            adapters = []
     for adapter in adapters:
         base = str(json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path"))
         if Path(base).is_dir():
-            found.update({f"{base}: {name}": path for name, path in _files(Path(base).absolute()).items()})
+            files.update({f"{base}: {name}": path for name, path in _files(Path(base).absolute()).items()})
             continue
         try:
-            found[f"{base}@{_commit(base, None, _CONFIG)}"] = None
+            commits.append(f"{base}@{_commit(base, None, _CONFIG)}")
         except ValueError as error:
             # The whole model may lie beside its adapter: then its base is not loaded.
             if not (adapter.parent / _CONFIG).is_file():
                 raise ValueError(f"{adapter} names a base model that is not to be found. {error}") from None
-    return found
+    return commits, files
 
 
-def check_saved(directory: Path) -> None:
-    """See that a directory says how texts become vectors.
+def saved_commit(model: str, revision: str | None) -> str | None:
+    """The commit that a revision stands for at this moment, on the Hub or, without a network, in its cache.
 
-    Raises:
-        ValueError: If it is a bare language model, or no model, or one that does not give a text one vector.
-    """
-    if not (directory / _MODULES).is_file():
-        raise not_saved(str(directory), (directory / _CONFIG).is_file())
-    if (kind := model_class(directory)) != "SentenceTransformer":
-        raise ValueError(
-            f"{directory} is a {kind}, and `st-reba encode` writes one vector a text, of a SentenceTransformer. Load "
-            f'it with {kind}("{directory}") after import st_reba.'
-        )
-
-
-def saved_commit(model: str, revision: str | None) -> str:
-    """The commit that a revision stands for at this moment: on the Hub, or in its cache without a network.
+    Returns:
+        None for a directory.
 
     Raises:
-        ValueError: If there is no such model, or it is a bare language model.
+        ValueError: If there is no such directory and no such model; or it does not say how texts become vectors, as a
+            bare language model; or it does not give a text one vector.
     """
+    path = Path(model)
+    if path.is_dir():
+        if revision is not None:
+            raise ValueError(f"{model} is a directory: a revision is for models of the Hub.")
+        if not (path / _MODULES).is_file():
+            raise _not_saved(model)
+        if (kind := model_class(path)) != "SentenceTransformer":
+            raise ValueError(
+                f"{model} is a {kind}, and `st-reba encode` writes one vector a text, of a SentenceTransformer. Load "
+                f'it with {kind}("{model}") after import st_reba.'
+            )
+        return None
+    if is_gguf(model):
+        raise _not_saved(model)
     try:
         return _commit(model, revision, _MODULES)
     except ValueError:
         _commit(model, revision, _CONFIG)
-        raise not_saved(model, True) from None
+        raise _not_saved(model) from None
 
 
 def _files(root: Path) -> dict[str, Path]:
-    files = {}
-    seen = set()
-    # A module's folder may be a link to another directory, which rglob would pass over.
-    for folder, folders, names in os.walk(root, followlinks=True):
-        if (real := os.path.realpath(folder)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(folder, name)
-            if not name.startswith(".") and path.suffix != ".md" and path.is_file():
-                files[path.relative_to(root).as_posix()] = path
-    return files
-
-
-def _adapters_on_the_hub(model: str, revision: str | None) -> list[Path]:
-    """The settings of the first module's adapter, if it has one."""
-    modules = json.loads(Path(hf_hub_download(model, _MODULES, revision=revision)).read_text("utf-8"))
-    name = (PurePosixPath(modules[0]["path"]) / _ADAPTER).as_posix()
-    try:
-        return [Path(hf_hub_download(model, name, revision=revision))]
-    except EntryNotFoundError:
-        return []
+    # Unlike Path.rglob, glob passes over hidden files, and follows links: a module's folder may be one.
+    paths = [root / name for name in glob("**", root_dir=root, recursive=True) if not name.endswith(".md")]
+    return {path.relative_to(root).as_posix(): path for path in paths if path.is_file()}
 
 
 def _commit(model: str, revision: str | None, name: str) -> str:
@@ -120,12 +106,10 @@ def _commit(model: str, revision: str | None, name: str) -> str:
     )
 
 
-def not_saved(model: str, is_model: bool) -> ValueError:
+def _not_saved(model: str) -> ValueError:
     """The refusal of a directory or file that does not say how texts become vectors."""
-    said = f"{model} has no {_MODULES}: it is not a saved SentenceTransformer"
-    if not is_model:
-        return ValueError(f"{said}. Give one that `st-reba build` or `save` has written.")
     return ValueError(
-        f"{said}, and nothing says how its states become vectors. Make one of it first: "
+        f"{model} has no {_MODULES}: it is not a saved SentenceTransformer, and nothing says how texts become vectors. "
+        "Give one that `st-reba build` or `save` has written. Of a language model make one first: "
         f"st-reba build --model {shlex.quote(model)} --method reba --pooling mean --out my-model"
     )

@@ -6,10 +6,9 @@ A kind of output is the suffix of its path: ``".npy"``, ``".parquet"``, or ``""`
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ OnRows = Callable[[int], None]
 #: The column of the vectors in Parquet.
 EMBEDDING = "embedding"
 #: Those of a chunk: its text's row in the input, from 0, and its characters there, the first and one past the last.
-DOCUMENT, START, END = "document", "start", "end"
+OF_CHUNKS = ("document", "start", "end")
 
 _PART = re.compile(r"part-(\d{8,})\.(npy|parquet)")
 
@@ -70,7 +69,7 @@ def write_part(kind: str, stream: IO[bytes], vectors: np.ndarray, kept: pa.Table
         return
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     table = kept.append_column(EMBEDDING, column)
-    pq.write_table(table, stream, row_group_size=max(1, len(vectors)), **_layout(table.schema))
+    pq.write_table(table, stream, row_group_size=max(1, len(vectors)), use_dictionary=_repeating(table.schema))
 
 
 def rows_of(part: Path) -> int:
@@ -99,19 +98,14 @@ def assemble(kind: str, parts: Sequence[Path], rows: int, whole: Path, on_rows: 
 def _assemble_npy(parts: Sequence[Path], rows: int, stream: IO[bytes], on_rows: OnRows) -> None:
     """The bytes that ``numpy.save`` would write."""
     first = np.load(parts[0], mmap_mode="r")
-    header = {
-        "descr": np.lib.format.dtype_to_descr(first.dtype),
-        "fortran_order": False,
-        "shape": (rows, *first.shape[1:]),
-    }
-    np.lib.format.write_array_header_1_0(stream, header)
+    kind = np.lib.format.dtype_to_descr(first.dtype)
+    shape = (rows, *first.shape[1:])
+    np.lib.format.write_array_header_1_0(stream, {"descr": kind, "fortran_order": False, "shape": shape})
     done = 0
     for path in parts:
-        with path.open("rb") as part:
-            np.lib.format.read_magic(part)
-            (count, *_), _, _ = np.lib.format.read_array_header_1_0(part)
-            shutil.copyfileobj(part, stream, 1 << 20)
-        done += count
+        vectors = np.load(path)
+        stream.write(vectors.data)
+        done += len(vectors)
         on_rows(done)
 
 
@@ -119,7 +113,7 @@ def _assemble_parquet(parts: Sequence[Path], rows: int, stream: IO[bytes], on_ro
     """The kept columns, and the vectors as fixed-size lists. A row group is a chunk."""
     schema = pq.read_schema(parts[0])
     done = 0
-    with pq.ParquetWriter(stream, schema, **_layout(schema)) as writer:
+    with pq.ParquetWriter(stream, schema, use_dictionary=_repeating(schema)) as writer:
         for path in parts:
             table = pq.read_table(path, partitioning=None)
             writer.write_table(table)
@@ -127,6 +121,6 @@ def _assemble_parquet(parts: Sequence[Path], rows: int, stream: IO[bytes], on_ro
             on_rows(done)
 
 
-def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Kept columns may repeat; vectors never do."""
-    return {"use_dictionary": [name for name in schema.names if name != EMBEDDING] or False}
+def _repeating(schema: pa.Schema) -> list[str] | bool:
+    """Columns whose values may repeat: vectors never do."""
+    return [name for name in schema.names if name != EMBEDDING] or False

@@ -20,7 +20,7 @@ is too high. "Tied" can be relied on; "not tied" by a little is a hint to confir
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -69,8 +69,8 @@ class Items:
 
     Attributes:
         kind: The score.
-        values: (N,) by recipe; NaN is no value, and a recipe that has one has no score. For two classes also (N, K), of
-            which the best of K similarities is taken.
+        values: (N,) by recipe, or (N, K), of which the best of K similarities is taken; NaN is no value, and a recipe
+            that has one has no score.
         labels: (N,); empty where the score needs none.
         given: (N,), what a partial correlation is given; else empty.
     """
@@ -102,13 +102,23 @@ class Items:
         """(M, R): on R resamples of the items; NaN where a resample has no score, or there is only one item."""
         if len(self) < 2:
             return np.full((len(self.values), resamples), np.nan)
-        return np.concatenate([self.scored(drawn) for drawn in _draws(len(self), resamples, seed)], axis=1)
+        generator, rows = np.random.default_rng(seed), max(1, _BLOCK // len(self))
+        sizes = [min(rows, resamples - start) for start in range(0, resamples, rows)]
+        blocks = [self.scored(generator.integers(len(self), size=(size, len(self)))) for size in sizes]
+        return np.concatenate(blocks, axis=1)
 
     def scored(self, drawn: Indices) -> Array:
         """(M, R): on the items of each row of (R, N) indices."""
-        score = _SCORES[self.kind](self, drawn)
-        rows = [np.asarray(values, dtype=np.float64) for values in self.values.values()]
-        return np.stack([np.full(len(drawn), np.nan) if np.isnan(row).any() else score(row) for row in rows])
+        look_up = _ranks if self.kind in ("spearman", "partial_spearman") else _picked
+        beside = [look_up(column, drawn) for column in (self.labels, self.given) if len(column)]
+
+        def score(values: Array) -> Array:
+            if np.isnan(values).any():
+                return np.full(len(drawn), np.nan)
+            similarities = values.reshape(len(values), -1).T
+            return np.max([_SCORES[self.kind](own, drawn, *beside) for own in similarities], axis=0)
+
+        return np.stack([score(np.asarray(values, dtype=np.float64)) for values in self.values.values()])
 
 
 @dataclass(frozen=True)
@@ -280,7 +290,7 @@ def mean(scores: Mapping[str, ArrayLike]) -> Items:
     Raises:
         ValueError: If there are none, or they are not equally many.
     """
-    return Items("mean", _alike(scores))
+    return checked_items("mean", scores)
 
 
 def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
@@ -293,7 +303,7 @@ def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
     """
-    return Items("pearson", *_with_labels(predictions, labels))
+    return checked_items("pearson", predictions, labels)
 
 
 def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
@@ -301,7 +311,7 @@ def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
 
     Args and errors as for :func:`pearson`.
     """
-    return Items("spearman", *_with_labels(predictions, labels))
+    return checked_items("spearman", predictions, labels)
 
 
 def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, given: ArrayLike) -> Items:
@@ -319,7 +329,7 @@ def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, gi
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
     """
-    return Items("partial_spearman", *_with_labels(predictions, labels), _with_labels(predictions, given)[1])
+    return checked_items("partial_spearman", predictions, labels, given)
 
 
 def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
@@ -337,101 +347,69 @@ def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
     """
-    return Items("average_precision", *_with_labels(predictions, labels))
+    return checked_items("average_precision", predictions, labels)
 
 
-def _with_labels(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> tuple[dict[str, Array], Array]:
-    values = _alike(predictions)
-    items = len(next(iter(values.values())))
-    target = np.asarray(labels, dtype=np.float64)
-    if target.shape != (items,):
-        raise ValueError(f"{items} predictions and {target.size} labels were given: give one label an item.")
-    if not np.isfinite(target).all():
-        raise ValueError("Some labels are not finite: give a number for each item.")
-    return values, target
+def checked_items(kind: Kind, scores: Mapping[str, ArrayLike], *beside: ArrayLike) -> Items:
+    """The items of any score: of each recipe (N,), and beside these the labels, and what is given, (N,) each.
 
-
-def _alike(scores: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    """Each recipe's, (N,)."""
+    Raises:
+        ValueError: If there are none, or they are not equally many, or a label is not finite.
+    """
     values = {recipe: np.asarray(own, dtype=np.float64).ravel() for recipe, own in scores.items()}
     lengths = {recipe: len(own) for recipe, own in values.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(f"Every recipe needs the same items, at least one, but these were given: {lengths}.")
-    return values
+    columns = [np.asarray(column, dtype=np.float64) for column in beside]
+    [count] = set(lengths.values())
+    for column in columns:
+        if column.shape != (count,):
+            raise ValueError(f"{count} predictions and {column.size} labels were given: give one label an item.")
+        if not np.isfinite(column).all():
+            raise ValueError("Some labels are not finite: give a number for each item.")
+    return Items(kind, values, *columns)
 
 
-# Scores of resamples
+# Scores of resamples: from a recipe's values, (N,), the resamples, (R, N), and labels as they are drawn, to (R,)
 
 
-def _draws(items: int, resamples: int, seed: int) -> Iterator[Indices]:
-    """(R, N) indices, for some of the resamples at a time."""
-    generator = np.random.default_rng(seed)
-    size = max(1, _BLOCK // items)
-    for start in range(0, resamples, size):
-        yield generator.integers(items, size=(min(size, resamples - start), items))
+def _mean(values: Array, drawn: Indices) -> Array:
+    return values[drawn].mean(axis=1)
 
 
-#: From (N,) values of a recipe to (R,) scores of resamples.
-_Score: TypeAlias = Callable[[Array], Array]
+def _pearson(values: Array, drawn: Indices, labels: Array) -> Array:
+    return _correlation(values[drawn], labels)
 
 
-def _mean(items: Items, drawn: Indices) -> _Score:
-    return lambda values: values[drawn].mean(axis=1)
+def _spearman(values: Array, drawn: Indices, labels: Array) -> Array:
+    return _correlation(_ranks(values, drawn), labels)
 
 
-def _pearson(items: Items, drawn: Indices) -> _Score:
-    labels = np.asarray(items.labels)[drawn]
-    return lambda values: _correlation(values[drawn], labels)
+def _partial_spearman(values: Array, drawn: Indices, labels: Array, given: Array) -> Array:
+    ranks = _ranks(values, drawn)
+    with_given, between = _correlation(ranks, given), _correlation(labels, given)
+    left = (1 - with_given**2) * (1 - between**2)
+    # What rounding leaves is nothing.
+    left = np.where(left > 1e-12, left, np.nan)
+    return (_correlation(ranks, labels) - with_given * between) / np.sqrt(left)
 
 
-def _spearman(items: Items, drawn: Indices) -> _Score:
-    labels = _ranks(items.labels, drawn)
-    return lambda values: _correlation(_ranks(values, drawn), labels)
+def _average_precision(values: Array, drawn: Indices, labels: Array) -> Array:
+    """The mean precision of those that are to be found, each at its own value."""
+    found, seen = (_at_least(values, drawn, weights) for weights in (labels, None))
+    total = labels.sum(axis=1)
+    return (labels * found / seen).sum(axis=1) / np.where(total > 0, total, np.nan)
 
 
-def _partial_spearman(items: Items, drawn: Indices) -> _Score:
-    labels, given = _ranks(items.labels, drawn), _ranks(items.given, drawn)
-    between = _correlation(labels, given)
-
-    def score(values: Array) -> Array:
-        ranks = _ranks(values, drawn)
-        with_given = _correlation(ranks, given)
-        left = (1 - with_given**2) * (1 - between**2)
-        # What rounding leaves is nothing.
-        left = np.where(left > 1e-12, left, np.nan)
-        return (_correlation(ranks, labels) - with_given * between) / np.sqrt(left)
-
-    return score
-
-
-def _average_precision(items: Items, drawn: Indices) -> _Score:
-    labels = np.asarray(items.labels)[drawn]
-
-    def score(values: Array) -> Array:
-        found, seen = _from_the_highest(values, labels, drawn)
-        total = np.where(found[:, -1] > 0, found[:, -1], np.nan)
-        return (np.diff(found, axis=1, prepend=0) * found / np.maximum(seen, 1)).sum(axis=1) / total
-
-    return _best_similarity(score)
-
-
-def _best_accuracy(items: Items, drawn: Indices) -> _Score:
+def _best_accuracy(values: Array, drawn: Indices, labels: Array) -> Array:
     """The share of pairs on the right side of the best threshold between two values, as mteb has it."""
-    labels = np.asarray(items.labels)[drawn]
-
-    def score(values: Array) -> Array:
-        found, seen = _from_the_highest(values, labels, drawn)
-        right = found + (seen[:, -1:] - found[:, -1:]) - (seen - found)
-        return np.where((seen > 0) & (seen < seen[:, -1:]), right, 0).max(axis=1) / seen[:, -1]
-
-    return _best_similarity(score)
+    found, seen = (_at_least(values, drawn, weights) for weights in (labels, None))
+    count = drawn.shape[1]
+    right = 2 * found - labels.sum(axis=1, keepdims=True) + count - seen
+    return np.where(seen < count, right, 0).max(axis=1) / count
 
 
-def _best_similarity(score: _Score) -> _Score:
-    return lambda values: np.max([score(column) for column in values.reshape(len(values), -1).T], axis=0)
-
-
-_SCORES: dict[Kind, Callable[[Items, Indices], _Score]] = {
+_SCORES: dict[Kind, Callable[..., Array]] = {
     "mean": _mean,
     "pearson": _pearson,
     "spearman": _spearman,
@@ -441,13 +419,9 @@ _SCORES: dict[Kind, Callable[[Items, Indices], _Score]] = {
 }
 
 
-def _counts(values: ArrayLike, drawn: Indices, weights: Array | None = None) -> tuple[Array, Indices]:
-    """How often each of G different values is drawn, (R, G), in ascending order; and which one each draw is, (R, N)."""
-    different, places = np.unique(np.asarray(values), return_inverse=True)
-    chosen = places[drawn]
-    slots = chosen + len(different) * np.arange(len(drawn))[:, None]
-    counts = np.bincount(slots.ravel(), None if weights is None else weights.ravel(), len(different) * len(drawn))
-    return counts.reshape(len(drawn), -1).astype(np.float64), chosen
+def _picked(values: ArrayLike, drawn: Indices) -> Array:
+    """(R, N): what is drawn."""
+    return np.asarray(values, dtype=np.float64)[drawn]
 
 
 def _ranks(values: ArrayLike, drawn: Indices) -> Array:
@@ -456,10 +430,19 @@ def _ranks(values: ArrayLike, drawn: Indices) -> Array:
     return np.take_along_axis(np.cumsum(counts, axis=1) - (counts - 1) / 2, chosen, axis=1)
 
 
-def _from_the_highest(values: Array, labels: Array, drawn: Indices) -> tuple[Array, Array]:
-    """Of what is drawn, how many are to be found, and how many there are, down to each different value: (R, G) each."""
-    found, seen = (_counts(values, drawn, weights)[0][:, ::-1].cumsum(axis=1) for weights in (labels, None))
-    return found, seen
+def _at_least(values: Array, drawn: Indices, weights: Array | None) -> Array:
+    """(R, N): how many of what is drawn have the value of each draw or more, or what they weigh."""
+    counts, chosen = _counts(values, drawn, weights)
+    return np.take_along_axis(counts[:, ::-1].cumsum(axis=1)[:, ::-1], chosen, axis=1)
+
+
+def _counts(values: ArrayLike, drawn: Indices, weights: Array | None = None) -> tuple[Array, Indices]:
+    """How often each of G different values is drawn, (R, G), in ascending order; and which one each draw is, (R, N)."""
+    different, places = np.unique(np.asarray(values), return_inverse=True)
+    chosen = places[drawn]
+    slots = chosen + len(different) * np.arange(len(drawn))[:, None]
+    counts = np.bincount(slots.ravel(), None if weights is None else weights.ravel(), len(different) * len(drawn))
+    return counts.reshape(len(drawn), -1).astype(np.float64), chosen
 
 
 def _correlation(first: Array, second: Array) -> Array:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from sentence_transformers.base import BaseModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..lm.backbone import without_autocast
 from ..modules.twin_tower import check_family, encoder_layers
-from .evaluator import Evaluator
+from .evaluator import TabulatedEvaluator
 
 
-class CLSEnergyEvaluator(Evaluator):
+class CLSEnergyEvaluator(TabulatedEvaluator):
     r"""The CLS energy weight of an encoder, or of two towers, on plain texts.
 
     .. math:: E_{CLS} = \frac{\lVert h_{cls} \rVert_2}{\lVert H \rVert_F}
@@ -47,25 +47,18 @@ class CLSEnergyEvaluator(Evaluator):
         if not self.texts:
             raise ValueError(f"CLSEnergyEvaluator needs texts, and the {len(texts)} given are empty.")
 
-    def __call__(
-        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model.
+    def metrics_of(self, model: Any) -> dict[str, float]:
+        return {"cls_energy": float(self.shares(model).mean())}
+
+    def shares(self, model: BaseModel) -> Tensor:
+        """(N,): the energy weight in each text; their mean is the metric, and they can be resampled.
 
         Args:
             model: Its first module is a :class:`st_reba.TwinTower`, or ST's ``Transformer`` with a BERT-like encoder.
-            output_path: Where to append to ``cls_energy[_<name>]_results.csv``.
-            epoch: As in ST.
-            steps: As in ST.
 
         Raises:
             ValueError: If the model is not of BERT's build.
         """
-        metrics = {"cls_energy": float(self.shares(model).mean())}
-        return self.noted(model, metrics, output_path, epoch, steps)
-
-    def shares(self, model: BaseModel) -> Tensor:
-        """(N,): the energy weight in each text; their mean is the metric, and they can be resampled."""
         head: Any = model[0]
         towers = getattr(head, "towers", (head.model,))
         for tower in towers:
@@ -75,40 +68,30 @@ class CLSEnergyEvaluator(Evaluator):
         model.eval()
         try:
             with torch.inference_mode(), without_autocast(model.device):
-                return torch.cat([self._of_batch(model, towers, batch) for batch in self._batches()])
+                starts = range(0, len(self.texts), self.batch_size)
+                batches = [self.texts[start : start + self.batch_size] for start in starts]
+                return torch.cat([self._of_batch(model, towers, batch) for batch in batches])
         finally:
             for module, training in modes:
                 module.training = training
 
-    def _batches(self) -> list[list[str]]:
-        return [self.texts[start : start + self.batch_size] for start in range(0, len(self.texts), self.batch_size)]
-
     def _of_batch(self, model: Any, towers: Sequence[PreTrainedModel], texts: list[str]) -> Tensor:
         features = model.preprocess(texts)
         inputs = {name: features[name].to(model.device) for name in ("input_ids", "attention_mask")}
-        energies = []
-        for tower in towers:
-            with watching_contexts(tower) as contexts:
+        # The weighted values (B, N, D) of each layer.
+        contexts: list[Tensor] = []
+        with ExitStack() as hooks:
+            for tower in towers:
+                for layer in encoder_layers(tower):
+                    hook = layer.attention.self.register_forward_hook(
+                        lambda module, given, output: contexts.append(output[0])
+                    )
+                    hooks.callback(hook.remove)
                 tower(**inputs)
-            energies += [_energy(context, inputs["attention_mask"]) for context in contexts]
-        return torch.stack(energies).mean(dim=0).cpu()
+        return torch.stack([_energy(context, inputs["attention_mask"]) for context in contexts]).mean(dim=0).cpu()
 
 
 def _energy(context: Tensor, mask: Tensor) -> Tensor:
     """(B,) of a context tensor (B, N, D), whose first token is CLS, and a mask (B, N)."""
     norms = context.float().norm(dim=-1) * mask
     return norms[:, 0] / norms[:, 1:].norm(dim=-1).clamp_min(torch.finfo(norms.dtype).tiny)
-
-
-@contextmanager
-def watching_contexts(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collect the context tensors of each layer, the weighted values (B, N, D), of what runs inside."""
-    contexts: list[Tensor] = []
-
-    def keep(module: nn.Module, arguments: Any, output: tuple[Tensor, ...]) -> None:
-        contexts.append(output[0])
-
-    with ExitStack() as hooks:
-        for layer in encoder_layers(model):
-            hooks.callback(layer.attention.self.register_forward_hook(keep).remove)
-        yield contexts

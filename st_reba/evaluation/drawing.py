@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..optional import require
-
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE = "#2a6fbb"
@@ -110,27 +107,3 @@ def _characters() -> frozenset[int]:
     from matplotlib.font_manager import findfont, get_font
 
     return frozenset(code for family in _families() for code in get_font(findfont(family)).get_charmap())
-
-
-def layer_axes(layers: int, y_label: str, title: str) -> tuple[Figure, Axes]:
-    """An empty figure with the layers 0 to ``layers`` - 1 on its x axis, as wide as they need.
-
-    Raises:
-        ImportError: If matplotlib is missing.
-    """
-    require("matplotlib.figure", "report", "Drawing")
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    width = 3.5 if layers == 1 else min(12.0, max(6.0, 0.3 * layers))
-    figure = Figure(figsize=(width, 4.0), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlim(-0.6, layers - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True))
-    axes.set_xlabel("Layer (0: input embeddings)")
-    axes.set_ylabel(y_label)
-    axes.set_title(title, loc="left", fontsize="medium")
-    axes.grid(axis="y", color=GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes

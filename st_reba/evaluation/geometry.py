@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base import BaseModel
 
 from ..data.tables import LEAST_TEXTS
-from .evaluator import Evaluator
+from .evaluator import TabulatedEvaluator
 
 Array = NDArray[np.float64]
 
@@ -23,10 +21,10 @@ _UNIT = re.compile(rf"\s*(?:[{_HAN}]|[^\s{_HAN}]+)")
 _UNITS_A_CUT = 10
 
 # Rows of the matrix of all pairs at a time.
-_ROWS = 1024
+_ROWS = 256
 
 
-class EmbeddingGeometryEvaluator(Evaluator):
+class EmbeddingGeometryEvaluator(TabulatedEvaluator):
     r"""Alignment, uniformity and anisotropy of the embeddings of plain texts. All three are better when lower.
 
     .. math::
@@ -86,22 +84,11 @@ class EmbeddingGeometryEvaluator(Evaluator):
         self.show_progress_bar = show_progress_bar
         self.greater_is_better = False
 
-    def __call__(
-        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model.
-
-        Args:
-            model: Any that embeds texts.
-            output_path: Where to append to ``embedding_geometry[_<name>]_results.csv``.
-            epoch: As in ST.
-            steps: As in ST.
-        """
-        embeddings = cast(SentenceTransformer, model).encode(
+    def metrics_of(self, model: Any) -> dict[str, float]:
+        embeddings = model.encode(
             [*self.texts, *self.positives], batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
         )
-        metrics = self.score(embeddings[: len(self.texts)], embeddings[len(self.texts) :])
-        return self.noted(model, metrics, output_path, epoch, steps)
+        return self.score(embeddings[: len(self.texts)], embeddings[len(self.texts) :])
 
     @property
     def pairs(self) -> int:
@@ -162,7 +149,7 @@ def perturb(text: str) -> str:
 
 def alignment(embeddings: np.ndarray, positives: np.ndarray) -> Array:
     """(N,): the squared distance of each embedding to its positive's, both of length 1; (N, D) each."""
-    return ((_unit(embeddings) - _unit(positives)) ** 2).sum(axis=1)
+    return ((unit_vectors(embeddings) - unit_vectors(positives)) ** 2).sum(axis=1)
 
 
 def uniformity(embeddings: np.ndarray, t: float = 2.0) -> Array:
@@ -174,18 +161,13 @@ def uniformity(embeddings: np.ndarray, t: float = 2.0) -> Array:
         embeddings: (N, D), at least three; of any length, they are normalised here.
         t: Greater than 0.
     """
-    unit = _unit(embeddings)
+    unit = unit_vectors(embeddings)
     squares = (unit**2).sum(axis=1)
     means = np.empty(len(unit))
     for start in range(0, len(unit), _ROWS):
         rows = slice(start, start + _ROWS)
-        potentials = unit[rows] @ unit.T
-        potentials *= 2
-        potentials -= squares[rows, None]
-        potentials -= squares
-        potentials *= t
-        np.exp(potentials, out=potentials)
-        potentials[np.arange(len(potentials)), np.arange(start, start + len(potentials))] = 0
+        potentials = np.exp(-t * (squares[rows, None] + squares - 2 * unit[rows] @ unit.T))
+        np.fill_diagonal(potentials[:, rows], 0)
         means[rows] = potentials.sum(axis=1) / (len(unit) - 1)
     mean = means.mean()
     return np.log(mean) + (_pair_shares(means) - mean) / mean
@@ -193,7 +175,7 @@ def uniformity(embeddings: np.ndarray, t: float = 2.0) -> Array:
 
 def anisotropy(embeddings: np.ndarray) -> Array:
     """(N,): what each embedding contributes to the mean cosine of all pairs; (N, D), at least three."""
-    unit = _unit(embeddings)
+    unit = unit_vectors(embeddings)
     return _pair_shares((unit @ unit.sum(axis=0) - (unit**2).sum(axis=1)) / (len(unit) - 1))
 
 
@@ -208,14 +190,14 @@ def _pair_shares(means: Array) -> Array:
     return mean + 2 * (count - 1) / (count - 2) * (means - mean)
 
 
-def _unit(embeddings: np.ndarray) -> Array:
-    """(N, D), of length 1; zero vectors stay.
+def unit_vectors(embeddings: np.ndarray, called: str = "embeddings") -> Array:
+    """(..., D), of length 1; zero vectors stay.
 
     Raises:
-        ValueError: If some are not finite.
+        ValueError: If some are not finite, by what they are called.
     """
     vectors = np.asarray(embeddings, dtype=np.float64)
     if not np.isfinite(vectors).all():
-        raise ValueError("Some embeddings are not finite. Half precision may have overflowed: use float32 or bfloat16.")
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        raise ValueError(f"Some {called} are not finite. Half precision may have overflowed: use float32 or bfloat16.")
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(norms == 0, 1, norms)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..lm import backbone
 from ..lm.anatomy import anatomy_of
-from ..lm.run import Hook, hooked
+from ..lm.run import StatesAt, run
 from ..modules import CausalTransformer
 from ..modules.changes import middle_third
 from ..text.layout import Layout
@@ -80,10 +81,16 @@ def layer_dimensions(module: CausalTransformer, texts: Sequence[str], batch_size
     layers = [module.model.get_submodule(path) for path in anatomy_of(module.model).layers]
     if not layers:
         raise ValueError(f"The layers of {type(module.model).__name__} were not found. Give KVReroutingModule its own.")
-    found = [
-        _last_states(module, layers, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size)
+    found = []
+    for start in range(0, len(texts), batch_size):
+        layout = Layout.of(module.preprocess(texts[start : start + batch_size]))
+        seen = StatesAt(layers, "before", layout.ends)
+        run(module.model, layout, changes=[seen.as_change()])
+        found.append(torch.stack(seen.states()).cpu())
+    return [
+        two_nn(states) if len(torch.unique(states, dim=0)) >= LEAST_POINTS else math.nan
+        for states in torch.cat(found, dim=1)
     ]
-    return [_dimension(states) for states in torch.cat(found, dim=1)]
 
 
 def select_layers(
@@ -118,27 +125,3 @@ def select_layers(
     start = int(np.nanargmin(dimensions)) - count // 2
     start = min(max(start, 0), depth - count)
     return list(range(start, start + count))
-
-
-def _last_states(module: CausalTransformer, layers: Sequence[nn.Module], texts: Sequence[str]) -> Tensor:
-    """(L, B, D): what each layer reads at the last token, on the CPU."""
-    layout = Layout.of(module.preprocess(texts))
-    last = layout.ends.tolist()
-    read: dict[int, Tensor] = {}
-
-    def reads(number: int) -> Hook:
-        def before(states: Tensor) -> Tensor:
-            read[number] = states[range(len(last)), last].cpu()
-            return states
-
-        return Hook(before)
-
-    with hooked({layer: reads(number) for number, layer in enumerate(layers)}):
-        input_ids = layout.input_ids.to(backbone.device(module.model))
-        module.model(input_ids=input_ids, return_dict=True, output_hidden_states=False)
-    return torch.stack([read[number] for number in range(len(layers))])
-
-
-def _dimension(states: Tensor) -> float:
-    distinct = len(torch.unique(states, dim=0))
-    return two_nn(states) if distinct >= LEAST_POINTS else float("nan")

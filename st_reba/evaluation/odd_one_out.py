@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from sentence_transformers.base import BaseModel
 
+from ..data.columns import Column, Schema, any_text, read_table
 from ..reading.words import encode_words
-from .evaluator import Evaluator
+from .evaluator import TabulatedEvaluator
+from .geometry import unit_vectors
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
+_QUESTIONS = Schema("questions", tuple(Column(name, (), any_text) for name in _HEADER), option="", headed=True)
 _CHOICES = {name: index for names in ("1234", "ABCD") for index, name in enumerate(names)}
 
 
@@ -52,7 +51,7 @@ class Question:
                 raise MissingWordError(f"The word {self.word!r} does not occur in {sentence!r}.")
 
 
-class OddOneOutEvaluator(Evaluator):
+class OddOneOutEvaluator(TabulatedEvaluator):
     """Accuracy in finding the sentence that uses a word in another sense than three others do.
 
     The answer is the sentence whose word embedding has the largest summed distance to the other three, Euclidean or
@@ -109,7 +108,8 @@ class OddOneOutEvaluator(Evaluator):
         code takes the first token of that sentence for the word, which gives the answer away.
 
         Args:
-            path: A UTF-8 CSV file. The answer is 1 to 4, or A to D.
+            path: A table, such as a CSV file: see :func:`st_reba.data.columns.read_table`. The answer is 1 to 4, or A
+                to D.
             on_missing_word: What to do about a question with a sentence that lacks the word. ``"skip"`` leaves it out,
                 gives one warning, and notes it in ``skipped``.
             **kwargs: For the constructor.
@@ -122,10 +122,12 @@ class OddOneOutEvaluator(Evaluator):
             raise ValueError(
                 f'on_missing_word={on_missing_word!r}: use "error", or "skip" to leave such questions out.'
             )
+        table = read_table(path, [_QUESTIONS])
         questions, skipped = [], []
-        for where, row in _rows(path):
+        for number, cells in enumerate(zip(*table.values.values(), strict=True), start=1):
+            where = f"line {table.places[number - 1][1]} (question {number})"
             try:
-                questions.append(_question(row))
+                questions.append(_question(*cells))
             except MissingWordError as error:
                 if on_missing_word == "error":
                     raise MissingWordError(
@@ -146,23 +148,11 @@ class OddOneOutEvaluator(Evaluator):
         evaluator.skipped = [f"{where}: {reason}" for where, reason in skipped]
         return evaluator
 
-    def __call__(
-        self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model.
-
-        Args:
-            model: See :func:`st_reba.encode_words`.
-            output_path: Where to append to ``odd_one_out[_<name>]_results.csv``.
-            epoch: As in ST.
-            steps: As in ST.
-        """
-        sentences, words = self.inputs()
+    def metrics_of(self, model: Any) -> dict[str, float]:
         vectors = encode_words(
-            model, sentences, words, batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
+            model, *self.inputs(), batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
         )
-        metrics = self.score(vectors.reshape(len(self.questions), 4, -1))
-        return self.noted(model, metrics, output_path, epoch, steps)
+        return self.score(vectors.reshape(len(self.questions), 4, -1))
 
     def inputs(self) -> tuple[list[str], list[str]]:
         """The 4 Q sentences, question by question, and the word of each."""
@@ -189,17 +179,15 @@ class OddOneOutEvaluator(Evaluator):
         vectors = np.asarray(vectors, dtype=np.float64)
         if vectors.ndim != 3 or vectors.shape[:2] != (len(self.questions), 4):
             raise ValueError(f"({len(self.questions)}, 4, D) word embeddings are scored, not {vectors.shape}.")
-        if not np.isfinite(vectors).all():
-            raise ValueError(
-                "Some word embeddings are not finite. Half precision may have overflowed: use float32 or bfloat16."
-            )
-        answers = np.array([question.answer for question in self.questions])
+        unit = unit_vectors(vectors, "word embeddings")
         if self.center:
             vectors = vectors - vectors.mean(axis=1, keepdims=True)
+            unit = unit_vectors(vectors)
         euclidean = np.linalg.norm(vectors, axis=-1) if self.center else summed_distances(vectors)
+        answers = np.array([question.answer for question in self.questions])
         return {
             "euclidean_accuracy": _credit(euclidean, answers),
-            "cosine_accuracy": _credit(summed_distances(_unit(vectors), squared=True), answers),
+            "cosine_accuracy": _credit(summed_distances(unit, squared=True), answers),
         }
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -212,14 +200,11 @@ def summed_distances(vectors: np.ndarray, squared: bool = False) -> np.ndarray:
 
     ``squared`` sums squared distances: between unit vectors, twice the cosine distance.
     """
-    sums = np.zeros(vectors.shape[:2], dtype=vectors.dtype)
-    for first, second in combinations(range(vectors.shape[1]), 2):
-        distances = ((vectors[:, first] - vectors[:, second]) ** 2).sum(axis=-1)
-        if not squared:
-            distances = np.sqrt(distances)
-        sums[:, first] += distances
-        sums[:, second] += distances
-    return sums
+    sums = []
+    for place in range(vectors.shape[1]):
+        squares = ((vectors - vectors[:, place : place + 1]) ** 2).sum(axis=-1)
+        sums.append((squares if squared else np.sqrt(squares)).sum(axis=1))
+    return np.stack(sums, axis=1)
 
 
 def _credit(distances: np.ndarray, answers: np.ndarray) -> np.ndarray:
@@ -231,34 +216,11 @@ def _credit(distances: np.ndarray, answers: np.ndarray) -> np.ndarray:
     return farthest[np.arange(len(answers)), answers] / farthest.sum(axis=1)
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(norms == 0, 1, norms)
-
-
-def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Each row of a file and what to call it."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason}). Save the file as UTF-8.") from None
-    reader = csv.DictReader(StringIO(text, newline=""))
-    if missing := [column for column in _HEADER if column not in (reader.fieldnames or ())]:
-        raise ValueError(f"{path}: the header lacks {missing}; it must have {list(_HEADER)}.")
-    try:
-        for number, row in enumerate(reader, start=1):
-            yield f"line {reader.line_num} (question {number})", row
-    except csv.Error as error:
-        raise ValueError(f"{path}, after line {reader.line_num}: {error}. A quotation mark may be missing.") from None
-
-
-def _question(row: dict[str, str | None]) -> Question:
-    asked, *sentences, answer = (row[column] or "" for column in _HEADER)
+def _question(asked: str, first: str, second: str, third: str, fourth: str, answer: str) -> Question:
     quoted = re.search("“(.+?)”", asked)
     if quoted is None:
         raise ValueError(f"the question {asked!r} has no word in “ ”.")
     index = _CHOICES.get(answer.strip().upper())
     if index is None:
         raise ValueError(f"the answer {answer!r} is neither 1 to 4 nor A to D.")
-    first, second, third, fourth = sentences
     return Question(quoted.group(1), (first, second, third, fourth), index)

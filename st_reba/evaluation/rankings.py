@@ -123,15 +123,15 @@ class LateInteraction:
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
         """For each query the documents that score highest, at most so many: their indices and scores, falling."""
         asked = self._encoded(queries, "encode_query")
-        best, where = torch.empty(len(queries), 0, dtype=torch.float32), torch.empty(len(queries), 0, dtype=torch.long)
+        found: list[Hits] = [[] for _ in queries]
         for start in range(0, len(documents), self.chunk_size):
             chunk = self._encoded(documents[start : start + self.chunk_size], "encode_document")
-            scores = self.model.similarity(asked, chunk).cpu()
-            indices = torch.arange(start, start + len(chunk)).expand_as(scores)
-            scores, indices = torch.cat([best, scores], dim=1), torch.cat([where, indices], dim=1)
-            best, order = scores.topk(min(count, scores.shape[1]), dim=1)
-            where = indices.gather(1, order)
-        return [list(zip(*own, strict=True)) for own in zip(where.tolist(), best.tolist(), strict=True)]
+            best = _best(self.model.similarity(asked, chunk).cpu(), count)
+            for hits, more in zip(found, best, strict=True):
+                hits += [(start + index, score) for index, score in more]
+                hits.sort(key=lambda hit: -hit[1])
+                del hits[count:]
+        return found
 
     def _encoded(self, texts: Sequence[str], how: str) -> list[Tensor]:
         """(tokens, D) of each text."""
@@ -235,7 +235,7 @@ def scored(data: Retrieval, rankers: Mapping[str, Ranker]) -> dict[str, Retrieva
     return {name: RetrievalScores(estimates["ndcg"][name], estimates["recall"][name]) for name in rankers}
 
 
-def _best(similarities: torch.Tensor, count: int) -> list[Hits]:
+def _best(similarities: Tensor, count: int) -> list[Hits]:
     """Of (Q, N) similarities each row's highest, of equals those that stand first."""
     order = similarities.argsort(dim=1, descending=True, stable=True)[:, :count]
     values = similarities.gather(1, order)

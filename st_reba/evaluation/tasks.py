@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..data.tables import Labelled, Pairs, Retrieval, Triplets
 from . import bootstrap
-from .bootstrap import Estimate, Items
+from .bootstrap import Estimate, Items, Kind
 
 Array = NDArray[np.float64]
 #: What was measured on each item, (N,), by what it is.
@@ -114,6 +114,30 @@ class Measure:
         return f"{self.show(estimate.value)} {self.show_interval(estimate)}".rstrip()
 
 
+@dataclass(frozen=True)
+class Score:
+    """One score of a task.
+
+    Attributes:
+        column: What it is, as a column of a table.
+        of: What it is made of: a key of :data:`Measured`.
+        kind: How it is made.
+        labels: (N,), where that needs them.
+        name: In sentence-transformers; empty where that has no such score.
+    """
+
+    column: Measure
+    of: str
+    kind: Kind = "mean"
+    labels: Sequence[float] | None = None
+    name: str = ""
+
+    def items(self, measured: Mapping[str, Measured]) -> Items:
+        """What makes the score of each recipe."""
+        values = {recipe: own[self.of] for recipe, own in measured.items()}
+        return bootstrap.checked_items(self.kind, values, *([] if self.labels is None else [self.labels]))
+
+
 class Task(BaseEvaluator):
     """Labelled data, and how recipes are scored on them. :func:`task_of` makes the right kind.
 
@@ -127,13 +151,12 @@ class Task(BaseEvaluator):
     """
 
     unit: ClassVar[str]
-    primary_metric: str
 
     def __init__(self, data: Any, batch_size: int = 32) -> None:
         super().__init__()
         self.data = data
         self.batch_size = batch_size
-        self.primary_metric = type(self).primary_metric
+        self.primary_metric = self.scores[0].name
         self.prompts: Mapping[str, str] = getattr(data, "prompts", {})
 
     @abstractmethod
@@ -144,26 +167,15 @@ class Task(BaseEvaluator):
     def measure(self, similarity: Any) -> Measured:
         """What each item gives, (N,), by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
 
-    @abstractmethod
-    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
-        """What makes each score, by its name in sentence-transformers, the one that decides first."""
-
-    @abstractmethod
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        """The scores as columns of a table, the one that decides first.
-
-        Args:
-            measured: By recipe.
-            overlap: What tf-idf gives, by the name of its result; None: there is neither that nor what is beyond it.
-            counted_on: How many texts tf-idf was counted on.
-        """
-
     @property
     @abstractmethod
+    def scores(self) -> list[Score]:
+        """What is made of that, the score that decides first."""
+
+    @property
     def column(self) -> Measure:
         """The score that decides."""
+        return self.scores[0].column
 
     @property
     def scorable(self) -> bool:
@@ -174,9 +186,26 @@ class Task(BaseEvaluator):
         """What stands before a text."""
         return self.prompts.get(role) or None
 
+    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
+        """What makes each score, by its name in sentence-transformers, the one that decides first."""
+        return {score.name: score.items(measured) for score in self.scores if score.name}
+
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
+    ) -> list[tuple[Measure, Items]]:
+        """The scores as columns of a table, the one that decides first.
+
+        Args:
+            measured: By recipe.
+            overlap: What tf-idf gives, by the name of its result; None: there is neither that nor what is beyond it.
+            counted_on: How many texts tf-idf was counted on.
+        """
+        every = {**(overlap or {}), **measured}
+        return [(score.column, score.items(every)) for score in self.scores]
+
     def score(self, similarity: Similarity) -> float:
         """The score that decides, from all items."""
-        return float(self.items({"": self.measure(similarity)})[self.primary_metric].scores[0])
+        return float(self.scores[0].items({"": self.measure(similarity)}).scores[0])
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -196,7 +225,6 @@ class PairTask(Task):
     """Graded pairs: the rank correlation of cosines with labels."""
 
     unit = "labelled pairs"
-    primary_metric = "spearman_cosine"
     data: Pairs
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
@@ -205,89 +233,62 @@ class PairTask(Task):
     def measure(self, similarity: Similarity) -> Measured:
         return {"cosine": similarity.cosines(self.data.first, self.data.second)}
 
-    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
-        cosines = _each(measured, "cosine")
-        return {
-            "spearman_cosine": bootstrap.spearman(cosines, self.data.scores),
-            "pearson_cosine": bootstrap.pearson(cosines, self.data.scores),
-        }
-
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        found = self.items({**(overlap or {}), **measured})
-        return [
-            (self.column, found["spearman_cosine"]),
-            *self._beyond(measured, overlap, counted_on),
-            (replace(self.column, name="STS, Pearson", metric="Pearson x 100"), found["pearson_cosine"]),
-        ]
-
     @property
-    def column(self) -> Measure:
+    def scores(self) -> list[Score]:
         note = f"Correlation of cosine similarities with the labels of {len(self.data)} pairs of texts."
-        return Measure("STS", "Spearman x 100", note=note, unit=self.unit)
+        ranks = Measure("STS", "Spearman x 100", note=note, unit=self.unit)
+        values = replace(ranks, name="STS, Pearson", metric="Pearson x 100")
+        return [
+            Score(ranks, "cosine", "spearman", self.data.scores, "spearman_cosine"),
+            Score(values, "cosine", "pearson", self.data.scores, "pearson_cosine"),
+        ]
 
     @property
     def scorable(self) -> bool:
         return len(set(self.data.scores)) > 1
 
-    def _beyond(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None, counted_on: int
+    def columns(
+        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
     ) -> list[tuple[Measure, Items]]:
-        """What is left once tf-idf is given, which has no number for tf-idf itself."""
-        if overlap is None:
-            return []
-        note = (
-            "What is left of it once the ranks by tf-idf are taken out: partial rank correlation with the labels, "
-            f"given the cosine of the tf-idf of the texts' tokens, counted on {counted_on} texts."
-        )
-        [given] = _each(overlap, "cosine").values()
-        items = bootstrap.partial_spearman(_each(measured, "cosine"), self.data.scores, given)
-        return [(Measure("Beyond overlap", "partial Spearman x 100", note=note, unit=self.unit), items)]
+        columns = super().columns(measured, overlap, counted_on)
+        if overlap is not None:
+            note = (
+                "What is left of it once the ranks by tf-idf are taken out: partial rank correlation with the labels, "
+                f"given the cosine of the tf-idf of the texts' tokens, counted on {counted_on} texts."
+            )
+            beyond = Measure("Beyond overlap", "partial Spearman x 100", note=note, unit=self.unit)
+            cosines = {recipe: own["cosine"] for recipe, own in measured.items()}
+            [given] = overlap.values()
+            # tf-idf itself has nothing beyond it.
+            columns.insert(1, (beyond, bootstrap.partial_spearman(cosines, self.data.scores, given["cosine"])))
+        return columns
 
 
 class ClassTask(PairTask):
     """Pairs in two classes: average precision, where the pairs are ordered by their cosines."""
 
-    primary_metric = "cosine_ap"
-
     @property
-    def _alike(self) -> list[int]:
-        alike = max(self.data.scores)
-        return [int(score == alike) for score in self.data.scores]
-
-    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
-        return {"cosine_ap": bootstrap.average_precision(_each(measured, "cosine"), self._alike)}
-
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        every = {**(overlap or {}), **measured}
-        ranked = "Rank correlation of cosine similarities with the two classes."
-        return [
-            (self.column, self.items(every)["cosine_ap"]),
-            *self._beyond(measured, overlap, counted_on),
-            (
-                Measure("Two classes, Spearman", "Spearman x 100", note=ranked, unit=self.unit),
-                bootstrap.spearman(_each(every, "cosine"), self.data.scores),
-            ),
-        ]
-
-    @property
-    def column(self) -> Measure:
-        alike, pairs = sum(self._alike), len(self.data)
+    def scores(self) -> list[Score]:
+        highest = max(self.data.scores)
+        alike = [int(score == highest) for score in self.data.scores]
         note = (
-            f"Average precision of the {alike} pairs that are alike among {pairs}, in the order of their cosine "
-            "similarities."
+            f"Average precision of the {sum(alike)} pairs that are alike among {len(alike)}, in the order of their "
+            "cosine similarities."
         )
-        return Measure("Two classes", "average precision x 100", chance=alike / pairs, note=note, unit=self.unit)
+        chance = sum(alike) / len(alike)
+        precision = Measure("Two classes", "average precision x 100", chance=chance, note=note, unit=self.unit)
+        ranked = "Rank correlation of cosine similarities with the two classes."
+        ranks = Measure("Two classes, Spearman", "Spearman x 100", note=ranked, unit=self.unit)
+        return [
+            Score(precision, "cosine", "average_precision", alike, "cosine_ap"),
+            Score(ranks, "cosine", "spearman", self.data.scores),
+        ]
 
 
 class TripletTask(Task):
     """Triplets: how often an anchor is nearer to its positive than to its negative."""
 
     unit = "triplets"
-    primary_metric = "cosine_accuracy"
     data: Triplets
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
@@ -298,25 +299,17 @@ class TripletTask(Task):
         negative = similarity.cosines(self.data.anchors, self.data.negatives)
         return {"correct": (positive > negative).astype(np.float64)}
 
-    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
-        return {"cosine_accuracy": bootstrap.mean(_each(measured, "correct"))}
-
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        return [(self.column, self.items({**(overlap or {}), **measured})["cosine_accuracy"])]
-
     @property
-    def column(self) -> Measure:
+    def scores(self) -> list[Score]:
         note = f"How many of {len(self.data)} anchors are nearer to their positive than to their negative, by cosine."
-        return Measure("Triplets", "accuracy x 100", chance=0.5, note=note, unit=self.unit)
+        nearer = Measure("Triplets", "accuracy x 100", chance=0.5, note=note, unit=self.unit)
+        return [Score(nearer, "correct", name="cosine_accuracy")]
 
 
 class RetrievalTask(Task):
     """Retrieval: which documents stand first for a query, in the order of their cosines with it."""
 
     unit = "queries"
-    primary_metric = f"cosine_ndcg@{_RANKED}"
     data: Retrieval
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
@@ -337,33 +330,20 @@ class RetrievalTask(Task):
             recall.append(hit.sum() / len(relevant))
         return {"ndcg": np.array(ndcg), "recall": np.array(recall)}
 
-    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
-        return {
-            f"cosine_ndcg@{_RANKED}": bootstrap.mean(_each(measured, "ndcg")),
-            f"cosine_recall@{_FOUND}": bootstrap.mean(_each(measured, "recall")),
-        }
-
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        ndcg, recall = self.items({**(overlap or {}), **measured}).values()
-        note = f"How much of what is relevant is among the first {_FOUND}: the mean of {self._size}."
-        return [
-            (self.column, ndcg),
-            (Measure(f"Recall@{_FOUND}", f"recall@{_FOUND} x 100", note=note, unit=self.unit), recall),
-        ]
-
     @property
-    def column(self) -> Measure:
+    def scores(self) -> list[Score]:
+        size = f"{len(self.data)} queries, each among {len(self.data.documents)} documents"
         note = (
             f"Normalised discounted cumulative gain of the first {_RANKED} by cosine, a document being relevant or "
-            f"not: the mean of {self._size}."
+            f"not: the mean of {size}."
         )
-        return Measure("Retrieval", f"nDCG@{_RANKED} x 100", note=note, unit=self.unit)
-
-    @property
-    def _size(self) -> str:
-        return f"{len(self.data)} queries, each among {len(self.data.documents)} documents"
+        ndcg = Measure("Retrieval", f"nDCG@{_RANKED} x 100", note=note, unit=self.unit)
+        note = f"How much of what is relevant is among the first {_FOUND}: the mean of {size}."
+        recall = Measure(f"Recall@{_FOUND}", f"recall@{_FOUND} x 100", note=note, unit=self.unit)
+        return [
+            Score(ndcg, "ndcg", name=f"cosine_ndcg@{_RANKED}"),
+            Score(recall, "recall", name=f"cosine_recall@{_FOUND}"),
+        ]
 
 
 def task_of(data: Labelled, batch_size: int = 32) -> Task:
@@ -378,7 +358,3 @@ def task_of(data: Labelled, batch_size: int = 32) -> Task:
     if isinstance(data, Triplets):
         return TripletTask(data, batch_size)
     return (ClassTask if data.two_classes else PairTask)(data, batch_size)
-
-
-def _each(measured: Mapping[str, Measured], what: str) -> dict[str, Array]:
-    return {recipe: own[what] for recipe, own in measured.items()}

@@ -230,23 +230,22 @@ def _norm_as_read(module: CausalModule) -> Iterator[None]:
         yield
         return
     norm = final_norm(module.model)
-    weights = list(norm.parameters())
-    kept = [weight.clone() for weight in weights]
-    states = torch.randn(4, module.get_embedding_dimension(), dtype=torch.float32).to(weights[0])
+    kept = {weight: weight.clone() for weight in norm.parameters()}
+    # Not around 0: what takes their mean off turns them.
+    states = torch.rand(4, module.get_embedding_dimension(), dtype=module.model.dtype, device=module.model.device)
     try:
-        # Some architectures add 1 to the weights.
-        for value in (1, 0):
-            for weight in weights:
-                weight.fill_(value)
-            if len(weights) == 1 and torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
-                yield
-                return
-        raise ValueError(
-            f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a "
-            "vector's length, whatever its weights, so an engine cannot read the states before it. Use final_norm=True."
-        )
+        # Equal weights, also where an architecture adds 1 to them.
+        for weight in kept:
+            weight.fill_(1)
+        if not torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
+            raise ValueError(
+                f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a "
+                "vector's length, whatever its weights, so an engine cannot read the states before it. Use "
+                "final_norm=True."
+            )
+        yield
     finally:
-        for weight, before in zip(weights, kept, strict=True):
+        for weight, before in kept.items():
             weight.copy_(before)
 
 

@@ -11,8 +11,7 @@ exactly: what stands before the sum is a length, which ``Normalize`` takes away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
@@ -84,7 +83,7 @@ def static_model(
     texts = list(texts)
     weights = IdfWeights.fit(reader, texts).weights
     if vectors is None:
-        vectors = _read(reader, on_progress)
+        vectors = token_vectors(module, layer, on_progress)
     whitening = WhiteningTransform.from_moments(_moments(tokenizer, texts, vectors, weights))
     rows = weights[:, None] * linear(vectors - whitening.mean, whitening.weight)
     if dimension is not None:
@@ -124,7 +123,20 @@ def token_vectors(module: CausalModule, layer: int, on_progress: Progress = lamb
     Raises:
         ValueError: If there is no such layer.
     """
-    return _read(_reader(module, layer), on_progress)
+    reader = _reader(module, layer)
+    before, _ = special_tokens(cast(PreTrainedTokenizerBase, reader.tokenizer))
+    size = backbone.vocabulary_size(reader.model)
+    blocks = []
+    for start in range(0, size, _BLOCK):
+        entries = torch.arange(start, min(start + _BLOCK, size))
+        ids = torch.cat([torch.tensor(before, dtype=torch.long).expand(len(entries), -1), entries[:, None]], dim=1)
+        copies = torch.full_like(ids, NOT_TEXT)
+        copies[:, -1] = 0
+        features = Layout(ids, torch.ones_like(ids, dtype=torch.bool), copies).features()
+        with torch.inference_mode():
+            blocks.append(reader(features)["token_embeddings"][:, 0].float().cpu())
+        on_progress(start + len(entries), size)
+    return torch.cat(blocks)
 
 
 def _reader(module: CausalModule, layer: int) -> CausalModule:
@@ -135,40 +147,15 @@ def _reader(module: CausalModule, layer: int) -> CausalModule:
     return CausalTransformer(module, output_layer=layer, final_norm=False)
 
 
-@torch.inference_mode()
-def _read(reader: CausalModule, on_progress: Progress) -> Tensor:
-    """What a module reads off each entry of the vocabulary alone."""
-    before, _ = special_tokens(cast(PreTrainedTokenizerBase, reader.tokenizer))
-    size = backbone.vocabulary_size(reader.model)
-    blocks = []
-    for start in range(0, size, _BLOCK):
-        entries = torch.arange(start, min(start + _BLOCK, size))
-        ids = torch.cat([torch.tensor(before, dtype=torch.long).expand(len(entries), -1), entries[:, None]], dim=1)
-        copies = torch.full_like(ids, NOT_TEXT)
-        copies[:, -1] = 0
-        features = Layout(ids, torch.ones_like(ids, dtype=torch.bool), copies).features()
-        blocks.append(reader(features)["token_embeddings"][:, 0].float().cpu())
-        on_progress(start + len(entries), size)
-    return torch.cat(blocks)
-
-
 def _moments(tokenizer: Tokenizer, texts: list[str], vectors: Tensor, weights: Tensor) -> Moments:
     """Those of the weighted means of the texts' tokens."""
     moments = Moments(vectors.shape[1])
-    for ids in _token_ids(tokenizer, texts):
-        lengths = torch.tensor([len(own) for own in ids])
-        flat = torch.tensor([token for own in ids for token in own])
-        starts = lengths.cumsum(0) - lengths
-        own = weights[flat]
-        sums = embedding_bag(flat, vectors, starts, mode="sum", per_sample_weights=own)
-        moments.add(sums / embedding_bag(torch.arange(len(own)), own[:, None], starts, mode="sum"))
+    for start in range(0, len(texts), _BLOCK):
+        encoded = tokenizer.encode_batch(texts[start : start + _BLOCK], add_special_tokens=False)
+        ids = [torch.tensor(own.ids) for own in encoded if own.ids]
+        if ids:
+            flat, lengths = torch.cat(ids), torch.tensor(list(map(len, ids)))
+            starts = lengths.cumsum(0) - lengths
+            sums = embedding_bag(flat, vectors, starts, mode="sum", per_sample_weights=weights[flat])
+            moments.add(sums / embedding_bag(flat, weights[:, None], starts, mode="sum"))
     return moments
-
-
-def _token_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[list[int]]]:
-    """Block by block, those of the texts that have any."""
-    remaining = iter(texts)
-    while block := list(islice(remaining, _BLOCK)):
-        encoded = tokenizer.encode_batch(block, add_special_tokens=False)
-        if found := [own.ids for own in encoded if own.ids]:
-            yield found

@@ -1,4 +1,8 @@
-"""The server: its paths, OpenAI's embeddings and ordering texts, what operators ask for, and its process."""
+"""The server: its paths, OpenAI's embeddings and ordering texts, what operators ask for, its process and connections.
+
+uvicorn closes a connection that is idle after an answer. One that never sends a request, or never the whole head of
+one, it keeps for ever, and counts; it has no setting for that.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import base64
 import hmac
 import signal
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import uvicorn
@@ -21,19 +26,28 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..version import __version__
-from .batches import Batches, ClosedError, FullError, Limits, Metrics
-from .connections import HEAD_SECONDS, Connection, raise_file_limit
+from .batches import Batches, Limits, Metrics
 from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, read, shortened
-from .models import DOCUMENT, QUERY, Embedder, NotFiniteError, Reranker, Sized
+from .models import DOCUMENT, QUERY, Embedder, Reranker, Sized
+
+if sys.platform != "win32":
+    import resource
 
 T = TypeVar("T")
 
+#: Connections open at a time. For a further one, some are closed: those that have been sending their request longest.
+CONNECTIONS = 1024
+#: Seconds for the head of a request to arrive, after the connection or the last answer.
+HEAD_SECONDS = 30
+# Files that are no connections. A process that may open too few cannot accept any connection.
+_OTHER_FILES = 256
 #: So many times the limit is read of a body that is too large, so that its sender reads the answer.
 _DROPPED = 8
-#: Bytes of a body, and characters of a request's texts, that are read at a time: some 0.1 s at most.
-_AT_A_TIME = 2**16
+#: Texts of a request that are tokenised at a time, so that requests take turns.
+_AT_A_TIME = 64
 _CLIENT_LEFT = 499
 
 
@@ -58,7 +72,7 @@ class Server:
         keys: Sequence[str] = (),
     ) -> None:
         self.limits = limits or Limits()
-        self.embedder, self.reranker = embedder, reranker
+        self.reranker = reranker
         served = [own for own in (embedder, reranker) if own is not None]
         if not served:
             raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
@@ -77,52 +91,49 @@ class Server:
 
     # What the paths do
 
-    async def embeddings(self, body: bytes) -> Response:
+    async def embeddings(self, form: EmbeddingsForm) -> Response:
         """``/v1/embeddings``."""
-        form = await _form(EmbeddingsForm, body)
         embedder, way = self._model(form.model, Embedder, "gives vectors")
         way = embedder.way(way, form.input_type)
-        items = form.items
-        self._check_count(len(items), "input")
-        if form.dimensions is not None:
-            embedder.check_dimensions(form.dimensions)
-        vectors, tokens = await self._run(embedder, way, items)
+        if form.dimensions is not None and not 1 <= form.dimensions <= embedder.dimensions:
+            said = f"'dimensions' is {shortened(form.dimensions)}: give a number from 1 to {embedder.dimensions}."
+            raise RefusedError(400, said, param="dimensions")
+        self._check_count(form.items, "input")
+        vectors, tokens = await self._run(embedder, way, form.items)
         return await asyncio.to_thread(_embeddings_answer, form, embedder, vectors, tokens)
 
-    async def rerank(self, body: bytes) -> Response:
+    async def rerank(self, form: RerankForm) -> Response:
         """``/rerank``."""
-        form = await _form(RerankForm, body)
-        # The form's own check has made texts of objects.
-        texts: list[Any] = list(form.documents)
-        self._check_count(len(texts), "documents")
+        self._check_count(form.documents, "documents")
         if self.reranker is not None:
             reranker, _ = self._model(form.model, Reranker, "orders texts")
-            scores, tokens = await self._run(reranker, "", [(form.query, text) for text in texts])
-            return _rerank_answer(form, texts, scores, tokens)
+            scores, tokens = await self._run(reranker, "", [(form.query, text) for text in form.documents])
+            return _rerank_answer(form, scores, tokens)
         embedder, way = self._model(form.model, Embedder, "gives vectors")
         if way:
-            raise RefusedError(
-                400, f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."
-            )
+            said = f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."
+            raise RefusedError(400, said)
         (query, asked), (documents, searched) = await asyncio.gather(
-            self._run(embedder, QUERY, [form.query]), self._run(embedder, DOCUMENT, texts)
+            self._run(embedder, QUERY, [form.query]), self._run(embedder, DOCUMENT, form.documents)
         )
         scores = await asyncio.to_thread(embedder.similarities, query[0], documents)
-        return _rerank_answer(form, texts, scores, asked + searched)
+        return _rerank_answer(form, scores, asked + searched)
 
-    def listed(self) -> dict[str, Any]:
-        """``/v1/models``."""
-        return {"object": "list", "data": [self._shown(name) for name in self.models]}
+    def list_models(self) -> dict[str, Any]:
+        """The names that requests may give."""
+        return {"object": "list", "data": [self.show_model(name) for name in self.models]}
 
-    def one(self, name: str) -> dict[str, Any]:
-        """``/v1/models/NAME``.
+    def show_model(self, name: str) -> dict[str, Any]:
+        """One of these names; an error of status 404 if there is none."""
+        self._model(name, object, "is served")
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "st_reba"}
 
-        Raises:
-            RefusedError: If there is none.
-        """
-        if name not in self.models:
-            self._refuse_model(name, [*self.models], "is served")
-        return self._shown(name)
+    def show_metrics(self) -> Response:
+        """What Prometheus asks for, in its text format."""
+        texts, tokens = self.batches.waiting()
+        self.metrics.waiting_texts.set(texts)
+        self.metrics.waiting_tokens.set(tokens)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def check_key(self, request: Request) -> None:
         """Refuse who has none of the keys, in the same time whichever it is; and who came on a connection too many.
@@ -146,44 +157,22 @@ class Server:
 
     # How
 
-    def _shown(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._since, "owned_by": "st_reba"}
-
-    def _model(self, name: str, kind: type[T], does: str) -> tuple[T, str]:
-        own, way = self.models.get(name, (None, ""))
-        if not isinstance(own, kind):
-            self._refuse_model(name, [other for other, (its, _) in self.models.items() if isinstance(its, kind)], does)
-        return own, way
-
-    def _refuse_model(self, name: str, others: list[str], does: str) -> NoReturn:
-        there = ", ".join(f'"{other}"' for other in others) or "none"
-        raise RefusedError(
-            404,
-            f'There is no model "{shortened(name)}" here that {does}; there is {there}.',
-            param="model",
-            code="model_not_found",
-        )
-
-    def _check_count(self, count: int, param: str) -> None:
-        if count > self.limits.inputs:
-            raise RefusedError(
-                400, f"'{param}' has {count}, and a request may have {self.limits.inputs}: send several.", param=param
-            )
-
-    async def answer(self, request: Request, path: Callable[[bytes], Coroutine[Any, Any, Response]]) -> Response:
-        """What a path answers to a request's body; its work is cancelled when its client goes away.
+    async def answer(
+        self, request: Request, form: type[FormT], path: Callable[[FormT], Coroutine[Any, Any, Response]]
+    ) -> Response:
+        """What a path answers to a request's form; its work is cancelled when its client goes away.
 
         Raises:
             ClientDisconnect: If it does.
-            RefusedError: If the body does not arrive in time, or is too large; or as the path has it.
+            RefusedError: If the body does not arrive in time, is too large, or is no such form; or as the path has it.
         """
         try:
             body = await asyncio.wait_for(self._body(request), self.limits.body_seconds)
         except TimeoutError:
-            raise RefusedError(
-                408, f"The request's body did not arrive within {self.limits.body_seconds} s: send it again."
-            ) from None
-        result = asyncio.ensure_future(path(body))
+            said = f"The request's body did not arrive within {self.limits.body_seconds} s: send it again."
+            raise RefusedError(408, said) from None
+        # In a thread: a large body takes a while, and the server's own thread answers everyone.
+        result = asyncio.ensure_future(path(await asyncio.to_thread(read, form, body)))
         gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -196,56 +185,45 @@ class Server:
             gone.cancel()
 
     async def _body(self, request: Request) -> bytes:
-        limit, parts, size = self.limits.body_bytes, [], 0
+        limit, body, size = self.limits.body_bytes, bytearray(), 0
         async for part in request.stream():
             size += len(part)
             if size <= limit:
-                parts.append(part)
-            else:
-                parts.clear()
-            if size > _DROPPED * limit:
+                body += part
+            elif size > _DROPPED * limit:
                 break
         if size > limit:
             raise RefusedError(
                 413, f"The request's body is larger than the {limit:,} bytes that it may have: send several requests."
             )
-        return b"".join(parts)
+        return bytes(body)
+
+    def _model(self, name: str, kind: type[T], does: str) -> tuple[T, str]:
+        """A model by its name, and the way that the name asks for."""
+        own, way = self.models.get(name, (None, ""))
+        if own is None or not isinstance(own, kind):
+            others = [f'"{other}"' for other, (its, _) in self.models.items() if isinstance(its, kind)]
+            there = ", ".join(others) or "none"
+            said = f'There is no model "{shortened(name)}" here that {does}; there is {there}.'
+            raise RefusedError(404, said, param="model", code="model_not_found")
+        return own, way
+
+    def _check_count(self, items: Sequence[Any], param: str) -> None:
+        if len(items) > self.limits.inputs:
+            said = f"'{param}' has {len(items)}, and a request may have {self.limits.inputs}: send several."
+            raise RefusedError(400, said, param=param)
 
     async def _run(self, served: Embedder | Reranker, way: str, items: Sequence[Any]) -> tuple[list[Any], int]:
-        """Tokenise items a few at a time, so that requests take turns, and have them run; also how many tokens."""
+        """Tokenise items and have them run; also how many tokens they have."""
         sized: list[Sized] = []
-        try:
-            with self.batches.reserved(served.guess(way, items)):
-                for part in _parts(items):
-                    sized += await asyncio.to_thread(served.measure, way, part, len(sized))
-            result = self.batches.submit(
-                served.ways[way].run, [each.item for each in sized], [each.cost for each in sized]
-            )
-        except FullError as error:
-            raise RefusedError(
-                429,
-                f"The server has as much work as it takes: try again in {error.seconds} s.",
-                code="rate_limit_exceeded",
-                retry_after=error.seconds,
-            ) from None
-        except ClosedError:
-            raise RefusedError(503, "The server is being stopped: try another, or later.", retry_after=5) from None
-        try:
-            found = await asyncio.wrap_future(result)
-        except NotFiniteError as error:
-            raise RefusedError(500, str(error)) from None
-        except Exception as error:
-            raise RefusedError(500, f"The model could not run this ({type(error).__name__}).") from error
+        with self.batches.reserved(served.guess(way, items)):
+            for first in range(0, len(items), _AT_A_TIME):
+                sized += await asyncio.to_thread(served.measure, way, items[first : first + _AT_A_TIME], first)
+        result = self.batches.submit(served.ways[way].run, [each.item for each in sized], [each.cost for each in sized])
+        found = await asyncio.wrap_future(result)
         tokens = sum(each.read for each in sized)
         self.metrics.tokens.inc(tokens)
         return found, tokens
-
-    def shown_metrics(self) -> Response:
-        """``/metrics``, in Prometheus' text format."""
-        texts, tokens = self.batches.waiting()
-        self.metrics.waiting_texts.set(texts)
-        self.metrics.waiting_tokens.set(tokens)
-        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _gone(request: Request) -> None:
@@ -253,46 +231,26 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _form(form: type[FormT], body: bytes) -> FormT:
-    """What a body says. A large one is read in a thread: the server's own answers everyone."""
-    return read(form, body) if len(body) <= _AT_A_TIME else await asyncio.to_thread(read, form, body)
-
-
-def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Texts, token ids or pairs, a few at a time by how long they are."""
-    first = size = 0
-    for index, item in enumerate(items):
-        size += 1 + sum(map(len, item)) if isinstance(item, tuple) else 1 + len(item)
-        if size >= _AT_A_TIME:
-            yield items[first : index + 1]
-            first, size = index + 1, 0
-    if first < len(items):
-        yield items[first:]
-
-
 def _embeddings_answer(
     form: EmbeddingsForm, embedder: Embedder, vectors: Sequence[np.ndarray], tokens: int
 ) -> Response:
-    def shown(vector: np.ndarray) -> Any:
-        if form.encoding_format == "base64":
-            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        return vector.tolist()
-
-    data = [
-        {"object": "embedding", "index": index, "embedding": shown(embedder.first(vector, form.dimensions))}
-        for index, vector in enumerate(vectors)
-    ]
+    data = []
+    for index, whole in enumerate(vectors):
+        vector = embedder.first(whole, form.dimensions)
+        is_text = form.encoding_format == "base64"
+        shown = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": shown})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return _json({"object": "list", "data": data, "model": form.model, "usage": usage})
 
 
-def _rerank_answer(form: RerankForm, texts: Sequence[str], scores: Sequence[float], tokens: int) -> Response:
+def _rerank_answer(form: RerankForm, scores: Sequence[float], tokens: int) -> Response:
     # Of equal scores the first stays the first.
-    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: form.top_n]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: form.top_n]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if form.return_documents:
         for result in results:
-            result["document"] = {"text": texts[result["index"]]}
+            result["document"] = {"text": form.documents[result["index"]]}
     return _json({"model": form.model, "results": results, "usage": {"total_tokens": tokens}})
 
 
@@ -307,31 +265,21 @@ class _Measuring:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        path = scope["path"] if scope["path"] in self._paths else "other"
-        begun = time.perf_counter()
-        started = False
-
-        def note(status: int) -> None:
-            self._metrics.requests.labels(path, str(status)).inc()
-            self._metrics.seconds.labels(path).observe(time.perf_counter() - begun)
+        # Starlette answers 500 outside of all middleware, where nothing else was sent.
+        begun, status = time.perf_counter(), 500
 
         async def noted(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                note(message["status"])
+            nonlocal status
+            status = message.get("status", status)
             await send(message)
 
         try:
             await self._app(scope, receive, noted)
-        except BaseException:
-            # Starlette answers 500 outside of all middleware.
-            if not started:
-                note(500)
-            raise
+        finally:
+            if scope["type"] == "http":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._metrics.requests.labels(path, str(status)).inc()
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - begun)
 
 
 def make_app(server: Server) -> FastAPI:
@@ -348,25 +296,16 @@ def make_app(server: Server) -> FastAPI:
 
     @app.post("/v1/embeddings", **guarded, openapi_extra=_takes(EmbeddingsForm))
     async def embeddings(request: Request) -> Response:
-        return await server.answer(request, server.embeddings)
+        return await server.answer(request, EmbeddingsForm, server.embeddings)
 
     async def rerank(request: Request) -> Response:
-        return await server.answer(request, server.rerank)
+        return await server.answer(request, RerankForm, server.rerank)
 
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         app.post(path, **guarded, openapi_extra=_takes(RerankForm), operation_id=path)(rerank)
-
-    @app.get("/v1/models", **guarded)
-    async def models() -> dict[str, Any]:
-        return server.listed()
-
-    @app.get("/v1/models/{name:path}", **guarded)
-    async def model(name: str) -> dict[str, Any]:
-        return server.one(name)
-
-    @app.get("/metrics", **guarded)
-    async def metrics() -> Response:
-        return server.shown_metrics()
+    app.get("/v1/models", **guarded)(server.list_models)
+    app.get("/v1/models/{name:path}", **guarded)(server.show_model)
+    app.get("/metrics", **guarded)(server.show_metrics)
 
     @app.get("/health")
     async def health() -> Response:
@@ -397,7 +336,7 @@ def make_app(server: Server) -> FastAPI:
 
 
 def _takes(form: Any) -> dict[str, Any]:
-    """For the page of the paths, as bodies are read here and not by FastAPI."""
+    """For the page of the paths, as bodies are read here: FastAPI would read them before it asks for the key."""
     return {"requestBody": {"content": {"application/json": {"schema": form.model_json_schema()}}, "required": True}}
 
 
@@ -443,24 +382,94 @@ def serve(server: Server, own: socket.socket, started: Callable[[], None]) -> No
     """
     raise_file_limit()
     config = uvicorn.Config(
-        make_app(server),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        http=Connection,
-        timeout_keep_alive=HEAD_SECONDS,
-        lifespan="on",
-        ws="none",
-    )
+        make_app(server), log_level="warning", access_log=False, server_header=False, http=Connection,
+        timeout_keep_alive=HEAD_SECONDS, lifespan="on", ws="none",
+    )  # fmt: skip
     # Uvicorn ends in order and then raises the signal once more, for whoever had it before: that is nobody.
-    before: dict[int, Any] = {
-        number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        # Whoever connects from here on is answered.
-        own.listen(config.backlog)
-        started()
-        uvicorn.Server(config).run(sockets=[own])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    # Whoever connects from here on is answered.
+    own.listen(config.backlog)
+    started()
+    uvicorn.Server(config).run(sockets=[own])
+
+
+# Connections
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as connections need, and as may come before the first is closed."""
+    if sys.platform != "win32":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 4 * CONNECTIONS + _OTHER_FILES
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections() -> int:
+    """How many there may be: as many as the files that this process may open allow."""
+    if sys.platform == "win32":
+        return CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, files - _OTHER_FILES))
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, with these limits.
+
+    A connection whose request is here as a whole is never closed for another one. If there are only such, requests of a
+    further connection find ``request.state.too_many``.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._unsent = 0
+        self._wait_for_head()
+        if len(self.connections) > most_connections():
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._timer.cancel()
+        self._wait_for_head()
+        super().on_response_complete()
+
+    def _wait_for_head(self) -> None:
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._is_late)
+
+    def _is_late(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent:
+            self.transport.close()
+        elif unsent != self._unsent:
+            # The last answer is large, and its reader slow.
+            self._unsent = unsent
+            self._wait_for_head()
+        else:
+            self.transport.abort()
+
+    @property
+    def _is_arriving(self) -> bool:
+        """Whether it has no request that is here as a whole, and no answer on its way."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return False
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _make_room(self) -> None:
+        own = (other for other in self.connections if isinstance(other, Connection) and other is not self)
+        arriving = sorted((other for other in own if other._is_arriving), key=lambda other: other._since)
+        # To look at all takes a millisecond or two: too long for each of thousands that come at once.
+        for other in arriving[: 1 + most_connections() // 16]:
+            other.transport.abort()
+            # As :meth:`connection_lost` does, which comes after others of these connections.
+            self.connections.discard(other)
+        if not arriving:
+            self.app_state = {**self.app_state, "too_many": True}

@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from .forms import RefusedError
 
 #: What is run together: items of one kind to as many results.
 Run = Callable[[list[Any]], Sequence[Any]]
@@ -36,7 +38,6 @@ class Limits:
         batch_tokens: Of a batch, padding included: its texts times the longest one's tokens. A longer text runs alone.
         batch_texts: Of a batch.
         queue_tokens: That may wait. A request beyond that is refused, unless nothing waits.
-        truncate: Whether a text that is too long for the model is cut, as ``encode`` does, or refused.
 
     Raises:
         ValueError: If one is below 1.
@@ -48,12 +49,11 @@ class Limits:
     batch_tokens: int = 8192
     batch_texts: int = 256
     queue_tokens: int = 2**20
-    truncate: bool = True
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name != "truncate" and (value := getattr(self, field.name)) < 1:
-                raise ValueError(f"{field.name}={value}: give a whole number from 1.")
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name}={value}: give a whole number from 1.")
 
 
 class Metrics:
@@ -68,30 +68,10 @@ class Metrics:
         self.tokens = Counter("st_reba_tokens", "Of texts that were read.", registry=own)
         self.left = Counter("st_reba_requests_left", "Requests whose client went away while they waited.", registry=own)
         self.batch_texts = Histogram("st_reba_batch_texts", "Of a batch.", buckets=_TEXTS, registry=own)
-        self.batch_tokens = Histogram(
-            "st_reba_batch_tokens", "Of a batch, padding included.", buckets=_TOKENS, registry=own
-        )
-        self.batch_seconds = Histogram(
-            "st_reba_batch_seconds", "That the model ran for a batch.", buckets=_SECONDS, registry=own
-        )
+        self.batch_tokens = Histogram("st_reba_batch_tokens", "With padding.", buckets=_TOKENS, registry=own)
+        self.batch_seconds = Histogram("st_reba_batch_seconds", "Of a batch.", buckets=_SECONDS, registry=own)
         self.waiting_texts = Gauge("st_reba_waiting_texts", "In the queue.", registry=own)
         self.waiting_tokens = Gauge("st_reba_waiting_tokens", "In the queue.", registry=own)
-
-
-class FullError(Exception):
-    """The queue has no room.
-
-    Args:
-        seconds: About how long what waits will take.
-    """
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"about {seconds} s of work wait")
-        self.seconds = seconds
-
-
-class ClosedError(Exception):
-    """The queue is closed."""
 
 
 class Waiting:
@@ -123,13 +103,8 @@ class Waiting:
             with suppress(InvalidStateError):
                 self.result.set_result([self._found[place] for place in range(len(self.items))])
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: RefusedError) -> None:
         """There is no result: what has not run need not."""
-        self.left.clear()
-        self.left_tokens = 0
-        if not isinstance(error, Exception):
-            # SystemExit would end whoever waits for the result.
-            error = RuntimeError(f"{type(error).__name__}: {error}")
         with suppress(InvalidStateError):
             self.result.set_exception(error)
 
@@ -138,7 +113,7 @@ class Batches:
     """A queue and the thread that empties it.
 
     A batch holds items of one kind, one of each request in turn, so that a request of few texts does not wait for one
-    of many. Kinds take turns, too. While a batch runs, the next ones gather: nothing waits for a batch to fill.
+    of many. While a batch runs, the next ones gather: nothing waits for a batch to fill.
 
     Args:
         limits: Of the queue and of a batch.
@@ -147,8 +122,8 @@ class Batches:
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits, self._metrics = limits, metrics
-        #: By what runs them; the kind whose turn it is first.
-        self._queues: dict[Run, list[Waiting]] = {}
+        #: The one whose turn it is first.
+        self._queue: list[Waiting] = []
         self._changed = threading.Condition()
         self._closed = False
         self._reserved = 0
@@ -167,35 +142,35 @@ class Batches:
     def waiting(self) -> tuple[int, int]:
         """Texts and tokens in the queue."""
         with self._changed:
-            every = [own for queue in self._queues.values() for own in queue]
-            return sum(len(own.left) for own in every), self._reserved + sum(own.left_tokens for own in every)
+            queue = self._waiting()
+            return sum(len(own.left) for own in queue), self._reserved + sum(own.left_tokens for own in queue)
+
+    def _waiting(self) -> list[Waiting]:
+        """Requests with something to run, which have not failed and whose clients have not gone."""
+        self._queue = [own for own in self._queue if own.left and not own.result.done()]
+        return self._queue
 
     def submit(self, run: Run, items: Sequence[Any], tokens: Sequence[int]) -> Future[list[Any]]:
         """Have items run.
 
         Args:
             run: What items are given to that may share a batch, in the model's thread.
-            items: Any number of them.
+            items: One or more.
             tokens: What each costs.
 
         Returns:
-            Their results, in their order. If some fail, the error of one of them.
+            Their results, in their order. If some fail, the refusal of one of them.
 
         Raises:
-            FullError: If there is no room.
-            ClosedError: After :meth:`close`.
+            RefusedError: If there is no room, or after :meth:`close`.
         """
         own = Waiting(run, items, tokens)
         with self._changed:
             if self._closed:
-                raise ClosedError
+                raise RefusedError(503, "The server is being stopped: try another, or later.", retry_after=5)
             self._check_room(own.left_tokens)
-            if not items:
-                own.result.set_result([])
-                return own.result
-            self._queues.setdefault(run, []).append(own)
+            self._queue.append(own)
             self._changed.notify()
-        own.result.add_done_callback(lambda result: self._withdraw(own) if result.cancelled() else None)
         return own.result
 
     @contextmanager
@@ -206,7 +181,7 @@ class Batches:
             tokens: About how many it will have.
 
         Raises:
-            FullError: If there is no room.
+            RefusedError: If there is no room.
         """
         with self._changed:
             self._check_room(tokens)
@@ -218,15 +193,13 @@ class Batches:
                 self._reserved -= tokens
 
     def _check_room(self, tokens: int) -> None:
-        """Refuse what is too much, unless nothing waits.
-
-        Raises:
-            FullError: If it is, with the seconds that the work will take at the last batches' rate.
-        """
+        """Refuse what is too much, unless nothing waits, and say when the work is done at the last batches' rate."""
         _, waiting = self.waiting()
         if waiting and waiting + tokens > self._limits.queue_tokens:
             rate = self._tokens_per_second
-            raise FullError(1 if not rate else min(60, max(1, math.ceil(waiting / rate))))
+            seconds = 1 if not rate else min(60, max(1, math.ceil(waiting / rate)))
+            said = f"The server has as much work as it takes: try again in {seconds} s."
+            raise RefusedError(429, said, code="rate_limit_exceeded", retry_after=seconds)
 
     def close(self) -> None:
         """Close the queue, and wait until all that was taken has run."""
@@ -235,19 +208,8 @@ class Batches:
             self._changed.notify()
         self._thread.join()
 
-    def _withdraw(self, own: Waiting) -> None:
-        with self._changed:
-            if own in (queue := self._queues.get(own.run, [])):
-                queue.remove(own)
-                if not queue:
-                    del self._queues[own.run]
-
     def _work(self) -> None:
         while batch := self._next():
-            # Clients may have gone.
-            batch = [(own, index) for own, index in batch if not own.result.done()]
-            if not batch:
-                continue
             tokens = max(own.tokens[index] for own, index in batch) * len(batch)
             begun = time.perf_counter()
             self._run(batch)
@@ -260,31 +222,23 @@ class Batches:
 
     def _next(self) -> list[tuple[Waiting, int]]:
         """The next batch, when there is one; empty: there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queues or self._closed)
-            if not self._queues:
-                return []
-            run = next(iter(self._queues))
-            queue = self._queues.pop(run)
-            batch = self._gathered(deque(queue))
-            touched = {id(own) for own, _ in batch}
-            # Who had no text in this batch comes first in the next one.
-            if left := sorted((own for own in queue if own.left), key=lambda own: id(own) in touched):
-                self._queues[run] = left
-            return batch
-
-    def _gathered(self, turns: deque[Waiting]) -> list[tuple[Waiting, int]]:
         batch: list[tuple[Waiting, int]] = []
         longest = 0
-        while turns and len(batch) < self._limits.batch_texts:
-            own = turns.popleft()
-            together = max(longest, own.tokens[own.left[0]])
-            if batch and together * (len(batch) + 1) > self._limits.batch_tokens:
-                continue
-            batch.append(own.take())
-            longest = together
-            if own.left:
-                turns.append(own)
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting() or self._closed)
+            turns = deque(own for own in self._queue if own.run == self._queue[0].run)
+            while turns and len(batch) < self._limits.batch_texts:
+                own = turns.popleft()
+                together = max(longest, own.tokens[own.left[0]])
+                if batch and together * (len(batch) + 1) > self._limits.batch_tokens:
+                    continue
+                batch.append(own.take())
+                longest = together
+                if own.left:
+                    turns.append(own)
+            # Who had no text in this batch comes first in the next one, so that kinds take turns, too.
+            took = {id(own) for own, _ in batch}
+            self._queue.sort(key=lambda own: id(own) in took)
         return batch
 
     def _run(self, batch: list[tuple[Waiting, int]]) -> None:
@@ -295,14 +249,14 @@ class Batches:
                 raise ValueError(f"The model gave {len(found)} results for {len(batch)} texts.")
         # A panic in tokenizers is no Exception. Whatever it is, the thread goes on: everyone else waits for it.
         except BaseException as error:
-            if len(batch) == 1:
-                _log.exception("A text could not be run")
-                batch[0][0].fail(error)
-                self._withdraw(batch[0][0])
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                self._run(batch[:middle])
+                self._run(batch[middle:])
                 return
-            middle = len(batch) // 2
-            self._run(batch[:middle])
-            self._run(batch[middle:])
-            return
-        for (own, index), result in zip(batch, found, strict=True):
-            own.put(index, result)
+            _log.exception("A text could not be run")
+            said = f"The model could not run this ({type(error).__name__})."
+            batch[0][0].fail(error if isinstance(error, RefusedError) else RefusedError(500, said))
+        else:
+            for (own, index), result in zip(batch, found, strict=True):
+                own.put(index, result)

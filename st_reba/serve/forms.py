@@ -129,22 +129,21 @@ def read(form: type[FormT], body: bytes) -> FormT:
         errors = error.errors(include_url=False, include_input=False)
     # An unknown field comes last, and may be a known one that is mistyped.
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    param = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "json_invalid":
-        said = shortened(first["ctx"]["error"], 200)
-        raise RefusedError(400, f"The request's body is no JSON that can be read: {said}.")
-    if not param:
-        raise RefusedError(400, "The request's body is no JSON object: send one.")
-    if first["type"] == "extra_forbidden":
-        param = shortened(param)
-        raise RefusedError(400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
-    if first["type"] == "missing":
-        raise RefusedError(
-            400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
-    if param not in _ALLOWED:
-        raise RefusedError(400, f"'{param}': {first['msg'][0].lower()}{first['msg'][1:]}.", param=param)
-    # The kind of list that the first elements are of fails last.
-    places = [part for each in errors if each["loc"][0] == param for part in each["loc"][1:3] if isinstance(part, int)]
-    where = f"[{max(places)}]" if places else ""
-    raise RefusedError(400, f"'{param}'{where} is not what it should be: {_ALLOWED[param]}.", param=param)
+    kind, param, code = first["type"], shortened(first["loc"][0]) if first["loc"] else None, None
+    if kind == "json_invalid":
+        said = f"The request's body is no JSON that can be read: {shortened(first['ctx']['error'], 200)}."
+    elif param is None:
+        said = "The request's body is no JSON object: send one."
+    elif kind == "extra_forbidden":
+        said, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
+    elif kind == "missing":
+        said, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
+    elif param in _ALLOWED:
+        # The kind of list that the first elements are of fails last.
+        places = [part for each in errors if each["loc"][0] == param for part in each["loc"][1:3]]
+        numbers = [part for part in places if isinstance(part, int)]
+        where = f"[{max(numbers)}]" if numbers else ""
+        said = f"'{param}'{where} is not what it should be: {_ALLOWED[param]}."
+    else:
+        said = f"'{param}': {first['msg'][0].lower()}{first['msg'][1:]}."
+    raise RefusedError(400, said, param=param, code=code)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
 
-from ..encode import Encoder
 from ..lm.backbone import positions
 from ..modules import CausalModule
 from .forms import RefusedError, shortened
+
+#: A text, or its tokens.
+SequenceT = TypeVar("SequenceT", str, list[int])
 
 #: What others call a text that is asked for, and one that is searched.
 _INPUT_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
@@ -33,10 +35,6 @@ _CHARACTERS = 8
 _BEHIND = 256
 #: Characters of a text that are tokenised to find out which the model reads; more only if 8 for each of its tokens are.
 CHARACTERS = 2**20
-
-
-class NotFiniteError(Exception):
-    """A model's result is no number."""
 
 
 class Sized(NamedTuple):
@@ -68,11 +66,6 @@ class Way(NamedTuple):
     around: int
     copies: int = 1
 
-    def guess(self, lengths: Sequence[int]) -> int:
-        """About how many tokens run for items of about so many each."""
-        read = sum(length if self.limit is None else min(length, self.limit) for length in lengths)
-        return self.around * len(lengths) + self.copies * read
-
 
 class Served:
     """A model by name, and the ways in which it reads texts.
@@ -94,25 +87,25 @@ class Served:
         """All that requests may call it."""
         return [self.name, *(f"{self.name}:{way}" for way in self.ways if way)]
 
-    def _part(self, text: str, limit: int | None, where: str) -> tuple[str, int]:
-        """What of a text is run, and how many tokens that has."""
-        try:
-            return self.tokens.cut(text, limit, count_all=not self._truncate)
-        except ValueError as error:
-            raise _too_long(f"{where} {error}.") from None
+    def guess(self, way: str, items: Sequence[Any]) -> int:
+        """About how many tokens run for items that are not tokenised yet: one for four characters."""
+        _, limit, around, copies = self.ways[way]
+        read = 0
+        for item in items:
+            characters = sum(map(len, item)) if isinstance(item, tuple) else len(item)
+            length = characters if isinstance(item, list) else characters // 4
+            read += length if limit is None else min(length, limit)
+        return around * len(items) + copies * read
 
-    def _read(self, length: int, whole: bool, limit: int | None, where: str) -> int:
-        """How many tokens the model reads of a text that has so many, or, if that is not the whole, more."""
-        if limit is None or length <= limit:
-            return length
-        if not self._truncate:
-            more = "" if whole else "more than "
-            raise _too_long(f"{where} has {more}{length} tokens, and the model reads {limit}: send it in parts.")
-        return limit
+    def _read(self, length: int, limit: int | None, where: str) -> int:
+        """How many tokens the model reads of a text that has so many, or of whose beginning has more than it reads."""
+        if limit is not None and length > limit and not self._truncate:
+            raise _too_long(where, f"has {length} tokens, and the model reads {limit}: send it in parts.")
+        return length if limit is None else min(length, limit)
 
 
-def _too_long(said: str) -> RefusedError:
-    return RefusedError(400, said, param=said.split("'")[1], code="context_length_exceeded")
+def _too_long(where: str, said: str) -> RefusedError:
+    return RefusedError(400, f"{where} {said}", param=where.split("'")[1], code="context_length_exceeded")
 
 
 class Embedder(Served):
@@ -165,15 +158,11 @@ class Embedder(Served):
         if way not in self.ways or not way:
             names = ", ".join(f'"{way}"' for way in self.ways if way)
             said = f"'input_type' is \"{shortened(input_type)}\": this model has {names}."
-        elif suffix and way != suffix:
+            raise RefusedError(400, said, param="input_type")
+        if suffix and way != suffix:
             said = f'The model\'s name asks for "{suffix}" and \'input_type\' for "{way}": give one of them.'
-        else:
-            return way
-        raise RefusedError(400, said, param="input_type")
-
-    def guess(self, way: str, items: Sequence[str | list[int]]) -> int:
-        """About how many tokens run for items that are not tokenised yet: four characters each."""
-        return self.ways[way].guess([len(item) // 4 if isinstance(item, str) else len(item) for item in items])
+            raise RefusedError(400, said, param="input_type")
+        return way
 
     def measure(self, way: str, items: Sequence[str | list[int]], first: int = 0) -> list[Sized]:
         """How many tokens items have.
@@ -191,38 +180,11 @@ class Embedder(Served):
         found = []
         for index, item in enumerate(items, first):
             where = f"'input'[{index}]"
-            text = item if isinstance(item, str) else self._text(item, limit, where)
-            part, length = self._part(text, limit, where)
-            if isinstance(item, str):
-                read = self._read(length, len(part) == len(text), limit, where)
-            else:
-                read = self._read(len(item), True, limit, where)
+            text = item if isinstance(item, str) else self.tokens.text(item, limit, where)
+            part, length = self.tokens.cut(text, limit, where, whole=not self._truncate)
+            read = self._read(length if isinstance(item, str) else len(item), limit, where)
             found.append(Sized(part, read, around + copies * read))
         return found
-
-    def _text(self, ids: list[int], limit: int | None, where: str) -> str:
-        try:
-            return self.tokens.text(ids, limit)
-        except ValueError as error:
-            raise RefusedError(
-                400,
-                f"{where}: {error}. Send the text, or tokens of the model's own tokenizer (some clients send "
-                "those of OpenAI's models: tell them not to).",
-                param="input",
-            ) from None
-
-    def check_dimensions(self, dimensions: int) -> None:
-        """Refuse more values than a vector has.
-
-        Raises:
-            RefusedError: If it does not have so many.
-        """
-        if not 1 <= dimensions <= self.dimensions:
-            raise RefusedError(
-                400,
-                f"'dimensions' is {shortened(dimensions)}: give a number from 1 to {self.dimensions}.",
-                param="dimensions",
-            )
 
     def first(self, vector: np.ndarray, dimensions: int | None) -> np.ndarray:
         """A vector's first values, of length 1 again if the model normalizes: ``encode(truncate_dim=...)`` of it."""
@@ -243,7 +205,7 @@ def _vectors(name: str, call: Callable[..., Any], texts: list[str]) -> list[np.n
         raise ValueError(f"The model {name} does not give one vector a text: serve one that does.")
     vectors = vectors.astype(np.float32, copy=False)
     if not np.isfinite(vectors).all():
-        raise NotFiniteError("The model's vector of this text has values that are no numbers.")
+        raise RefusedError(500, "The model's vector of this text has values that are no numbers.")
     return list(vectors)
 
 
@@ -267,31 +229,22 @@ class Reranker(Served):
         self._query_limit = positions(first.model) if isinstance(first, CausalModule) else self._document_limit
         self._run([("a", "a")])
 
-    def guess(self, way: str, items: Sequence[tuple[str, str]]) -> int:
-        """As for :class:`Embedder`."""
-        return self.ways[way].guess([(len(query) + len(document)) // 4 for query, document in items])
-
     def measure(self, way: str, items: Sequence[tuple[str, str]], first: int = 0) -> list[Sized]:
         """As for :class:`Embedder`."""
         limit, around = self.ways[way].limit, self.ways[way].around
-        whole_query = items[0][0]
-        try:
-            query, asked = self.tokens.cut(whole_query, self._query_limit)
-        except ValueError as error:
-            raise _too_long(f"'query' {error}.") from None
+        query, asked = self.tokens.cut(items[0][0], self._query_limit, "'query'", whole=not self._truncate)
         found = []
         for index, (_, document) in enumerate(items, first):
             where = f"'documents'[{index}]"
-            part, length = self._part(document, self._document_limit, where)
-            whole = len(query) + len(part) == len(whole_query) + len(document)
-            read = self._read(asked + length, whole, limit, where)
+            part, length = self.tokens.cut(document, self._document_limit, where, whole=not self._truncate)
+            read = self._read(asked + length, limit, where)
             found.append(Sized((query, part), read, around + read))
         return found
 
     def _run(self, pairs: list[tuple[str, str]]) -> Sequence[float]:
         scores = np.asarray(self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False), dtype=np.float32)
         if not np.isfinite(scores).all():
-            raise NotFiniteError("The model's score of this document is no number.")
+            raise RefusedError(500, "The model's score of this document is no number.")
         return scores.tolist()
 
 
@@ -312,13 +265,12 @@ class OwnTokenizer:
             self._tokenizer.no_padding()
         self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, whole, without special tokens."""
-        if self._fast:
-            return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-        return [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    def ids(self, text: str) -> list[int]:
+        """The token ids of a text, whole, without special tokens."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return found.ids if self._fast else found
 
-    def cut(self, text: str, limit: int | None, count_all: bool = False) -> tuple[str, int]:
+    def cut(self, text: str, limit: int | None, where: str, whole: bool = False) -> tuple[str, int]:
         """What of a text decides the tokens that a model reads, and how many tokens that has.
 
         A tokenizer reads a text as a whole before it cuts it, and needs a second for a million characters. So only a
@@ -329,80 +281,69 @@ class OwnTokenizer:
         Args:
             text: The text.
             limit: Tokens that the model reads of it; None: all.
-            count_all: Whether the tokens behind those are to be counted, too, in a text of up to :data:`CHARACTERS`.
+            where: The text in its request.
+            whole: Whether all tokens of the text are to be counted.
 
         Raises:
-            ValueError: If a text is longer than :data:`CHARACTERS`, and so many have fewer tokens than are read.
+            RefusedError: If a text is longer than :data:`CHARACTERS`, and so many do not have the tokens that are read
+                or counted.
         """
-        if limit is None:
-            if len(text) > CHARACTERS:
-                raise ValueError(
-                    f"has {len(text):,} characters, and the model reads all of them: send it in parts of at most "
-                    f"{CHARACTERS:,}"
-                )
-            return text, len(self.ids([text])[0])
-        wanted = limit + _BEHIND
-        size = _CHARACTERS * wanted
-        part = self._part(text, max(size, CHARACTERS) if count_all else size)
+        wanted = None if limit is None or whole else limit + _BEHIND
+        most = CHARACTERS if limit is None else max(CHARACTERS, _CHARACTERS * (limit + _BEHIND))
+        size = most if wanted is None else _CHARACTERS * wanted
         while True:
-            count = len(self.ids([part])[0])
-            if len(part) == len(text) or count >= wanted:
+            part = self._kept(text, size)
+            count = len(self.ids(part))
+            if len(part) == len(text) or (wanted is not None and count >= wanted):
                 return part, count
-            if len(part) >= CHARACTERS:
-                raise ValueError(
-                    f"has {len(text):,} characters, and {len(part):,} of them have fewer tokens than the model reads, "
-                    "which is as far as the server looks: send it in parts"
+            if size >= most:
+                raise _too_long(
+                    where,
+                    f"has {len(text):,} characters, and {size:,} of them, which is as far as the server looks, do not "
+                    "have all tokens that the model reads: send it in parts.",
                 )
-            part = self._part(text, 2 * len(part))
+            size *= 2
 
-    def _part(self, text: str, size: int) -> str:
-        return text[-size:] if self._from_end else text[:size]
+    def _kept(self, whole: SequenceT, size: int) -> SequenceT:
+        """What truncation keeps."""
+        return whole[max(0, len(whole) - size) :] if self._from_end else whole[:size]
 
-    def text(self, ids: Sequence[int], limit: int | None = None) -> str:
+    def text(self, ids: list[int], limit: int | None, where: str) -> str:
         """The text that tokens stand for; the special tokens at its ends are left out, as the model adds its own.
 
         Args:
             ids: The tokens.
             limit: How many of them the model reads; None: all. Of more, those that decide these are taken.
+            where: The tokens in their request.
 
         Raises:
-            ValueError: If one is no token, or the tokens are not those of that text: the model reads texts, and would
+            RefusedError: If one is no token, or the tokens are not those of that text: the model reads texts, and would
                 read other tokens than were sent.
         """
         size = self._tokenizer.get_vocab_size(with_added_tokens=True) if self._fast else len(self._tokenizer)
-        for index, own in enumerate(ids):
-            if not 0 <= own < size:
-                raise ValueError(
-                    f"token {index} is {own if abs(own) < 10**9 else 'huge'}, and the vocabulary has {size}"
-                )
-        begin, end = 0, len(ids)
-        while begin < end and ids[begin] in self._special:
-            begin += 1
-        while begin < end and ids[end - 1] in self._special:
-            end -= 1
-        inner = list(ids[begin:end])
-        checked = slice(None)
-        if limit is not None and len(inner) > limit + _BEHIND:
-            # The last token that is kept may be a part of a character.
-            if self._from_end:
-                inner = inner[-limit - _BEHIND :]
-                checked = slice(_BEHIND, None)
-            else:
-                inner, checked = inner[: limit + _BEHIND], slice(limit)
-        text: str = self._tokenizer.decode(inner, skip_special_tokens=False)
-        if self.ids([text])[0][checked] != inner[checked]:
-            raise ValueError("these are not the tokens that the model's own tokenizer makes of any text")
-        return text
-
-
-def load_embedder(name: str, given: Encoder, device: str, truncate: bool) -> Embedder:
-    """A saved SentenceTransformer.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    check_kind(given.model, given.revision, "SentenceTransformer")
-    return Embedder(name, given.pinned().load(device), truncate)
+        said = "these are not the tokens that the model's own tokenizer makes of any text"
+        wrong = next((index for index, own in enumerate(ids) if not 0 <= own < size), None)
+        if wrong is None:
+            begin, end = 0, len(ids)
+            while begin < end and ids[begin] in self._special:
+                begin += 1
+            while begin < end and ids[end - 1] in self._special:
+                end -= 1
+            # One behind the limit may be a part of a character.
+            read = end - begin if limit is None else limit
+            inner = self._kept(ids[begin:end], read + _BEHIND)
+            text: str = self._tokenizer.decode(inner, skip_special_tokens=False)
+            if self._kept(self.ids(text), read) == self._kept(inner, read):
+                return text
+        else:
+            shown = ids[wrong] if abs(ids[wrong]) < 10**9 else "huge"
+            said = f"token {wrong} is {shown}, and the vocabulary has {size}"
+        raise RefusedError(
+            400,
+            f"{where}: {said}. Send the text, or tokens of the model's own tokenizer (some clients send those of "
+            "OpenAI's models: tell them not to).",
+            param="input",
+        )
 
 
 def load_reranker(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Reranker:

@@ -6,25 +6,25 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 from transformers import set_seed
 
 from ..hub.card import take_training
-from ..lm import backbone, gguf
+from ..lm import backbone
 from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from ..modules.checkpoints import SafeTransformer
 from ..optional import require
 from ..text.templates import TEMPLATES, PoolOver
 from .fitting import begin, fit, publish, save, weights_digest
 from .losses import ContrastiveAngleLoss
-from .rows import read_scored_pairs, read_triplets
+from .rows import pairs_evaluator, read_triplets
 from .settings import RunSettings, setting
 
 #: Where in an output directory the adapter lies.
@@ -90,8 +90,7 @@ class BeLLMTraining(RunSettings):
 
     model: str
     triplets: str = setting(may_change=True)
-    evaluation: str | None = setting(None, may_change=True)
-    bidirectional_layers: int | Literal["none", "last", "all"] = setting("last", least=0)
+    bidirectional_layers: Annotated[int, Field(ge=0)] | Literal["none", "last", "all"] = "last"
     pooling: Literal["mean", "lasttoken"] = "mean"
     template: str = "representative-word"
     pool_over: PoolOver = "all"
@@ -137,7 +136,9 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
     output = Path(output)
     devices = int(begin(settings, output).world_size)
     triplets = read_triplets(settings.triplets)
-    evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation, settings.batch_rows)
+    evaluator = pairs_evaluator(
+        settings.evaluation, batch_size=settings.batch_rows, main_similarity="cosine", write_csv=False
+    )
     model = build_bellm(settings)
     frozen = weights_digest(model)
     # Loading may draw numbers, more where a process loads a backbone for the first time.
@@ -157,8 +158,7 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
     save(model, output, ADAPTER)
     if getattr(model[0].model, "hf_quantizer", None) is not None:
         model = _dequantized(settings, model)
-    else:
-        merge_adapter(model)
+    merge_adapter(model)
     save(model, output)
     publish(settings, output)
     return model
@@ -188,12 +188,10 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     # An adapter is saved with its backbone's name, which shall be found from any directory.
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
-    name, arguments = gguf.as_directory(name, {"model_kwargs": settings.loading()})
-    with settings.names_are_checked():
-        loaded = SafeTransformer(name, **arguments)
-    count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}.get(
-        cast(str, settings.bidirectional_layers), settings.bidirectional_layers
-    )
+    loaded = settings.load(SafeTransformer, name, max_seq_length=settings.max_seq_length)
+    count = settings.bidirectional_layers
+    if isinstance(count, str):
+        count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}[count]
     # The text of a template, not its name: training does not read it as those do who use the model as it is.
     template = TEMPLATES.get(settings.template, settings.template)
     module: CausalModule
@@ -201,7 +199,7 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
         module = CausalTransformer(loaded, template=template, pool_over=settings.pool_over)
     else:
         module = BidirectionalLastLayer(
-            loaded, template=template, pool_over=settings.pool_over, bidirectional_layers=cast(int, count)
+            loaded, template=template, pool_over=settings.pool_over, bidirectional_layers=count
         )
         if count == 1 and settings.pooling == "lasttoken":
             warnings.warn(
@@ -209,8 +207,6 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
                 'turning the last layer changes nothing. Use pooling="mean", or turn more layers.',
                 stacklevel=2,
             )
-    if settings.max_seq_length is not None:
-        module.max_seq_length = settings.max_seq_length
     pooling = Pooling(module.get_embedding_dimension(), settings.pooling)
     return SentenceTransformer(modules=[module, pooling, Normalize()])
 
@@ -265,28 +261,12 @@ def merge_adapter(model: SentenceTransformer) -> None:
 
 
 def _dequantized(settings: BeLLMTraining, trained: SentenceTransformer) -> SentenceTransformer:
-    """The backbone loaded anew, not in few bits, with what the adapter learnt merged into it.
-
-    Added to weights of few bits, most of it would be rounded away.
-    """
+    """The backbone loaded anew, not in few bits, with the adapter: merged into few bits, most would be rounded away."""
     kept = {name: value for name, value in settings.model_kwargs.items() if name != "quantization_config"}
     whole = build_bellm(replace(settings, model_kwargs=kept))
     add_lora(whole, settings)
     learnt = {name: value for name, value in trained.state_dict().items() if ".lora_" in name}
     _, unknown = whole.load_state_dict(learnt, strict=False)
     assert not unknown, "both have the same layers"
-    merge_adapter(whole)
     take_training(whole, trained)
     return whole
-
-
-def _evaluator(source: str, batch_size: int) -> EmbeddingSimilarityEvaluator:
-    pairs = read_scored_pairs(source)
-    return EmbeddingSimilarityEvaluator(
-        pairs["sentence1"][:],
-        pairs["sentence2"][:],
-        pairs["score"][:],
-        batch_size=batch_size,
-        main_similarity="cosine",
-        write_csv=False,
-    )

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
+import numpy as np
 import torch
 from rich.progress import Progress
-from safetensors.torch import load_file
-from safetensors.torch import save as saved
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MSELoss
+from sentence_transformers.sentence_transformer.losses import MSELoss
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding
 from sentence_transformers.util import get_device_name, pairwise_cos_sim
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import set_seed
 
-from ..evaluation import bootstrap
-from ..evaluation.agreement import AgreementEvaluator
+from ..evaluation import AgreementEvaluator, bootstrap
 from ..export import static_model
-from ..files import atomic_file, remove_scratch
+from ..files import atomic_file
+from ..lm.fingerprint import fingerprint_of
 from ..modules import CausalModule, CausalTransformer
 from ..modules.moments import principal_directions
-from ..optional import require
 from ..recipes import Recipe, find
 from ..recipes.recipe import POOLINGS
 from .bellm import add_lora, merge_adapter
 from .fitting import begin, fit, publish, save, weights_digest
-from .rows import read_scored_pairs, read_sentences
+from .rows import dataset, read_scored_pairs, read_sentences
 from .settings import RunSettings, setting
+from .states import TextTensors
 
 #: Where in an output directory the teacher's vectors and the report lie.
 TEACHER, REPORT = "teacher", "distil.json"
@@ -56,8 +55,6 @@ _READ = 32
 _CHUNK = 1024
 #: Of which ridge regression takes the best.
 _SHRINKAGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
-#: Of a text's partners in pairs, how many nearest ones by the teacher are drawn from.
-_NEAR = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +70,6 @@ class DistilTraining(RunSettings):
             table of token vectors; or the path or Hub id of a SentenceTransformer, which is trained whole. A directory
             that is called as a recipe is given as ``"./NAME"``.
         pooling: Of a student that is a recipe; None: the recipe's usual one.
-        loss: ``"mse"``: the student's vectors shall be the teacher's; ``"cosent"``: the order of its cosines shall be
-            the teacher's, over pairs of texts, half of them near ones.
         dimensions: Numbers of the student's embedding; None: as many as it has by itself, or as the teacher has if
             those are fewer.
         held_out: How many of the texts nothing is trained on: what the student reaches is told of these.
@@ -95,7 +90,7 @@ class DistilTraining(RunSettings):
         "learning_rate": 2e-4,
         "warmup_steps": 0.1,
     }
-    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
+    SMALLEST_BATCH: ClassVar[int] = 2
 
     model: str
     recipe: str
@@ -103,10 +98,8 @@ class DistilTraining(RunSettings):
     template: str | None = None
     student: str = "classical"
     pooling: Literal["mean", "last"] | None = None
-    loss: Literal["mse", "cosent"] = "mse"
     dimensions: int | None = setting(None, least=1)
     held_out: int = setting(500, least=_FEWEST_HELD_OUT)
-    evaluation: str | None = setting(None, may_change=True)
     rank: int = setting(16, least=1)
     alpha: float = setting(32, above=0)
     dropout: float = setting(0.0, least=0, below=1)
@@ -177,8 +170,7 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
 
     with the teacher's embedding t, frozen, the k directions P in which its embeddings are longest, and the student's
     embedding s of length 1. Behind the student's pooling stands a linear map, which begins as the one that ridge
-    regression finds: what is trained has that distance less to go. With the loss ``"cosent"`` the student's cosines
-    shall stand in the order of the teacher's, whatever the directions.
+    regression finds: what is trained has that distance less to go.
 
     Args:
         settings: What is asked for.
@@ -198,21 +190,16 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
     output = Path(output)
     begin(settings, output)
     texts, held_out = split(settings)
-    pairs = None if settings.evaluation is None else read_scored_pairs(settings.evaluation)
-    labelled = [] if pairs is None else list(dict.fromkeys([*pairs["sentence1"], *pairs["sentence2"]]))
-    every = list(dict.fromkeys([*texts, *held_out, *labelled]))
-    vectors, read = teacher_vectors(settings, texts, every, output / TEACHER, progress)
-    row = {text: index for index, text in enumerate(every)}
-
-    def of(wanted: list[str]) -> Tensor:
-        return vectors[[row[text] for text in wanted]]
-
+    pairs = None if settings.evaluation is None else read_scored_pairs(settings.evaluation)[:]
+    parts = [texts, held_out, *([] if pairs is None else [pairs["sentence1"], pairs["sentence2"]])]
+    vectors, read = teacher_vectors(settings, texts, list(chain(*parts)), output / TEACHER, progress)
+    of_texts, of_held_out, *of_pairs = vectors.split(list(map(len, parts)))
     set_seed(settings.random_seed)
     body = _body(settings, texts)
     # A table is made of the language model, which is known.
     begun_with = "" if settings.student == STATIC else weights_digest(body)
-    student, wanted = _student(settings, body, texts, of(texts))
-    evaluator = AgreementEvaluator(held_out, of(held_out), name="held-out", batch_size=_READ)
+    student, wanted = _student(settings, body, texts, of_texts)
+    evaluator = AgreementEvaluator(held_out, of_held_out, name="held-out", batch_size=_READ)
     start = evaluator(student)
     if settings.student_recipe is not None:
         add_lora(student, settings)
@@ -220,8 +207,8 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
     hook = dense.register_forward_pre_hook(_in_the_weights_precision) if isinstance(dense, Dense) else None
     fit(
         student,
-        _dataset(settings, texts, wanted),
-        MSELoss(student) if settings.loss == "mse" else CoSENTLoss(student),
+        dataset({"sentence": texts, "label": list(wanted.numpy())}),
+        MSELoss(student),
         output=output,
         arguments=settings.training_arguments,
         evaluator=evaluator,
@@ -243,7 +230,12 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
         "trained": evaluator(student),
     }
     if pairs is not None:
-        reached["pairs"] = _share(student, pairs, of)
+        embedded = [
+            student.encode(side, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False)
+            for side in parts[2:]
+        ]
+        cosines = {"teacher": pairwise_cos_sim(*of_pairs), "student": pairwise_cos_sim(*embedded).float().cpu()}
+        reached["pairs"] = shares({name: own.numpy() for name, own in cosines.items()}, pairs["score"])
     with atomic_file(output / REPORT) as stream:
         stream.write((json.dumps(reached, indent=2) + "\n").encode())
     save(student, output)
@@ -272,10 +264,7 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
 
 
 def _loaded(settings: DistilTraining, kind: Callable[..., CausalModule], **arguments: Any) -> CausalModule:
-    with settings.names_are_checked():
-        module = kind(settings.model, model_kwargs=settings.loading(), **arguments)
-    if settings.max_seq_length is not None:
-        module.max_seq_length = settings.max_seq_length
+    module = settings.load(kind, settings.model, max_seq_length=settings.max_seq_length, **arguments)
     return module.to(get_device_name())
 
 
@@ -291,13 +280,19 @@ def teacher_vectors(
     read = weights_digest(backbone)
     fitted_on = recipe.fit_texts if recipe.fitted else ()
     key = (read, str(backbone.model.dtype), recipe.result, settings.template, backbone.max_seq_length, fitted_on)
-    with Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("Embedding with the teacher", total=len(every))
-        vectors = kept_vectors(
-            lambda: recipe.model(backbone).eval(), key, every, directory, batch_size=_READ,
-            on_texts=lambda count: bar.advance(task, count),
-        )  # fmt: skip
-    return vectors, read
+    kept = TextTensors(directory / fingerprint_of(*key), _CHUNK)
+    if missing := [text for text in dict.fromkeys(every) if text not in kept]:
+        teacher = recipe.model(backbone).eval()
+        with Progress(disable=not progress, transient=True) as bar:
+            task = bar.add_task("Embedding with the teacher", total=len(missing))
+
+            def embedded(chunk: list[str]) -> dict[str, Tensor]:
+                vectors = teacher.encode(chunk, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False)
+                bar.advance(task, len(chunk))
+                return {"vectors": vectors.float().cpu().contiguous()}
+
+            kept.keep(missing, embedded)
+    return kept.rows(every)["vectors"], read
 
 
 def _student(
@@ -311,8 +306,13 @@ def _student(
     wanted = targets(vectors, directions(vectors, count))
     linear = linear_map(inputs, wanted[some])
     if settings.student == STATIC:
-        _fold(cast(StaticEmbedding, body[0]), linear)
-        return SentenceTransformer(modules=[body[0], Normalize()], device=str(body.device)), wanted
+        # A linear map of a mean of rows is put into the rows.
+        table = cast(StaticEmbedding, body[0])
+        rows = table.embedding.weight.detach()
+        mapped = linear.to(rows.device)(rows).detach()
+        table.embedding = nn.EmbeddingBag.from_pretrained(mapped, freeze=False)
+        table.embedding_dim = mapped.shape[1]
+        return SentenceTransformer(modules=[table, Normalize()], device=str(body.device)), wanted
     dense = Dense(linear.in_features, linear.out_features, activation_function=nn.Identity())
     dense.linear.load_state_dict(linear.state_dict())
     return SentenceTransformer(modules=[*body, dense, Normalize()], device=str(body.device)), wanted
@@ -320,69 +320,21 @@ def _student(
 
 def _body(settings: DistilTraining, texts: list[str]) -> SentenceTransformer:
     """The student without what makes its vectors the teacher's."""
-    if settings.student == STATIC:
-        module = _loaded(settings, CausalTransformer)
-        model = static_model(module, _some(texts, _STARTED), dimension=settings.dimensions)
-        return SentenceTransformer(modules=[model[0]], device=get_device_name())
     recipe = settings.student_recipe
-    if recipe is None:
+    if recipe is not None:
+        module = _loaded(settings, recipe.row.module, **recipe.row.arguments(recipe.pooling, recipe.layer))
+        modules = [module, Pooling(module.get_embedding_dimension(), POOLINGS[recipe.pooling])]
+    elif settings.student == STATIC:
+        read = _loaded(settings, CausalTransformer)
+        modules = [static_model(read, _some(texts, _STARTED), dimension=settings.dimensions)[0]]
+    else:
         model = SentenceTransformer(settings.student)
         if settings.max_seq_length is not None:
             model.max_seq_length = settings.max_seq_length
         modules = list(model.children())
         while isinstance(modules[-1], Normalize):
             modules.pop()
-        return SentenceTransformer(modules=modules, device=get_device_name())
-    module = _loaded(settings, recipe.row.module, **recipe.row.arguments(recipe.pooling, recipe.layer))
-    pooling = Pooling(module.get_embedding_dimension(), POOLINGS[recipe.pooling])
-    return SentenceTransformer(modules=[module, pooling], device=get_device_name())
-
-
-@torch.no_grad()
-def _fold(embedding: StaticEmbedding, linear: nn.Linear) -> None:
-    """Put a linear map of a mean of rows into the rows."""
-    rows = embedding.embedding.weight
-    mapped = linear.to(rows.device)(rows)
-    embedding.embedding = nn.EmbeddingBag.from_pretrained(mapped, freeze=False)
-    embedding.embedding_dim = mapped.shape[1]
-
-
-def _dataset(settings: DistilTraining, texts: list[str], wanted: Tensor) -> Any:
-    datasets = require("datasets", "train", "Training data")
-    if settings.loss == "mse":
-        return datasets.Dataset.from_dict({"sentence": texts, "label": list(wanted.numpy())})
-    partners = _partners(wanted, settings.random_seed)
-    scores = pairwise_cos_sim(wanted, wanted[partners])
-    return datasets.Dataset.from_dict(
-        {"sentence1": texts, "sentence2": [texts[index] for index in partners], "score": scores.tolist()}
-    )
-
-
-def _partners(wanted: Tensor, seed: int) -> list[int]:
-    """Another text for each: one of its nearest, or any, in turn."""
-    draw = random.Random(seed)
-    found: list[int] = []
-    for start in range(0, len(wanted), 1024):
-        cosines = wanted[start : start + 1024] @ wanted.mT
-        cosines[torch.arange(len(cosines)), torch.arange(start, start + len(cosines))] = -2
-        for near in cosines.topk(min(_NEAR, len(wanted) - 1), dim=1).indices.tolist():
-            own = len(found)
-            others = draw.randrange(len(wanted) - 1)
-            found.append(draw.choice(near) if draw.random() < 0.5 else others + (others >= own))
-    return found
-
-
-def _share(student: SentenceTransformer, pairs: Any, of: Callable[[list[str]], Tensor]) -> dict[str, Any]:
-    """Spearman's correlation of student and teacher with the labels, and the one as a share of the other."""
-    sides = [list(pairs[name]) for name in ("sentence1", "sentence2")]
-    embedded = [
-        student.encode(side, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False) for side in sides
-    ]
-    cosines = {
-        "teacher": pairwise_cos_sim(*(of(side) for side in sides)).numpy(),
-        "student": pairwise_cos_sim(*embedded).float().cpu().numpy(),
-    }
-    return shares(cosines, list(pairs["score"]))
+    return SentenceTransformer(modules=modules, device=get_device_name())
 
 
 def shares(cosines: Mapping[str, Any], labels: list[float]) -> dict[str, Any]:
@@ -395,16 +347,11 @@ def shares(cosines: Mapping[str, Any], labels: list[float]) -> dict[str, Any]:
     Returns:
         ``teacher``, ``student`` and ``share``, each a value with its 95% interval over the pairs.
     """
-    statistic = bootstrap.spearman(dict(cosines), labels)
-    names = statistic.recipes
-    values = dict(zip(names, statistic.scores, strict=True))
-    drawn = dict(zip(names, statistic.replicates, strict=True))
-    values["share"] = values["student"] / values["teacher"]
-    drawn["share"] = drawn["student"] / drawn["teacher"]
-    return {
-        name: [float(value), *(float(bound) for bound in bootstrap.interval(drawn[name]))]
-        for name, value in values.items()
-    }
+    items = bootstrap.spearman(dict(cosines), labels)
+    # Of each the correlation on all pairs, then those on the pairs that were drawn.
+    found = dict(zip(items.recipes, np.column_stack([items.scores, items.replicates]), strict=True))
+    found["share"] = found["student"] / found["teacher"]
+    return {name: [float(own[0]), *map(float, bootstrap.interval(own[1:]))] for name, own in found.items()}
 
 
 def _some(items: Any, most: int) -> list[Any]:
@@ -420,47 +367,6 @@ def _in_the_weights_precision(dense: Dense, inputs: tuple[dict[str, Any]]) -> tu
 
 
 # What a frozen teacher says of texts: embedded once, and turned into what a student can reach
-
-
-def kept_vectors(
-    make: Callable[[], SentenceTransformer],
-    key: object,
-    texts: Sequence[str],
-    directory: Path,
-    *,
-    batch_size: int = 32,
-    on_texts: Callable[[int], None] = lambda count: None,
-) -> Tensor:
-    """A teacher's embeddings of texts, each made once, whatever is distilled from them later.
-
-    Args:
-        make: Makes the teacher, if there is a text that it has not embedded yet.
-        key: What tells the teacher from any other, by its ``repr``.
-        texts: n of them.
-        directory: Where the embeddings are kept, in files that are there whole or not at all. Their names tell teacher
-            and texts, so that those of several lie side by side.
-        batch_size: Texts at a time.
-        on_texts: Called with the number of texts whenever some are there.
-
-    Returns:
-        (n, D), float32, on the CPU.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    remove_scratch(directory)
-    teacher: SentenceTransformer | None = None
-    found = []
-    for start in range(0, len(texts), _CHUNK):
-        chunk = list(texts[start : start + _CHUNK])
-        name = hashlib.sha256(repr((key, chunk)).encode("utf-8", "surrogatepass")).hexdigest()[:24]
-        path = directory / f"{name}.safetensors"
-        if not path.is_file():
-            teacher = make() if teacher is None else teacher
-            vectors = teacher.encode(chunk, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
-            with atomic_file(path) as stream:
-                stream.write(saved({"vectors": vectors.float().cpu().contiguous()}))
-        found.append(load_file(path)["vectors"])
-        on_texts(len(chunk))
-    return torch.cat(found)
 
 
 def directions(vectors: Tensor, dimension: int) -> Tensor:

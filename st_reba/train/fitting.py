@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import rotate_checkpoints
 
 from ..files import atomic_directory, atomic_file, check_free, remove_scratch
 from ..hub.push import check_repo_id, push
@@ -31,12 +32,15 @@ MODEL = "model"
 CHECKPOINTS = "checkpoints"
 
 _RUN = "run.json"
-# What is known by a digest, which nobody could read.
-_DIGESTS = {"data": "other data", "frozen_weights": "other frozen weights", "sentences": "other sentences"}
-# What is made of several arguments, and of which.
-_MADE_OF = {
-    "rows_of_a_batch": "rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers",
-    "rows_of_a_step": "rows of a step: per_device_train_batch_size x gradient_accumulation_steps x devices",
+# How a run is told from another, where it is not by a setting's name and value.
+_SAID = {
+    "data": "other data",
+    "frozen_weights": "other frozen weights",
+    "sentences": "other sentences",
+    "rows_of_a_batch": (
+        "{} rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers"
+    ),
+    "rows_of_a_step": "{} rows of a step: per_device_train_batch_size x gradient_accumulation_steps x devices",
 }
 # Written last: a checkpoint that has it is whole.
 _LOSS_STATE = "loss_state.pt"
@@ -78,22 +82,19 @@ class _Trainer(SentenceTransformerTrainer):
             return super().evaluate(*args, **kwargs)
 
 
-def begin(
-    settings: RunSettings, output: str | Path, *, one_device: bool = False
-) -> SentenceTransformerTrainingArguments:
+def begin(settings: RunSettings, output: str | Path) -> SentenceTransformerTrainingArguments:
     """Refuse what can be refused before anything is loaded.
 
     Args:
         settings: What is asked for.
         output: Directory of the run.
-        one_device: Whether the method is trained in one process alone.
 
     Returns:
         The arguments, which know of this process among others.
 
     Raises:
         ValueError: If sentence-transformers refuses the arguments, the finished model is there already, or it is to be
-            pushed and its name on the Hub is missing or malformed; or there are several processes for a method of one.
+            pushed and its name on the Hub is missing or malformed.
         ImportError: If accelerate is not installed.
     """
     check_free(Path(output) / MODEL, "output")
@@ -102,13 +103,7 @@ def begin(
         if not arguments.get("hub_model_id"):
             raise ValueError("arguments: push_to_hub needs a name: add hub_model_id: org/name.")
         check_repo_id(arguments["hub_model_id"])
-    made = of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
-    if one_device and made.world_size > 1:
-        raise ValueError(
-            f"{type(settings).__name__} is for one process, and there are {made.world_size}: what it trains is small. "
-            "Start it without a launcher."
-        )
-    return made
+    return of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
 
 
 def fit(
@@ -156,21 +151,19 @@ def fit(
     output = Path(output)
     check_free(output / MODEL, "output")
     checkpoints = output / CHECKPOINTS
-    given = of_st.checked_arguments(arguments or {})
-    chosen = of_st.complete(given, evaluates=evaluator is not None)
-    if "dataloader_pin_memory" not in chosen:
-        chosen["dataloader_pin_memory"] = model.device.type == "cuda"
-    # Not the trainer's to heed: see CompleteCheckpoints.
+    chosen = of_st.complete(arguments or {}, evaluates=evaluator is not None)
+    chosen.setdefault("dataloader_pin_memory", model.device.type == "cuda")
+    # The trainer would remove older checkpoints before the new one is whole: CompleteCheckpoints does it.
     limit = chosen.pop("save_total_limit")
     made = of_st.made(chosen, checkpoints, progress=progress)
     decided = {
         **of_st.identity(chosen),
         **of_st.rows_of(made, gathered=getattr(loss, "gather_across_devices", False)),
         "loss": type(loss).__name__,
+        **(identity or {}),
     }
-    check_same_run(checkpoints, {**decided, **(identity or {})}, dataset, writes=is_main())
-    upkeep = [SetEpoch(), ClearGradients(), OwnIntervals()]
-    watch = [*upkeep, StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss, limit)]
+    check_same_run(checkpoints, decided, dataset, writes=is_main())
+    start = last_checkpoint(checkpoints)
     trainer = _Trainer(
         model=model,
         args=made,
@@ -178,15 +171,16 @@ def fit(
         loss=loss,
         evaluator=evaluator,
         data_collator=data_collator,
-        callbacks=[*watch, *callbacks],
-    )
-    start = last_checkpoint(checkpoints)
+        callbacks=[
+            _Upkeep(), StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss, limit), *callbacks
+        ],
+    )  # fmt: skip
     if start is not None:
-        load_loss_state(loss, start)
+        loss.load_state_dict(torch.load(start / _LOSS_STATE, weights_only=True), strict=False)
     trainer.train(resume_from_checkpoint=None if start is None else str(start))
     return Fitted(
         steps=trainer.state.global_step,
-        resumed_at=0 if start is None else int(start.name.rpartition("-")[2]),
+        resumed_at=0 if start is None else _step(start),
         log=trainer.state.log_history,
     )
 
@@ -237,41 +231,22 @@ def publish(settings: RunSettings, output: str | Path) -> None:
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint that was written to its end."""
-    return max(_whole(directory), key=_step, default=None)
+    return max((found.parent for found in directory.glob(f"checkpoint-*/{_LOSS_STATE}")), key=_step, default=None)
 
 
-def load_loss_state(loss: nn.Module, checkpoint: Path) -> None:
-    """Put back what a loss keeps beside the model."""
-    loss.load_state_dict(torch.load(checkpoint / _LOSS_STATE, weights_only=True), strict=False)
-
-
-def remove_older(directory: Path, limit: int | None, best: Path | None) -> None:
-    """Remove all but the newest whole checkpoints; the newest and the best stay in any case.
-
-    Args:
-        directory: Of the checkpoints.
-        limit: How many stay; None, or less than 1: all.
-        best: The one that an evaluation liked most, if any.
-    """
-    if limit is None or limit < 1:
-        return
-    newest, *older = sorted(_whole(directory), key=_step, reverse=True)
-    kept = [newest, *(found for found in older if found == best)]
-    kept += [found for found in older if found != best][: max(0, limit - len(kept))]
-    for found in directory.glob("checkpoint-*"):
-        if found not in kept:
-            shutil.rmtree(found, ignore_errors=True)
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 class CompleteCheckpoints(TrainerCallback):
     """Adds to each checkpoint what the trainer leaves out, the state of the loss; then removes older ones.
 
-    The trainer would remove older ones before the new one is whole. Of the model's own state, saved with the model
-    already, only what ``get_extra_state`` gives is written again: a module's file has no place for it.
+    Of the model's own state, saved with the model already, only what ``get_extra_state`` gives is written again: a
+    module's file has no place for it.
 
     Args:
         loss: Whose state is written.
-        limit: How many checkpoints stay: see :func:`remove_older`.
+        limit: How many checkpoints stay, the newest and the best in any case; None or 0: all.
     """
 
     def __init__(self, loss: nn.Module, limit: int | None) -> None:
@@ -285,18 +260,17 @@ class CompleteCheckpoints(TrainerCallback):
             for name, value in self._loss.state_dict().items()
             if not name.startswith("model.") or name.endswith("_extra_state")
         }
-        directory = Path(str(args.output_dir))
-        with atomic_file(directory / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
+        directory = str(args.output_dir)
+        with atomic_file(Path(directory) / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
             torch.save(own, stream)
-        best = state.best_model_checkpoint
-        remove_older(directory, self._limit, None if best is None else Path(best))
+        rotate_checkpoints(directory, self._limit, state.best_model_checkpoint)
 
 
 def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *, writes: bool = True) -> None:
     """Refuse to go on from the checkpoints of another run; note which run it is where there are none.
 
     Args:
-        directory: Of the checkpoints.
+        directory: Of the checkpoints. What a killed run did not write to its end is removed.
         settings: What decides the weights, by name.
         dataset: What is trained on.
         writes: Whether this process is the one that writes.
@@ -307,51 +281,34 @@ def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *
     """
     # As JSON has it: a tuple comes back as a list.
     now = json.loads(json.dumps({**settings, "data": data_digest(dataset)}, default=repr))
-    directory.mkdir(parents=True, exist_ok=True)
-    if writes:
-        remove_scratch(directory)
-    if last_checkpoint(directory) is None:
-        if writes:
-            with atomic_file(directory / _RUN) as stream:
-                stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
-        return
-    then = _noted(directory)
-    for name in sorted({*now, *then}):
-        if now.get(name) != then.get(name):
+    if last_checkpoint(directory) is not None:
+        try:
+            then = json.loads((directory / _RUN).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            then = None
+        if not isinstance(then, dict):
             raise ValueError(
-                f"{directory} holds checkpoints of a run with {_said(name, then)}, but now it is "
-                f"{_said(name, now)}. Give what was given then to go on, or another output directory."
+                f"{directory} holds checkpoints, but its {_RUN} does not say of which run. Remove {directory} to begin "
+                "anew, or give another output directory."
             )
-
-
-def _noted(directory: Path) -> dict[str, Any]:
-    """The run that a directory's checkpoints are of."""
-    try:
-        run = json.loads((directory / _RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        run = None
-    if not isinstance(run, dict):
-        raise ValueError(
-            f"{directory} holds checkpoints, but its {_RUN} does not say of which run. Remove {directory} to begin "
-            "anew, or give another output directory."
-        )
-    return run
-
-
-def _whole(directory: Path) -> list[Path]:
-    return [found.parent for found in directory.glob(f"checkpoint-*/{_LOSS_STATE}")]
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
-
-
-def _said(name: str, run: Mapping[str, Any]) -> str:
-    if name in _MADE_OF:
-        return f"{run.get(name)} {_MADE_OF[name]}"
-    if name not in run and name in of_st.usual():
-        return f"{name}={of_st.usual()[name]!r}"
-    return _DIGESTS.get(name) or f"{name}={run.get(name)!r}"
+        for name in sorted({*now, *then}):
+            if now.get(name) != then.get(name):
+                before, here = (
+                    _SAID.get(name, f"{name}={{!r}}").format(run.get(name, of_st.usual().get(name)))
+                    for run in (then, now)
+                )
+                raise ValueError(
+                    f"{directory} holds checkpoints of a run with {before}, but now it is {here}. Give what was given "
+                    "then to go on, or another output directory."
+                )
+    if writes:
+        directory.mkdir(parents=True, exist_ok=True)
+        remove_scratch(directory)
+        for found in directory.glob("checkpoint-*"):
+            if not (found / _LOSS_STATE).exists():
+                shutil.rmtree(found, ignore_errors=True)
+        with atomic_file(directory / _RUN) as stream:
+            stream.write(json.dumps(now, indent=2, sort_keys=True).encode())
 
 
 # What stops or keeps up a run
@@ -404,35 +361,23 @@ class StopOnDivergence(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if args.fp16:
-            # The scaler passes over a step whose gradient left the range, and scales less.
-            return
-        gradients = [
-            parameter.grad
-            for group in kwargs["optimizer"].param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        if not _finite(gradients):
+        parameters = [parameter for group in kwargs["optimizer"].param_groups for parameter in group["params"]]
+        finite = _finite(parameter.grad for parameter in parameters if parameter.grad is not None)
+        # With fp16, the scaler passes over a step whose gradient left the range, and scales less.
+        if not finite and not args.fp16:
             raise self._error("the gradient is not finite")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._check_what_is_saved(control, kwargs["model"])
+        if control.should_save:
+            self._check_weights(kwargs["model"])
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._check_what_is_saved(control, kwargs["model"])
+    on_epoch_end = on_step_end
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._hook.remove()
         self._check_weights(kwargs["model"])
-
-    def _check_what_is_saved(self, control: TrainerControl, model: nn.Module) -> None:
-        if control.should_save:
-            self._check_weights(model)
 
     def _check_weights(self, model: nn.Module) -> None:
         if not _finite(parameter.detach() for parameter in model.parameters() if parameter.requires_grad):
@@ -446,70 +391,42 @@ def _finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-class SetEpoch(TrainerCallback):
-    """Tells the batch sampler its epoch, through whatever it was wrapped in.
+class _Upkeep(TrainerCallback):
+    """What transformers leaves out, and what its lowest version and that of sentence-transformers do."""
 
-    Where batches are skipped to resume a run, older transformers tell only the wrapper, and the epoch that goes on gets
-    the order of the first.
-    """
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A run that goes on would save, evaluate and log as often as the run did that wrote the checkpoint.
+        state.compute_steps(args, state.max_steps)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        # Where batches are skipped to resume a run, the lowest version tells its epoch to the wrapper alone: the batch
+        # sampler inside would give the order of the first.
         sampler = kwargs["train_dataloader"].batch_sampler
         while hasattr(sampler, "batch_sampler"):
             sampler = sampler.batch_sampler
         # The trainer counts in fractions: 1.0 is the beginning of the second epoch.
         sampler.set_epoch(int((state.epoch or 0) + 1e-6))
 
-
-class ClearGradients(TrainerCallback):
-    """Clears the gradients of a loss's own weights, which older ST adds up: the trainer clears the model's."""
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # The lowest version clears the model's gradients alone: those of a loss's own weights would add up.
         kwargs["optimizer"].zero_grad()
-
-
-class OwnIntervals(TrainerCallback):
-    """Saves, evaluates and logs as often as this run is asked to.
-
-    The trainer goes on as often as the run did that wrote the checkpoint.
-    """
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        state.compute_steps(args, state.max_steps)
 
 
 # What tells data and weights from any other: all of their content, wherever they lie
 
 
 def data_digest(dataset: Any) -> str:
-    """Of the rows and the names of the columns of a ``datasets.Dataset``."""
-    digest = hashlib.sha256(repr(dataset.column_names).encode())
-    for batch in dataset.with_format("arrow").iter(batch_size=1000):
-        for column in batch.columns:
-            for part in _vectors(column):
-                digest.update(part)
+    """Of the rows, and the names and types of the columns, of a ``datasets.Dataset``."""
+    digest = hashlib.sha256(repr(dataset.features).encode())
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        # Copied, as a slice would be written with what lies around it.
+        for batch in table.combine_chunks().take(pa.array(range(len(table)))).to_batches():
+            digest.update(batch.serialize())
     return digest.hexdigest()
-
-
-def _vectors(column: Any) -> Iterator[bytes | memoryview]:
-    """A column's content: of lists of numbers their bytes, since to write out a number takes a microsecond."""
-    values, shape = column.combine_chunks(), [repr(column.type).encode()]
-    while _is_list(values.type) and not values.null_count:
-        shape.append(values.value_lengths().to_numpy(zero_copy_only=False).tobytes())
-        values = values.flatten()
-    if len(shape) > 1 and pa.types.is_primitive(values.type) and not values.null_count:
-        yield from shape
-        yield values.to_numpy(zero_copy_only=False).tobytes()
-    else:
-        yield repr(column.to_pylist()).encode()
-
-
-def _is_list(kind: Any) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def weights_digest(module: nn.Module) -> str:

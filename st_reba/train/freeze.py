@@ -17,7 +17,6 @@ from transformers import set_seed
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
 from ..modules import LayerStates, LayerwiseAutoencoder
-from ..optional import require
 from .fitting import begin, data_digest, fit, publish, save, weights_digest
 from .losses import (
     COSENT_SCALE,
@@ -26,8 +25,8 @@ from .losses import (
     PairScoreMSELoss,
     ReconstructionLoss,
 )
-from .rows import read_scored_pairs, read_sentences
-from .settings import RunSettings, setting, without_evaluation
+from .rows import dataset, read_scored_pairs, read_sentences
+from .settings import RunSettings, setting
 from .states import ModelOnStates, StatesCache
 
 Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
@@ -88,11 +87,10 @@ class FreezeTraining(RunSettings):
         "per_device_train_batch_size": 64,
         "learning_rate": 1e-3,
     }
-    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
+    SMALLEST_BATCH: ClassVar[int] = 2
 
     model: str
     pairs: str = setting(may_change=True)
-    evaluation: str | None = setting(None, may_change=True)
     sentences: str | None = setting(None, may_change=True)
     stage: Stage = "autoencoder"
     loss: Loss | None = None
@@ -118,20 +116,18 @@ class FreezeTraining(RunSettings):
                 f"lowest_score: {self.lowest_score:g} was given, but it must be below highest_score, "
                 f"{self.highest_score:g}."
             )
-        if self.stage == "cosines" and self.bottlenecks is not None:
-            raise ValueError('bottlenecks: stage "cosines" has no encoders. Leave it out, or choose another stage.')
+        unfit = {
+            "bottlenecks": "has no encoders" if self.stage == "cosines" else "",
+            "sentences": "reads no further texts" if self.stage in ("cosines", "siamese") else "",
+            "pretraining": 'has none, as only "autoencoder" has' if self.stage != "autoencoder" else "",
+        }
+        for name, why in unfit.items():
+            if why and getattr(self, name) is not None:
+                raise ValueError(f'{name}: stage "{self.stage}" {why}. Leave it out, or choose another stage.')
         if self.stage == "cosines" and self.loss == "cosent":
             raise ValueError(
                 'loss: "cosent" trains the embeddings, and those of stage "cosines" have nothing to train. Choose '
                 "another loss, or another stage."
-            )
-        if self.stage in ("cosines", "siamese") and self.sentences is not None:
-            raise ValueError(
-                f'sentences: stage "{self.stage}" reads no further texts. Leave it out, or choose another stage.'
-            )
-        if self.stage != "autoencoder" and self.pretraining is not None:
-            raise ValueError(
-                f'pretraining: stage "{self.stage}" has none. Leave it out, or choose the stage "autoencoder".'
             )
 
 
@@ -155,30 +151,62 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         RuntimeError: If the model's weights are not what they were, so that something is wrong.
     """
     output = Path(output)
-    begin(settings, output, one_device=True)
-    pairs = _scaled(read_scored_pairs(settings.pairs), settings.pairs, settings)
-    sentences = _sentences(settings, pairs)
-    evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation)
+    processes = int(begin(settings, output).world_size)
+    if processes > 1:
+        raise ValueError(
+            f"FreezeTraining is for one process, and there are {processes}: what it trains is small. Start it without "
+            "a launcher."
+        )
+    pairs = _scaled_pairs(settings)
+    labelled = [*pairs["sentence1"], *pairs["sentence2"]]
+    further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
+    # What the encoders see before the labels.
+    sentences = list(dict.fromkeys([*further, *labelled])) if settings.stage in ("autoencoder", "whitened") else []
+    evaluator: PairScoreEvaluator | None = None
+    if settings.evaluation is not None:
+        columns = read_scored_pairs(settings.evaluation)[:].values()
+        evaluator = PairScoreEvaluator(*columns, name="evaluation", batch_size=256, write_csv=False)
+    evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
     states = _states(settings)
     before = weights_digest(states)
     cache = StatesCache(settings.cache or output / "states", states)
-    evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
-    _fill(cache, [*sentences, *pairs["sentence1"], *pairs["sentence2"], *evaluated], progress)
+    texts = [text for text in dict.fromkeys([*sentences, *labelled, *evaluated]) if text not in cache]
+    with Progress(disable=not progress, transient=True) as bar:
+        task = bar.add_task("Reading the model's states", total=len(texts))
+        cache.add(texts, on_texts=lambda count: bar.advance(task, count))
 
     set_seed(settings.random_seed)
-    autoencoder = _autoencoder(settings, states)
+    autoencoder = LayerwiseAutoencoder(
+        states.depth,
+        states.get_embedding_dimension(),
+        bottlenecks=settings.bottlenecks,
+        head_dimension=settings.head_dimension,
+        encoders=settings.stage != "cosines",
+        decoders=settings.stage == "autoencoder",
+        layers=settings.layers,
+    )
     identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": before}
     if settings.stage == "autoencoder":
-        pretraining = Path(settings.pretraining or output / "pretraining")
-        own = {name: identity[name] for name in _OF_PRETRAINING if name in identity}
-        _pretrain(ModelOnStates.of(autoencoder, cache), sentences, settings, pretraining, own, progress)
+        pretrained = ModelOnStates.of(autoencoder, cache)
+        fit(
+            pretrained,
+            dataset({"sentence": sentences}),
+            ReconstructionLoss(pretrained),
+            output=settings.pretraining or output / "pretraining",
+            arguments={
+                **settings.without_evaluation(),
+                "num_train_epochs": settings.pretraining_epochs,
+                "per_device_train_batch_size": settings.pretraining_batch_size,
+                "learning_rate": settings.pretraining_learning_rate,
+            },
+            identity={name: identity[name] for name in _OF_PRETRAINING if name in identity},
+            progress=progress,
+        )
         autoencoder = autoencoder.without_decoders()
     elif settings.stage == "whitened":
         sample = random.Random(0).sample(sentences, min(_WHITENED, len(sentences)))
         autoencoder.whiten(cache.states(sample))
-        identity["sentences"] = data_digest(
-            require("datasets", "train", "Training data").Dataset.from_dict({"sentence": sample})
-        )
+        identity["sentences"] = data_digest(dataset({"sentence": sample}))
     trained = ModelOnStates.of(autoencoder, cache)
     fit(
         trained,
@@ -206,82 +234,20 @@ def _loss(trained: SentenceTransformer, settings: FreezeTraining) -> nn.Module:
     return LogResidualVarianceLoss(trained) if asked_for == "log-variance" else PairScoreMSELoss(trained)
 
 
-def _scaled(pairs: Any, source: str, settings: FreezeTraining) -> Any:
+def _scaled_pairs(settings: FreezeTraining) -> Any:
     """Pairs with scores from 0 to 1."""
-    low, high = settings.lowest_score, settings.highest_score
+    pairs, low, high = read_scored_pairs(settings.pairs)[:], settings.lowest_score, settings.highest_score
     for number, score in enumerate(pairs["score"], start=1):
         if not low <= score <= high:
             raise ValueError(
-                f"{source}, pair {number}: the score {score:g} is not from {low:g} to {high:g}. Correct it, or set "
-                "lowest_score and highest_score."
+                f"{settings.pairs}, pair {number}: the score {score:g} is not from {low:g} to {high:g}. Correct it, or "
+                "set lowest_score and highest_score."
             )
-    scaled = [(score - low) / (high - low) for score in pairs["score"]]
-    return require("datasets", "train", "Training data").Dataset.from_dict({**pairs[:], "score": scaled})
-
-
-def _sentences(settings: FreezeTraining, pairs: Any) -> list[str]:
-    """Different texts that the encoders see before the labels."""
-    if settings.stage in ("cosines", "siamese"):
-        return []
-    further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
-    return list(dict.fromkeys([*further, *pairs["sentence1"], *pairs["sentence2"]]))
+    return dataset({**pairs, "score": [(score - low) / (high - low) for score in pairs["score"]]})
 
 
 def _states(settings: FreezeTraining) -> LayerStates:
     """The frozen model, where it shall run."""
-    with settings.names_are_checked():
-        states = LayerStates(
-            settings.model, template=settings.template, pool_over=settings.pool_over, model_kwargs=settings.loading()
-        )
-    if settings.max_seq_length is not None:
-        states.max_seq_length = settings.max_seq_length
+    options = {name: getattr(settings, name) for name in ("template", "pool_over", "max_seq_length")}
+    states = settings.load(LayerStates, settings.model, **options)
     return states.requires_grad_(False).to(get_device_name()).eval()
-
-
-def _autoencoder(settings: FreezeTraining, states: LayerStates) -> LayerwiseAutoencoder:
-    return LayerwiseAutoencoder(
-        states.depth,
-        states.get_embedding_dimension(),
-        bottlenecks=settings.bottlenecks,
-        head_dimension=settings.head_dimension,
-        encoders=settings.stage != "cosines",
-        decoders=settings.stage == "autoencoder",
-        layers=settings.layers,
-    )
-
-
-def _pretrain(
-    trained: SentenceTransformer,
-    sentences: list[str],
-    settings: FreezeTraining,
-    output: Path,
-    identity: dict[str, Any],
-    progress: bool,
-) -> None:
-    fit(
-        trained,
-        require("datasets", "train", "Training data").Dataset.from_dict({"sentence": sentences}),
-        ReconstructionLoss(trained),
-        output=output,
-        arguments={
-            **without_evaluation(settings.training_arguments),
-            "num_train_epochs": settings.pretraining_epochs,
-            "per_device_train_batch_size": settings.pretraining_batch_size,
-            "learning_rate": settings.pretraining_learning_rate,
-        },
-        identity=identity,
-        progress=progress,
-    )
-
-
-def _fill(cache: StatesCache, texts: list[str], progress: bool) -> None:
-    different = list(dict.fromkeys(texts))
-    with Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("Reading the model's states", total=sum(text not in cache for text in different))
-        cache.add(different, on_texts=lambda count: bar.advance(task, count))
-
-
-def _evaluator(source: str) -> PairScoreEvaluator:
-    pairs = read_scored_pairs(source)
-    first, second, labels = (pairs[name][:] for name in ("sentence1", "sentence2", "score"))
-    return PairScoreEvaluator(first, second, labels, name="evaluation", batch_size=256, write_csv=False)

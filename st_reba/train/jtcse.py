@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.evaluation import BaseEvaluator
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
 from ..modules import TwinTower
 from .fitting import begin, fit, publish, save
 from .losses import JTCSELoss
-from .rows import read_scored_pairs, read_sentences
+from .rows import pairs_evaluator, read_sentences
 from .settings import RunSettings, setting
 
 
@@ -47,12 +45,11 @@ class JTCSETraining(RunSettings):
         "eval_steps": 100,
         "batch_sampler": "no_duplicates",
     }
-    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {"per_device_train_batch_size": {"least": 2}}
+    SMALLEST_BATCH: ClassVar[int] = 2
 
     model: str
     texts: str = setting(may_change=True)
     second_model: str | None = None
-    evaluation: str | None = setting(None, may_change=True)
     cross_every: int = setting(2, least=0)
     max_seq_length: int = setting(64, least=3)
     temperature: float = setting(0.05, above=0)
@@ -79,17 +76,16 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
     """
     begin(settings, output)
     texts = read_sentences(settings.texts)
-    evaluator = None if settings.evaluation is None else _evaluator(settings.evaluation)
+    evaluator = pairs_evaluator(settings.evaluation, name="dev")
     # A pooler that a checkpoint lacks is drawn at random.
     set_seed(settings.random_seed)
-    with settings.names_are_checked():
-        towers = TwinTower(
-            settings.model,
-            settings.second_model,
-            cross_every=settings.cross_every,
-            max_seq_length=settings.max_seq_length,
-            model_kwargs=settings.loading(),
-        )
+    towers = settings.load(
+        TwinTower,
+        settings.model,
+        second_model_name_or_path=settings.second_model,
+        cross_every=settings.cross_every,
+        max_seq_length=settings.max_seq_length,
+    )
     model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
     loss = JTCSELoss(
         model,
@@ -113,8 +109,3 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
     save(model, output)
     publish(settings, output)
     return model
-
-
-def _evaluator(pairs: str) -> BaseEvaluator:
-    rows = read_scored_pairs(pairs)
-    return EmbeddingSimilarityEvaluator(rows["sentence1"], rows["sentence2"], rows["score"], name="dev")

@@ -60,13 +60,10 @@ class ReconstructionLoss(nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch of texts."""
-        states = torch.cat([self._states(column) for column in sentence_features])
-        autoencoder: Any = getattr(self.model, "module", self.model)[-1]
-        return autoencoder.reconstruction_errors(states).mean()
-
-    def _states(self, column: dict[str, Any]) -> Tensor:
         # Of texts whose states are at hand, the embedding is not needed.
-        return column["layer_states"] if "layer_states" in column else self.model(column)["layer_states"]
+        read = [column if "layer_states" in column else self.model(column) for column in sentence_features]
+        autoencoder: Any = getattr(self.model, "module", self.model)[-1]
+        return autoencoder.reconstruction_errors(torch.cat([column["layer_states"] for column in read])).mean()
 
 
 class LogResidualVarianceLoss(nn.Module):
@@ -208,6 +205,19 @@ def columns_of_pairs(sentence_features: Iterable[dict[str, Any]]) -> list[dict[s
     return features
 
 
+def checked_weights(**weights: float) -> dict[str, float]:
+    """The weights of a loss's terms, by name.
+
+    Raises:
+        ValueError: If they are not numbers of 0 or more, one of them greater.
+    """
+    if not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
+        raise ValueError(
+            f"The weights {weights}: give numbers of 0 or more, at least one of them greater than 0; 1 is usual."
+        )
+    return weights
+
+
 class ContrastiveAngleLoss(nn.Module):
     r"""In-batch and hard negatives, and differences of angles in complex space, each with its weight.
 
@@ -243,11 +253,8 @@ class ContrastiveAngleLoss(nn.Module):
         gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
-        weights = {"contrastive": contrastive_weight, "angle": angle_weight}
-        if not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
-            raise ValueError(f"The weights {weights}: give numbers of 0 or more, at least one of them greater than 0.")
         self.model = model
-        self.weights = weights
+        self.weights = checked_weights(contrastive=contrastive_weight, angle=angle_weight)
         self.gather_across_devices = gather_across_devices
         # They are given embeddings: a model of their own would stand in the state of this loss once more.
         none: Any = None
@@ -321,9 +328,6 @@ class InfoNCELoss(nn.Module):
         """The loss of a batch, a scalar; (B, D) each, of any length."""
         cosines = normalize(anchors, dim=-1) @ normalize(positives, dim=-1).mT
         return cross_entropy(cosines / self.temperature, torch.arange(len(anchors), device=anchors.device))
-
-    def extra_repr(self) -> str:
-        return f"temperature={self.temperature}"
 
 
 class InteractionInfoNCELoss(nn.Module):
@@ -408,9 +412,6 @@ class TensorModulusLoss(nn.Module):
         apart = vector_norm(first_pooled - second_pooled, dim=-1) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
         return (-cosines.log() * apart).sum(dim=1).mean()
 
-    def extra_repr(self) -> str:
-        return f"least_cosine={self.least_cosine}"
-
 
 class JTCSELoss(nn.Module):
     r"""The sum of JTCSE's three terms, each with its weight (Equation 15), for a :class:`st_reba.modules.TwinTower`.
@@ -453,14 +454,8 @@ class JTCSELoss(nn.Module):
                 f"JTCSELoss compares two towers, and the model's first module is {type(model[0]).__name__}: "
                 "use a TwinTower."
             )
-        weights = {"info_nce": info_nce_weight, "interaction": interaction_weight, "modulus": modulus_weight}
-        if not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
-            raise ValueError(
-                f"The weights {weights}: give numbers of 0 or more, at least one of them greater than 0; 1 is the "
-                "paper's."
-            )
         self.model = model
-        self.weights = weights
+        self.weights = checked_weights(info_nce=info_nce_weight, interaction=interaction_weight, modulus=modulus_weight)
         self.info_nce = InfoNCELoss(temperature)
         self.interaction = InteractionInfoNCELoss(temperature, seed)
         self.modulus = TensorModulusLoss(least_cosine)
@@ -476,20 +471,18 @@ class JTCSELoss(nn.Module):
             ValueError: If there are more columns.
         """
         first, second = self._views(list(sentence_features))
-        states, pooled = (
-            (first["cls_states"], second["cls_states"]),
-            (first["pooler_outputs"], second["pooler_outputs"]),
-        )
+        # First and second view, (B, 2, D) each; without cross-attention there is no cross stream.
+        views = {name: (first[name], second[name]) for name in first}
         terms: dict[str, Tensor] = {}
         if self.weights["info_nce"]:
-            terms["info_nce"] = torch.stack([self.info_nce(states[0][:, i], states[1][:, i]) for i in (0, 1)]).sum()
+            one, other = views["cls_states"]
+            terms["info_nce"] = torch.stack([self.info_nce(one[:, i], other[:, i]) for i in (0, 1)]).sum()
         if self.weights["interaction"]:
-            streams = [states]
-            if "cross_states" in first:
-                streams.append((first["cross_states"], second["cross_states"]))
-            terms["interaction"] = self.interaction(*streams)
+            terms["interaction"] = self.interaction(
+                *(views[name] for name in ("cls_states", "cross_states") if name in views)
+            )
         if self.weights["modulus"]:
-            terms["modulus"] = self.modulus(*states, *pooled)
+            terms["modulus"] = self.modulus(*views["cls_states"], *views["pooler_outputs"])
         return {name: self.weights[name] * term for name, term in terms.items()}
 
     def _views(self, columns: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
@@ -502,13 +495,11 @@ class JTCSELoss(nn.Module):
                 "text."
             )
         # Both views in one pass; dropout falls on each row by itself.
-        outputs = self._read(
-            {
-                name: torch.cat([value, value]) if isinstance(value, Tensor) else value
-                for name, value in columns[0].items()
-            }
-        )
-        halves = {name: output.chunk(2) for name, output in outputs.items()}
+        twice = {
+            name: torch.cat([value, value]) if isinstance(value, Tensor) else value
+            for name, value in columns[0].items()
+        }
+        halves = {name: output.chunk(2) for name, output in self._read(twice).items()}
         return [{name: half[i] for name, half in halves.items()} for i in (0, 1)]
 
     def _read(self, features: dict[str, Any]) -> dict[str, Tensor]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 from ..data.columns import CONDITIONAL, PAIRS, SENTENCES, TRIPLETS, Schema, read_table
 from ..data.sources import TO_TRAIN
@@ -54,7 +57,23 @@ def read_sentences(source: str | Path) -> Any:
     return _read(source, SENTENCES)
 
 
+def pairs_evaluator(source: str | None, **options: Any) -> EmbeddingSimilarityEvaluator | None:
+    """ST's evaluator of cosines on scored pairs: see :func:`read_scored_pairs`; None where there are none."""
+    if source is None:
+        return None
+    pairs = read_scored_pairs(source)[:]
+    return EmbeddingSimilarityEvaluator(pairs["sentence1"], pairs["sentence2"], pairs["score"], **options)
+
+
+def dataset(columns: Mapping[str, Any]) -> Any:
+    """A ``datasets.Dataset`` of columns in memory.
+
+    Raises:
+        ImportError: If ``datasets`` is not installed.
+    """
+    return require("datasets", "train", "Training data").Dataset.from_dict(columns)
+
+
 def _read(source: str | Path, schema: Schema) -> Any:
-    datasets = require("datasets", "train", "Training data")
     # Nothing but its own names says what a column of training data is.
-    return datasets.Dataset.from_dict(read_table(source, [replace(schema, option="")], splits=TO_TRAIN).values)
+    return dataset(read_table(source, [replace(schema, option="")], splits=TO_TRAIN).values)

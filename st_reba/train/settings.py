@@ -4,25 +4,23 @@ training arguments of sentence-transformers, which are checked before anything i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
-from transformers import TorchAoConfig
 from transformers.integrations.integration_utils import is_tensorboard_available
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from ..optional import require
 
+M = TypeVar("M")
 S = TypeVar("S", bound="Settings")
 
 #: To the letter: ``True`` is no whole number; but a whole number is a number.
@@ -37,7 +35,9 @@ def setting(
     below: float | None = None,
     may_change: bool = False,
 ) -> Any:
-    """A field of :class:`Settings` with a range.
+    """A field of :class:`Settings` with a range, of a number or of a number or None.
+
+    A number beside words has its range in its type: ``Annotated[int, pydantic.Field(ge=0)] | Literal["all"]``.
 
     Args:
         default: Its value where none is given; without a default it must be given.
@@ -47,44 +47,36 @@ def setting(
         may_change: Whether a run that was interrupted may go on with another value: true of what decides when something
             is written or evaluated, and of where data lie, of which the content counts.
     """
-    return field(default=default, metadata={"least": least, "above": above, "below": below, "may_change": may_change})
+    return field(default=default, metadata={"range": Field(ge=least, gt=above, lt=below), "may_change": may_change})
 
 
-def _checked(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
-    """A value of a type and within limits; a list is taken for a tuple.
+def _check(name: str, value: Any, kind: Any, limits: Any) -> Any:
+    """A value of a type and within limits, which are a pydantic ``Field``; a list is taken for a tuple.
 
     Raises:
-        ValueError: If it is another one.
+        ValueError: If the value is not, in pydantic's words.
     """
-    if isinstance(value, list) and any(get_origin(option) is tuple for option in (hint, *get_args(hint))):
+    if isinstance(value, list) and any(get_origin(part) is tuple for part in (kind, *get_args(kind))):
         value = tuple(value)
-    said: Iterable[str] = ()
     try:
-        TypeAdapter(hint, config=_STRICT).validate_python(value)
+        TypeAdapter(Annotated[kind, limits], config=_STRICT).validate_python(value)
     except ValidationError as error:
         said = dict.fromkeys(each["msg"].replace("tuple", "list") for each in error.errors(include_url=False))
-    if not said and type(value) in (int, float):
-        least, above, below = (limits.get(limit) for limit in ("least", "above", "below"))
-        outside = {
-            f"at least {least:g}" if least is not None else "": least is not None and value < least,
-            f"above {above:g}" if above is not None else "": above is not None and value <= above,
-            f"below {below:g}" if below is not None else "": below is not None and value >= below,
-        }
-        if any(outside.values()):
-            said = ["Input should be " + ", ".join(filter(None, outside))]
-    if said:
-        raise ValueError(f"{name}: {value!r} was given: {' or '.join(each[0].lower() + each[1:] for each in said)}.")
+        told = " or ".join(each[0].lower() + each[1:] for each in said)
+        raise ValueError(f"{name}: {value!r} was given: {told}.") from None
     return value
 
 
+def _like(given: str, known: Iterable[str]) -> str:
+    """The name that was likely meant: one that has the given one as a part, or else one like it; empty if none is."""
+    names = list(known)
+    return next(iter([name for name in names if given in name] or get_close_matches(given, names, n=1)), "")
+
+
 def _nearest(given: str, known: Iterable[str]) -> str:
-    """The name that was likely meant, in a sentence with a blank before it; nothing where none is near."""
-    found = _matches(given, known)
-    return f" The nearest is {found[0]}." if found else ""
-
-
-def _matches(given: str, known: Iterable[str]) -> list[str]:
-    return get_close_matches(given, list(known), n=1, cutoff=0.6)
+    """The same in a sentence, with a blank before it."""
+    found = _like(given, known)
+    return f" The nearest is {found}." if found else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +94,12 @@ class Settings:
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        kinds = get_type_hints(type(self), include_extras=True)
         for known in fields(self):
-            value = _checked(known.name, getattr(self, known.name), hints[known.name], known.metadata)
-            object.__setattr__(self, known.name, value)
+            limits = known.metadata.get("range", Field())
+            object.__setattr__(
+                self, known.name, _check(known.name, getattr(self, known.name), kinds[known.name], limits)
+            )
 
     @classmethod
     def of_preset(cls, name: str, /, **given: Any) -> Self:
@@ -114,14 +108,13 @@ class Settings:
         Raises:
             ValueError: If there is no such preset, or as the class itself.
         """
-        if name not in cls.PRESETS:
-            raise ValueError(
-                f"preset: {name!r} was given, but it must be {' or '.join(map(repr, cls.PRESETS))}, or left out."
-            )
-        chosen = {**cls.PRESETS[name], **given}
-        for key, value in cls.PRESETS[name].items():
-            if isinstance(value, Mapping) and isinstance(given.get(key), Mapping):
-                chosen[key] = {**value, **given[key]}
+        if name not in [*cls.PRESETS]:
+            known = " or ".join(map(repr, cls.PRESETS))
+            raise ValueError(f"preset: {name!r} was given, but it must be {known}, or left out.")
+        chosen = dict(cls.PRESETS[name])
+        for key, value in given.items():
+            inner = isinstance(value, Mapping) and isinstance(chosen.get(key), Mapping)
+            chosen[key] = {**chosen[key], **value} if inner else value
         return cls(**chosen)
 
 
@@ -153,40 +146,32 @@ def read_settings(path: str | Path, kind: type[S]) -> S:
             naming the file, the key, what was given and what is allowed.
         FileNotFoundError: If there is no such file.
     """
-    known = {found.name: found for found in fields(kind)}
-    keys = f"Keys: {', '.join([*known, 'preset'] if kind.PRESETS else known)}."
     try:
         given = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ValueError(f"{path}{line}: this is not YAML ({error.problem}).") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: this is not YAML ({' '.join(str(error).split())}).") from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise ValueError(f"{path}{line}: this is not YAML ({problem or ' '.join(str(error).split())}).") from None
+    keys = [*(known.name for known in fields(kind)), *(["preset"] if kind.PRESETS else [])]
+    listed = f"Keys: {', '.join(keys)}."
     if not isinstance(given, dict):
         held = "nothing" if given is None else f"a {type(given).__name__}"
-        raise ValueError(f"{path} holds {held}, but it must hold lines such as model: org/name. {keys}")
-    preset = [given.pop("preset")] if kind.PRESETS and "preset" in given else []
+        raise ValueError(f"{path} holds {held}, but it must hold lines such as model: org/name. {listed}")
+    for key in given:
+        if key not in keys:
+            near = _nearest(str(key), keys)
+            argument = key if key in usual() else "" if near else _like(str(key), usual())
+            instead = f"{argument} is an argument of sentence-transformers: write it below arguments."
+            if not argument or not issubclass(kind, RunSettings):
+                instead = f"{listed}{near}"
+            raise ValueError(f"{path}: the key {key!r} is unknown. {instead}")
+    for known in fields(kind):
+        if known.default is known.default_factory is MISSING and known.name not in given:
+            raise ValueError(f"{path}: the key {known.name!r} is missing. Add a line {known.name}: VALUE.")
     try:
-        for key in given:
-            if key not in known:
-                raise ValueError(f"the key {key!r} is unknown. {_instead_of(str(key), kind, known, keys)}")
-        for name, found in known.items():
-            if found.default is MISSING and found.default_factory is MISSING and name not in given:
-                raise ValueError(f"the key {name!r} is missing. Add a line {name}: VALUE.")
-        return kind.of_preset(preset[0], **given) if preset else kind(**given)
+        return kind.of_preset(given.pop("preset"), **given) if "preset" in given else kind(**given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _instead_of(key: str, kind: type[Settings], known: Iterable[str], keys: str) -> str:
-    """Which key to use instead of one that is unknown, in a sentence."""
-    near, arguments = _nearest(key, known), "an argument of sentence-transformers: write it below arguments."
-    if issubclass(kind, RunSettings):
-        if key in usual():
-            return f"It is {arguments} {keys}"
-        if not near and (found := [name for name in usual() if key in name][:1] or _matches(key, usual())):
-            return f"The nearest is {found[0]}, {arguments}"
-    return f"{keys}{near}"
 
 
 # The training arguments of sentence-transformers
@@ -204,12 +189,11 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 #: What a run may be asked for beyond its type.
-LIMITS: Mapping[str, Mapping[str, float]] = {
-    **{key: {"above": 0} for key in ("num_train_epochs", "learning_rate", "save_steps", "eval_steps", "logging_steps")},
-    **{key: {"least": 1} for key in ("per_device_train_batch_size", "per_device_eval_batch_size")},
-    **{key: {"least": 0} for key in ("warmup_steps", "weight_decay", "seed")},
-    "gradient_accumulation_steps": {"least": 1},
-    "max_steps": {"least": -1},
+LIMITS: Mapping[str, Any] = {
+    **dict.fromkeys(("num_train_epochs", "learning_rate", "save_steps", "eval_steps", "logging_steps"), Field(gt=0)),
+    **dict.fromkeys(("per_device_eval_batch_size", "gradient_accumulation_steps"), Field(ge=1)),
+    **dict.fromkeys(("warmup_steps", "weight_decay", "seed"), Field(ge=0)),
+    "max_steps": Field(ge=-1),
 }
 
 #: What is decided elsewhere, and where.
@@ -245,44 +229,35 @@ def usual() -> dict[str, Any]:
     }
 
 
-def checked_arguments(given: Mapping[str, Any], limits: Mapping[str, Mapping[str, float]] = LIMITS) -> dict[str, Any]:
-    """Arguments of the types that they shall have.
+def complete(given: Mapping[str, Any], *, evaluates: bool, smallest_batch: int = 1) -> dict[str, Any]:
+    """Arguments with what follows from them, and with what every run does where they do not say otherwise.
 
     Args:
         given: By name.
-        limits: Of numbers, by name.
+        evaluates: Whether there is something to evaluate on.
+        smallest_batch: Rows that a batch has at least.
 
     Raises:
         ValueError: If there is no such argument, with the nearest name; or it is of another type, or out of range; or
-            it is decided elsewhere.
+            it is decided elsewhere; or they ask for an evaluation, and there is nothing to evaluate on.
     """
-    hints = get_type_hints(SentenceTransformerTrainingArguments)
-    checked = {}
+    kinds = get_type_hints(SentenceTransformerTrainingArguments)
+    limits = {**LIMITS, "per_device_train_batch_size": Field(ge=smallest_batch)}
     for name, value in given.items():
         if name in _ELSEWHERE:
             raise ValueError(f"arguments: {name} cannot be given: {_ELSEWHERE[name]}. Leave it out.")
         if name not in usual():
             near = _nearest(str(name), usual())
             raise ValueError(f"arguments: {name!r} is no training argument of sentence-transformers.{near}")
-        checked[name] = _checked(f"arguments: {name}", value, hints[name], limits.get(name, {}))
-    return checked
-
-
-def complete(given: Mapping[str, Any], *, evaluates: bool) -> dict[str, Any]:
-    """Arguments with what follows from them, and with what every run does where they do not say otherwise.
-
-    Args:
-        given: Checked ones.
-        evaluates: Whether there is something to evaluate on.
-
-    Raises:
-        ValueError: If they ask for an evaluation, and there is nothing to evaluate on.
-    """
-    arguments = {**DEFAULTS, **given}
-    if "report_to" not in given:
-        arguments["report_to"] = ["tensorboard"] if is_tensorboard_available() else []
-    # Steps are given by who wants steps.
-    arguments.setdefault("save_strategy", "steps" if "save_steps" in given else "epoch")
+        _check(f"arguments: {name}", value, kinds[name], limits.get(name, Field()))
+    arguments = {
+        **DEFAULTS,
+        # Steps are given by who wants steps.
+        "save_strategy": "steps" if "save_steps" in given else "epoch",
+        "eval_strategy": "epoch" if given.get("eval_steps") is None else "steps",
+        "report_to": ["tensorboard"] if is_tensorboard_available() else [],
+        **given,
+    }
     if not evaluates:
         for name in ("eval_strategy", "load_best_model_at_end", "eval_on_start"):
             if given.get(name, "no") not in ("no", False):
@@ -291,7 +266,6 @@ def complete(given: Mapping[str, Any], *, evaluates: bool) -> dict[str, Any]:
                     "evaluation, scored pairs, or leave it out."
                 )
         arguments |= {"eval_strategy": "no", "eval_steps": None}
-    arguments.setdefault("eval_strategy", "epoch" if arguments.get("eval_steps") is None else "steps")
     best = arguments.get("load_best_model_at_end") or arguments["save_strategy"] == "best"
     if best and arguments.get("metric_for_best_model") is None:
         raise ValueError(
@@ -312,7 +286,7 @@ def made(arguments: Mapping[str, Any], output: Path, *, progress: bool) -> Sente
     require("accelerate", "train", "Training")
     # What is pushed in the end is the finished model; the trainer would begin with empty checkpoints.
     only_in_the_end = arguments.get("push_to_hub") and arguments.get("hub_strategy") == "end"
-    given = {**arguments, **({"push_to_hub": False} if only_in_the_end else {})}
+    given = {**arguments, "push_to_hub": False} if only_in_the_end else arguments
     try:
         return SentenceTransformerTrainingArguments(**given, output_dir=str(output), disable_tqdm=not progress)
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -324,10 +298,8 @@ def identity(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     What is as sentence-transformers has it by itself is left out, whether or not it was given.
     """
-    evaluation_decides = arguments.get("load_best_model_at_end") or arguments.get("lr_scheduler_type") in (
-        "reduce_lr_on_plateau",
-        "greedy",
-    )
+    by_evaluation = ("reduce_lr_on_plateau", "greedy")
+    evaluation_decides = arguments.get("load_best_model_at_end") or arguments.get("lr_scheduler_type") in by_evaluation
     decides = (*_DECIDES, *(_EVALUATING if evaluation_decides else ()))
     return {
         name: value
@@ -353,16 +325,6 @@ def rows_of(arguments: SentenceTransformerTrainingArguments, *, gathered: bool) 
     }
 
 
-def without_evaluation(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a run that has nothing to evaluate on, such as one before the run that was asked for."""
-    of_evaluation = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")
-    return {
-        name: value
-        for name, value in arguments.items()
-        if not name.startswith("eval_") and name not in of_evaluation and value != "best"
-    }
-
-
 # What every method is asked for
 
 #: Usual names in ``model_kwargs``, for who has mistyped one. Others are taken as well.
@@ -383,6 +345,7 @@ class RunSettings(Settings):
     Attributes:
         arguments: Of ``SentenceTransformerTrainingArguments``, by their names there: epochs, batches, precision,
             accumulation, checkpoints, reports, the Hub, all of it.
+        evaluation: Scored pairs to evaluate on: see :func:`st_reba.train.read_scored_pairs`.
         model_kwargs: For transformers' ``from_pretrained``: ``dtype``, ``device_map``, ``attn_implementation``,
             ``quantization_config`` and so on. ``dtype``: float32 on a CPU, else the model's own, unless it is given.
 
@@ -393,16 +356,16 @@ class RunSettings(Settings):
 
     #: The method's own arguments, where it has others than :data:`DEFAULTS`.
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
-    #: The method's own limits of numbers.
-    LIMITS: ClassVar[Mapping[str, Mapping[str, float]]] = {}
+    #: Rows of a batch, at least.
+    SMALLEST_BATCH: ClassVar[int] = 1
 
     arguments: dict[str, Any] = field(default_factory=dict)
+    evaluation: str | None = setting(None, may_change=True)
     model_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checked_arguments(self.arguments, {**LIMITS, **self.LIMITS})
-        complete(self.training_arguments, evaluates=self.evaluates)
+        complete(self.training_arguments, evaluates=self.evaluates, smallest_batch=self.SMALLEST_BATCH)
 
     @property
     def usual_arguments(self) -> Mapping[str, Any]:
@@ -411,13 +374,19 @@ class RunSettings(Settings):
 
     @property
     def training_arguments(self) -> dict[str, Any]:
-        """The arguments as they were given, over those of the method."""
-        chosen = dict(self.usual_arguments)
-        for kind in ("save", "eval"):
-            # Who says when, says it whole.
-            if f"{kind}_strategy" in self.arguments:
-                chosen.pop(f"{kind}_steps", None)
-        return {**chosen, **self.arguments}
+        """The arguments as they were given, over those of the method; who says when, says it whole."""
+        said = {f"{kind}_steps" for kind in ("save", "eval") if f"{kind}_strategy" in self.arguments}
+        usual_here = {name: value for name, value in self.usual_arguments.items() if name not in said}
+        return {**usual_here, **self.arguments}
+
+    def without_evaluation(self) -> dict[str, Any]:
+        """The same for a run that has nothing to evaluate on, such as one before the run that was asked for."""
+        names = ("eval_", "load_best_model_at_end", "metric_for_best_model", "greater_is_better")
+        return {
+            name: value
+            for name, value in self.training_arguments.items()
+            if not name.startswith(names) and value != "best"
+        }
 
     @property
     def random_seed(self) -> int:
@@ -432,7 +401,7 @@ class RunSettings(Settings):
     @property
     def evaluates(self) -> bool:
         """Whether there is something to evaluate on."""
-        return getattr(self, "evaluation", None) is not None
+        return self.evaluation is not None
 
     def loading(self) -> dict[str, Any]:
         """``model_kwargs``, as transformers takes them; a ``quantization_config`` in words is made one.
@@ -443,24 +412,34 @@ class RunSettings(Settings):
         """
         given = dict(self.model_kwargs)
         if isinstance(quantization := given.get("quantization_config"), Mapping):
-            given["quantization_config"] = _quantization(dict(quantization))
+            in_bits = quantization.get("load_in_4bit") or quantization.get("load_in_8bit")
+            package = "bitsandbytes" if in_bits else quantization.get("quant_method")
+            if package in ("bitsandbytes", "torchao"):
+                require(package, "qlora", "A quantised backbone")
+            try:
+                given["quantization_config"] = AutoQuantizationConfig.from_dict(dict(quantization))
+            except (ValueError, TypeError, AssertionError) as error:
+                raise ValueError(
+                    f"model_kwargs: quantization_config: {error} Such as quantization_config: {{quant_method: "
+                    "bitsandbytes, load_in_4bit: true}}; a configuration of torchao's is given in Python."
+                ) from error
         if "dtype" not in given and "torch_dtype" not in given:
             given["dtype"] = "float32" if get_device_name() == "cpu" else "auto"
         return given
 
-    @contextmanager
-    def names_are_checked(self) -> Iterator[None]:
-        """Where a model is loaded with ``model_kwargs``, of which the model itself alone knows whether it takes all.
+    def load(self, kind: Callable[..., M], name: str, **options: Any) -> M:
+        """A module of a model, loaded with ``model_kwargs``.
 
         Raises:
-            ValueError: If it does not know a name in them; with the nearest one.
+            ValueError: If the model, which alone knows whether it takes all of them, does not know a name; with the
+                nearest one.
         """
         try:
-            yield
+            return kind(name, model_kwargs=self.loading(), **options)
         except TypeError as error:
-            for name in self.model_kwargs:
-                if f"unexpected keyword argument {name!r}" in str(error):
-                    told = f"model_kwargs: transformers knows no {name!r}.{_nearest(name, _USUAL)}"
+            for given in self.model_kwargs:
+                if f"unexpected keyword argument {given!r}" in str(error):
+                    told = f"model_kwargs: transformers knows no {given!r}.{_nearest(given, _USUAL)}"
                     raise ValueError(told) from error
             raise
 
@@ -473,35 +452,3 @@ class RunSettings(Settings):
         }
         loaded = {name: value for name, value in self.model_kwargs.items() if name not in _PLACES}
         return {**own, **({"model_kwargs": loaded} if loaded else {})}
-
-
-def _quantization(given: dict[str, Any]) -> Any:
-    """What transformers takes, of what a file has in words.
-
-    ``quant_method`` names the package. With torchao ``quant_type`` names one of its configurations, and what stands
-    beside it is given to that; with others all is given to transformers' configuration of the method.
-
-    Raises:
-        ValueError: If it is not of that form.
-        ImportError: If the package is not installed.
-    """
-    method, name = given.get("quant_method"), given.get("quant_type")
-    try:
-        if method == "torchao":
-            kinds = require("torchao.quantization", "qlora", "A quantised backbone")
-            known = [kind for kind in dir(kinds) if kind.endswith("Config")]
-            if name not in known:
-                raise ValueError(f"quant_type: {name!r} is none of torchao's: {', '.join(known)}.")
-            options = {key: value for key, value in given.items() if key not in ("quant_method", "quant_type")}
-            return TorchAoConfig(getattr(kinds, name)(**options))
-        # transformers takes what says that it is to be in so many bits for bitsandbytes' own.
-        if method == "bitsandbytes" or given.get("load_in_4bit") or given.get("load_in_8bit"):
-            require("bitsandbytes", "qlora", "A quantised backbone")
-        return AutoQuantizationConfig.from_dict(given)
-    except PackageNotFoundError as error:
-        raise ImportError(f"quantization_config: {method} is not installed ({error}).") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"model_kwargs: quantization_config: {error} Such as quantization_config: {{quant_method: bitsandbytes, "
-            "load_in_4bit: true}} or {{quant_method: torchao, quant_type: Int8WeightOnlyConfig}}"
-        ) from error

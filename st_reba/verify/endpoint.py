@@ -79,9 +79,8 @@ class Endpoint:
         except (TypeError, ValueError):
             vectors = []
         if len(vectors) != len(texts) or any(vector.ndim != 1 or not len(vector) for vector in vectors):
-            raise EndpointError(
-                f"{self.url} gave no vector for each of {len(texts)} texts: is it a server of embeddings?"
-            )
+            said = f"{self.url} gave no vector for each of {len(texts)} texts: is it a server of embeddings?"
+            raise EndpointError(said)
         return vectors
 
     def _found(self, url: str, form: Form) -> tuple[str, Literal["openai", "tei"]]:
@@ -89,19 +88,18 @@ class Endpoint:
             return url, "openai"
         if url.endswith(_TEI):
             return url, "tei"
-        openai = f"{url}{'' if url.endswith('/v1') else '/v1'}{_OPENAI}"
+        openai = f"{url.removesuffix('/v1')}/v1{_OPENAI}"
         tei = f"{url.removesuffix('/v1')}{_TEI}"
-        if form != "auto":
-            return (openai, "openai") if form == "openai" else (tei, "tei")
-        try:
-            # An empty request tells whether the path is there.
-            self._ask(openai, {})
-        except EndpointError as error:
-            if error.status in _NO_PATH:
-                return tei, "tei"
-            if error.status is None:
-                raise
-        return openai, "openai"
+        if form == "auto":
+            form = "openai"
+            try:
+                # An empty request tells whether the path is there.
+                self._ask(openai, {})
+            except EndpointError as error:
+                if error.status is None:
+                    raise
+                form = "tei" if error.status in _NO_PATH else "openai"
+        return (openai, "openai") if form == "openai" else (tei, "tei")
 
     def _first_model(self) -> str | None:
         try:
@@ -115,29 +113,27 @@ class Endpoint:
             ) from None
 
     def _ask(self, url: str, sent: object = None) -> Any:
-        body = None if sent is None else json.dumps(sent).encode()
         headers = {"Content-Type": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=self._timeout) as answer:
-                given = answer.read()
+            request = urllib.request.Request(url, None if sent is None else json.dumps(sent).encode(), headers)
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+                return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")
             raise EndpointError(f"{url} answered {error.code}: {said}", error.code) from None
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            said = f"{url} does not answer ({reason}): check the URL, and that the server runs."
             if isinstance(reason, TimeoutError):
-                raise EndpointError(
+                said = (
                     f"{url} gave no answer within {self._timeout:g} seconds: check that the server runs. If it is "
                     "slow, give --timeout more seconds, or the long text fewer tokens with --max-tokens."
-                ) from None
-            raise EndpointError(f"{url} does not answer ({reason}): check the URL, and that the server runs.") from None
+                )
+            raise EndpointError(said) from None
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+            said = f"{url} answered with something else than JSON: is it a server of embeddings?"
+            raise EndpointError(said) from None
         except ValueError as error:
             raise EndpointError(f"{url} is no URL that can be asked ({error}): check it.") from None
-        try:
-            return json.loads(given)
-        except (ValueError, RecursionError):
-            raise EndpointError(
-                f"{url} answered with something else than JSON: is it a server of embeddings?"
-            ) from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, get_args
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from sentence_transformers.util import batch_to_device
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -22,11 +23,9 @@ from ..text.templates import PoolOver
 
 #: Modes of pooling that servers have.
 _MODES = {"mean": "the mean of all tokens", "lasttoken": "the last token", "cls": "the first token"}
-_SPECIAL = {"eos": "end token (EOS)", "bos": "begin token (BOS)"}
 
-_POOL_OVER: tuple[PoolOver, ...] = get_args(PoolOver)
-
-Edit = Callable[[dict[str, Any]], dict[str, Any]]
+#: A token that is added, or None for one that is left out; and whether that is at the end, or else at the beginning.
+Edit = tuple[int | None, bool]
 
 
 @dataclass(frozen=True)
@@ -52,48 +51,30 @@ class Reading:
     @torch.inference_mode()
     def embed(self, text: str) -> np.ndarray:
         """The vector of one text, on its own."""
-        if self.from_end:
-            text = self._ending(text)
-        with self._limited():
+        tokenizer = self.model.tokenizer
+        with ExitStack() as undo:
+            if self.from_end:
+                limit = text_limit(self.model, self.prompt)
+                read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+                text = text if limit is None or len(read) <= limit else text[read[-limit][0] :]
+            elif self.length is not None and isinstance(tokenizer, Tokenizer):
+                # That of a static model, which cuts no text.
+                tokenizer.enable_truncation(self.length)
+                undo.callback(tokenizer.no_truncation)
+            elif self.length is not None:
+                extra = 0 if isinstance(self.model[0], CausalModule) else _around(self.model, self.prompt)
+                undo.callback(setattr, tokenizer, "model_max_length", tokenizer.model_max_length)
+                tokenizer.model_max_length = self.length + extra
             features = self.model.preprocess([text], prompt=self.prompt)
-        for edit in self.edits:
-            features = edit(features)
-        features = {
-            name: value.to(self.model.device) if isinstance(value, Tensor) else value
-            for name, value in features.items()
-        }
+        for token, at_end in self.edits:
+            features = _edited(features, token, at_end)
+        features = batch_to_device(features, self.model.device)
         vector: np.ndarray = self.model.eval()(features)["sentence_embedding"][0].double().cpu().numpy()
         return vector
 
     def otherwise(self, cause: str, **changes: Any) -> Reading:
         """The same with one thing changed."""
         return replace(self, causes=(*self.causes, cause), **changes)
-
-    def _ending(self, text: str) -> str:
-        length = self.length or text_limit(self.model, self.prompt)
-        offsets = self.model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        return text if length is None or len(offsets) <= length else text[offsets[-length][0] :]
-
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        tokenizer = self.model.tokenizer
-        if self.length is None or self.from_end:
-            yield
-        elif isinstance(tokenizer, Tokenizer):
-            # That of a static model, which cuts no text.
-            tokenizer.enable_truncation(self.length)
-            try:
-                yield
-            finally:
-                tokenizer.no_truncation()
-        else:
-            before = tokenizer.model_max_length
-            extra = 0 if isinstance(self.model[0], CausalModule) else _around(self.model, self.prompt)
-            tokenizer.model_max_length = self.length + extra
-            try:
-                yield
-            finally:
-                tokenizer.model_max_length = before
 
 
 def saved(model: SentenceTransformer, prompt_name: str | None) -> Reading:
@@ -161,43 +142,37 @@ def _specials(own: Reading) -> Iterator[Reading]:
     # A static model adds none.
     if isinstance(tokenizer, Tokenizer) or not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.shape[1]:
         return
-    found = {
-        "eos": {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None},
-        "bos": {tokenizer.bos_token_id, tokenizer.cls_token_id} - {None},
-    }
-    for name, known in found.items():
-        at_end = name == "eos"
+    for called, at_end, known in (
+        ("an end token (EOS)", True, {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}),
+        ("a begin token (BOS)", False, {tokenizer.bos_token_id, tokenizer.cls_token_id} - {None}),
+    ):
         if int(ids[0, -1 if at_end else 0]) in known:
-            yield own.otherwise(f"the {_SPECIAL[name]} is missing", edits=(*own.edits, _without(at_end)))
+            missing = f"the {called.partition(' ')[2]} is missing"
+            yield own.otherwise(missing, edits=(*own.edits, (None, at_end)))
         elif known:
-            edit = _with(min(known), at_end)
-            yield own.otherwise(f"an {_SPECIAL[name]} is added" if at_end else f"a {_SPECIAL[name]} is added",
-                                edits=(*own.edits, edit))  # fmt: skip
+            yield own.otherwise(f"{called} is added", edits=(*own.edits, (min(known), at_end)))
 
 
 def _poolings(own: Reading) -> Iterator[Reading]:
+    first: Any = own.model[0]
     for place, part in enumerate(own.model.children()):
         if not isinstance(part, Pooling) or not isinstance(part.pooling_mode, str):
             continue
-        model = _all_tokens(own.model)
+        # What pools otherwise needs every token that the first module reads.
+        every = own.model if getattr(first, "rows", "all") == "all" else _with(own.model, 0, _set(first, rows="all"))
         for mode, called in _MODES.items():
             if mode != part.pooling_mode:
                 other = Pooling(part.embedding_dimension, mode, part.include_prompt)
                 cause = f"pooling is {called}, and the model's is {_MODES.get(part.pooling_mode, part.pooling_mode)}"
-                yield own.otherwise(cause, model=_with_part(model, place, other))
-        first = own.model[0]
-        if isinstance(first, CausalModule):
-            for over in _POOL_OVER:
-                if over == first.pool_over:
-                    continue
-                other_first = copy.copy(first)
-                other_first.pool_over = over
+                yield own.otherwise(cause, model=_with(every, place, other))
+        for over in get_args(PoolOver) if isinstance(first, CausalModule) else ():
+            if over != first.pool_over:
                 cause = f'pooling is over what pool_over="{over}" means, and the model\'s is "{first.pool_over}"'
-                yield own.otherwise(cause, model=_with_part(own.model, 0, other_first))
+                yield own.otherwise(cause, model=_with(own.model, 0, _set(first, pool_over=over)))
         if own.prompt:
             other = Pooling(part.embedding_dimension, part.pooling_mode, not part.include_prompt)
             cause = f"the prompt's tokens are {'left out of' if part.include_prompt else 'part of'} the pooling"
-            yield own.otherwise(cause, model=_with_part(own.model, place, other))
+            yield own.otherwise(cause, model=_with(own.model, place, other))
 
 
 def _behind(own: Reading) -> Iterator[Reading]:
@@ -208,7 +183,7 @@ def _behind(own: Reading) -> Iterator[Reading]:
         # Normalization shows by the vectors' lengths.
         if not isinstance(part, Normalize):
             cause = f"{type(part).__name__}, which stands behind the pooling, is missing"
-            yield own.otherwise(cause, model=_with_part(own.model, place, nn.Identity()))
+            yield own.otherwise(cause, model=_with(own.model, place, nn.Identity()))
 
 
 def _plain(own: Reading) -> Iterator[Reading]:
@@ -225,58 +200,41 @@ def _plain(own: Reading) -> Iterator[Reading]:
     plain.train(first.training)
     reading = own.otherwise(
         f"the recipe ({type(first).__name__}) is missing: texts are read as any language model reads them, once",
-        model=_with_part(own.model, 0, plain),
+        model=_with(own.model, 0, plain),
     )
     yield reading
     yield from [*_prompts(reading), *_specials(reading), *_poolings(reading)]
 
 
-def _all_tokens(model: SentenceTransformer) -> SentenceTransformer:
-    """A model whose first module hands on every token that it reads: what pools otherwise needs them."""
-    if getattr(model[0], "rows", "all") == "all":
-        return model
-    first: Any = copy.copy(model[0])
-    first.rows = "all"
-    return _with_part(model, 0, first)
-
-
-def _with_part(model: SentenceTransformer, place: int, part: nn.Module) -> SentenceTransformer:
-    """A model that shares all but one module with another."""
-    other = copy.copy(model)
-    other._modules = dict(model._modules)
-    other._modules[list(model._modules)[place]] = part
+def _set(module: Any, **settings: Any) -> Any:
+    """A module that shares all but some settings with another."""
+    other = copy.copy(module)
+    for name, value in settings.items():
+        setattr(other, name, value)
     return other
 
 
-def _without(at_end: bool) -> Edit:
-    """Leaves out the first token, or the last."""
-
-    def edit(features: dict[str, Any]) -> dict[str, Any]:
-        length = features["input_ids"].shape[1]
-        kept = slice(0, length - 1) if at_end else slice(1, length)
-        return {name: value[:, kept] if _is_row(value, length) else value for name, value in features.items()}
-
-    return edit
+def _with(model: SentenceTransformer, place: int, part: nn.Module) -> SentenceTransformer:
+    """A model that shares all but one module with another."""
+    other = copy.copy(model)
+    other._modules = {**model._modules, list(model._modules)[place]: part}
+    return other
 
 
-def _with(token: int, at_end: bool) -> Edit:
-    """Adds a token before the first, or behind the last."""
+def _edited(features: dict[str, Any], token: int | None, at_end: bool) -> dict[str, Any]:
+    """What a tokenizer gives, with a token more or less: see :data:`Edit`."""
+    length = features["input_ids"].shape[1]
     added = {"input_ids": token, "attention_mask": 1, "copy_index": NOT_TEXT}
-
-    def edit(features: dict[str, Any]) -> dict[str, Any]:
-        length = features["input_ids"].shape[1]
-        found = dict(features)
-        for name, value in features.items():
-            if _is_row(value, length):
-                own = torch.full_like(value[:, :1], added.get(name, 0))
-                found[name] = torch.cat((value, own) if at_end else (own, value), dim=1)
-        return found
-
-    return edit
-
-
-def _is_row(value: object, length: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == length
+    found = dict(features)
+    for name, value in features.items():
+        if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[1] != length:
+            continue
+        if token is None:
+            found[name] = value[:, :-1] if at_end else value[:, 1:]
+        else:
+            own = torch.full_like(value[:, :1], added.get(name) or 0)
+            found[name] = torch.cat((value, own) if at_end else (own, value), dim=1)
+    return found
 
 
 def _around(model: SentenceTransformer, prompt: str | None) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -33,8 +34,8 @@ _SHORT = {
 
 #: By the names of the texts.
 Vectors = dict[str, np.ndarray]
-#: The vector of a text of that name.
-Embed = Callable[[Reading, str], np.ndarray]
+#: Whether a reading gives the server's vectors of the texts of these names.
+Explains = Callable[[Reading, Iterable[str]], bool]
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,10 @@ def verify(
         tolerance = TOLERANCES.get(next(model.parameters()).dtype, TOLERANCES[torch.float32])
     own = saved(model, prompt_name)
     probes = {probe.name: probe for probe in _probes(model, own.prompt, max_tokens)}
-    known: dict[tuple[Reading, str], np.ndarray] = {}
 
+    @cache
     def embed(reading: Reading, name: str) -> np.ndarray:
-        if (reading, name) not in known:
-            known[reading, name] = reading.embed(probes[name].text)
-        return known[reading, name]
+        return reading.embed(probes[name].text)
 
     expected = {name: embed(own, name) for name in probes}
     got: Vectors = {}
@@ -132,18 +131,22 @@ def verify(
             if not error.is_refusal or name not in (EMPTY, LONG):
                 raise
             said[name] = str(error)
-    names = [name for name in got if name != EMPTY]
-    noise = tolerance
-    reading = _found(own, got, names, embed, tolerance, max(probes[name].tokens for name in names))
-    if reading is not None and _explains(reading, got, names, embed, tolerance):
-        causes = [*reading.causes, *_lengths({name: embed(reading, name) for name in names}, got, tolerance)]
+    sent = {name: probes[name] for name in got if name != EMPTY}
+
+    def explains(reading: Reading, names: Iterable[str]) -> bool:
+        return all(_apart(embed(reading, name), got[name]) <= tolerance for name in names)
+
+    reading, noise = _found(own, sent, explains), tolerance
+    if reading is not None and explains(reading, sent):
+        causes = [*reading.causes, *_lengths({name: embed(reading, name) for name in sent}, got, tolerance)]
         causes = causes or _empty(expected, got, tolerance)
     else:
         # All but the long text, or none.
-        precision, noise = _precision(own, {name: expected[name] for name in names}, got, embed, tolerance)
-        unknown = ["the long text differs, and is cut at no usual length"] if reading else _unexplained(expected, got)
-        causes = [*(reading.causes if reading else ()), *(precision or unknown)]
-    causes += _in_batches(endpoint, {name: probes[name].text for name in names}, got, noise)
+        coarse, noise = _precision(own, sent, expected, got, tolerance)
+        cut = "the long text differs, and is cut at no usual length"
+        unknown = cut if reading else _unexplained(sent, expected, got)
+        causes = [*(reading.causes if reading else ()), coarse or unknown]
+    causes += _in_batches(endpoint, sent, got, noise)
     distances = {name: _apart(got[name], expected[name]) for name in got}
     rows = [SentText(probe, distances.get(name), said.get(name, "")) for name, probe in probes.items()]
     return Verdict(rows, tolerance, causes)
@@ -169,53 +172,44 @@ def _probes(model: SentenceTransformer, prompt: str | None, max_tokens: int) -> 
     return [Probe(name, text, tokens(text)) for name, text in {**_SHORT, LONG: long}.items()]
 
 
-def _explains(reading: Reading, got: Vectors, names: Sequence[str], embed: Embed, tolerance: float) -> bool:
-    return all(_apart(embed(reading, name), got[name]) <= tolerance for name in names)
-
-
-def _found(
-    own: Reading, got: Vectors, names: Sequence[str], embed: Embed, tolerance: float, tokens: int
-) -> Reading | None:
+def _found(own: Reading, sent: dict[str, Probe], explains: Explains) -> Reading | None:
     """No fault, or one, or two, which give the server's vectors of the short texts, and if possible of all."""
-    short = [name for name in names if name != LONG]
     # The long text tells most lengths apart.
-    every = sorted(names, key=lambda name: name != LONG)
+    every = sorted(sent, key=lambda name: name != LONG)
+    tokens = max(probe.tokens for probe in sent.values())
 
     def with_length(reading: Reading) -> Reading | None:
-        cuts = chain([reading], lengths(reading, tokens))
-        return next((cut for cut in cuts if _explains(cut, got, every, embed, tolerance)), None)
+        return next((cut for cut in chain([reading], lengths(reading, tokens)) if explains(cut, every)), None)
 
     for reading in chain([own], faults(own)):
-        if _explains(reading, got, short, embed, tolerance):
+        if explains(reading, [name for name in sent if name != LONG]):
             return with_length(reading) or reading
-    two = (reading for reading in pairs(own) if _explains(reading, got, names, embed, tolerance))
-    return with_length(own) or next(two, None)
+    return with_length(own) or next((two for two in pairs(own) if explains(two, every)), None)
 
 
 def _precision(
-    own: Reading, expected: Vectors, got: Vectors, embed: Embed, tolerance: float
-) -> tuple[list[str], float]:
+    own: Reading, sent: dict[str, Probe], expected: Vectors, got: Vectors, tolerance: float
+) -> tuple[str, float]:
     """Whether the server's arithmetic is coarser than the model's here, and what its rounding comes to."""
-    far = _farthest(expected, got)
+    far = _farthest(sent, expected, got)
     if far > _NOISE:
-        return [], tolerance
+        return "", tolerance
     for dtype in (torch.float16, torch.bfloat16):
         coarse = Reading(copy.deepcopy(own.model).to(dtype), own.prompt)
-        here = _farthest(expected, {name: embed(coarse, name) for name in expected})
+        here = _farthest(sent, expected, {name: coarse.embed(probe.text) for name, probe in sent.items()})
         if far <= 3 * here:
             called = str(dtype).removeprefix("torch.")
             said = f"precision: as in {called} ({far:.1g} apart; the model in {called} is {here:.1g} apart here)"
-            return [said], max(tolerance, 3 * here)
-    return [f"precision: coarser than bfloat16 ({far:.1g} apart): quantised weights?"], max(tolerance, _NOISE)
+            return said, max(tolerance, 3 * here)
+    return f"precision: coarser than bfloat16 ({far:.1g} apart): quantised weights?", max(tolerance, _NOISE)
 
 
-def _unexplained(expected: Vectors, got: Vectors) -> list[str]:
-    names = [name for name in got if name != EMPTY]
-    sizes, wanted = ({len(vectors[name]) for name in names} for vectors in (got, expected))
+def _unexplained(sent: Iterable[str], expected: Vectors, got: Vectors) -> str:
+    sizes, wanted = ({len(vectors[name]) for name in sent} for vectors in (got, expected))
     if sizes != wanted:
-        return [f"vectors have {min(sizes)} values, and the model's {min(wanted)}: another model, or a part"]
-    far = _farthest({name: expected[name] for name in names}, got)
-    return [f"no fault that is known explains vectors that are {far:.1g} apart: another model, or other weights?"]
+        return f"vectors have {min(sizes)} values, and the model's {min(wanted)}: another model, or a part"
+    far = _farthest(sent, expected, got)
+    return f"no fault that is known explains vectors that are {far:.1g} apart: another model, or other weights?"
 
 
 def _lengths(expected: Vectors, got: Vectors, tolerance: float) -> list[str]:
@@ -238,12 +232,11 @@ def _empty(expected: Vectors, got: Vectors, tolerance: float) -> list[str]:
     return [f"empty text: {gives}"]
 
 
-def _in_batches(endpoint: Endpoint, texts: dict[str, str], got: Vectors, noise: float) -> list[str]:
+def _in_batches(endpoint: Endpoint, sent: dict[str, Probe], got: Vectors, noise: float) -> list[str]:
     """What is otherwise where texts are sent together, in two orders."""
-    names = list(texts)
-    for order in (names, names[::-1]):
-        together = dict(zip(order, endpoint.embed([texts[name] for name in order]), strict=True))
-        far = _farthest(together, got)
+    for order in (list(sent), list(sent)[::-1]):
+        together = dict(zip(order, endpoint.embed([sent[name].text for name in order]), strict=True))
+        far = _farthest(order, together, got)
         if far <= noise:
             continue
         if all(any(_apart(vector, got[name]) <= noise for name in order) for vector in together.values()):
@@ -252,8 +245,8 @@ def _in_batches(endpoint: Endpoint, texts: dict[str, str], got: Vectors, noise: 
     return []
 
 
-def _farthest(some: Vectors, others: Vectors) -> float:
-    return max(_apart(vector, others[name]) for name, vector in some.items())
+def _farthest(names: Iterable[str], some: Vectors, others: Vectors) -> float:
+    return max(_apart(some[name], others[name]) for name in names)
 
 
 def _apart(given: np.ndarray, expected: np.ndarray) -> float:

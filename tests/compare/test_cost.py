@@ -8,7 +8,7 @@ import torch
 
 from st_reba import CausalTransformer
 from st_reba.compare import cost
-from st_reba.compare.cost import Forecast, agreement, cosines, memory, sampled, speed
+from st_reba.compare.cost import Forecast, agreement, cosines, memory, speed
 from st_reba.compare.recipes import tokens
 from st_reba.lm.backbone import depth
 from st_reba.recipes import find
@@ -121,11 +121,6 @@ def test_precisions_that_agree_and_that_do_not(backbone):
     # One of the two poolings is enough to disagree.
     assert agreement(exact, np.stack([exact[0], -exact[1]])) == pytest.approx(-1)
     assert agreement(exact, np.full_like(exact, 1.0)) == 0
-
-
-def test_a_few_texts_evenly():
-    assert sampled([str(number) for number in range(100)]) == [str(number) for number in range(0, 96, 4)]
-    assert sampled(TEXTS) == TEXTS
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import AutoModel
@@ -30,16 +28,17 @@ from st_reba.data.tables import Pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
-from st_reba.recipes.rows import FILTERS, IDF, PARTS, PARTWISE, SUM
-from st_reba_cli.data import texts_to_fit
+from st_reba.recipes.rows import PARTS
+from st_reba_cli.load import texts_to_fit
 
 from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS
-from ..conftest import examples, relative_error
+from ..conftest import relative_error
 
 TEXTS = ALL_TEXTS[:3]
-# More of them than there are dimensions, and short.
-FIT_TEXTS = [f"{place} {text[:12]}" for place, text in enumerate(demo_sentences("en")[:50])]
+# More of them than there are dimensions, and short; one without tokens, which does not count.
+FIT_TEXTS = ["", *(f"{place} {text[:12]}" for place, text in enumerate(demo_sentences("en")[:50]))]
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
 
 
@@ -85,9 +84,6 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
     # The tiny backbone was saved without its head.
     own = [recipe.result for recipe in made.all if not recipe.control]
     assert own == [recipe.result for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
-    around = ["", *(f", {name}" for name in (PARTWISE, SUM, *FILTERS, IDF) if name != "filtered")]
-    bags = [f"Bag of input embeddings{name}, mean" for name in around]
-    assert [recipe.result for recipe in made.all if recipe.control] == bags
 
 
 def test_without_texts_a_recipe_is_fitted_on_those_that_build_takes(backbone):
@@ -210,6 +206,10 @@ def test_revisions_tell_all_recipes_apart(roomy_path, monkeypatch):
     assert changed["PromptEOL, last"] != revisions["PromptEOL, last"]
     # Whatever else is compared.
     assert changed["ReBA-2, last"] == revisions["ReBA-2, last"]
+    refitted = Recipes(model, [dataclasses.replace(recipe, fit_texts=tuple(FIT_TEXTS)) for recipe in every])
+    told = refitted.revisions()
+    fitted = {recipe.result for recipe in refitted.all if recipe.fitted}
+    assert {key for key in told if told[key] != revisions[key]} == fitted
     monkeypatch.setattr("st_reba.compare.recipes.fingerprint_of_weight", lambda name, blocks: "another head")
     again = Recipes(model, every).revisions()
     assert (
@@ -251,23 +251,17 @@ def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
 
     assert cost.costs({"a": Model()}, [["a", "b"]])["a"] == pytest.approx(0.1)
     assert cost.costs({"a": Model()}, [["a", "b"]], on_cpu=False)["a"] == pytest.approx(0.35)
-
-
-@given(st.lists(st.text(max_size=9), min_size=1, max_size=200), st.integers(1, 64))
-@settings(max_examples=examples(50))
-def test_timed_batches(texts, batch_size):
-    batches = timed_batches(texts, batch_size)
-    assert len(batches) <= TIMED_BATCHES
-    assert sum(map(len, batches)) == min(len(texts), TIMED_BATCHES * min(batch_size, TIMED_TEXTS))
-    assert not Counter(text for batch in batches for text in batch) - Counter(texts)
-    lengths = [len(text) for batch in batches for text in batch]
-    assert lengths == sorted(lengths, reverse=True)
+    # What Windows counts of a processor moves in ticks that are longer than many a batch.
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert cost.costs({"a": Model()}, [["a", "b"]])["a"] == pytest.approx(0.35)
 
 
 def test_what_is_timed_is_as_long_as_the_data():
-    """A few long texts among many short ones."""
+    """A few long texts among many short ones; in each batch those that are much alike in length."""
     texts = ["cat " * (40 if number % 20 == 0 else 1 + number % 15) for number in range(300)]
     lengths = [len(text) for batch in timed_batches(texts, 32) for text in batch]
+    assert len(lengths) == TIMED_BATCHES * TIMED_TEXTS
+    assert lengths == sorted(lengths, reverse=True)
     assert np.mean(lengths) == pytest.approx(np.mean([len(text) for text in texts]), rel=0.25)
 
 

@@ -116,10 +116,8 @@ def test_whatever_a_file_holds_is_shown_or_refused_by_its_key(comparison, saved)
     ("text", "message"),
     [
         ("[" * 100_000, "recursion limit exceeded"),
-        ('{"model": "\\ud800"}', "unexpected end of hex escape"),
         ("\udcff", "expected value"),
         ("[]", "Input should be an object"),
-        ("", "EOF while parsing"),
         ('{"tasks": []}', "model: field required"),
     ],
 )
@@ -134,13 +132,10 @@ def test_what_is_no_comparison(text, message, tmp_path):
     ("place", "value", "message"),
     [
         (("tasks", 0, "scale"), 0, "tasks.0.scale: input should be greater than 0"),
-        (("tasks",), [], "tasks: list should have at least 1 item"),
         (("results", 0, "scores", "STS"), {}, "results.0.scores.STS.value: field required"),
-        (("results", 0, "controls", 0, "kind"), "x", "results.0.controls.0.kind: input should be 'tf-idf', 'bag'"),
         (("items", "kind"), "difference", "items.kind: input should be 'mean', 'spearman' or 'average_precision'"),
         (("items", "labels"), [1.0], "items: there must be as many labels as values of a result"),
         (("items", "values"), {"a": [1], "b": [1, 2]}, "items: every result needs as many values, one or more"),
-        (("items", "kind"), "mean", "items: a mean has no labels"),
         (("temperature",), 1, "temperature: this version knows no such field"),
     ],
 )
@@ -168,16 +163,9 @@ def test_what_each_item_gave_is_kept_as_precisely_as_it_was(values):
     assert items.items().scores == pytest.approx(np.mean(values), abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.0312, "0.031"), (0.996, "1.0"), (2.25, "2.2"), (376.0, "380"), (11982, "12,000")]
-)
-def test_times_have_two_digits(value, shown):
-    assert measured(value) == shown
-
-
-def test_more_than_three_names_are_a_count():
-    assert listed(["a", "b", "c"], "recipes") == "a; b; c"
-    assert listed("abcd", "recipes") == "4 recipes"
+def test_times_have_two_digits_and_more_than_three_names_are_a_count():
+    assert [measured(value) for value in (0.0312, 0.996, 2.25, 11982)] == ["0.031", "1.0", "2.2", "12,000"]
+    assert [listed(names, "recipes") for names in ("abc", "abcd")] == ["a; b; c", "4 recipes"]
 
 
 def test_the_best_of_either_kind_and_the_rows_of_a_table():
@@ -224,6 +212,8 @@ def test_paired_differences_see_what_others_do_not():
     first, second = (change.difference for change in paired.changes)
     assert 0 < first.low < first.value < first.high
     assert (first.tied, second.tied) == (False, True)
+    back = side_by_side(old, new).changes[0].difference
+    assert (back.low, back.high, back.tied) == (pytest.approx(-first.high), pytest.approx(-first.low), False)
     assert paired.says[0].startswith("1 of 2 results changed beyond the interval, most of all A, mean by +")
     same = "The intervals are paired: both comparisons are of the same labelled pairs."
     assert paired.says[1:] == [same, "To use: A, mean, as before."]
@@ -249,21 +239,6 @@ def test_intervals_of_two_samples():
     # Where there is no interval nothing is told.
     results = [Result("A", "mean", False, {"STS": Estimate(0.9, NAN, NAN)})]
     assert side_by_side(dataclasses.replace(new, results=results), old).changes[0].difference.tied
-
-
-def test_correlations_are_paired_too():
-    labels = list(np.random.default_rng(1).random(300))
-    near = np.array(labels) + 0.3 * np.random.default_rng(2).standard_normal(300)
-
-    def of(values):
-        items = SavedItems.of(bootstrap.spearman({"A, mean": values}, labels), "d")
-        found = bootstrap.estimate(items.items())
-        return Comparison("m", "d", [TASK], [Result("A", "mean", False, {"STS": found["A, mean"]})], items=items)
-
-    (change,) = side_by_side(of(near), of(near + 0.001)).changes
-    assert (change.difference.low, change.difference.high, change.difference.tied) == (0, 0, True)
-    for new, old in ((near, -near), (-near, near)):
-        assert not side_by_side(of(new), of(old)).changes[0].difference.tied
 
 
 @pytest.mark.parametrize(

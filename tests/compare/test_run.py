@@ -224,17 +224,6 @@ def test_every_task_has_every_control(data, columns, shallow_path):
     assert ("these are proxies" in found.verdict[0]) == plain
 
 
-def test_where_all_texts_are_alike_no_recipe_has_a_score(shallow_path, recwarn):
-    """Then nothing is advised, in a sentence, and no library warns of it."""
-    alike = Pairs(["a cat"] * 12, ["a cat"] * 12, [float(number % 5) for number in range(12)])
-    found = compare(Recipes(CausalTransformer(shallow_path), default_recipes(1)[:2]), alike)
-    assert found.answer.startswith(
-        "There is no answer: no recipe has a number on STS. All labelled pairs look the same"
-    )
-    assert (found.use, found.verdict) == ("", ["No recipe has a number on STS."])
-    assert not [str(warning.message) for warning in recwarn if "constant" in str(warning.message).lower()]
-
-
 def test_a_result_carries_its_recipe_and_its_controls(shallow_path):
     recipes = Recipes(CausalTransformer(shallow_path), asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9))
     results = {result.name: result for result in compare(recipes, PAIRS).results}
@@ -243,11 +232,6 @@ def test_a_result_carries_its_recipe_and_its_controls(shallow_path):
         assert (result.spec, result.says, result.called) == (recipe.key, recipe.says, recipe.called)
         assert result.controls == controls_of(recipe)
         assert find(result.spec).row is recipe.row
-    kinds = {control.kind: control.name for control in results["Classical, centred, mean"].controls}
-    assert kinds == {
-        "tf-idf": "tf-idf, mean",
-        "bag": BAG,
-        "filtered bag": "Bag of input embeddings, centred, mean",
-        "random": "Random weights, Classical, centred, mean",
-    }
-    assert set(kinds.values()) <= results.keys()
+    controls = {control.kind: control.name for control in results["Classical, centred, mean"].controls}
+    assert controls.keys() == {"tf-idf", "bag", "filtered bag", "random"}
+    assert set(controls.values()) <= results.keys()

@@ -210,11 +210,11 @@ def test_refused_settings(arguments, message, backbone_path):
 @pytest.mark.parametrize("method", ["encode", "token_embeddings"])
 def test_refused_calls(method, backbone_path):
     sweep = RecipeSweep(backbone_path())
-    with pytest.raises(ValueError, match="texts is one string: give a list"):
-        getattr(sweep, method)("a text")
-    with pytest.raises(ValueError, match="batch_size=0: give the texts to run at a time, 1 or more"):
-        getattr(sweep, method)(["a text"], batch_size=0)
-    with pytest.raises(ValueError, match=r"texts\[1\] is a int: give a list of strings"):
-        getattr(sweep, method)(["a text", 3])
-    with pytest.raises(ValueError, match="leave no room for 3 copies"):
-        list(getattr(sweep, method)(["a text"], prompt="word " * 300))
+    for texts, given, message in (
+        ("a text", {}, "texts is one string: give a list"),
+        (["a text"], {"batch_size": 0}, "batch_size=0: give the texts to run at a time, 1 or more"),
+        (["a text", 3], {}, r"texts\[1\] is a int: give a list of strings"),
+        (["a text"], {"prompt": "word " * 300}, "leave no room for 3 copies"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(getattr(sweep, method)(texts, **given))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ..conftest import pipeline
+from .inputs import Fake
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +27,8 @@ def no_waiting_for_the_disk():
 
 
 @pytest.fixture
-def ones(tmp_path_factory):
+def fake(tmp_path_factory):
     """Encodes without a model: its directory is one by name alone."""
-    from .inputs import Ones
-
-    directory = tmp_path_factory.mktemp("ones")
+    directory = tmp_path_factory.mktemp("fake")
     (directory / "modules.json").write_text("[]")
-    return Ones(str(directory))
+    return Fake(str(directory))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tempfile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from st_reba.data.rows import BATCH
 from st_reba.encode import encode_file
 
 from ..conftest import examples
+from .inputs import names
 
 #: Rows of a chunk: every file here has more.
 CHUNK = 2
@@ -35,27 +35,18 @@ def kept(encoder, directory: Path, values, **options):
 def same(given, found) -> bool:
     """Equal, where a key that an object lacks is null."""
     if isinstance(given, dict):
-        return isinstance(found, dict) and given.keys() <= found.keys() and all(
-            same(given.get(key), item) for key, item in found.items()
-        )  # fmt: skip
+        return given.keys() <= found.keys() and all(same(given.get(key), item) for key, item in found.items())
     if isinstance(given, list):
-        return isinstance(found, list) and len(given) == len(found) and all(map(same, given, found))
-    if isinstance(given, bool) or given is None or isinstance(given, str):
-        return type(given) is type(found) and given == found
-    # int(...): Python compares whole numbers and floats exactly, and so must this.
-    return type(found) in (int, float) and (given == found or (math.isnan(given) and math.isnan(found)))
+        return len(given) == len(found) and all(map(same, given, found))
+    if isinstance(given, float) and math.isnan(given):
+        return math.isnan(found)
+    # Python compares whole numbers and floats exactly.
+    return given == found and isinstance(given, bool) == isinstance(found, bool)
 
 
-WHOLE = st.integers(-(2**65), 2**65) | st.integers(-9, 9) | st.sampled_from([2**53, 2**53 + 1, 2**63, -(2**63)])
-SCALARS = [
-    WHOLE,
-    st.integers(-9, 9) | st.floats(width=64),
-    WHOLE | st.floats(width=64),
-    st.booleans(),
-    st.text(max_size=3),
-    st.booleans() | st.integers(0, 1),
-    st.text(max_size=1) | st.integers(0, 9),
-]
+WHOLE = st.integers(-(2**65), 2**65) | st.sampled_from([2**53, 2**53 + 1, 2**63, -(2**63)])
+NUMBERS = st.integers(-9, 9) | st.floats(width=64)
+SCALARS = [WHOLE, NUMBERS, WHOLE | NUMBERS, st.text(max_size=3), st.booleans() | st.integers(0, 1), st.text() | NUMBERS]
 #: Kinds of values: of some no two go together.
 KINDS = st.recursive(
     st.sampled_from(SCALARS),
@@ -72,11 +63,11 @@ COLUMNS = KINDS.flatmap(lambda kind: st.lists(st.none() | kind, min_size=CHUNK +
 
 @settings(max_examples=examples(40))
 @given(values=COLUMNS)
-def test_every_value_comes_back_or_none_is_encoded(values, ones):
+def test_every_value_comes_back_or_none_is_encoded(values, fake):
     with tempfile.TemporaryDirectory() as name:
         stages, refusal, found = [], "", None
         try:
-            found = kept(ones, Path(name), values, on_progress=lambda stage, done, total: stages.append(stage))
+            found = kept(fake, Path(name), values, on_progress=lambda stage, done, total: stages.append(stage))
         except ValueError as error:
             refusal = str(error)
         if found is not None:
@@ -84,7 +75,7 @@ def test_every_value_comes_back_or_none_is_encoded(values, ones):
         else:
             assert str(Path(name) / "records.jsonl") in refusal
             assert "Encoding" not in stages
-            assert [path.name for path in Path(name).iterdir()] == ["records.jsonl"]
+            assert names(Path(name)) == ["records.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -92,19 +83,14 @@ def test_every_value_comes_back_or_none_is_encoded(values, ones):
     [
         ([1, 2, 0.75], "double", None),
         ([None, None, "a"], "string", None),
-        ([2**53, 2**53 - 1, 0.5], "double", None),
         ([2**53 + 1, 2, 3], "int64", None),
         ([[], [], [1], [None, 0.5]], "list<element: double>", None),
-        (
-            [{"src": "s"}, {"src": "s"}, {"url": "u", "src": "s"}, {}],
-            "struct<src: string, url: string>",
-            [{"src": "s", "url": None}] * 2 + [{"src": "s", "url": "u"}, {"src": None, "url": None}],
-        ),
-        ([{"a": None}, {}, {}], "struct<a: null>", [{"a": None}] * 3),
+        ([{"src": "s"}, {}, {"url": "u"}], "struct<src: string, url: string>",
+         [{"src": "s", "url": None}, {"src": None, "url": None}, {"src": None, "url": "u"}]),
     ],
-)
-def test_types_hold_all_rows(values, kind, expected, ones, tmp_path):
-    found = kept(ones, tmp_path, values)
+)  # fmt: skip
+def test_types_hold_all_rows(values, kind, expected, fake, tmp_path):
+    found = kept(fake, tmp_path, values)
     assert str(found.type) == kind
     assert found.to_pylist() == (expected or values)
 
@@ -112,81 +98,24 @@ def test_types_hold_all_rows(values, kind, expected, ones, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1, 2, "a"], "unchanged (Could not convert 'a' with type str: tried to convert to int64). Write them as str"),
-        ([1, 2, True], "unchanged (Expected integer, got bool)"),
-        ([{"a": 1}, {"b": 1}, {"a": []}], "unchanged (cannot mix list and non-list, non-null values)"),
-        ([[1], [2], ["a"]], "unchanged (Could not convert 'a' with type str: tried to convert to int64)"),
-        ([1, 2, 2**64], "unchanged (Python int too large to convert to C long)"),
-        ([-1, 2, 2**63], "unchanged (Python int too large"),
-        ([1, 2, -(2**63) - 1], "unchanged (Python int too large"),
-        ([0.5, 2, 2**53 + 1], "unchanged (Integer value 9007199254740993 is outside of the range exactly repr"),
-        ([2**53 + 1, 2, 0.5], "unchanged (Integer value 9007199254740993 is outside of the range exactly"),
-        (["a", "b", "\ud800"], "unchanged ('utf-8' codec can't encode character"),
-        ([{"a": 1}, {}, {"\ud800": 1}], "unchanged ('utf-8' codec can't encode character"),
-        ([1, [1]], "unchanged (cannot mix list and non-list, non-null values)"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_no_type_holds_is_refused_by_lines(values, message, apart, ones, tmp_path):
-    """Whether the values that do not go together are looked at together or one after another."""
-    before = [*values[:-1], *([None] * BATCH if apart else [])]
-    message = "unchanged (" if apart else message
-    said = r'records.jsonl, lines \d+ to \d+: no one type holds all values of "x" '
-    with pytest.raises(ValueError, match=said + re.escape(message)):
-        kept(ones, tmp_path, [*before, values[-1]])
-    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([{}, {}, None], 'Parquet cannot hold "x", struct<>: do not keep it (Cannot write struct type'),
+        (
+            [1, 2, "a"],
+            r"no one type holds all values of \"x\" unchanged \(Could not convert 'a'.*Write them as strings",
+        ),
+        ([1, *[None] * BATCH, "a"], r"lines \d+ to \d+: no one type holds all values of \"x\" unchanged"),
+        ([{"a": 1}, {"b": 1}, {"a": []}], r"unchanged \(cannot mix list and non-list, non-null values"),
+        ([-1, 2, 2**63], r"unchanged \(Python int too large"),
+        ([0.5, 2, 2**53 + 1], r"unchanged \(Integer value 9007199254740993 is outside of the range exactly repr"),
+        (["a", "b", "\ud800"], r"unchanged \('utf-8' codec can't encode character"),
+        ([{}, {}, None], 'Parquet cannot hold "x", struct<>: do not keep it'),
         ([None, None, None], 'records.jsonl: "x" has no value in any row: do not keep it.'),
         ([json.loads("[" * 60 + "]" * 60)], 'Parquet cannot hold "x", list<item: list<item'),
     ],
 )
-def test_what_parquet_cannot_hold(values, message, ones, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        kept(ones, tmp_path, values)
-    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": "a", "x": 1e400}', "line 1: not JSON (1e400 is a number beyond the range of a 64-bit float)"),
-        ('{"text": "a", "x": 1, "x": 2}', 'line 1: not JSON ("x" more than once)'),
-        ('{"text": "a", "x": {"k": 1, "k": 1}}', 'line 1: not JSON ("k" more than once)'),
-    ],
-)
-def test_what_json_readers_change_in_silence(line, message, ones, tmp_path):
-    path = tmp_path / "records.jsonl"
-    path.write_text(line)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        encode_file(ones, path, tmp_path / "a.parquet", keep=["x"])
-
-
-def test_not_a_number_stays_one(ones, tmp_path):
-    found = kept(ones, tmp_path, [math.nan, math.inf, -math.inf, 1]).to_pylist()
-    assert math.isnan(found[0])
-    assert found[1:] == [math.inf, -math.inf, 1]
-
-
-def test_as_deep_as_allowed_is_written(ones, tmp_path):
-    value = json.loads('[{"a":' * 20 + "1" + "}]" * 20)
-    assert kept(ones, tmp_path, [value]).to_pylist() == [value]
-
-
-def test_an_interrupted_run_keeps_its_types(ones, tmp_path):
-    """They are found once, in the check of the whole file."""
-
-    def stop(stage, done, total):
-        if (stage, done) == ("Encoding", CHUNK):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        kept(ones, tmp_path, [1, 2, 3, 0.5], on_progress=stop)
-    assert kept(ones, tmp_path, [1, 2, 3, 0.5]).to_pylist() == [1, 2, 3, 0.5]
+def test_what_no_type_holds_is_refused(values, message, fake, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        kept(fake, tmp_path, values)
+    assert names(tmp_path) == ["records.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -195,13 +124,12 @@ def test_an_interrupted_run_keeps_its_types(ones, tmp_path):
         pa.array([{"url": "u"}, None, {"url": None}]),
         pa.array(["a", "b", None]).dictionary_encode(),
         pa.array([1, None, 2**64 - 1], pa.uint64()),
-        pa.array(["a", None, "c"], pa.string_view()),
         pa.array([1, 2, 3], pa.timestamp("ns", tz="UTC")),
     ],
 )
-def test_parquet_columns_stay_as_they_are(column, ones, tmp_path):
+def test_parquet_columns_stay_as_they_are(column, fake, tmp_path):
     pq.write_table(pa.table({"text": ["a", "b", "c"], "x": column}), tmp_path / "t.parquet", row_group_size=2)
-    encode_file(ones, tmp_path / "t.parquet", tmp_path / "a.parquet", keep=["x"], chunk_size=CHUNK)
+    encode_file(fake, tmp_path / "t.parquet", tmp_path / "a.parquet", keep=["x"], chunk_size=CHUNK)
     found = pq.read_table(tmp_path / "a.parquet")["x"]
     assert found.type == column.type
     assert found.to_pylist() == column.to_pylist()

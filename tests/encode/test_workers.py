@@ -1,75 +1,175 @@
-"""Several devices: a process each, whose errors are told as they are, and none of which outlives its parent."""
+"""Chunks are written while the model runs; several devices have a process each, and a cluster an actor for each."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
-from st_reba.encode import LocalEngine, encode_file
+from st_reba.encode import Encoder, LocalEngine, RayEngine, encode_file, outputs
 
 from .. import processes
-from .inputs import Ones
+from .inputs import Fake, names, sentences
 
 
-class Failing(Ones):
-    """Fails at a text, in a worker process."""
+class Acting(Fake):
+    """Does what a text says: goes wrong, or waits."""
 
-    def encode(self, model, texts):
+    def encode(self, model, texts, on_texts=lambda texts: None):
         if "refuse" in texts:
             raise ValueError("There is no such thing.")
-        if "fail" in texts:
-            raise ZeroDivisionError("a fault")
         if "die" in texts:
             os.kill(os.getpid(), signal.SIGKILL)
         if "wait" in texts:
             Path(self.model, f"mark-{os.getpid()}").touch()
             time.sleep(600)
-        return super().encode(model, texts)
+        return super().encode(model, texts, on_texts)
+
+
+def written(directory: Path, *texts: str) -> Path:
+    path = directory / "texts.txt"
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def test_a_chunk_is_written_while_the_model_runs(fake, tmp_path, monkeypatch):
+    """Both meet: one after the other, neither would get to the end."""
+    meeting = threading.Barrier(2, timeout=20)
+    write_part = outputs.write_part
+    monkeypatch.setattr(outputs, "write_part", lambda *given: (meeting.wait(), write_part(*given)))
+
+    class Meeting(Fake):
+        def encode(self, model, texts, on_texts=lambda texts: None):
+            if texts != ["a"]:
+                meeting.wait()
+            # The last one is written alone.
+            if texts == ["c"]:
+                monkeypatch.setattr(outputs, "write_part", write_part)
+            return super().encode(model, texts, on_texts)
+
+    assert encode_file(Meeting(fake.model), written(tmp_path, *"abc"), tmp_path / "a.npy", chunk_size=1).rows == 3
+
+
+def test_what_was_encoded_before_an_error_is_kept(fake, tmp_path):
+    with pytest.raises(ValueError, match="There is no such thing"):
+        encode_file(Acting(fake.model), written(tmp_path, "a", "refuse", "b"), tmp_path / "a.npy", chunk_size=1)
+    assert names(tmp_path / "a.npy.partial" / "parts") == ["part-00000000.npy"]
+
+
+def test_a_chunk_that_cannot_be_written_stops_the_run(fake, tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outputs, "write_part", full)
+    with pytest.raises(OSError, match="No space left"):
+        encode_file(fake, written(tmp_path, *"abc"), tmp_path / "a.npy", chunk_size=1)
+    assert names(tmp_path) == ["texts.txt"]
 
 
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
         ("refuse", ValueError, r"^There is no such thing\.$"),
-        ("fail", ZeroDivisionError, "^a fault$"),
         ("die", ChildProcessError, "A process on cpu has died; it may have run out of memory. What is done is kept"),
     ],
 )
-def test_what_goes_wrong_in_a_process_is_told_in_its_parent(text, error, said, ones, tmp_path, spawned_by_fork):
-    (tmp_path / "texts.txt").write_text("a\n" * 3 + text + "\n")
-    engine = LocalEngine(["cpu", "cpu"])
+def test_what_goes_wrong_in_a_process_is_told_in_its_parent(text, error, said, fake, tmp_path, spawned_by_fork):
+    texts, engine = written(tmp_path, *["a"] * 3, text), LocalEngine(["cpu", "cpu"])
     with pytest.raises(error, match=said):
-        encode_file(Failing(ones.model), tmp_path / "texts.txt", tmp_path / "a.npy", chunk_size=1, engine=engine)
+        encode_file(Acting(fake.model), texts, tmp_path / "a.npy", chunk_size=1, engine=engine)
     assert not (tmp_path / "a.npy").exists()
 
 
 @pytest.mark.parametrize("end", ["killed", "interrupted"])
-def test_a_worker_ends_with_its_parent_whatever_it_is_at(end, ones, tmp_path):
+def test_a_worker_ends_with_its_parent_whatever_it_is_at(end, fake, tmp_path):
     """Killed, the parent can end nobody; interrupted, it does not wait for what a worker is at."""
-    (tmp_path / "texts.txt").write_text("wait\n" * 3)
+    written(tmp_path, *["wait"] * 3)
     code = (
         "import sys\n"
         "from pathlib import Path\n"
         "from st_reba.encode import LocalEngine, encode_file\n"
-        "from tests.encode.test_workers import Failing\n"
+        "from tests.encode.test_workers import Acting\n"
         "out = Path(sys.argv[2])\n"
         "engine = LocalEngine(['cpu', 'cpu'])\n"
-        "encode_file(Failing(sys.argv[1]), out.with_name('texts.txt'), out, chunk_size=1, engine=engine)\n"
+        "encode_file(Acting(sys.argv[1]), out.with_name('texts.txt'), out, chunk_size=1, engine=engine)\n"
     )
-    parent = processes.start("-c", code, ones.model, tmp_path / "a.npy", out=tmp_path / "printed")
+    parent = processes.start("-c", code, fake.model, tmp_path / "a.npy", out=tmp_path / "printed")
     # Both are at it: a process that is forked while the signal comes would be interrupted in its parent's place.
-    while len(list(Path(ones.model).glob("mark-*"))) < 2:
+    while len(list(Path(fake.model).glob("mark-*"))) < 2:
         assert parent.poll() is None, (tmp_path / "printed").read_text()
         time.sleep(0.05)
     workers = psutil.Process(parent.pid).children(recursive=True)
     os.kill(parent.pid, signal.SIGKILL if end == "killed" else signal.SIGINT)
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     for process in alive:
         process.kill()
-    parent.wait(20)
+    parent.wait(60)
     assert not alive
+
+
+@dataclass(frozen=True)
+class Dying(Encoder):
+    """Kills its worker's process, once, when a text comes up."""
+
+    at: str = ""
+    killed: str = ""
+
+    def encode(self, model, texts, on_texts=lambda texts: None):
+        if any(text.startswith(self.at) for text in texts) and not Path(self.killed).exists():
+            Path(self.killed).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(model, texts, on_texts)
+
+
+@pytest.mark.ray
+class TestRay:
+    @pytest.fixture(autouse=True, scope="class")
+    def cluster(self):
+        ray = pytest.importorskip("ray")
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+    def test_a_worker_that_is_killed_loses_and_doubles_nothing(self, model_directory, tmp_path):
+        texts, told = written(tmp_path, *sentences(60)), []
+        given = {"chunk_size": 8, "precision": "uint8", "calibration_rows": 20}
+        dying = Dying(str(model_directory), batch_size=4, at="33 ", killed=str(tmp_path / "killed"))
+        made = encode_file(
+            dying, texts, tmp_path / "ray.npy", engine=RayEngine(workers=2), on_progress=lambda *at: told.append(at),
+            **given,
+        )  # fmt: skip
+        assert (tmp_path / "killed").exists()
+        assert (made.rows, made.resumed) == (60, 0)
+        assert ("Encoding", 60, 60) in told
+        encode_file(Encoder(str(model_directory), batch_size=4), texts, tmp_path / "local.npy", **given)
+        by_ray, locally = (np.load(tmp_path / name).astype(int) for name in ("ray.npy", "local.npy"))
+        # A worker has one thread, this process may have more: the last bits, and so a bucket, may differ.
+        assert np.abs(by_ray - locally).max() <= 1
+        assert not (tmp_path / "ray.npy.partial").exists()
+
+    def test_a_workers_refusal_is_the_users(self, model_directory, tmp_path):
+        encoder, texts = replace(Encoder(str(model_directory)), truncate_dim=33), written(tmp_path, *sentences(60))
+        with pytest.raises(ValueError, match=r"^truncate_dim=33: the model's vectors have 32 values\.$"):
+            encode_file(encoder, texts, tmp_path / "a.npy", engine=RayEngine(2))
+        assert not (tmp_path / "a.npy.partial").exists()
+
+
+def test_engines_that_cannot_be(monkeypatch):
+    for devices in ([], ["cpu", "cuda:0"], [""]):
+        with pytest.raises(ValueError, match="give one or more of one kind"):
+            LocalEngine(devices)
+    with pytest.raises(ValueError, match="workers=0: give a whole number from 1"):
+        RayEngine(workers=0)
+    with pytest.raises(ValueError, match='device "cuda:1": on a Ray cluster give "cpu" or "cuda"'):
+        RayEngine(device="cuda:1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match='needs ray: pip install "st-reba\\[ray\\]"'):
+        RayEngine()

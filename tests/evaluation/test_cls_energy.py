@@ -4,7 +4,7 @@ import pytest
 import torch
 from sentence_transformers.base.modules import Transformer
 
-from st_reba import CausalTransformer, TwinTower
+from st_reba import TwinTower
 from st_reba.evaluation import CLSEnergyEvaluator
 
 from .. import oracles
@@ -45,11 +45,8 @@ def test_nothing_stays_watched(encoder_paths):
     assert (model.encode(TEXTS) == before).all()
 
 
-def test_other_models_are_refused(backbone_path):
+def test_refusals(shared):
     with pytest.raises(ValueError, match="'llama': CLSEnergyEvaluator takes encoders"):
-        CLSEnergyEvaluator(TEXTS)(pipeline(CausalTransformer(backbone_path())))
-
-
-def test_texts_are_needed():
+        CLSEnergyEvaluator(TEXTS)(pipeline(shared()))
     with pytest.raises(ValueError, match="needs texts, and the 2 given are empty"):
         CLSEnergyEvaluator(["", " "])

@@ -5,17 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from st_reba import CausalTransformer, KVReroutingModule
-from st_reba.data.demo import DEMO_PAIRS
-from st_reba.data.tables import read_pairs
 from st_reba.evaluation import intrinsic_dimension
 from st_reba.evaluation.intrinsic_dimension import layer_dimensions, select_layers, two_nn
 
 from ..backbones import DEMO_MODEL
-from ..conftest import examples, relative_error
+from ..conftest import relative_error
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +30,10 @@ def cloud(dimension, points=1000, ambient=30, seed=0):
     return torch.rand(points, dimension, generator=generator) @ basis[:dimension]
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 5, 9])
+@pytest.mark.parametrize("dimension", [1, 5])
 def test_clouds_whose_dimension_is_known(dimension):
     # The edges of a cube lower the estimate, the more the higher its dimension (figure 2 of the paper).
     assert two_nn(cloud(dimension)) == pytest.approx(dimension, rel=0.15)
-
-
-def test_a_curved_line_is_a_line():
-    t = 9 * torch.rand(800, generator=torch.Generator().manual_seed(0))
-    assert two_nn(torch.stack([t.cos(), t.sin(), t], dim=1)) == pytest.approx(1, abs=0.2)
-
-
-@settings(max_examples=examples(10))
-@given(scale=st.floats(1e-3, 1e3), shift=st.floats(-5, 5), seed=st.integers(0, 99))
-def test_units_do_not_matter(scale, shift, seed):
-    points = cloud(3, points=60, seed=seed).double()
-    assert two_nn(points * scale + shift) == pytest.approx(two_nn(points), rel=1e-4)
 
 
 def test_as_the_paper_writes_it(monkeypatch):
@@ -66,14 +50,7 @@ def test_as_the_paper_writes_it(monkeypatch):
     monkeypatch.setattr(intrinsic_dimension, "_BLOCK", 10)
     assert two_nn(points) == pytest.approx(expected, rel=1e-6)
     assert math.isfinite(two_nn(points, discard=0))
-
-
-def test_points_that_occur_twice_count_once():
-    points = cloud(3, points=50)
-    assert two_nn(torch.cat([points, points[:20]])) == two_nn(points)
-
-
-def test_too_few_points():
+    assert two_nn(torch.cat([points, points[:20]])) == two_nn(points), "what occurs twice counts once"
     with pytest.raises(ValueError, match="9 different points: give at least 10"):
         two_nn(torch.cat([cloud(3, points=9)] * 3))
     with pytest.raises(ValueError, match=r"discard=1: give a share of the points, 0 or more and less than 1"):
@@ -101,23 +78,14 @@ def test_of_layers(backbone_path):
     ("dimensions", "count", "layers"),
     [
         ([math.nan, 5, 4, 3, 2, 3, 4, 5], None, [2, 3, 4, 5]),
-        ([math.nan, 5, 4, 3, 2, 3, 4, 5], 1, [4]),
         ([math.nan, 1, 4, 3, 2, 3, 4, 5], 3, [0, 1, 2]),
         ([math.nan, 5, 4, 3, 2, 3, 4, 1], 3, [5, 6, 7]),
-        ([math.nan, 5, 4, 3, 2, 3, 4, 1], 8, list(range(8))),
     ],
 )
 def test_selected_layers(dimensions, count, layers, demo_model, monkeypatch):
     monkeypatch.setattr(intrinsic_dimension, "layer_dimensions", lambda *args: dimensions)
-    assert select_layers(demo_model, TEXTS, count=count) == layers
-
-
-def test_on_the_demo_model(demo_model):
-    module = CausalTransformer(demo_model, template="compress", pool_over="all")
-    layers = select_layers(module, read_pairs(DEMO_PAIRS).texts()[:12])
-    assert len(layers) == 4
-    assert layers == list(range(layers[0], layers[0] + 4))
-    assert KVReroutingModule(module, layers=layers).layers == layers
+    found = select_layers(demo_model, TEXTS, count=count)
+    assert found == layers == KVReroutingModule(demo_model, layers=found).layers
 
 
 def test_refusals(backbone_path):

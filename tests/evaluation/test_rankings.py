@@ -1,4 +1,4 @@
-"""Rankings: by any of sentence-transformers' models, fused, reranked, and scored."""
+"""Rankings: by any of sentence-transformers' models, with a vector a text or a token, fused, reranked, and scored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SparseEncoder
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sparse_encoder.evaluation import ReciprocalRankFusionEvaluator
 
-from st_reba import CausalTransformer
-from st_reba.data.tables import Retrieval
-from st_reba.evaluation.rankings import ByModel, Fusion, Reranking, fused, reranked, scored
+from st_reba import CausalTransformer, ReBAModule
+from st_reba.data.demo import demo_retrieval
+from st_reba.data.tables import Pairs, Retrieval, read_data
+from st_reba.evaluation.rankings import ByModel, Fusion, LateInteraction, Reranking, fused, reranked, scored
+from st_reba.evaluation.tasks import task_of
+from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
 from ..conftest import examples, pipeline
@@ -74,8 +78,7 @@ def test_fusion_counts_ranks_and_not_scores():
 def test_several_rankers_as_one():
     first, second = Fixed([0, 1, 2], [2, 1]), Fixed([1, 3], [2, 0])
     found = Fusion([first, second], depth=2).nearest(QUERIES, DOCUMENTS, 3)
-    # Of the first, the third document does not count.
-    assert [[index for index, _ in hits] for hits in found] == [[1, 0, 3], [2, 1, 0]]
+    assert [[index for index, _ in hits] for hits in found] == [[1, 0, 3], [2, 1, 0]], "the third does not count"
     assert first.asked == [3]
 
 
@@ -132,3 +135,46 @@ def test_sparse_vectors_too(shared):
     [own, _] = ByModel(model).nearest(QUERIES, DOCUMENTS, 5)
     dense = [model.encode(texts).to_dense() for texts in (QUERIES, DOCUMENTS)]
     assert [score for _, score in own] == sorted((dense[0] @ dense[1].T)[0].tolist(), reverse=True)
+
+
+@pytest.fixture
+def late(shared):
+    return multi_vector_encoder(ReBAModule(shared()), prompts={"query": "find: "})
+
+
+def test_late_interaction_is_scored_as_by_sentence_transformers(late):
+    whole = read_data(demo_retrieval("en"))
+    queries = dict(list(whole.queries.items())[:4])
+    wanted = {document for query in queries for document in whole.relevant[query]}
+    documents = {
+        name: text[:40] for index, (name, text) in enumerate(whole.documents.items()) if name in wanted or index < 20
+    }
+    data = Retrieval(queries, documents, {query: whole.relevant[query] for query in queries}, {})
+    task = task_of(data)
+    # Chunks smaller than what is asked for, and larger than the whole.
+    measured = [task.measure(LateInteraction(late, chunk_size=size)) for size in (7, 1000)]
+    evaluator = MultiVectorInformationRetrievalEvaluator(
+        queries,
+        documents,
+        {query: set(found) for query, found in data.relevant.items()},
+        precision_recall_at_k=[100],
+        write_csv=False,
+    )
+    found = evaluator(late)
+    assert LateInteraction(late).nearest(TEXTS[:2], [], 4) == [[], []]
+    for name, metric in (("ndcg", "maxsim_ndcg@10"), ("recall", "maxsim_recall@100")):
+        assert measured[0][name].tolist() == measured[1][name].tolist()
+        assert measured[0][name].mean() == pytest.approx(found[metric], abs=1e-9)
+
+
+def test_pairs_have_no_query(late):
+    first, second = TEXTS[:3], TEXTS[2:]
+    similarity = LateInteraction(late)
+    cosines = similarity.cosines(first, second)
+    assert cosines == pytest.approx(similarity.cosines(second, first), abs=1e-6)
+    assert similarity.cosines(TEXTS, TEXTS) == pytest.approx([1.0] * len(TEXTS), abs=1e-5)
+    for cosine, one, other in zip(cosines, first, second, strict=True):
+        products = late.encode(one) @ late.encode(other).T
+        best = [products.max(dim=dim).values.mean() for dim in (0, 1)]
+        assert cosine == pytest.approx(float(torch.stack(best).mean()), abs=1e-5)
+    assert -1 <= task_of(Pairs(first, second, [1.0, 2.0, 3.0])).score(similarity) <= 1

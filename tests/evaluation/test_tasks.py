@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.evaluation import (
     BinaryClassificationEvaluator,
     EmbeddingSimilarityEvaluator,
@@ -14,15 +11,11 @@ from sentence_transformers.sentence_transformer.evaluation import (
     TripletEvaluator,
 )
 from sentence_transformers.util import cos_sim
-from sklearn.metrics import average_precision_score
 
 from st_reba.data.demo import demo_retrieval
 from st_reba.data.tables import Pairs, Retrieval, Triplets, read_data
-from st_reba.evaluation import bootstrap
 from st_reba.evaluation.embedded import Embedded, stand_in
 from st_reba.evaluation.tasks import Measure, Vectors, task_of
-
-from ..conftest import examples
 
 WORDS = [f"text {number}" for number in range(60)]
 
@@ -111,27 +104,6 @@ def test_retrieval(prompts):
         best = sum(1 / math.log2(rank + 2) for rank in range(min(10, len(relevant))))
         assert measured["ndcg"][row] == pytest.approx(gain / best)
         assert measured["recall"][row] == pytest.approx(len(relevant & set(ranked[:100])) / len(relevant))
-
-
-@settings(max_examples=examples(100))
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 3)), min_size=2, max_size=20
-    ).filter(lambda items: any(label and count for _, label, count in items))
-)  # fmt: skip
-def test_average_precision_is_that_of_scikit_learn(items):
-    """Also of resamples, in which an item stands several times or not at all, and where predictions are equal."""
-    predictions, labels, counts = (np.array(each, dtype=float) for each in zip(*items, strict=True))
-    items = bootstrap.average_precision({"a": predictions, "nan": predictions * np.nan}, labels)
-    drawn = np.repeat(np.arange(len(predictions)), counts.astype(int))
-    found = items.scored(drawn[None])
-    assert found[0, 0] == pytest.approx(average_precision_score(labels[drawn], predictions[drawn]))
-    assert np.isnan(found[1, 0])
-
-
-def test_average_precision_of_a_resample_without_anything_to_find():
-    items = bootstrap.average_precision({"a": [1.0, 2.0]}, [0, 1])
-    assert np.isnan(items.scored(np.array([[0, 0]]))).all()
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.3125, "31.2"), (-0.05, "−5.0"), (-1e-17, "0.0"), (math.nan, "n/a")])

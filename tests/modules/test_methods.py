@@ -33,12 +33,19 @@ from st_reba import (
 from st_reba.lm.anatomy import anatomy_of
 
 from .. import backbones, oracles
-from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS, THIRDS
+from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
 from ..conftest import LONG, long, pipeline, relative_error
 from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
 
+#: Of architectures; in each, one like Llama, whose heads share keys; one with windows; and one with learned positions
+#: or attention of its own.
+THIRDS = (
+    ("llama", "gemma2_softcap", "bloom"),
+    ("qwen2", "mistral_window", "gpt2"),
+    ("qwen3", "gemma3", "falcon"),
+)
 #: Of several lengths: Chinese, a long one, and one token.
 FEW = TEXTS[1:4]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import pytest
@@ -34,3 +35,6 @@ def test_what_cannot_be(saved, reranker_path, backbone_path):
     assert "give it as MODEL" in said("--rerank", saved, "--port", "0")
     assert "st-reba build" in said(backbone_path(), "--port", "0")
     assert "--host 203.0.113.1 --port 0 cannot be used" in said(saved, "--host", "203.0.113.1", "--port", "0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"--host 127.0.0.1 --port {port} cannot be used" in said(saved, "--port", port)

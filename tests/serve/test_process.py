@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,11 +16,13 @@ import pytest
 from .. import processes
 from ..backbones import TEXTS
 
-PROGRAM = "from st_reba_cli import app\napp()\n"
-#: The same with a model that takes 20 ms for each batch: long enough for a test to see a queue.
-PACED = f"""
+#: The command with a model that takes 20 ms for each batch, long enough for a test to see a queue; and with few
+#: connections.
+PROGRAM = """
 import time
 from st_reba import ReBAModule
+from st_reba.serve import app as served_app
+from st_reba_cli import app
 
 forward = ReBAModule.forward
 
@@ -30,33 +31,18 @@ def paced(*arguments, **settings):
     return forward(*arguments, **settings)
 
 ReBAModule.forward = paced
-{PROGRAM}"""
-#: The same with few connections.
-FEW = f"""
-from st_reba.serve import connections
-connections.CONNECTIONS = 20
-{PACED}"""
+served_app.CONNECTIONS = 20
+app()
+"""
 
 
 class Running:
     """``st-reba serve`` on a free port."""
 
-    def __init__(self, directory, *arguments, program=PROGRAM, env=None):
+    def __init__(self, directory, *arguments):
         self.printed = directory / "printed"
-        self.process = processes.start(
-            "-c",
-            program,
-            "serve",
-            *arguments,
-            "--port",
-            "0",
-            "--device",
-            "cpu",
-            "--dtype",
-            "float32",
-            out=self.printed,
-            env=env,
-        )
+        given = ["serve", *arguments, "--port", "0", "--device", "cpu", "--dtype", "float32"]
+        self.process = processes.start("-c", PROGRAM, *given, out=self.printed)
         deadline = time.monotonic() + 300
         while not (found := re.search(r"at http://127\.0\.0\.1:(\d+)", self.said)):
             assert self.process.poll() is None, self.said
@@ -85,8 +71,8 @@ class Running:
 def running(saved, tmp_path):
     opened = []
 
-    def start(*arguments, **settings):
-        opened.append(Running(tmp_path, saved, *arguments, **settings))
+    def start(*arguments):
+        opened.append(Running(tmp_path, saved, *arguments))
         return opened[-1]
 
     yield start
@@ -101,7 +87,7 @@ def embed(server, texts, **more):
 
 
 def test_many_clients_and_the_end(running, model):
-    server = running("--batch-size", "8", program=FEW)
+    server = running("--batch-size", "8")
     # They send nothing, and stay.
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
     assert server.ask("/health") == (200, {"status": "ok"})
@@ -130,7 +116,7 @@ def test_many_clients_and_the_end(running, model):
 
 
 def test_who_leaves_is_not_waited_for(running):
-    server = running("--batch-size", "1", "--api-key", "secret", program=PACED)
+    server = running("--batch-size", "1", "--api-key", "secret")
     body = json.dumps({"model": "my-model", "input": [f"text {number}" for number in range(200)]})
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(body)}"
@@ -148,28 +134,3 @@ def test_who_leaves_is_not_waited_for(running):
     assert server.ask("/v1/models")[0] == 401
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(300) == 0, server.said
-
-
-def test_too_much_is_told_when_to_come_again(running):
-    server = running("--batch-size", "1", "--queue-tokens", "50", program=PACED)
-    given = {"model": "my-model", "input": [f"text {number}" for number in range(60)]}
-    first = threading.Thread(target=server.ask, args=("/v1/embeddings", given))
-    first.start()
-    while not server.value("st_reba_waiting_texts"):
-        time.sleep(0.01)
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
-    connection.request("POST", "/v1/embeddings", json.dumps(given))
-    answer = connection.getresponse()
-    assert answer.status == 429
-    assert int(answer.headers["retry-after"]) >= 1
-    assert json.loads(answer.read())["error"]["type"] == "rate_limit_error"
-    first.join(300)
-    assert embed(server, TEXTS).shape == (5, 32)
-
-
-def test_an_address_that_is_taken(saved, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = processes.run("-c", PROGRAM, "serve", saved, "--port", port, out=tmp_path / "printed")
-    assert done.returncode == 1
-    assert f"--host 127.0.0.1 --port {port} cannot be used" in " ".join(done.stdout.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -33,34 +34,25 @@ def error(answer, status=400):
         ({"x" * 10**6: 1}, None, "Unknown parameter: 'xxx"),
         ({"input": None}, "input", "'input' is not what it should be: give a text"),
         ({"input": []}, "input", "'input' is not what it should be: give a text"),
-        ({"input": {}}, "input", "'input' is not what"),
-        ({"input": 1}, "input", "'input' is not what"),
         ({"input": ["a", 1]}, "input", "'input'[1] is not what it should be: give a text"),
         ({"input": [1, "a"]}, "input", "'input'[1] is not what"),
         ({"input": [1, True]}, "input", "'input'[1] is not what"),
-        ({"input": [1.5]}, "input", "'input'[0] is not what"),
-        ({"input": [None]}, "input", "'input'[0] is not what"),
         ({"input": [[1], []]}, "input", "'input'[1] is not what"),
         ({"input": [[1], ["a"]]}, "input", "'input'[1] is not what"),
         ({"input": [[[1]]]}, "input", "'input'[0] is not what"),
-        ({"input": [-1]}, "input", "token 0 is -1, and the vocabulary has"),
         ({"input": [10**30]}, "input", "token 0 is huge, and the vocabulary has"),
         ({"input": [[5], [100_257]]}, "input", "'input'[1]: token 0 is 100257"),
         ({"input": ["a"] * 2049}, "input", "'input' has 2049, and a request may have 2048"),
         ({"dimensions": 0}, "dimensions", "'dimensions' is 0: give a number from 1 to 32."),
-        ({"dimensions": 33}, "dimensions", "'dimensions' is 33"),
         ({"dimensions": 10**400}, "dimensions", "'dimensions' is 1000"),
         ({"dimensions": "7"}, "dimensions", "'dimensions': input should be a valid integer"),
         ({"dimensions": float("nan")}, "dimensions", "'dimensions': input should be a valid integer"),
-        ({"dimensions": float("inf")}, "dimensions", "'dimensions': input should be a valid integer"),
-        ({"dimensions": True}, "dimensions", "'dimensions': input should be a valid integer"),
         ({"encoding_format": "int8"}, "encoding_format", "'encoding_format': input should be 'float' or 'base64'"),
         ({"input_type": "no"}, "input_type", "'input_type' is \"no\": this model has \"query\", \"document\""),
-        ({"input_type": ""}, "input_type", "'input_type' is \"\""),
         ({"input_type": "query", "model": "my-model:document"}, "input_type", "give one of them"),
         ({"model": 1}, "model", "'model': input should be a valid string"),
     ],
-    ids=range(30),
+    ids=range(21),
 )  # fmt: skip
 def test_fields(client, given, param, said):
     told = error(client.post("/v1/embeddings", content=json.dumps({**GOOD, **given})))
@@ -82,48 +74,43 @@ def test_a_token_sequence_that_no_text_has(client, token_ids):
 @pytest.mark.parametrize("missing", ["model", "input"])
 def test_a_field_is_missing(client, missing):
     told = error(client.post("/v1/embeddings", json={key: value for key, value in GOOD.items() if key != missing}))
-    assert told["message"] == f"Missing required parameter: '{missing}'."
-    assert told["param"] == missing
+    assert (told["message"], told["param"]) == (f"Missing required parameter: '{missing}'.", missing)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b'{"model": "my-model", "input": "\xff"}',
-        b'{"model": "my-model", "input": "\\ud800"}',
-        b'{"model": "my-model", "input": ' + b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b'{"model": "my-model", "input": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b"[]",
-        b"null",
-        b'"text"',
-        b"1" * 5000,
-        b"not json",
+        b"", b"{", b"\xff\xfe", b'{"model": "my-model", "input": "\\ud800"}',
+        b'{"model": "my-model", "input": ' + b"[" * 100_000, b'{"a":' * 100_000,
+        b'{"model": "my-model", "input": ' + b"[" * 5000 + b"]" * 5000 + b"}", b"[]", b'"text"', b"1" * 5000,
     ],
-    ids=range(13),
-)
+    ids=range(10),
+)  # fmt: skip
 def test_bodies(client, body):
     told = error(client.post("/v1/embeddings", content=body))
     assert told["message"].startswith("The request's body is ")
     assert len(told["message"]) < 300
 
 
-def test_a_body_is_json_whatever_it_is_called(client):
-    body = json.dumps(GOOD).encode()
-    assert client.post("/v1/embeddings", content=body, headers={"content-type": "text/plain"}).status_code == 200
+def test_a_body_that_is_too_large_or_comes_too_slowly(client_of, model, monkeypatch):
+    server = Server(Embedder("m", model), limits=Limits(body_bytes=1000, body_seconds=1))
+    app = make_app(server)
+    with TestClient(app) as client:
+        for size in (1001, 5000, 50_000):
+            body = json.dumps({"model": "m", "input": "a" * size})
+            assert "larger than the 1,000 bytes" in error(client.post("/v1/embeddings", content=body), 413)["message"]
+        # Not told in advance.
+        chunks = iter([b"a" * 400] * 10)
+        assert "larger than" in error(client.post("/v1/embeddings", content=chunks), 413)["message"]
 
+    async def never():
+        await asyncio.sleep(60)
 
-def test_a_body_that_is_too_large(client_of, model):
-    client = client_of(Embedder("m", model), limits=Limits(body_bytes=1000))
-    for size in (1001, 5000, 50_000):
-        body = json.dumps({"model": "m", "input": "a" * size})
-        assert "larger than the 1,000 bytes" in error(client.post("/v1/embeddings", content=body), 413)["message"]
-    # Not told in advance.
-    chunks = iter([b"a" * 400] * 10)
-    assert "larger than" in error(client.post("/v1/embeddings", content=chunks), 413)["message"]
+    async def slow(scope, receive, send):
+        await app(scope, never, send)
+
+    answer = TestClient(slow).post("/v1/embeddings", json=GOOD)
+    assert error(answer, 408)["message"] == "The request's body did not arrive within 1 s: send it again."
 
 
 def test_models_and_paths_that_are_not_there(client):
@@ -132,14 +119,10 @@ def test_models_and_paths_that_are_not_there(client):
     assert told["message"] == (
         'There is no model "gpt" here that gives vectors; there is "my-model", "my-model:query", "my-model:document".'
     )
-    assert (
-        "gives vectors" in error(client.post("/v1/embeddings", json={**GOOD, "model": "my-reranker"}), 404)["message"]
-    )
+    told = error(client.post("/v1/embeddings", json={**GOOD, "model": "my-reranker"}), 404)
+    assert "gives vectors" in told["message"]
     assert "there is no such path" in error(client.get("/no"), 404)["message"]
     assert "the path has another method" in error(client.get("/v1/embeddings"), 405)["message"]
-
-
-def test_models_are_listed(client):
     data = client.get("/v1/models").json()["data"]
     assert [row["id"] for row in data] == ["my-model", "my-model:query", "my-model:document", "my-reranker"]
     assert client.get("/v1/models/my-model:query").json()["id"] == "my-model:query"
@@ -177,31 +160,26 @@ def test_a_connection_too_many(model):
     assert client.get("/health").json() == {"status": "stopped"}
 
 
-def test_metrics(client_of, model, token_ids):
+def test_metrics(client_of, model, token_ids, monkeypatch):
     client = client_of(Embedder("my-model", model))
     client.post("/v1/embeddings", json={**GOOD, "input": ["aa", "a"]})
     client.post("/v1/embeddings", json={**GOOD, "input": []})
     client.get("/no/such/path")
+    monkeypatch.setattr("st_reba.serve.app._embeddings_answer", lambda *given: 1 / 0)
+    assert "its log says how" in error(client.post("/v1/embeddings", json=GOOD), 500)["message"]
     lines = client.get("/metrics").text.splitlines()
     for line in (
         'st_reba_requests_total{path="/v1/embeddings",status="200"} 1.0',
         'st_reba_requests_total{path="/v1/embeddings",status="400"} 1.0',
         'st_reba_requests_total{path="other",status="404"} 1.0',
-        f"st_reba_tokens_total {len(token_ids('aa')) + 1}.0",
-        "st_reba_batch_texts_sum 2.0",
-        "st_reba_batch_seconds_count 1.0",
+        'st_reba_requests_total{path="/v1/embeddings",status="500"} 1.0',
+        'st_reba_request_seconds_count{path="/v1/embeddings"} 3.0',
+        f"st_reba_tokens_total {len(token_ids('aa')) + 2}.0",
+        "st_reba_batch_texts_sum 3.0",
+        "st_reba_batch_seconds_count 2.0",
         "st_reba_waiting_texts 0.0",
     ):
         assert line in lines
-
-
-def test_a_failure_of_the_server_is_counted(client_of, model, monkeypatch):
-    client = client_of(Embedder("my-model", model))
-    monkeypatch.setattr("st_reba.serve.app._embeddings_answer", lambda *given: 1 / 0)
-    assert "its log says how" in error(client.post("/v1/embeddings", json=GOOD), 500)["message"]
-    lines = client.get("/metrics").text.splitlines()
-    assert 'st_reba_requests_total{path="/v1/embeddings",status="500"} 1.0' in lines
-    assert 'st_reba_request_seconds_count{path="/v1/embeddings"} 1.0' in lines
 
 
 def test_what_waits_to_be_tokenised_counts(client_of, model, monkeypatch):
@@ -221,18 +199,12 @@ def test_what_waits_to_be_tokenised_counts(client_of, model, monkeypatch):
         assert begun.wait(30)
         assert float(re.search(r"^st_reba_waiting_tokens (\S+)$", client.get("/metrics").text, re.MULTILINE)[1]) > 50
         monkeypatch.setattr(embedder, "measure", measure)
-        told = error(client.post("/v1/embeddings", json={**GOOD, "input": ["a text"] * 50}), 429)
-        assert told["code"] == "rate_limit_exceeded"
+        refused = client.post("/v1/embeddings", json={**GOOD, "input": ["a text"] * 50})
+        assert error(refused, 429)["code"] == "rate_limit_exceeded"
+        assert int(refused.headers["retry-after"]) >= 1
         free.set()
         assert first.result(30).status_code == 200
     assert client.post("/v1/embeddings", json=GOOD).status_code == 200
-
-
-def test_the_page_of_the_paths(client):
-    paths = client.get("/openapi.json").json()["paths"]
-    schema = paths["/v1/embeddings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"model", "input", "dimensions", "encoding_format"} <= schema["properties"].keys()
-    assert "$ref" not in json.dumps(paths["/rerank"])
 
 
 def test_what_cannot_be_a_server(model, reranker):

@@ -7,6 +7,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from st_reba.serve import models as tokens_file
+from st_reba.serve.forms import RefusedError
 from st_reba.serve.models import OwnTokenizer
 
 from ..backbones import DEMO_MODEL
@@ -48,8 +49,6 @@ TEXTS = {
     "accents": f"the a{chr(0x301) * 30_000} {WORDS * 200}",
     "a long word where it is cut": "the " * 2_000 + "a" * 40_000,
 }
-
-
 # From its end, the tokens of a long run of one letter depend on where it begins.
 CASES = [(made, name) for made in (byte_level, from_end, word_piece, unigram) for name in TEXTS
          if made is not from_end or "word" not in name or name == "words"]  # fmt: skip
@@ -59,10 +58,11 @@ CASES = [(made, name) for made in (byte_level, from_end, word_piece, unigram) fo
 def test_what_is_read_is_that_of_the_whole_text(made, name):
     text = TEXTS[name]
     tokens = OwnTokenizer(made())
-    (whole,) = tokens.ids([text])
+    whole = tokens.ids(text)
+    assert tokens.cut(text, 2, "'input'", whole=True) == (text, len(whole))
     for limit in (1, 100, 1000):
-        part, count = tokens.cut(text, limit)
-        (own,) = tokens.ids([part])
+        part, count = tokens.cut(text, limit, "'input'")
+        own = tokens.ids(part)
         read = slice(-limit, None) if made is from_end else slice(limit)
         assert own[read] == whole[read]
         assert count == len(own)
@@ -71,34 +71,20 @@ def test_what_is_read_is_that_of_the_whole_text(made, name):
             assert len(part) <= 8 * (limit + 256)
 
 
-def test_a_short_text_is_whole():
-    tokens = OwnTokenizer(byte_level())
-    assert tokens.cut("a short text", 2) == ("a short text", len(tokens.ids(["a short text"])[0]))
-    assert tokens.cut(WORDS * 100, None)[0] == WORDS * 100
-
-
-def test_counting_all():
-    tokens = OwnTokenizer(byte_level())
-    text = WORDS * 2_000
-    assert tokens.cut(text, 2, count_all=True) == (text, len(tokens.ids([text])[0]))
-
-
-@pytest.mark.parametrize("limit", [None, 16])
-def test_a_text_that_would_be_tokenised_without_end(monkeypatch, limit):
+@pytest.mark.parametrize(("limit", "whole"), [(None, False), (16, False), (16, True)])
+def test_a_text_that_would_be_tokenised_without_end(monkeypatch, limit, whole):
     monkeypatch.setattr(tokens_file, "CHARACTERS", 5_000)
     tokens = OwnTokenizer(word_piece())
-    assert tokens.cut("a" * 5_000, limit) == ("a" * 5_000, 1)
-    said = "the model reads all of them" if limit is None else r"\d+,\d+ of them have fewer tokens than the model reads"
-    with pytest.raises(ValueError, match=f"has 90,000 characters, and {said}.*: send it in parts"):
-        tokens.cut("a" * 90_000, limit)
+    assert tokens.cut("a" * 5_000, limit, "'input'[0]", whole) == ("a" * 5_000, 1)
+    with pytest.raises(RefusedError, match=r"^'input'\[0\] has 90,000 characters, and \d+,\d+ of them, .* in parts\.$"):
+        tokens.cut("a" * 90_000, limit, "'input'[0]", whole)
 
 
-def test_tokens_of_a_text_that_is_too_long():
-    tokens = OwnTokenizer(byte_level())
-    text = WORDS * 500
-    (ids,) = tokens.ids([text])
-    part = tokens.text(ids, 100)
-    assert text.startswith(part.rstrip("\ufffd"))
-    assert tokens.ids([part])[0][:100] == ids[:100]
-    with pytest.raises(ValueError, match="token 5000 is -1"):
-        tokens.text([*ids[:5000], -1], 100)
+@pytest.mark.parametrize("made", [byte_level, from_end])
+def test_tokens_of_a_text_that_is_too_long(made):
+    tokens = OwnTokenizer(made())
+    ids = tokens.ids(WORDS * 500)
+    read = slice(-100, None) if made is from_end else slice(100)
+    assert tokens.ids(tokens.text(ids, 100, "'input'"))[read] == ids[read]
+    with pytest.raises(RefusedError, match="token 5000 is -1"):
+        tokens.text([*ids[:5000], -1], 100, "'input'")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 from transformers import TrainerCallback
+
+from st_reba.train import fit
 
 
 class StopAfter(TrainerCallback):
@@ -19,3 +24,14 @@ class StopAfter(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if self.run in args.output_dir and state.global_step == self.step:
             raise KeyboardInterrupt
+
+
+def stop(train, settings, output, step: int, run: str = "") -> None:
+    """Train, such as by ``train_bellm``, up to a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sys.modules[train.__module__], "fit",
+            lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(step, run)]),
+        )  # fmt: skip
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, output, progress=False)

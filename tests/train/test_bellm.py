@@ -1,25 +1,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from torch.autograd import gradcheck
 from transformers import set_seed
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer
 from st_reba.hub.push import check_saved_model
-from st_reba.train import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
+from st_reba.train import BeLLMTraining, add_lora, bellm, build_bellm, merge_adapter, train_bellm
 
-from .. import oracles
 from ..backbones import TEXTS
 from ..conftest import first, long, relative_error
-from .shorthand import whole
+from .stopping import stop
 
 pytest.importorskip("peft")
 
@@ -36,44 +32,15 @@ def triplets(tmp_path):
 
 @pytest.fixture
 def settings(backbone_path, triplets):
-    given = {"model": backbone_path(), "triplets": triplets, "batch_size": 4, "rank": 4, "learning_rate": 1e-2}
-    return lambda **changes: BeLLMTraining(**whole(**{**given, **changes}))
+    given = {"model": backbone_path(), "triplets": triplets, "rank": 4}
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    return lambda changes=(), **arguments: BeLLMTraining(**{**given, **dict(changes)}, arguments={**usual, **arguments})
 
 
 @pytest.fixture
 def shallow(settings, shallow_path):
     """The same of a model of one layer, for what a run does around it."""
-    return lambda **changes: settings(model=shallow_path, **changes)
-
-
-class TestLoss:
-    """Eq. 6 is ST's loss with scale 1 / tau, but for the mean in place of the sum."""
-
-    @pytest.fixture
-    def embeddings(self):
-        torch.manual_seed(0)
-        return [torch.randn(5, 7, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-
-    @pytest.mark.parametrize("temperature", [0.05, 1.0])
-    def test_equals_the_paper(self, temperature, embeddings):
-        loss = MultipleNegativesRankingLoss(None, scale=1 / temperature)
-        found = loss.compute_loss_from_embeddings(embeddings, None)
-        expected = oracles.equation_6(*embeddings, temperature)
-        assert relative_error(5 * found.detach(), expected.detach()) < 1e-12
-        gradients = torch.autograd.grad(5 * found, embeddings)
-        for gradient, other in zip(gradients, torch.autograd.grad(expected, embeddings), strict=True):
-            assert relative_error(gradient, other) < 1e-10
-
-    def test_gradient(self, embeddings):
-        loss = MultipleNegativesRankingLoss(None, scale=20.0)
-        assert gradcheck(lambda *parts: loss.compute_loss_from_embeddings(list(parts), None), embeddings)
-
-
-def test_the_papers_defaults():
-    settings = BeLLMTraining(model="m", triplets="t")
-    assert (settings.rank, settings.alpha, settings.dropout) == (32, 32, 0.1)
-    assert (settings.training_arguments["learning_rate"], settings.random_seed) == (2e-4, 42)
-    assert settings.bidirectional_layers == "last"
+    return lambda changes=(), **arguments: settings({"model": shallow_path, **dict(changes)}, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +50,7 @@ def test_the_papers_defaults():
 )  # fmt: skip
 def test_table_4(layers, module_class, count, settings):
     """None, the last, all."""
-    module = build_bellm(settings(bidirectional_layers=layers))[0]
+    module = build_bellm(settings({"bidirectional_layers": layers}))[0]
     assert type(module) is module_class
     assert (module.bidirectional_layers, module.pool_over) == (count, "all")
     assert module.template == 'The representative word for sentence {text} is:"'
@@ -92,31 +59,28 @@ def test_table_4(layers, module_class, count, settings):
 @pytest.mark.parametrize("layers", ["none", "last"])
 def test_what_the_mean_is_over(layers, settings):
     """Every token, as the authors' command averages; and a template's name is its text, however others read it."""
-    module = build_bellm(settings(bidirectional_layers=layers, pool_over="whole", template="knowledge"))[0]
+    module = build_bellm(settings({"bidirectional_layers": layers, "pool_over": "whole", "template": "knowledge"}))[0]
     assert (module.pool_over, module.rows, module.normalize_text) == ("whole", "all", False)
     assert (module.output_layer, module.final_norm, module.template) == (None, True, TEMPLATES["knowledge"])
 
 
 def test_the_last_layer_is_felt_where_more_than_the_last_token_is_read(settings):
     """The last token sees all others in any case, so that Table 4's first two rows are one model there."""
-    none, last = (build_bellm(settings(bidirectional_layers=layers)).encode(TEXTS) for layers in ("none", "last"))
-    assert np.abs(none - last).max() > 1e-3
-    none = build_bellm(settings(bidirectional_layers="none", pooling="lasttoken")).encode(TEXTS)
+
+    def embedded(layers, pooling="mean"):
+        return build_bellm(settings({"bidirectional_layers": layers, "pooling": pooling})).encode(TEXTS)
+
+    assert np.abs(embedded("none") - embedded("last")).max() > 1e-3
+    none = embedded("none", "lasttoken")
     with pytest.warns(UserWarning, match='reads the last token alone, which sees all others .* Use pooling="mean"'):
-        last = build_bellm(settings(bidirectional_layers="last", pooling="lasttoken")).encode(TEXTS)
+        last = embedded("last", "lasttoken")
     assert np.abs(none - last).max() < 1e-6
-    every = build_bellm(settings(bidirectional_layers="all", pooling="lasttoken")).encode(TEXTS)
-    assert np.abs(none - every).max() > 1e-3
-
-
-def test_all_linear_layers_of_llama_2_7b_are_the_papers_80_million():
-    rank, width, inner, layers = 32, 4096, 11008, 32
-    assert layers * rank * (4 * (width + width) + 3 * (width + inner)) == pytest.approx(80e6, rel=1e-2)
+    assert np.abs(none - embedded("all", "lasttoken")).max() > 1e-3
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", *map(long, ["phi3", "gpt_neox", "gemma3"])])
 def test_every_linear_layer_is_adapted_and_nothing_else_is_trained(architecture, settings, backbone_path):
-    model = build_bellm(settings(model=backbone_path(architecture)))
+    model = build_bellm(settings({"model": backbone_path(architecture)}))
     add_lora(model, settings())
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert trained
@@ -124,21 +88,19 @@ def test_every_linear_layer_is_adapted_and_nothing_else_is_trained(architecture,
     adapted = {name.partition(".lora_")[0] for name in trained}
     kinds = {type(module).__name__ for name, module in model.named_modules() if name in adapted}
     assert kinds == {"Linear"}
-    assert not any(
-        type(module) in (torch.nn.Linear,) and "lora" not in name and "base_layer" not in name
-        for name, module in model.named_modules()
-    )
+    left = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear and "lora" not in name}
+    assert all(name.endswith("base_layer") for name in left)
 
 
 def test_layers_that_are_not_there(settings):
     model = build_bellm(settings())
     with pytest.raises(ValueError, match=r"""peft cannot adapt LlamaModel .*Use "all-linear", or the names"""):
-        add_lora(model, settings(target_modules=("nowhere",)))
+        add_lora(model, settings({"target_modules": ("nowhere",)}))
 
 
 @pytest.mark.parametrize("layers", first(["last", "none"], 1))
 def test_adapter_and_merged_model_are_one(layers, settings, tmp_path, monkeypatch):
-    given = settings(bidirectional_layers=layers)
+    given = settings({"bidirectional_layers": layers})
     before = build_bellm(given).encode(TEXTS)
     merged = train_bellm(given, tmp_path / "run", progress=False)
     embeddings = merged.encode(TEXTS)
@@ -158,20 +120,17 @@ def test_adapter_and_merged_model_are_one(layers, settings, tmp_path, monkeypatc
     for saved in ("model", "adapter"):
         modules = json.loads((tmp_path / "run" / saved / "modules.json").read_text())
         assert [module["type"].rpartition(".")[2] for module in modules] == [
-            type(whole[0]).__name__,
-            "Pooling",
-            "Normalize",
-        ]
-        assert modules[0]["type"].startswith("st_reba.modules.")
+            type(whole[0]).__name__, "Pooling", "Normalize"
+        ]  # fmt: skip
 
 
 def test_gradient_checkpointing_changes_no_gradient(settings):
     """All layers are turned when they run again, too; the adapter has a gradient, though the embeddings have none."""
     gradients = []
     for checkpointing in (False, True):
-        model = build_bellm(settings(bidirectional_layers="all"))
+        model = build_bellm(settings({"bidirectional_layers": "all"}))
         set_seed(0)
-        add_lora(model, settings(dropout=0.0))
+        add_lora(model, settings({"dropout": 0.0}))
         if checkpointing:
             model.gradient_checkpointing_enable()
         model.train()
@@ -207,7 +166,7 @@ def test_it_learns_and_says_so(shallow, tmp_path):
     """Evaluated as it goes; what was asked is what was done."""
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("one\ttwo\t1\nthree\tfour\t2\nfive\tsix\t4\n")
-    given = shallow(max_steps=2, evaluation_steps=1, evaluation=str(pairs), temperature=0.1)
+    given = shallow({"evaluation": str(pairs), "temperature": 0.1}, max_steps=2, eval_steps=1)
     train_bellm(given, tmp_path / "run", progress=False)
     states = sorted((tmp_path / "run/checkpoints").glob("checkpoint-*/trainer_state.json"))
     log = json.loads(states[-1].read_text())["log_history"]
@@ -216,19 +175,11 @@ def test_it_learns_and_says_so(shallow, tmp_path):
     assert (run["temperature"], run["rank"], run["loss"]) == (0.1, 4, "MultipleNegativesRankingLoss")
 
 
-def test_an_interrupted_run_goes_on_in_half_precision_too(shallow, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_in_half_precision_too(shallow, tmp_path):
     """LoRA's weights are float32 and stay so, whatever the backbone's are."""
-    from st_reba.train import bellm
-
-    from .stopping import StopAfter
-
-    given = shallow(model_kwargs={"dtype": "bfloat16"}, max_steps=4, checkpoint_steps=2)
+    given = shallow({"model_kwargs": {"dtype": "bfloat16"}}, max_steps=4, save_steps=2)
     straight = train_bellm(given, tmp_path / "straight", progress=False)
-    fit = bellm.fit
-    with monkeypatch.context() as patch:
-        patch.setattr(bellm, "fit", lambda *args, **kwargs: fit(*args, callbacks=[StopAfter(3)], **kwargs))
-        with pytest.raises(KeyboardInterrupt):
-            train_bellm(given, tmp_path / "broken", progress=False)
+    stop(train_bellm, given, tmp_path / "broken", 3)
     resumed = train_bellm(given, tmp_path / "broken", progress=False)
     assert resumed[0].model.dtype == torch.bfloat16
     assert torch.equal(resumed.encode(TEXTS, convert_to_tensor=True), straight.encode(TEXTS, convert_to_tensor=True))
@@ -239,49 +190,25 @@ def test_an_interrupted_run_goes_on_in_half_precision_too(shallow, tmp_path, mon
     assert all(torch.equal(weights[name], weight) for name, weight in straight_weights.items())
 
 
-class TestResuming:
-    @pytest.fixture
-    def stopped(self, shallow, tmp_path, monkeypatch):
-        from st_reba.train import bellm
+def test_what_a_stopped_run_goes_on_as(shallow, tmp_path, monkeypatch):
+    """Not as one of another rank, nor with a model that changed in its place: the checkpoints hold the adapter alone.
+    But with data that have moved."""
+    run = {"num_train_epochs": 2, "save_steps": 2}
+    straight = train_bellm(shallow(**run), tmp_path / "straight", progress=False)
+    stop(train_bellm, shallow(**run), tmp_path / "broken", 3)
+    with pytest.raises(ValueError, match="a run with rank=4, but now it is rank=8"):
+        train_bellm(shallow({"rank": 8}, **run), tmp_path / "broken", progress=False)
 
-        from .stopping import StopAfter
+    def changed(given):
+        model = build_bellm(given)
+        with torch.no_grad():
+            model[0].model.layers[0].mlp.up_proj.weight[3, 5] *= 1 + 2**-10
+        return model
 
-        fit = bellm.fit
-        with monkeypatch.context() as patch:
-            patch.setattr(bellm, "fit", lambda *args, **kwargs: fit(*args, callbacks=[StopAfter(3)], **kwargs))
-            with pytest.raises(KeyboardInterrupt):
-                train_bellm(shallow(epochs=2, checkpoint_steps=2), tmp_path / "broken", progress=False)
-        return tmp_path / "broken"
-
-    @pytest.mark.long
-    def test_with_moved_data_and_other_intervals(self, stopped, shallow, triplets, tmp_path):
-        straight = train_bellm(shallow(epochs=2), tmp_path / "straight", progress=False)
-        moved = shutil.move(triplets, tmp_path / "moved.tsv")
-        changed = shallow(epochs=2, triplets=str(moved), checkpoint_steps=5, evaluation_steps=2)
-        resumed = train_bellm(changed, stopped, progress=False)
-        assert np.array_equal(resumed.encode(TEXTS), straight.encode(TEXTS))
-
-    def test_of_another_run_is_refused(self, stopped, shallow, monkeypatch):
-        """Of another rank, and of a model that changed in its place: the checkpoints hold the adapter alone."""
-        from st_reba.train import bellm
-
-        with pytest.raises(ValueError, match="a run with rank=4, but now it is rank=8"):
-            train_bellm(shallow(epochs=2, checkpoint_steps=2, rank=8), stopped, progress=False)
-
-        def changed(given):
-            model = build_bellm(given)
-            with torch.no_grad():
-                model[0].model.layers[0].mlp.up_proj.weight[3, 5] *= 1 + 2**-10
-            return model
-
-        monkeypatch.setattr(bellm, "build_bellm", changed)
+    with monkeypatch.context() as patch:
+        patch.setattr(bellm, "build_bellm", changed)
         with pytest.raises(ValueError, match="a run with other frozen weights, but now it is other frozen weights"):
-            train_bellm(shallow(epochs=2, checkpoint_steps=2), stopped, progress=False)
-
-
-def test_a_finished_run_is_left_alone(settings, tmp_path):
-    (tmp_path / "run/model").mkdir(parents=True)
-    (tmp_path / "run/model/config.json").write_text("{}")
-    with pytest.raises(ValueError, match="model exists and is not an empty directory"):
-        train_bellm(settings(), tmp_path / "run")
-    assert not (tmp_path / "run/checkpoints").exists()
+            train_bellm(shallow(**run), tmp_path / "broken", progress=False)
+    moved = (tmp_path / "triplets.tsv").rename(tmp_path / "moved.tsv")
+    resumed = train_bellm(shallow({"triplets": str(moved)}, **run), tmp_path / "broken", progress=False)
+    assert np.array_equal(resumed.encode(TEXTS), straight.encode(TEXTS))

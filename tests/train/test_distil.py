@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding
-from sentence_transformers.util import pairwise_cos_sim
 from torch.nn.functional import normalize
 
 from st_reba import CausalTransformer
@@ -18,7 +16,7 @@ from st_reba.recipes import find
 from st_reba.train import distil
 from st_reba.train.distil import DistilTraining, shares, train_distil
 
-from .stopping import StopAfter
+from .stopping import stop
 
 pytest.importorskip("peft")
 
@@ -40,18 +38,9 @@ def settings(roomy_path, tmp_path):
     return make
 
 
-def report(directory):
-    return json.loads((directory / "distil.json").read_text())
-
-
-@pytest.mark.parametrize("loss", ["mse", "cosent"])
-def test_one_pass_of_the_same_model(loss, settings, tmp_path, monkeypatch):
-    seen, fit = [], distil.fit
-    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: seen.append(args[1]) or fit(*args, **kwargs))
-    given = settings(
-        loss=loss,
-        arguments={"num_train_epochs": 8, "learning_rate": 1e-2, "save_strategy": "no", "eval_strategy": "no"},
-    )
+def test_one_pass_of_the_same_model(settings, tmp_path):
+    arguments = {"num_train_epochs": 8, "learning_rate": 1e-2, "save_strategy": "no", "eval_strategy": "no"}
+    given = settings(arguments=arguments)
     before = distil.weights_digest(CausalTransformer(given.model))
     student = train_distil(given, tmp_path / "out", progress=False)
     assert [type(module) for module in student] == [CausalTransformer, Pooling, Dense, Normalize]
@@ -59,34 +48,31 @@ def test_one_pass_of_the_same_model(loss, settings, tmp_path, monkeypatch):
     loaded = SentenceTransformer(str(tmp_path / "out" / "model"), device="cpu")
     assert np.array_equal(loaded.encode(SENTENCES), student.encode(SENTENCES))
     assert distil.weights_digest(CausalTransformer(given.model)) == before
-    found = report(tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "distil.json").read_text())
     assert (found["texts"], found["held_out"]) == (len(SENTENCES) - 12, 12)
     assert found["trained"] != found["at_the_start"]
     teacher = find("echo-2").model(CausalTransformer(given.model))
     texts, _ = distil.split(given)
-    if loss == "mse":
-        evaluator = AgreementEvaluator(texts, teacher.encode(texts, convert_to_tensor=True))
-        assert evaluator(student)["spearman_cosines"] > 0.9
-        return
-    [pairs] = seen
-    sides = [pairs["sentence1"][:], pairs["sentence2"][:]]
-    cosines = [pairwise_cos_sim(*(model.encode(side) for side in sides)) for model in (student, teacher)]
-    assert sides[0] == texts
-    assert not any(one == other for one, other in zip(*sides, strict=True))
-    assert spearmanr(pairs["score"][:], cosines[1]).statistic > 0.99
-    assert spearmanr(*cosines).statistic > 0.9
+    evaluator = AgreementEvaluator(texts, teacher.encode(texts, convert_to_tensor=True))
+    assert evaluator(student)["spearman_cosines"] > 0.9
 
 
-def test_a_table_of_token_vectors(settings, tmp_path):
-    pairs = tmp_path / "pairs.tsv"
+@pytest.fixture
+def pairs(tmp_path) -> str:
+    """Pairs of the texts that are trained on."""
+    path = tmp_path / "pairs.tsv"
     rows = zip(SENTENCES, SENTENCES[1:], range(len(SENTENCES) - 1), strict=False)
-    pairs.write_text("".join(f"{first}\t{second}\t{score % 6}\n" for first, second, score in rows), encoding="utf-8")
-    given = settings(student="static", dimensions=8, evaluation=str(pairs), arguments={"learning_rate": 1e-2})
+    path.write_text("".join(f"{first}\t{second}\t{score % 6}\n" for first, second, score in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_a_table_of_token_vectors(settings, pairs, tmp_path):
+    given = settings(student="static", dimensions=8, evaluation=pairs, arguments={"learning_rate": 1e-2})
     student = train_distil(given, tmp_path / "out", progress=False)
     assert [type(module) for module in student] == [StaticEmbedding, Normalize]
     assert student.encode(SENTENCES[:2]).shape == (2, 8)
     assert "st_reba" not in (tmp_path / "out" / "model" / "modules.json").read_text()
-    value, low, high = report(tmp_path / "out")["pairs"]["teacher"]
+    value, low, high = json.loads((tmp_path / "out" / "distil.json").read_text())["pairs"]["teacher"]
     assert low <= value <= high
 
 
@@ -97,10 +83,9 @@ def test_a_table_of_token_vectors(settings, tmp_path):
 def test_each_kind_of_student_is_trained_at_a_rate_of_its_own(student, rate, epochs):
     given = DistilTraining(model="m", recipe="echo-2", texts="t.txt", student=student).training_arguments
     assert (given["learning_rate"], given["num_train_epochs"]) == (rate, epochs)
-    asked = DistilTraining(
-        model="m", recipe="echo-2", texts="t.txt", student=student, arguments={"learning_rate": 3e-3}
-    ).training_arguments
-    assert (asked["learning_rate"], asked["num_train_epochs"]) == (3e-3, epochs)
+    arguments = {"learning_rate": 3e-3}
+    asked = DistilTraining(model="m", recipe="echo-2", texts="t.txt", student=student, arguments=arguments)
+    assert asked.training_arguments["learning_rate"] == 3e-3
 
 
 def test_any_other_model(settings, encoder_paths, tmp_path):
@@ -112,16 +97,14 @@ def test_any_other_model(settings, encoder_paths, tmp_path):
     assert np.array_equal(loaded.encode(SENTENCES), student.encode(SENTENCES))
 
 
-def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, tmp_path, monkeypatch):
-    given = settings(arguments={"save_steps": 1, "max_steps": 2})
+def test_a_resumed_run_is_the_run_and_embeds_nothing_again(settings, pairs, tmp_path, monkeypatch):
+    """Neither where it is scored on other pairs than before: their texts are known, one by one."""
+    arguments = {"save_steps": 1, "max_steps": 2}
+    given = settings(arguments=arguments)
     whole = train_distil(given, tmp_path / "whole", progress=False)
-    fit = distil.fit
-    monkeypatch.setattr(distil, "fit", lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(1)]))
-    with pytest.raises(KeyboardInterrupt):
-        train_distil(given, tmp_path / "out", progress=False)
-    monkeypatch.setattr(distil, "fit", fit)
+    stop(train_distil, given, tmp_path / "out", 1)
     monkeypatch.setattr(distil.Recipe, "model", None)
-    resumed = train_distil(given, tmp_path / "out", progress=False)
+    resumed = train_distil(settings(arguments=arguments, evaluation=pairs), tmp_path / "out", progress=False)
     for name, weight in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], weight), name
     with pytest.raises(ValueError, match="out exists and is not an empty directory|choose another output"):
@@ -136,19 +119,15 @@ def test_targets_keep_as_many_dot_products_as_they_can():
     assert not distil.targets(torch.zeros(1, 9), distil.directions(vectors, 3)).any()
 
 
-def test_a_dimension_that_hardly_varies_says_nothing():
-    """Encoders have some. In training dropout moves them, and what they were multiplied by destroyed the student."""
+def test_directions_in_which_texts_do_not_vary_say_nothing():
+    """A dimension that hardly varies, and those of fewer texts than dimensions, where there is rounding alone: dropout,
+    or a token that no text has, lies there, and what it was multiplied by destroyed the student."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(200, 6, generator=generator)
     inputs[:, 3] = 1e-9 * inputs[:, 3] - 1e-7
     found = distil.linear_map(inputs, torch.randn(200, 4, generator=generator))
     assert not found.weight[:, 3].any()
     assert found.weight.abs().max() < 1
-
-
-def test_directions_in_which_few_texts_do_not_vary_say_nothing():
-    """Fewer texts than dimensions: in the others there is rounding alone, and a token that no text has lies there."""
-    generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, 59, generator=generator) @ torch.eye(59, 256)
     inputs += 2e-6 * torch.randn(60, 256, generator=generator)
     found = distil.linear_map(inputs, normalize(torch.randn(60, 8, generator=generator), dim=-1))
@@ -182,13 +161,10 @@ def test_a_share_has_an_interval():
         ({"student": "MiniLM"}, r"student: There is no recipe 'MiniLM'\. .* a model of the Hub as org/name\."),
         ({"student": "static", "pooling": "mean"}, "pooling: the student 'static' is no recipe"),
         ({"model_kwargs": {"quantization_config": {}}}, "a student is merged into whole weights"),
-        (
-            {"held_out": 40},
-            r"44 different texts, and 40 are held out: give at least 56, or lower held_out \(--held-out\) to 28 or",
-        ),
+        ({"held_out": 40}, r"give at least 56, or lower held_out \(--held-out\) to 28 or less"),
         (
             {"arguments": {"per_device_train_batch_size": 42}},
-            r"give at least 54, or lower per_device_train_batch_size \(--batch-size\) to 32 or less",
+            r"54, or lower per_device_train_batch_size .* to 32 or less",
         ),
     ],
 )

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import TwinTower
-from st_reba.train import DivergedError, JTCSETraining, fit, read_settings, train_jtcse
-from st_reba.train import jtcse as training
+from st_reba.train import JTCSETraining, train_jtcse
 
 from ..backbones import TEXTS
-from ..train.shorthand import whole
-from ..train.stopping import StopAfter
+from .stopping import stop
 
 
 @pytest.fixture
@@ -26,80 +23,42 @@ def texts(tmp_path):
 @pytest.fixture
 def settings(encoder_paths, texts):
     first, second = encoder_paths(num_hidden_layers=2)
-    given = {
-        "model": first, "second_model": second, "texts": texts, "batch_size": 4, "learning_rate": 1e-3,
-        "epochs": 2, "checkpoint_steps": 2,
-    }  # fmt: skip
-    return lambda **changes: JTCSETraining(**whole(**{**given, **changes}))
+    given = {"model": first, "second_model": second, "texts": texts}
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 2}
+    return lambda changes=(), **arguments: JTCSETraining(**{**given, **dict(changes)}, arguments={**usual, **arguments})
 
 
-def stopping(monkeypatch, step: int) -> None:
-    monkeypatch.setattr(training, "fit", lambda *a, **k: fit(*a, **k, callbacks=[StopAfter(step)]))
+def same(model, expected) -> bool:
+    return all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
-def test_a_resumed_run_is_the_run(settings, tmp_path, monkeypatch):
-    """With dropout, and the coin of the interaction loss, which has a generator of its own."""
-    whole = train_jtcse(settings(checkpoint_steps=6), tmp_path / "whole", progress=False)
-    with monkeypatch.context() as patched:
-        stopping(patched, 5)
-        with pytest.raises(KeyboardInterrupt):
-            train_jtcse(settings(), tmp_path / "parts", progress=False)
-    resumed = train_jtcse(settings(), tmp_path / "parts", progress=False)
-    expected = whole.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.state_dict().items())
+def test_a_resumed_run_is_the_run(settings, tmp_path):
+    """With dropout, and the coin of the interaction loss, which has a generator of its own; with moved data."""
+    expected = train_jtcse(settings(save_steps=6), tmp_path / "whole", progress=False).state_dict()
+    stop(train_jtcse, settings(), tmp_path / "parts", 5)
+    moved = (tmp_path / "texts.txt").rename(tmp_path / "moved.txt")
+    changed = settings({"texts": str(moved)}, save_steps=3)
+    assert same(train_jtcse(changed, tmp_path / "parts", progress=False), expected)
     before = TwinTower(settings().model, settings().second_model).state_dict()
     assert sum(not torch.equal(value, expected[f"0.{name}"]) for name, value in before.items()) > len(before) / 2
 
 
-@pytest.mark.long
-def test_a_run_goes_on_with_moved_data_and_other_intervals(settings, texts, tmp_path, monkeypatch):
-    whole = train_jtcse(settings(), tmp_path / "whole", progress=False)
-    with monkeypatch.context() as patched:
-        stopping(patched, 5)
-        with pytest.raises(KeyboardInterrupt):
-            train_jtcse(settings(), tmp_path / "parts", progress=False)
-    moved = shutil.move(texts, tmp_path / "moved.txt")
-    changed = settings(texts=str(moved), checkpoint_steps=3, evaluation_steps=7)
-    resumed = train_jtcse(changed, tmp_path / "parts", progress=False)
-    expected = whole.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.state_dict().items())
-
-
-def test_a_run_does_not_go_on_as_another(settings, texts, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        stopping(patched, 3)
-        with pytest.raises(KeyboardInterrupt):
-            train_jtcse(settings(), tmp_path / "parts", progress=False)
+def test_a_run_does_not_go_on_as_another(settings, texts, tmp_path):
+    stop(train_jtcse, settings(), tmp_path / "parts", 3)
     with pytest.raises(ValueError, match="of a run with temperature=0.05, but now it is temperature=0.1"):
-        train_jtcse(settings(temperature=0.1), tmp_path / "parts", progress=False)
+        train_jtcse(settings({"temperature": 0.1}), tmp_path / "parts", progress=False)
     with open(texts, "a", encoding="utf-8") as stream:
         stream.write("\none more text")
     with pytest.raises(ValueError, match="of a run with other data"):
         train_jtcse(settings(), tmp_path / "parts", progress=False)
 
 
-@pytest.mark.long
-def test_the_coin_matters_for_resuming(settings, tmp_path, monkeypatch):
-    """Were its state not in the checkpoint, the test above would fail."""
-    whole = train_jtcse(settings(), tmp_path / "whole", progress=False)
-    with monkeypatch.context() as patched:
-        stopping(patched, 5)
-        with pytest.raises(KeyboardInterrupt):
-            train_jtcse(settings(), tmp_path / "parts", progress=False)
-    kept = tmp_path / "parts" / "checkpoints" / "checkpoint-4" / "loss_state.pt"
-    state = torch.load(kept)
-    state["interaction._extra_state"] = torch.Generator().manual_seed(8).get_state()
-    torch.save(state, kept)
-    resumed = train_jtcse(settings(), tmp_path / "parts", progress=False)
-    expected = whole.state_dict()
-    assert not all(torch.equal(value, expected[name]) for name, value in resumed.state_dict().items())
-
-
 def test_what_is_written(settings, tmp_path):
     pairs = tmp_path / "dev.tsv"
     pairs.write_text("".join(f"{text}\t{TEXTS[0]}\t{score}\n" for score, text in enumerate(TEXTS)), encoding="utf-8")
     out = tmp_path / "run"
-    chosen = settings(evaluation=str(pairs), evaluation_steps=3, checkpoint_steps=6, cross_every=1, max_seq_length=9)
+    changes = {"evaluation": str(pairs), "cross_every": 1, "max_seq_length": 9}
+    chosen = settings(changes, eval_steps=3, save_steps=6)
     model = train_jtcse(chosen, out, progress=False)
     loaded = SentenceTransformer(str(out / "model"), device="cpu")
     assert loaded[0].cross_every == 1
@@ -112,33 +71,5 @@ def test_what_is_written(settings, tmp_path):
 
 
 def test_tncse(settings, tmp_path):
-    model = train_jtcse(settings(cross_every=0, max_steps=1), tmp_path, progress=False)
+    model = train_jtcse(settings({"cross_every": 0}, max_steps=1), tmp_path, progress=False)
     assert model[0].cross_layers == []
-
-
-def test_a_run_that_diverges(settings, tmp_path):
-    with pytest.raises(DivergedError, match="Training diverged at step"):
-        train_jtcse(settings(learning_rate=1e30, epochs=1), tmp_path, progress=False)
-    assert not (tmp_path / "model").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("cross_every: -1", "cross_every: -1 was given: input should be at least 0"),
-        ("temperature: 0", "temperature: 0 was given: input should be above 0"),
-        ("towers: 2", "the key 'towers' is unknown. Keys: .*second_model"),
-    ],
-)
-def test_bad_settings(line, message, tmp_path):
-    config = tmp_path / "jtcse.yaml"
-    config.write_text(f"model: somewhere\ntexts: texts.txt\n{line}\n")
-    with pytest.raises(ValueError, match=message):
-        read_settings(config, JTCSETraining)
-
-
-def test_an_empty_row_is_named(settings, tmp_path):
-    rows = tmp_path / "texts.jsonl"
-    rows.write_text('{"sentence": "a text"}\n{"sentence": " "}\n')
-    with pytest.raises(ValueError, match="texts.jsonl, line 2: sentence: an empty text"):
-        train_jtcse(settings(texts=str(rows)), tmp_path / "run", progress=False)

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
-from st_reba.train import BeLLMTraining, bellm, build_bellm, fit, train_bellm
+from st_reba.train import BeLLMTraining, build_bellm, train_bellm
 
 from .. import processes
 from ..backbones import TEXTS
-from .stopping import StopAfter
+from .stopping import stop
 
 pytest.importorskip("peft")
 
@@ -52,7 +52,7 @@ def given(shallow_path, tmp_path):
     return settings
 
 
-def test_two_processes_are_one(given, tmp_path, monkeypatch):
+def test_two_processes_are_one(given, tmp_path):
     """Negatives are those of both, and so is the angle loss; the gradient is that of the whole batch.
 
     They go on where one process was stopped, whose batches were as large as theirs together.
@@ -60,10 +60,7 @@ def test_two_processes_are_one(given, tmp_path, monkeypatch):
     alone, out = BeLLMTraining(**given(4)), tmp_path / "two"
     before = build_bellm(alone).encode(TEXTS)
     one = train_bellm(alone, tmp_path / "one", progress=False).encode(TEXTS)
-    with monkeypatch.context() as patch:
-        patch.setattr(bellm, "fit", lambda *args, **kwargs: fit(*args, callbacks=[StopAfter(3)], **kwargs))
-        with pytest.raises(KeyboardInterrupt):
-            train_bellm(BeLLMTraining(**given(4, save_steps=2)), out, progress=False)
+    stop(train_bellm, BeLLMTraining(**given(4, save_steps=2)), out, 3)
 
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(given(2)), encoding="utf-8")
     launched = {

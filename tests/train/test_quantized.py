@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from transformers import TorchAoConfig
 
 from st_reba.train import BeLLMTraining, build_bellm, train_bellm
 
 from ..backbones import TEXTS
 
 pytest.importorskip("peft")
-pytest.importorskip("torchao.quantization")
+quantization = pytest.importorskip("torchao.quantization")
 
 
 def test_adapter_and_merged_model_are_close(backbone_path, tmp_path):
@@ -19,7 +20,7 @@ def test_adapter_and_merged_model_are_close(backbone_path, tmp_path):
     (tmp_path / "triplets.tsv").write_text(rows, encoding="utf-8")
     settings = BeLLMTraining(
         model=backbone_path(), triplets=str(tmp_path / "triplets.tsv"), rank=4,
-        model_kwargs={"quantization_config": {"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"}},
+        model_kwargs={"quantization_config": TorchAoConfig(quantization.Int8WeightOnlyConfig())},
         arguments={"learning_rate": 1e-2, "per_device_train_batch_size": 5, "num_train_epochs": 3, "report_to": "none"},
     )  # fmt: skip
     before = build_bellm(settings)

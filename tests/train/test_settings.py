@@ -1,5 +1,9 @@
+"""What a settings file may hold: the keys of a method, and the training arguments of sentence-transformers, whole."""
+
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_reba.train import RunSettings, Settings, read_settings, setting
+from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, RunSettings, Settings, read_settings, setting
+from st_reba.train.settings import complete, identity, made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +26,27 @@ class Example(Settings):
     quick: bool = False
 
 
-def write(tmp_path, text: str):
-    path = tmp_path / "config.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
+METHODS = {
+    BeLLMTraining: "model: m\ntriplets: t\n",
+    FreezeTraining: "model: m\npairs: p\n",
+    JTCSETraining: "model: m\ntexts: t\n",
+}
 
 
-def test_defaults_and_values(tmp_path):
-    read = read_settings(
-        write(tmp_path, "model: m\nrate: 1e-3\nlayers: all\nmodules: [q_proj, v_proj]\nquick: true\n"), Example
-    )
-    assert read == Example(model="m", rate=1e-3, layers="all", modules=("q_proj", "v_proj"), quick=True)
-    assert read.rank == 32
+@pytest.fixture
+def read(tmp_path):
+    def settings(text: str, kind=BeLLMTraining):
+        path = tmp_path / "settings.yaml"
+        path.write_text(METHODS.get(kind, "") + text, encoding="utf-8")
+        return read_settings(path, kind)
+
+    return settings
+
+
+def test_defaults_and_values(read):
+    found = read("model: m\nrate: 1e-3\nlayers: all\nmodules: [q_proj, v_proj]\nquick: true\n", Example)
+    assert found == Example(model="m", rate=1e-3, layers="all", modules=("q_proj", "v_proj"), quick=True)
+    assert found.rank == 32
 
 
 @pytest.mark.parametrize(
@@ -40,58 +54,154 @@ def test_defaults_and_values(tmp_path):
     [
         ("", "holds nothing, but it must hold lines such as model: org/name. Keys: model, rank,"),
         ("- a\n", "holds a list"),
-        ("model: [\n", "config.yaml, line 2: this is not YAML (expected the node content, but found '<stream end>')."),
-        ("model: m\nrnak: 3\n", "the key 'rnak' is unknown. Keys: model, rank, rate"),
+        ("model: [\n", "settings.yaml, line 2: this is not YAML (expected the node content, but found '<stream end>')"),
+        ("model: m\nrnak: 3\n", "the key 'rnak' is unknown. Keys: model, rank, rate, dropout, layers, modules, quick. "
+         "The nearest is rank."),
         ("rank: 3\n", "the key 'model' is missing. Add a line model: VALUE."),
-        ("model: m\nrank: 0\n", "rank: 0 was given: input should be at least 1."),
-        ("model: m\nrank: 2.5\n", "rank: 2.5 was given: input should be a valid integer."),
+        ("model: m\nrank: 0\n", "rank: 0 was given: input should be greater than or equal to 1."),
         ("model: m\nrank: true\n", "rank: True was given: input should be a valid integer."),
         ("model: m\nrate: fast\n", "rate: 'fast' was given: input should be a valid number."),
         ("model: m\nrate: .nan\n", "rate: nan was given: input should be a finite number."),
-        ("model: m\ndropout: 1\n", "dropout: 1 was given: input should be at least 0, below 1."),
-        (
-            "model: m\nlayers: some\n",
-            "layers: 'some' was given: input should be a valid integer or input should be 'none' or 'all'.",
-        ),
-        (
-            "model: m\nmodules: [1]\n",
-            "modules: (1,) was given: input should be a valid string or input should be 'all-linear'.",
-        ),
+        ("model: m\ndropout: 1\n", "dropout: 1 was given: input should be less than 1."),
+        ("model: m\nlayers: some\n",
+         "layers: 'some' was given: input should be a valid integer or input should be 'none' or 'all'."),
+        ("model: m\nmodules: [1]\n",
+         "modules: (1,) was given: input should be a valid string or input should be 'all-linear'."),
         ("model: m\nquick: 1\n", "quick: 1 was given: input should be a valid boolean."),
-        ("model: 3\n", "model: 3 was given: input should be a valid string."),
     ],
-)
-def test_refusals_name_file_key_and_what_is_allowed(text, message, tmp_path):
-    path = write(tmp_path, text)
+)  # fmt: skip
+def test_refusals_name_file_key_and_what_is_allowed(text, message, read):
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        read_settings(path, Example)
-    assert str(path) in str(raised.value)
+        read(text, Example)
+    assert "settings.yaml" in str(raised.value)
     assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("word", "read"), [("no", "no"), ("yes", "yes"), ("2e-4", 2e-4), ("1", 1), (".5", 0.5), ("false", False)]
+    ("text", "message"),
+    [
+        ("arguments: {bf61: true}", "'bf61' is no training argument of sentence-transformers. The nearest is bf16."),
+        ("arguments: {bf16: 1}", "bf16: 1 was given: input should be a valid boolean."),
+        ("arguments: {per_device_train_batch_size: 0}", "was given: input should be greater than or equal to 1."),
+        ("arguments: {gradient_checkpointing_kwargs: 3}", "3 was given: input should be a valid dictionary or"),
+        ("arguments: {output_dir: x}", "output_dir cannot be given: the output directory of the run is where"),
+        ("arguments: {eval_strategy: steps}", "eval_strategy: 'steps' was given, but there is nothing to evaluate on"),
+        ("arguments: {load_best_model_at_end: true}\nevaluation: x", "metric_for_best_model: eval_spearman_cosine"),
+        ("arguments: fast", "arguments: 'fast' was given: input should be a valid dictionary."),
+        ("bidirectional_layers: -1", "-1 was given: input should be greater than or equal to 0 or input should be 'n"),
+        ("learning_rates: 1", "unknown. learning_rate is an argument of sentence-transformers: write it below argum"),
+        ("batch_size: 3", "unknown. per_device_train_batch_size is an argument of sentence-transformers: write it"),
+        ("bf16: true", "unknown. bf16 is an argument of sentence-transformers: write it below arguments."),
+        ("traplets: x", "The nearest is triplets."),
+        ("preset: published", "preset: 'published' was given, but it must be 'released', or left out."),
+    ],
+)  # fmt: skip
+def test_refusals_of_a_run(text, message, read):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        read(text)
+    assert message in str(raised.value)
+    assert "settings.yaml: " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("no", "no"), ("yes", "yes"), ("2e-4", 2e-4), ("1", 1), (".5", 0.5), ("false", False)]
 )
-def test_words_and_numbers_are_those_of_yaml_1_2(word, read, tmp_path):
-    path = write(tmp_path, f"arguments: {{}}\nmodel_kwargs: {{a: {word}}}\n")
-    found = read_settings(path, RunSettings).model_kwargs["a"]
-    assert (found, type(found)) == (read, type(read))
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_settings(tmp_path / "none.yaml", Example)
-
-
-def test_values_given_in_python_are_checked_too():
-    with pytest.raises(ValueError, match="arguments: num_train_epochs: 0 was given: input should be above 0"):
-        RunSettings(arguments={"num_train_epochs": 0})
+def test_words_and_numbers_are_those_of_yaml_1_2(word, value, read):
+    found = read(f"model_kwargs: {{a: {word}}}\n", RunSettings).model_kwargs["a"]
+    assert (found, type(found)) == (value, type(value))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_range_holds_for_every_number(rate):
+def test_a_range_holds_for_every_number_in_python_too(rate):
     if rate > 0:
         assert Example(model="m", rate=rate).rate == rate
     else:
-        with pytest.raises(ValueError, match="above 0"):
+        with pytest.raises(ValueError, match="greater than 0"):
             Example(model="m", rate=rate)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_arguments_reach_the_trainer_whole(kind, read, tmp_path):
+    """Precision, accumulation, checkpointing, a schedule: what the papers' own case needs."""
+    settings = read(
+        "arguments:\n  bf16: true\n  use_cpu: true\n  gradient_accumulation_steps: 8\n  gradient_checkpointing: true\n"
+        "  lr_scheduler_type: cosine\n  warmup_steps: 0.1\n  max_grad_norm: 0.5\n  optim: adafactor\n"
+        "  learning_rate: 3e-5\n  save_strategy: no\n  report_to: none\n",
+        kind,
+    )
+    given = made(complete(settings.training_arguments, evaluates=False), tmp_path, progress=False)
+    assert (given.bf16, given.gradient_accumulation_steps, given.gradient_checkpointing) == (True, 8, True)
+    assert (given.lr_scheduler_type, given.warmup_steps, given.max_grad_norm) == ("cosine", 0.1, 0.5)
+    assert (given.optim, given.learning_rate, given.save_strategy, given.report_to) == ("adafactor", 3e-5, "no", [])
+    # And the method's own where nothing was said. A run notes what decides its weights, as JSON.
+    assert given.per_device_train_batch_size == 64
+    json.dumps([identity(settings.training_arguments), settings.identity()])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lr_scheduler_type": "cosin"}, "cosin is not a valid"),
+        ({"batch_sampler": "no_duplicate"}, "no_duplicate is not a valid"),
+        ({"bf16": True, "fp16": True, "use_cpu": True}, "At most one of fp16 and bf16 can be True"),
+    ],
+)
+def test_what_sentence_transformers_refuses(given, message, tmp_path):
+    with pytest.raises(ValueError, match=f"arguments: {message}"):
+        made(complete(given, evaluates=False), tmp_path, progress=False)
+
+
+def test_steps_are_given_by_who_wants_steps():
+    given = complete({"save_steps": 5, "eval_steps": 3}, evaluates=True)
+    assert (given["save_strategy"], given["eval_strategy"]) == ("steps", "steps")
+    given = complete({}, evaluates=True)
+    assert (given["save_strategy"], given["eval_strategy"]) == ("epoch", "epoch")
+    assert complete({"eval_steps": 3}, evaluates=False)["eval_strategy"] == "no"
+    whole = JTCSETraining(model="m", texts="t", evaluation="e", arguments={"eval_strategy": "epoch"})
+    assert "eval_steps" not in whole.training_arguments
+
+
+def test_the_released_command(read):
+    """Its settings are one word; what is given besides is in place of them."""
+    settings = read("preset: released\nrank: 8\narguments: {num_train_epochs: 1}\n")
+    assert (settings.rank, settings.alpha, settings.pool_over) == (8, 128, "whole")
+    assert (settings.contrastive_weight, settings.angle_weight, settings.max_seq_length) == (20, 1, 60)
+    arguments = settings.training_arguments
+    assert (arguments["num_train_epochs"], arguments["gradient_accumulation_steps"]) == (1, 32)
+    assert (arguments["per_device_train_batch_size"], arguments["warmup_steps"]) == (256, 80)
+    given = {"model": "m", "triplets": "t", "rank": 8, "arguments": {"num_train_epochs": 1}}
+    assert settings == BeLLMTraining.of_preset("released", **given)
+
+
+def test_what_decides_the_weights():
+    """Where it is evaluated which step is the best, so does when that is."""
+    free = {"logging_steps": 1, "save_steps": 3, "report_to": "none", "use_cpu": True, "hub_model_id": "a/b"}
+    deciding = {"weight_decay": 0.1, "bf16": True, "seed": 3}
+    by_itself = {"weight_decay": 0.0, "gradient_checkpointing": True, "max_grad_norm": 1.0}
+    assert identity(free) == identity(by_itself) == {}
+    assert identity({**free, **deciding}) == deciding
+    best = identity({**free, "load_best_model_at_end": True})
+    assert best == {"save_steps": 3, "load_best_model_at_end": True}
+
+
+def test_model_kwargs(read):
+    settings = read("model_kwargs: {dtype: bfloat16, device_map: auto}\n")
+    assert settings.loading() == {"dtype": "bfloat16", "device_map": "auto"}
+    assert settings.identity()["model_kwargs"] == {"dtype": "bfloat16"}
+    assert RunSettings().loading() == {"dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "error", "message"),
+    [
+        ("{bits: 4}", ValueError, "model_kwargs: quantization_config: .*quant_method.* Such as"),
+        ("{quant_method: few}", ValueError, "model_kwargs: quantization_config: Unknown quantization type"),
+        ("{load_in_4bit: true}", ImportError, "needs bitsandbytes: pip install"),
+        ("{quant_method: torchao, quant_type: Int8WeightOnlyConfig}", ImportError, "needs torchao: pip install"),
+    ],
+)
+def test_quantisation_in_words(quantization, error, message, read, monkeypatch):
+    for package in ("bitsandbytes", "torchao"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(error, match=message):
+        read(f"model_kwargs: {{quantization_config: {quantization}}}\n").loading()

@@ -39,18 +39,12 @@ def test_it_is_there_for_the_next_run_and_grows(module, tmp_path, monkeypatch):
     first.add(TEXTS[:2])
     states = first.states(TEXTS[:2])
     again = StatesCache(tmp_path, module)
-    assert TEXTS[0] in again
-    assert TEXTS[4] not in again
+    assert (TEXTS[0] in again, TEXTS[4] in again) == (True, False)
     assert again.add(TEXTS) == len(TEXTS) - 2
     monkeypatch.setattr(module, "forward", None)
     whole = StatesCache(tmp_path, module)
     assert len(whole) == len(TEXTS)
     assert torch.equal(whole.states(TEXTS[:2]), states)
-
-
-def test_a_text_that_was_never_added(module, tmp_path):
-    with pytest.raises(KeyError, match="is not in the cache .*: add it first"):
-        StatesCache(tmp_path, module).states(["a"])
 
 
 def test_models_and_settings_are_kept_apart(module, backbone_path, tmp_path):
@@ -79,22 +73,17 @@ def test_a_run_that_was_killed_loses_what_it_had_not_written(module, tmp_path, m
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        cache.add(TEXTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cache.add(TEXTS)
     (cache.directory / ".writing-left-behind").write_bytes(b"half")
-    monkeypatch.setattr(os, "replace", replace)
     again = StatesCache(tmp_path, module)
     assert len(again) == 2
     assert not list(again.directory.glob(".writing-*"))
     assert again.add(TEXTS) == len(TEXTS) - 2
     assert torch.allclose(again.states(TEXTS), expected(module, TEXTS), rtol=1e-2, atol=1e-2)
-
-
-def test_a_damaged_file_is_named(module, tmp_path):
-    cache = StatesCache(tmp_path, module)
-    cache.add(TEXTS)
-    (path,) = cache.directory.glob("*.safetensors")
+    path = next(cache.directory.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match=f"{path} cannot be read .* Remove it; its texts are then read again"):
         StatesCache(tmp_path, module)
@@ -109,13 +98,9 @@ def test_states_beyond_the_range_of_float16(module, tmp_path, monkeypatch):
     found, wanted = cache.states(TEXTS), expected(module, TEXTS)
     assert bool(((found - wanted).abs() <= 2**-11 * wanted.abs().amax(dim=-1, keepdim=True)).all())
     assert wanted.abs().max() > 65504
-
-
-def test_states_that_are_not_finite(module, tmp_path, monkeypatch):
-    forward = module.forward
-    monkeypatch.setattr(module, "forward", lambda features: {"layer_states": forward(features)["layer_states"] / 0})
+    scale.fill_(torch.inf)
     with pytest.raises(ValueError, match="are not finite: the model overflows in torch.float32"):
-        StatesCache(tmp_path, module).add(TEXTS)
+        cache.add(["another text"])
 
 
 def test_a_model_that_looks_states_up(module, tmp_path):

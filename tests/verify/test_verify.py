@@ -6,6 +6,7 @@ import copy
 import json
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -46,18 +47,20 @@ class Stub:
                 if texts is None or any(refuses(text) for text in texts):
                     return self.answer(422, {"error": "no"})
                 try:
-                    rows = np.asarray(encode(texts), dtype=np.float64).tolist()
+                    found = encode(texts)
                 except RuntimeError as error:
                     return self.answer(500, {"error": str(error)})
-                if known == "tei":
-                    return self.answer(200, rows)
-                return self.answer(200, {"data": [{"index": i, "embedding": row} for i, row in enumerate(rows)]})
+                if isinstance(found, bytes):
+                    return self.answer(200, found)
+                rows = np.asarray(found, dtype=np.float64).tolist()
+                data = [{"index": place, "embedding": row} for place, row in enumerate(rows)]
+                return self.answer(200, rows if known == "tei" else {"data": data})
 
             def do_GET(self):
                 self.answer(200, {"data": [{"id": "stub"}]})
 
             def answer(self, status, content):
-                body = json.dumps(content).encode()
+                body = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -117,14 +120,36 @@ def piped(head, pooling, *behind, **settings):
 
 
 @pytest.fixture(scope="module")
-def last(paths):
-    """Read at the end token, behind a prompt."""
-    return piped(CausalTransformer(paths["ends"], pool_over="all"), "lasttoken", default_prompt_name="query")
+def models(paths):
+    """By what they are: the pooling, and what is told apart beside it."""
+    ends, opened = (CausalTransformer(paths[name], pool_over="all") for name in ("ends", "open"))
+    head, query = CausalTransformer(paths["open"]), {"default_prompt_name": "query"}
+    found = {
+        "last, ends, query": piped(ends, "lasttoken", **query),
+        "last, ends": piped(ends, "lasttoken"),
+        "last, query": piped(opened, "lasttoken", **query),
+        "last": piped(opened, "lasttoken"),
+        "mean, ends": piped(ends, "mean"),
+        "last of words": piped(head, "lasttoken"),
+        "mean": piped(head, "mean"),
+        "first": piped(head, "cls"),
+        "one row": piped(CausalTransformer(paths["open"], rows="last"), "lasttoken"),
+        "dense": piped(head, "mean", Dense(32, 32, bias=False)),
+        "ReBA": piped(ReBAModule(paths["open"], repetitions=2), "mean"),
+    }
+    bare = [*found["last, ends, query"].children()][:2]
+    return {**found, "bare": SentenceTransformer(modules=bare, device="cpu", prompts=PROMPTS, **query)}
 
 
 @pytest.fixture(scope="module")
-def reba(paths):
-    return piped(ReBAModule(paths["open"], repetitions=2), "mean")
+def last(models):
+    """Read at the end token, behind a prompt."""
+    return models["last, ends, query"]
+
+
+@pytest.fixture(scope="module")
+def reba(models):
+    return models["ReBA"]
 
 
 def causes(url, model, **settings):
@@ -138,42 +163,55 @@ def test_equal(stub, last, reba):
         assert {row.probe.name for row in seen.rows} == {"word", "sentence", "Chinese", "other marks", "empty", "long"}
         assert max(row.distance for row in seen.rows) < 1e-5
         assert next(row.probe.tokens for row in seen.rows if row.probe.name == "long") > model[0].max_seq_length
+    document = stub(last.encode_document)
+    assert causes(document, last) == ['the prompt is that of "document"']
+    assert causes(document, last, prompt_name="document") == []
 
 
-def test_no_end_token(stub, last, paths):
-    served = piped(CausalTransformer(paths["open"], pool_over="all"), "lasttoken", default_prompt_name="query")
-    assert causes(stub(served.encode), last) == ["the end token (EOS) is missing"]
+@pytest.mark.parametrize(
+    ("served", "own", "expected"),
+    [
+        ("last, query", "last, ends, query", ["the end token (EOS) is missing"]),
+        ("last, ends", "last", ["an end token (EOS) is added"]),
+        ("last, ends", "last, ends, query", ["the prompt is missing"]),
+        ("mean", "last of words", ["pooling is the mean of all tokens, and the model's is the last token"]),
+        ("last of words", "mean", ["pooling is the last token, and the model's is the mean of all tokens"]),
+        ("first", "mean", ["pooling is the first token, and the model's is the mean of all tokens"]),
+        ("mean", "one row", ["pooling is the mean of all tokens, and the model's is the last token"]),
+        ("mean", "dense", ["Dense, which stands behind the pooling, is missing"]),
+        (
+            "mean, ends",
+            "last, ends, query",
+            ["the prompt is missing", "pooling is the mean of all tokens, and the model's is the last token"],
+        ),
+        ("last, ends, query", "bare", ["normalisation: the vectors have length 1, and the model's have not"]),
+        ("bare", "last, ends, query", ["normalisation: the model's vectors have length 1, and these "]),
+    ],
+)
+def test_a_fault_is_named(served, own, expected, stub, models):
+    found = causes(stub(models[served].encode), models[own])
+    assert len(found) == len(expected)
+    assert all(cause.startswith(said) for cause, said in zip(found, expected, strict=True)), found
 
 
-def test_an_end_token_too_many(stub, last, paths):
-    own = piped(CausalTransformer(paths["open"], pool_over="all"), "lasttoken")
-    served = piped(CausalTransformer(paths["ends"], pool_over="all"), "lasttoken")
-    assert causes(stub(served.encode), own) == ["an end token (EOS) is added"]
+def padded(texts):
+    return [text + "!" * (max(map(len, texts)) - len(text)) for text in texts]
 
 
-def test_no_prompt(stub, last):
-    assert causes(stub(lambda texts: last.encode(texts, prompt="")), last) == ["the prompt is missing"]
-
-
-def test_another_prompt(stub, last):
-    served = stub(last.encode_document)
-    assert causes(served, last) == ['the prompt is that of "document"']
-    assert causes(served, last, prompt_name="document") == []
-
-
-@pytest.mark.parametrize(("served", "own"), [("mean", "lasttoken"), ("lasttoken", "mean"), ("cls", "mean")])
-def test_pooling(stub, paths, served, own):
-    given = {mode: piped(CausalTransformer(paths["open"]), mode) for mode in (served, own)}
-    called = {"mean": "the mean of all tokens", "lasttoken": "the last token", "cls": "the first token"}
-    expected = [f"pooling is {called[served]}, and the model's is {called[own]}"]
-    assert causes(stub(given[served].encode), given[own]) == expected
-
-
-def test_pooling_of_a_model_that_hands_on_one_token(stub, paths):
-    own = piped(CausalTransformer(paths["open"], rows="last"), "lasttoken")
-    served = piped(CausalTransformer(paths["open"]), "mean")
-    (cause,) = causes(stub(served.encode), own)
-    assert cause.startswith("pooling is the mean of all tokens")
+@pytest.mark.parametrize(
+    ("own", "encode", "expected"),
+    [
+        ("last", lambda own, texts: own.encode(sorted(texts)), "order: the vectors of a list are not in the order"),
+        ("last", lambda own, texts: own.encode(padded(texts)), "batch: a text's vector depends on the texts beside"),
+        ("last", lambda own, texts: 3 * own.encode(texts), "normalisation: the model's vectors have length 1, and"),
+        ("bare", lambda own, texts: 3 * own.encode(texts), "normalisation: the vectors are 3 to 3 times as long"),
+        ("last", lambda own, texts: own.encode(texts)[:, :8], "vectors have 8 values, and the model's 32: another"),
+        ("last", lambda own, texts: np.eye(32)[[len(text) % 5 for text in texts]], "no fault that is known explains"),
+    ],
+)
+def test_what_is_done_to_the_vectors_is_named(own, encode, expected, stub, models):
+    (cause,) = causes(stub(partial(encode, models[own])), models[own])
+    assert cause.startswith(expected)
 
 
 @pytest.mark.parametrize("length", [13, 32])
@@ -182,17 +220,13 @@ def test_texts_are_cut_earlier(stub, paths, length):
     served.max_seq_length = length
     # 13 tokens are what is left of 16 by three that stand around a text.
     assert causes(stub(served.encode), own) == [f"texts are cut after {length} tokens, and the model reads 40"]
-
-
-def test_texts_are_not_cut(stub, paths):
-    own, served = (piped(CausalTransformer(paths["open"]), "mean") for _ in range(2))
     own.max_seq_length, served.max_seq_length = 20, ROOM
     (cause,) = causes(stub(served.encode), own, max_tokens=25)
     assert cause == "texts are not cut, and the model reads 20 tokens"
 
 
-def test_texts_lose_their_beginning(stub, paths):
-    own = piped(CausalTransformer(paths["open"]), "mean")
+def test_texts_lose_their_beginning(stub, models):
+    own = models["mean"]
 
     def encode(texts):
         offsets = [own.tokenizer(text, return_offsets_mapping=True)["offset_mapping"] for text in texts]
@@ -201,15 +235,6 @@ def test_texts_lose_their_beginning(stub, paths):
         )
 
     assert causes(stub(encode), own) == ["a text that is too long loses its beginning and not its end"]
-
-
-def test_lengths_of_vectors(stub, last):
-    bare = SentenceTransformer(modules=[last[0], last[1]], device="cpu", prompts=PROMPTS, default_prompt_name="query")
-    (cause,) = causes(stub(bare.encode), last)
-    assert cause.startswith("normalisation: the model's vectors have length 1, and these ")
-    assert causes(stub(last.encode), bare) == ["normalisation: the vectors have length 1, and the model's have not"]
-    (cause,) = causes(stub(lambda texts: 3 * bare.encode(texts)), bare)
-    assert cause == "normalisation: the vectors are 3 to 3 times as long as the model's"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -222,20 +247,6 @@ def test_precision(stub, reba, dtype):
     assert causes(served, reba, tolerance=0.1) == []
 
 
-def test_padding_that_is_read(stub, last):
-    def encode(texts):
-        longest = max(map(len, texts))
-        return last.encode([text + "!" * (longest - len(text)) for text in texts])
-
-    (cause,) = causes(stub(encode), last)
-    assert cause.startswith("batch: a text's vector depends on the texts beside it")
-
-
-def test_vectors_in_another_order(stub, last):
-    served = stub(lambda texts: last.encode(sorted(texts)))
-    assert causes(served, last) == ["order: the vectors of a list are not in the order of its texts"]
-
-
 def test_a_recipe_that_the_server_does_not_know(stub, roomy_path):
     """What an engine does with the weights and the pooling that lie in the model's directory."""
     head = Transformer(roomy_path)
@@ -243,28 +254,6 @@ def test_a_recipe_that_the_server_does_not_know(stub, roomy_path):
     for module, pooling in ((ReBAModule, "mean"), (EchoModule, "lasttoken")):
         (cause,) = causes(stub(piped(head, pooling).encode), piped(module(roomy_path), pooling), max_tokens=128)
         assert cause.startswith(f"the recipe ({module.__name__}) is missing")
-
-
-def test_a_module_that_the_server_does_not_know(stub, paths):
-    head = CausalTransformer(paths["open"])
-    own = piped(head, "mean", Dense(32, 32, bias=False))
-    assert causes(stub(piped(head, "mean").encode), own) == ["Dense, which stands behind the pooling, is missing"]
-
-
-def test_two_faults(stub, last, paths):
-    served = piped(CausalTransformer(paths["ends"], pool_over="all"), "mean")
-    assert causes(stub(served.encode), last) == [
-        "the prompt is missing",
-        "pooling is the mean of all tokens, and the model's is the last token",
-    ]
-
-
-def test_another_model(stub, last):
-    rows = np.random.default_rng(0).normal(size=(32,))
-    (cause,) = causes(stub(lambda texts: [rows * (1 + len(text)) for text in texts]), last)
-    assert cause.startswith("no fault that is known explains")
-    (cause,) = causes(stub(lambda texts: last.encode(texts)[:, :8]), last)
-    assert cause == "vectors have 8 values, and the model's 32: another model, or a part"
 
 
 def test_an_empty_text(stub, last, reba):
@@ -306,43 +295,26 @@ def test_a_static_model(stub, paths, tmp_path):
     assert ends.stdout.startswith("Equal: http://127.0.0.1:")
 
 
-def test_answers_and_keys_that_cannot_be_read(stub, reba):
-    nested = stub(reba.encode)
-    for key in ("Schlüssel", "密钥", "two\nlines"):
-        with pytest.raises(ValueError, match="The API key has other characters than printable ASCII"):
-            Endpoint(nested, key=key)
-    with pytest.raises(EndpointError, match="does not answer|is no URL"):
-        Endpoint("http://127.0.0.1:port/v1/embeddings").embed(["a"])
-    with pytest.raises(EndpointError, match="does not answer|is no URL"):
-        Endpoint("http://hóst.invalid/pâth").embed(["a"])
-
-
-def test_an_answer_that_is_nested_without_end():
-    class Nested(BaseHTTPRequestHandler):
-        def do_POST(self):
-            # What is closed before all was read is reset, and the client sees another error.
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"[" * 200_000)
-
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Nested) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with pytest.raises(EndpointError, match="answered with something else than JSON"):
-            Endpoint(f"http://127.0.0.1:{server.server_port}/embed").embed(["a"])
-        server.shutdown()
+@pytest.mark.parametrize("key", ["密钥", "two\nlines"])
+def test_keys_that_cannot_be_sent(key):
+    with pytest.raises(ValueError, match="The API key has other characters than printable ASCII"):
+        Endpoint("http://127.0.0.1:9/embed", key=key)
 
 
 def test_servers_that_are_none(stub, reba):
     with pytest.raises(EndpointError, match="does not answer .*: check the URL, and that the server runs"):
         Endpoint("http://127.0.0.1:9", timeout=5)
-    with pytest.raises(EndpointError, match="within 0.3 seconds: .* give --timeout more seconds, .* --max-tokens"):
-        verify(Endpoint(stub(lambda texts: time.sleep(1)), timeout=0.3), reba)
-    with pytest.raises(EndpointError, match="gave no vector for each of 1 texts"):
-        verify(Endpoint(stub(lambda texts: [])), reba)
+    for url in ("http://127.0.0.1:port/v1/embeddings", "http://hóst.invalid/pâth/embed"):
+        with pytest.raises(EndpointError, match="does not answer|is no URL"):
+            Endpoint(url).embed(["a"])
+    for encode, timeout, message in (
+        (lambda texts: time.sleep(1), 0.3, "within 0.3 seconds: .* give --timeout more seconds, .* --max-tokens"),
+        (lambda texts: [], 60, "gave no vector for each of 1 texts"),
+        (lambda texts: b"[" * 200_000, 60, "answered with something else than JSON"),
+        (lambda texts: b"\xff", 60, "answered with something else than JSON"),
+    ):
+        with pytest.raises(EndpointError, match=message):
+            Endpoint(f"{stub(encode)}/embed", timeout=timeout).embed(["a"])
     with pytest.raises(EndpointError, match="answered 422"):
         verify(Endpoint(stub(reba.encode, refuses=lambda text: True)), reba)
     with pytest.raises(ValueError, match='the model has "query", "document"'):

@@ -119,7 +119,7 @@ class Sample:
     Attributes:
         split: The split's name, such as ``"test"``.
         subset: mteb's name of the language or part, such as ``"default"``.
-        unit: What an item is: a pair, a text, a query, an experiment (one of mteb's training draws) or a clustering.
+        unit: What an item is: a pair, a text, a query or one of mteb's clusterings.
         statistic: Makes the score of the items: the mean of ``values``; their correlation with ``labels``; the accuracy
             at the best threshold, or the average precision, of the best of several similarities.
         values: One number an item, (n,), or as many as there are similarities, (n, similarities).
@@ -128,7 +128,7 @@ class Sample:
 
     split: str
     subset: str
-    unit: Literal["pair", "text", "query", "experiment", "clustering"]
+    unit: Literal["pair", "text", "query", "clustering"]
     statistic: Kind
     values: Any
     labels: Any = None
@@ -154,16 +154,8 @@ def score_items(samples: Mapping[str, Sequence[Sample]]) -> Splits:
     return Splits(parts)
 
 
-#: mteb's columns of predictions by what a metric's name starts with, each with the sign that makes more mean closer.
-_PREDICTED = {
-    "similarity": [("similarity_scores", 1)],
-    "cosine": [("cosine_scores", 1)],
-    "manhattan": [("manhattan_distances", -1)],
-    "euclidean": [("euclidean_distances", -1)],
-    "dot": [("dot_scores", 1)],
-}
-_PREDICTED["max"] = [column for columns in _PREDICTED.values() for column in columns]
-_PREDICTED[""] = _PREDICTED["similarity"]
+#: How mteb predicts how alike two texts are: a metric's name starts with one of these, or with "max", the best of all.
+_PREDICTED = ("similarity_scores", "cosine_scores", "manhattan_distances", "euclidean_distances", "dot_scores")
 #: What is resampled, by what a metric's name ends with.
 _STATISTICS: dict[str, Kind] = {
     "spearman": "spearman",
@@ -192,45 +184,13 @@ def _samples_from_predictions(task: Any, path: Path) -> Iterator[Sample]:
             right = np.asarray(predictions) == np.asarray(data[task.label_column_name])
             yield Sample(split, subset, "text", "mean", right.mean(axis=0))
             continue
-        scores = [sign * np.asarray(predictions[column]) for column, sign in _PREDICTED[by_similarity]]
-        if kind == "STS":
-            values, labels = scores[0], np.asarray(data["score"], dtype=float)
-        else:
-            values, labels = np.stack(scores, axis=1), data[task.label_column_name]
-            # Some datasets hold all their pairs in one row.
-            labels = np.asarray(labels[0] if len(data) == 1 else labels)
+        columns = [each for each in _PREDICTED if each.startswith(by_similarity or "similarity")] or _PREDICTED
+        closeness = [np.asarray(predictions[each]) * (-1 if "distances" in each else 1) for each in columns]
+        labels = data["score" if kind == "STS" else task.label_column_name]
+        # Some datasets hold all their pairs in one row.
+        labels = np.asarray(labels[0] if kind != "STS" and len(data) == 1 else labels)
+        values = closeness[0] if kind == "STS" else np.stack(closeness, axis=1)
         yield Sample(split, subset, "pair", _STATISTICS[name], values, labels)
-
-
-def _complete_samples(task: AbsTask, result: TaskResult, known: list[Sample]) -> list[Sample]:
-    """One sample for each split and subset of a result, or none at all if one of them cannot be resampled.
-
-    Args:
-        task: Whose result it is.
-        result: mteb's, with the scores of single experiments and clusterings where it has them.
-        known: Samples taken while the task ran; they go before those of the result.
-    """
-    by_place = {(sample.split, sample.subset): sample for sample in known}
-    metric, samples = task.metadata.main_score, []
-    for split, entries in result.scores.items():
-        for entry in entries:
-            subset = entry["hf_subset"]
-            sample = by_place.get((split, subset))
-            experiments = [scores.get(metric) for scores in entry.get("scores_per_experiment", ())]
-            if sample is None and metric == "v_measure" and "v_measures" in entry:
-                levels = entry["v_measures"]
-                values = [value for level in levels.values() for value in level] if isinstance(levels, dict) else levels
-                sample = Sample(split, subset, "clustering", "mean", values)
-            elif sample is None and experiments and None not in experiments:
-                sample = Sample(split, subset, "experiment", "mean", experiments)
-            if sample is None or len(sample.values) < 2:
-                return []
-            samples.append(sample)
-    return samples
-
-
-def _read_samples(path: Path) -> list[Sample]:
-    return [Sample(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
 
 # Scores
@@ -513,20 +473,28 @@ def _evaluate(task: AbsTask, encoder: RecipeEncoder, cache: ResultCache, folder:
         samples += _samples_from_predictions(watched, Path(predictions) / watched.prediction_file_name)
     meta = encoder.mteb_model_meta
     path = folder / "samples" / meta.model_name_as_path() / meta.revision / f"{task.metadata.name}.json"
-    new = {(sample.split, sample.subset) for sample in samples}
-    samples += [sample for sample in _read_samples(path) if (sample.split, sample.subset) not in new]
-    if new:
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    by_place = {(sample.split, sample.subset): sample for sample in [*(Sample(**entry) for entry in before), *samples]}
+    if samples:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, "w") as stream:
-            json.dump(list(map(asdict, samples)), stream, default=np.ndarray.tolist)
+            json.dump(list(map(asdict, by_place.values())), stream, default=np.ndarray.tolist)
     [result] = done.task_results
+    entries = {(split, entry["hf_subset"]): entry for split, each in result.scores.items() for entry in each}
+    for place, entry in entries.items():
+        if metric == "v_measure" and "v_measures" in entry:
+            levels = entry["v_measures"]
+            values = [value for level in levels.values() for value in level] if isinstance(levels, dict) else levels
+            by_place[place] = Sample(*place, "clustering", "mean", values)
+    whole = all(place in by_place and len(by_place[place].values) > 1 for place in entries)
     paper = PAPER_METRICS.get(task.metadata.type)
-    if paper is not None and any(paper not in entry for entries in result.scores.values() for entry in entries):
+    if paper is not None and any(paper not in entry for entry in entries.values()):
         paper = None
     return TaskScore(
         value=float(result.get_score()),
         paper=None if paper is None else float(result.get_score(getter=lambda entry: entry[paper])),
-        samples=_complete_samples(task, result, samples),
+        # None at all, if one part of the score cannot be resampled.
+        samples=[by_place[place] for place in entries] if whole else [],
         result=result,
     )
 
@@ -537,10 +505,10 @@ def mteb_estimates(
     """Each variant's main score on a task with its 95% interval, and whether it is tied with the best.
 
     What is resampled depends on what mteb tells: the pairs of STS and of pair classification, the test texts of
-    classification (with the training draws as they are), the queries of retrieval and reranking; else, the clusterings
-    or training draws, of which mteb makes a few: such an interval says how sure their mean is, and nothing of other
-    texts. The value itself is mteb's. Where a variant has nothing to resample, no variant has an interval, and none but
-    the best is tied.
+    classification by accuracy (with the training draws as they are), the queries of retrieval and reranking; and the
+    clusterings, of which mteb makes a few: such an interval says how sure their mean is, and nothing of other texts.
+    The value itself is mteb's. Where a variant has nothing to resample, no variant has an interval, and none but the
+    best is tied.
 
     Args:
         scores: What every variant reached.

@@ -1,0 +1,224 @@
+"""A run goes on with the files that it began with, and its output destroys nothing that its user has not given up."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from st_reba.encode import Encoder, encode_file
+from st_reba.encode import model_files as of_a_model
+from st_reba.encode.model_files import model_files
+from st_reba.encode.workspace import check_unchanged, file_digests, looks
+
+from .inputs import Fake, interrupted, names
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text(("a" * MEGABYTE + "\n") * 4 + "last")
+    return path
+
+
+@pytest.fixture
+def few(tmp_path):
+    path = tmp_path / "few.txt"
+    path.write_text("a\nb\nc\n")
+    return path
+
+
+class TestWhatIsRead:
+    @pytest.fixture
+    def model(self, tmp_path):
+        """Larger than the header and the embeddings that such a file begins with."""
+        directory = tmp_path / "model"
+        (directory / "0_Transformer").mkdir(parents=True)
+        (directory / "modules.json").write_text("[]")
+        (directory / "0_Transformer" / "model.safetensors").write_bytes(bytes(3 * MEGABYTE))
+        return directory
+
+    def change_last_byte(self, path: Path) -> None:
+        """Size and time of writing stay."""
+        times, content = path.stat(), path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    @pytest.mark.parametrize("changed", ["weights", "base", "input"])
+    def test_a_byte_behind_the_first_megabyte(self, changed, model, texts, tmp_path):
+        """Of the weights, of those under an adapter, or of the texts."""
+        adapted = tmp_path / "adapted"
+        adapted.mkdir()
+        (adapted / "modules.json").write_text("[]")
+        (adapted / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(model)}))
+        fake = Fake(str(adapted if changed == "base" else model))
+        file = texts if changed == "input" else model / "0_Transformer" / "model.safetensors"
+        interrupted(fake, texts, tmp_path / "a.npy", at=4, chunk_size=2)
+        self.change_last_byte(file)
+        name = "input" if changed == "input" else "weights"
+        with pytest.raises(ValueError, match=rf"other settings: {name} '\w+' \(now '\w+'\). Go on with those"):
+            encode_file(fake, texts, tmp_path / "a.npy", chunk_size=2)
+        self.change_last_byte(file)
+        # Only touched, they are the same.
+        os.utime(file)
+        assert encode_file(fake, texts, tmp_path / "a.npy", chunk_size=2).resumed == 2
+
+    def test_a_base_that_is_not_to_be_found(self, model):
+        adapter = model / "0_Transformer" / "adapter_config.json"
+        adapter.write_text('{"base_model_name_or_path": "no/such-model"}')
+        with pytest.raises(ValueError, match="adapter_config.json names a base model that is not to be found. no/such"):
+            model_files(str(model), None)
+        (model / "0_Transformer" / "config.json").write_text("{}")
+        assert "0_Transformer/config.json" in model_files(str(model), None)[1], "the whole model lies beside it"
+
+    def test_a_model_that_changes_before_it_is_loaded(self, model, few, tmp_path):
+        """Between the digest and the loading, as when a worker starts late."""
+
+        class Changing(Fake):
+            def load(self, device):
+                with (model / "0_Transformer" / "model.safetensors").open("ab") as stream:
+                    stream.write(b"more")
+
+        with pytest.raises(ValueError, match="model.safetensors was changed during the run"):
+            encode_file(Changing(str(model)), few, tmp_path / "a.npy")
+        assert not (tmp_path / "a.npy").exists()
+
+    def test_what_belongs_to_a_model(self, model, tmp_path):
+        expected = ["0_Transformer/model.safetensors", "modules.json"]
+        (model / "README.md").write_text("a card")
+        (model / ".gitattributes").write_text("hidden")
+        elsewhere = (model / "0_Transformer").rename(tmp_path / "elsewhere")
+        (model / "0_Transformer").symlink_to(elsewhere)
+        assert sorted(model_files(str(model), None)[1]) == expected, "a link to a directory is followed"
+
+    def test_on_the_hub(self, tmp_path, monkeypatch):
+        def download(repository, name, revision=None):
+            path = tmp_path / repository / name
+            if not path.is_file():
+                raise LocalEntryNotFoundError(f"no {name} in {repository}")
+            return str(tmp_path / "cache" / f"commit-of-{path.parent.name}" / name) if revision is None else str(path)
+
+        monkeypatch.setattr(of_a_model, "hf_hub_download", download)
+        for name, files in {
+            "org/lm": {"config.json": "{}"},
+            "org/own": {"modules.json": '[{"path": ""}]'},
+            "org/adapted": {
+                "modules.json": '[{"path": ""}]', "adapter_config.json": '{"base_model_name_or_path": "org/lm"}'
+            },
+        }.items():  # fmt: skip
+            (tmp_path / name).mkdir(parents=True)
+            for file, content in files.items():
+                (tmp_path / name / file).write_text(content)
+        with pytest.raises(ValueError, match="org/lm has no modules.json: .* st-reba build --model org/lm --method"):
+            Encoder("org/lm").pinned()
+        with pytest.raises(ValueError, match="no/such: there is no such directory, and the Hub gives no such model"):
+            Encoder("no/such").pinned()
+        for name, base in (("org/own", []), ("org/adapted", ["org/lm@commit-of-lm"])):
+            pinned = Encoder(name).pinned()
+            assert pinned.revision == f"commit-of-{name[4:]}"
+            assert model_files(name, pinned.revision) == ([f"{name}@{pinned.revision}", *base], {})
+
+    def test_digests_are_remembered(self, texts, tmp_path):
+        told = []
+        first = file_digests([texts], tmp_path / "memory", lambda done, total: told.append((done, total)))
+        assert told[-1] == (texts.stat().st_size,) * 2
+        assert file_digests([texts], tmp_path / "memory", lambda *told: pytest.fail("read again")) == first
+        self.change_last_byte(texts)
+        assert file_digests([texts], tmp_path / "memory") != first
+
+    def test_a_file_that_is_being_written(self, texts, tmp_path):
+        def write(done, total):
+            with texts.open("ab") as stream:
+                stream.write(b"more")
+
+        before = {texts: looks(texts)}
+        check_unchanged(before)
+        with pytest.raises(ValueError, match="texts.txt is being written: begin when it is complete"):
+            file_digests([texts], tmp_path / "memory", write)
+        with pytest.raises(ValueError, match="texts.txt was changed during the run"):
+            check_unchanged(before)
+
+
+def when_encoded(act):
+    return lambda stage, done, total: act() if (stage, done) == ("Encoding", total) else None
+
+
+def write_mine(path: Path) -> None:
+    if path.suffix:
+        path.write_text("mine")
+    else:
+        path.mkdir(exist_ok=True)
+        (path / "part-00000000.parquet").write_text("mine")
+
+
+def is_mine(path: Path) -> bool:
+    return (path if path.suffix else path / "part-00000000.parquet").read_bytes() == b"mine"
+
+
+class TestWhatIsWritten:
+    @pytest.mark.parametrize("overwrite", [False, True])
+    @pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards", "a.ranges.npy"])
+    def test_what_appears_meanwhile_is_left(self, out, overwrite, fake, few, tmp_path):
+        """With --overwrite, too: nobody has said that about a file that was not there. The same command goes on."""
+        path = tmp_path / ("a.npy" if out == "a.ranges.npy" else out)
+        np.save(tmp_path / "given.npy", np.array([[0, 0], [9, 999]], np.float32))
+        given = {"precision": "int8", "ranges": tmp_path / "given.npy"} if out == "a.ranges.npy" else {}
+        appear = when_encoded(lambda: write_mine(tmp_path / out))
+        with pytest.raises(FileExistsError, match=f"{out} appeared, or was written, while this ran: it is left as it"):
+            encode_file(fake, few, path, overwrite=overwrite, on_progress=appear, **given)
+        assert is_mine(tmp_path / out)
+        (tmp_path / out).rename(tmp_path / f"mine{Path(out).suffix}")
+        made = encode_file(fake, few, path, **given)
+        assert (made.rows, made.resumed) == (3, 3)
+
+    @pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards"])
+    def test_what_was_there_is_replaced_if_nobody_writes_it_meanwhile(self, out, fake, few, tmp_path):
+        path = tmp_path / out
+        write_mine(path)
+        with pytest.raises(ValueError, match="exists: choose another --out, or replace it with --overwrite"):
+            encode_file(fake, few, path)
+        assert encode_file(fake, few, path, overwrite=True).rows == 3
+        assert names(tmp_path) == sorted([out, "few.txt"])
+        with pytest.raises(FileExistsError, match="appeared, or was written"):
+            encode_file(fake, few, path, overwrite=True, on_progress=when_encoded(lambda: write_mine(path)))
+        assert is_mine(path)
+
+    def test_ranges_that_are_given_again_to_their_own_run(self, fake, few, tmp_path):
+        np.save(tmp_path / "a.ranges.npy", np.array([[0, 0], [9, 999]], np.float32))
+        before = (tmp_path / "a.ranges.npy").read_bytes()
+        given = {"precision": "int8", "ranges": tmp_path / "a.ranges.npy"}
+        assert encode_file(fake, few, tmp_path / "a.npy", overwrite=True, **given).rows == 3
+        assert (tmp_path / "a.ranges.npy").read_bytes() == before
+
+    def test_what_is_read_is_not_written(self, fake, few, tmp_path):
+        shards, link = tmp_path / "shards", tmp_path / "elsewhere"
+        shards.mkdir()
+        source = shards / "part-00000000.parquet"
+        pq.write_table(pa.table({"text": ["a"]}), source)
+        (tmp_path / "link.parquet").symlink_to(source)
+        link.symlink_to(shards)
+        (tmp_path / "b.npy.partial").mkdir()
+        inside = few.rename(tmp_path / "b.npy.partial" / "few.txt")
+        np.save(tmp_path / "r.npy", np.zeros((2, 2)))
+        given = {"precision": "int8", "ranges": tmp_path / "r.npy", "overwrite": True}
+        for read, out in [
+            (source, shards), (source, source), (source, link), (tmp_path / "link.parquet", shards),
+            (inside, tmp_path / "b.npy"), (source, tmp_path / "r.npy"),
+        ]:  # fmt: skip
+            with pytest.raises(ValueError, match="is read, but lies where --out .* is written: choose another --out"):
+                encode_file(fake, read, out, **given)
+        for out in (Path(fake.model) / "a.npy", shards / "a.npy"):
+            with pytest.raises(ValueError, match="lies in a folder that is read"):
+                encode_file(fake, shards, out)
+        with pytest.raises(ValueError, match="is not an interrupted run's"):
+            encode_file(fake, source, tmp_path / "b.npy", overwrite=True)
+        assert pq.read_table(source).num_rows == 1
+        assert inside.read_text() == "a\nb\nc\n"

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import csv
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator, SequentialEvaluator
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.evaluation import (
+    EmbeddingSimilarityEvaluator,
+    InformationRetrievalEvaluator,
+)
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from transformers import AutoModel, AutoTokenizer, BertConfig
+
+from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba.evaluation import DependencyEvaluator, OddOneOutEvaluator, Question, TurningPointEvaluator
+from st_reba.evaluation.layers import sentence_correlations
+from st_reba.reading.layers import LayerReader
+
+from .. import backbones
+from ..backbones import TEXTS
+from ..conftest import first, pipeline
+
+PAIRS = [*zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True), (TEXTS[0], TEXTS[2]), (TEXTS[1], TEXTS[3])]
+FIRST, SECOND = ([pair[side] for pair in PAIRS] for side in (0, 1))
+LABELS = [0.1, 0.9, 0.4, 0.3, 0.8, 0.2, 0.7]
+
+
+def similarity(**kwargs):
+    return EmbeddingSimilarityEvaluator(FIRST, SECOND, LABELS, **{"main_similarity": "cosine", **kwargs})
+
+
+@pytest.fixture
+def model(backbone_path):
+    return pipeline(CausalTransformer(backbone_path()))
+
+
+@pytest.mark.parametrize("batch_size", first([3, 1, 32], 1))
+def test_the_score_after_each_layer(batch_size, model, backbone_path):
+    """As of a model that ends there; what that embeds has its own tests."""
+    evaluator = TurningPointEvaluator(similarity(batch_size=batch_size), on_step=(steps := []).append)
+    rows = []
+    hook = model[0].model.layers[0].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    metrics = evaluator(model)
+    hook.remove()
+    assert sum(rows) == sum(steps) == len(set(TEXTS)), "each text passes once"
+    assert list(metrics) == [*(f"layer_{layer}_spearman_cosine" for layer in range(4)), "turning_point"]
+    for layer in (1, 2, 3):
+        ends_there = pipeline(CausalTransformer(backbone_path(), output_layer=layer))
+        expected = similarity()(ends_there)["spearman_cosine"]
+        assert metrics[f"layer_{layer}_spearman_cosine"] == pytest.approx(expected, abs=1e-6)
+    assert metrics["turning_point"] == np.argmax(evaluator.scores)
+    assert evaluator.primary_metric == "layer_3_spearman_cosine"
+
+
+def test_names(model):
+    evaluator = TurningPointEvaluator(similarity(name="sts"))
+    for _ in range(2):
+        metrics = evaluator(model)
+        assert {"sts_layer_0_spearman_cosine", "sts_turning_point"} < set(metrics)
+        assert evaluator.primary_metric == "sts_layer_3_spearman_cosine"
+    renamed = TurningPointEvaluator(similarity(name="sts"), name="mine")
+    assert set(renamed(model)) == {f"mine_{name.removeprefix('sts_')}" for name in metrics}
+    assert list(model.model_card_data.eval_results_dict) == [evaluator, renamed]
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda: InformationRetrievalEvaluator(
+            {"q1": "the bank", "q2": "a dog"},
+            dict(zip("abcde", TEXTS, strict=True)),
+            {"q1": {"a"}, "q2": {"c"}},
+            write_csv=False,
+            **{key: [2] for key in ("mrr_at_k", "ndcg_at_k", "accuracy_at_k", "precision_recall_at_k", "map_at_k")},
+        ),
+        lambda: similarity(main_similarity=None, similarity_fn_names=["cosine", "dot", "euclidean"]),
+        lambda: similarity(truncate_dim=8),
+        lambda: SequentialEvaluator([similarity(name="one"), similarity(name="two", main_similarity="dot")]),
+    ],
+    ids=["retrieval", "several similarities", "truncated", "sequence"],
+)
+def test_any_evaluator(wrapped, backbone_path):
+    """The last layer's score is what the evaluator gives the model itself, prompts and similarity included."""
+    module = CausalTransformer(backbone_path())
+    parts = [module, Pooling(module.get_embedding_dimension(), "mean"), Normalize()]
+    model = SentenceTransformer(
+        modules=parts, device="cpu", prompts={"query": "ask: ", "document": "read: "}, similarity_fn_name="euclidean"
+    )
+    evaluator = TurningPointEvaluator(wrapped())
+    metrics = evaluator(model)
+    direct = wrapped()
+    expected = direct(model)[direct.primary_metric]
+    assert metrics[evaluator.primary_metric] == pytest.approx(expected, abs=1e-5)
+    assert len(metrics) == 5
+
+
+class Scores(BaseEvaluator):
+    """Gives what it is told, a score a layer."""
+
+    def __init__(self, scores, greater_is_better=True):
+        super().__init__()
+        self.scores, self.greater_is_better = scores, greater_is_better
+
+    def __call__(self, model, output_path=None, epoch=-1, steps=-1):
+        assert output_path is None
+        return self.scores.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "greater", "best"),
+    [([1, 3, 2, 0], True, 1), ([2, 1, 3, 4], False, 1), ([1, 2, 2, 1], True, 1), ([math.nan, 1, math.nan, 2], True, 3)],
+)
+def test_the_best_layer(scores, greater, best, model):
+    evaluator = TurningPointEvaluator(Scores(list(scores), greater))
+    metrics = evaluator(model)
+    assert evaluator.greater_is_better is greater
+    assert metrics["turning_point"] == evaluator.turning_point == best
+    assert evaluator.primary_metric == "layer_3_score"
+
+
+def test_csv_and_plot(model, tmp_path, monkeypatch):
+    evaluator = TurningPointEvaluator(similarity(name="sts"))
+    metrics = evaluator(model, str(tmp_path / "results"), epoch=1, steps=20)
+    (path,) = (tmp_path / "results").iterdir()
+    assert path.name == "turning_point_sts_epoch_1_steps_20_results.csv"
+    rows = list(csv.reader(path.open(encoding="utf-8")))
+    assert rows[0] == ["layer", "spearman_cosine"]
+    assert [(int(layer), float(score)) for layer, score in rows[1:]] == [
+        (layer, metrics[f"sts_layer_{layer}_spearman_cosine"]) for layer in range(4)
+    ]
+    evaluator.draw(tmp_path / "plot.svg")
+    assert "<svg" in (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    gap = TurningPointEvaluator(Scores([math.nan, 1.0, 2.0, 1.5]))
+    gap(model)
+    gap.draw(tmp_path / "plot.png", percent=True)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r'Drawing needs matplotlib: pip install "st-reba\[report\]"'):
+        gap.draw(tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_errors(model, shared, tmp_path):
+    for evaluator in (TurningPointEvaluator(similarity()), DependencyEvaluator(["a", ""])):
+        for act in (evaluator.draw, evaluator.write_csv):
+            with pytest.raises(RuntimeError, match="Nothing has been evaluated yet: call the evaluator with a model"):
+                act(tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+    words = OddOneOutEvaluator([Question("a", ("a b", "a c", "a d", "a e"), 0)])
+    reba = pipeline(ReBAModule(shared()))
+    last_row = pipeline(ReBAModule(shared(), rows="last"), "lasttoken")
+    for evaluator, evaluated, message in (
+        (TurningPointEvaluator(similarity()), reba, "first module is ReBAModule"),
+        (TurningPointEvaluator(Scores([math.nan] * 4)), model, r"Scores gives no number \(NaN\) after any layer"),
+        (
+            TurningPointEvaluator(Scores([{"accuracy": 1.0}])),
+            model,
+            r"Scores says that its primary metric is None and gives \['accuracy'\]",
+        ),
+        (TurningPointEvaluator(words), model, "words need one of st_reba's modules"),
+        (DependencyEvaluator(["a", ""]), model, "None of the 2 sentences has two tokens in what CausalTransformer"),
+        (DependencyEvaluator(TEXTS), last_row, 'rows="all"|hands on every token'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluator(evaluated)
+
+
+LONG = [text for text in TEXTS if len(text) > 1]
+
+
+def naive(states, pivot=-1) -> float:
+    """(n, D) to the mean Spearman correlation of one token with each of the others, by SciPy."""
+    states = np.asarray(states, dtype=np.float64)
+    pivot %= len(states)
+    return np.mean([spearmanr(states[pivot], state).statistic for j, state in enumerate(states) if j != pivot])
+
+
+@pytest.mark.parametrize("pivot", ["last", "first"])
+def test_correlations_with_padding_on_either_side(pivot):
+    # bfloat16 has many equals.
+    states = torch.randn(4, 5, 200).bfloat16().float()
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]).bool()
+    found = sentence_correlations(states, mask, pivot)
+    expected = [naive(states[i][mask[i]], -1 if pivot == "last" else 0) for i in range(3)]
+    assert found[:3].tolist() == pytest.approx(expected, abs=1e-5)
+    assert found[3].isnan()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_dependency_of_every_layer(batch_size, model):
+    evaluator = DependencyEvaluator(TEXTS, layers="all", batch_size=batch_size, on_step=(steps := []).append)
+    metrics = evaluator(model)
+    read = [LayerReader(model).features([text]) for text in LONG]
+    for layer, texts in enumerate(zip(*read, strict=True)):
+        values = [naive(features["token_embeddings"][0]) for features in texts]
+        assert metrics[f"layer_{layer}_mean"] == pytest.approx(np.mean(values), abs=1e-4)
+        for name, percent in (("first_quartile", 25), ("median", 50), ("third_quartile", 75)):
+            assert metrics[f"layer_{layer}_{name}"] == pytest.approx(np.percentile(values, percent), abs=1e-4)
+    assert evaluator.primary_metric == "layer_3_mean"
+    assert evaluator.correlations.shape == (4, len(LONG)), "one token has nothing to be correlated with"
+    assert sum(steps) == len(TEXTS)
+
+
+def test_the_last_layer_is_the_default(shared):
+    """There any first module that hands on tokens can be read, also words that look back."""
+    reba = pipeline(ReBAModule(shared()))
+    words = reba.encode(LONG, output_value="token_embeddings")
+    assert DependencyEvaluator(LONG)(reba)["mean"] == pytest.approx(np.mean([*map(naive, words)]), abs=1e-5)
+    model = pipeline(EchoModule(shared()))
+    all_layers = DependencyEvaluator(TEXTS, layers="all")(model)
+    evaluator = DependencyEvaluator(TEXTS, name="tiny")
+    metrics = evaluator(model)
+    assert evaluator.primary_metric == "tiny_mean"
+    assert metrics == pytest.approx(
+        {f"tiny_{key}": all_layers[f"layer_3_{key}"] for key in ("mean", "first_quartile", "median", "third_quartile")}
+    )
+    assert model.model_card_data.eval_results_dict[evaluator] == metrics
+
+
+def test_a_bert_and_its_first_token(tmp_path):
+    """The paper's other arm: an encoder, pivot CLS."""
+    torch.manual_seed(0)
+    config = BertConfig(**backbones.SIZE, intermediate_size=48)
+    path = backbones.save(backbones.randomize(AutoModel.from_config(config).eval()), tmp_path, "bert")
+    transformer = Transformer(path)
+    model = SentenceTransformer(modules=[transformer, Pooling(32, "cls")], device="cpu")
+    backbone, tokenizer = AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+    with torch.inference_mode():
+        states = [backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
+    expected = np.mean([naive(tokens, 0) for tokens in states])
+    assert DependencyEvaluator(TEXTS, pivot="first")(model)["mean"] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match="first module is Transformer, .* Use a model with CausalTransformer"):
+        DependencyEvaluator(TEXTS, layers="all")(model)
+
+
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_dependency_in_a_table_and_a_plot(layers, model, tmp_path):
+    evaluator = DependencyEvaluator(TEXTS, layers=layers, name="tiny")
+    metrics = evaluator(model, str(tmp_path / "results"))
+    (path,) = (tmp_path / "results").iterdir()
+    assert path.name == "dependency_tiny_results.csv"
+    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    assert [row["layer"] for row in rows] == (["last"] if layers == "last" else ["0", "1", "2", "3"])
+    assert {row["sentences"] for row in rows} == {str(len(LONG))}
+    assert float(rows[-1]["mean"]) == metrics[evaluator.primary_metric]
+    evaluator.draw(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sentences": []}, "needs at least one sentence"),
+        ({"pivot": "cls"}, 'pivot=\'cls\': use "last" .* or "first"'),
+        ({"layers": 3}, 'layers=3: use "last" .* or "all"'),
+        ({"batch_size": 0}, "batch_size=0: give the sentences to read at a time"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DependencyEvaluator(**{"sentences": TEXTS, **settings})
