@@ -101,11 +101,6 @@ def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False
     return torch.stack(rows)
 
 
-def algorithm_3(words, pooling):
-    """ReBA, Algorithm 3: the sentence embedding from the word embeddings."""
-    return words[-1] if pooling == "lasttoken" else sum(words) / len(words)
-
-
 def echo(model, ids, k, before=(), after=(), first_copy=None):
     """Echo-k (Table 1): the states of the last copy, or of the copies from ``first_copy`` (from 0) on."""
     n, start = len(ids), len(before)
@@ -306,12 +301,6 @@ def aligned_values(model, ids, layer):
     return module.self_attn.o_proj(torch.cat(heads))
 
 
-def contrastive_prompting(model, architecture, ids, auxiliary, layer, output_layer, scale):
-    """CP: hidden state of the last token after ``output_layer`` layers, steered in one: (D,)."""
-    with steered(model, architecture, auxiliary, layer, scale):
-        return seen(model, layer_name(architecture, output_layer - 1), ids, "after")[-1]
-
-
 def steered(model, architecture, auxiliary, layer, scale):
     """A block in which the last token of all that runs is steered away from that of ``auxiliary``."""
     name = projection_name(architecture, layer)
@@ -447,20 +436,8 @@ def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=F
 
 
 def equation_6(anchors, positives, negatives, temperature):
-    """BeLLM, Eq. 6, loop by loop: rows are h_i, h_i^+ and h_i^-; the sum over i, as it is written."""
-
-    def cosine(a, b):
-        return (a @ b) / (a.norm() * b.norm())
-
-    loss = 0
-    for i, h in enumerate(anchors):
-        numerator = (cosine(h, positives[i]) / temperature).exp()
-        denominator = 0
-        for j in range(len(anchors)):
-            denominator = denominator + (cosine(h, positives[j]) / temperature).exp()
-            denominator = denominator + (cosine(h, negatives[j]) / temperature).exp()
-        loss = loss - (numerator / denominator).log()
-    return loss
+    """BeLLM, Eq. 6: rows are h_i, h_i^+ and h_i^-; the sum over i, as it is written."""
+    return len(anchors) * info_nce(anchors, [*positives, *negatives], temperature)
 
 
 def angle_loss(anchors, positives, negatives, scale):
@@ -537,77 +514,12 @@ def log_residual_variance(predictions, labels, epsilon):
 
 def reconstruction_error(autoencoder, states):
     """(L,): the mean squared error of each layer's decoded states beside the states (B, L, D), normalised."""
-    errors = []
-    for layer in range(states.shape[1]):
-        total = torch.zeros(())
-        for state in states[:, layer]:
-            wanted = (state - state.mean()) / ((state - state.mean()) ** 2).mean().add(1e-5).sqrt()
-            decoded = autoencoder.decoder[layer](autoencoder.encoder[layer](state))
-            total = total + ((decoded - wanted) ** 2).mean()
-        errors.append(total / len(states))
-    return torch.stack(errors)
+    wanted = torch.nn.functional.layer_norm(states, states.shape[-1:])
+    layers = zip(autoencoder.encoder, autoencoder.decoder, states.unbind(1), wanted.unbind(1), strict=True)
+    return torch.stack([(decoder(encoder(own)) - each).square().mean() for encoder, decoder, own, each in layers])
 
 
-# JTCSE: BERT and RoBERTa written out token by token, one text at a time, from the tensors of their state_dict.
-
-
-def _linear(weights, name, state):
-    return weights[f"{name}.weight"] @ state + weights[f"{name}.bias"]
-
-
-def _norm(weights, name, state, eps):
-    centred = state - state.mean()
-    scaled = centred / (centred.square().mean() + eps).sqrt()
-    return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-
-def _embedded(config, weights, ids):
-    first = config.pad_token_id + 1 if config.model_type == "roberta" else 0
-    rows = []
-    for place, token in enumerate(ids):
-        row = weights["embeddings.word_embeddings.weight"][token]
-        row = row + weights["embeddings.position_embeddings.weight"][first + place]
-        row = row + weights["embeddings.token_type_embeddings.weight"][0]
-        rows.append(_norm(weights, "embeddings.LayerNorm", row, config.layer_norm_eps))
-    return rows
-
-
-def _attention_maps(config, weights, layer, states):
-    """Of each head: for each token, its weights over all tokens (Eq. 8)."""
-    part, size = f"encoder.layer.{layer}.attention.self", config.hidden_size // config.num_attention_heads
-    queries = [_linear(weights, f"{part}.query", state) for state in states]
-    keys = [_linear(weights, f"{part}.key", state) for state in states]
-    maps = []
-    for head in range(config.num_attention_heads):
-        own = slice(head * size, (head + 1) * size)
-        maps.append([(torch.stack([k[own] for k in keys]) @ q[own] / size**0.5).softmax(0) for q in queries])
-    return maps
-
-
-def _weighed(config, maps, values):
-    """For each token, the weighted values of all heads side by side (Eqs. 9 and 10)."""
-    size = config.hidden_size // config.num_attention_heads
-    rows = []
-    for token in range(len(values)):
-        heads = []
-        for head, weights_of in enumerate(maps):
-            own = slice(head * size, (head + 1) * size)
-            heads.append(weights_of[token] @ torch.stack([value[own] for value in values]))
-        rows.append(torch.cat(heads))
-    return rows
-
-
-def _rest_of_layer(config, weights, layer, context, residual):
-    """Add & Norm, feed forward, Add & Norm."""
-    part = f"encoder.layer.{layer}"
-    rows = []
-    for own, kept in zip(context, residual, strict=True):
-        attended = _linear(weights, f"{part}.attention.output.dense", own) + kept
-        attended = _norm(weights, f"{part}.attention.output.LayerNorm", attended, config.layer_norm_eps)
-        inner = torch.nn.functional.gelu(_linear(weights, f"{part}.intermediate.dense", attended))
-        row = _linear(weights, f"{part}.output.dense", inner) + attended
-        rows.append(_norm(weights, f"{part}.output.LayerNorm", row, config.layer_norm_eps))
-    return rows
+# JTCSE: the layers of BERT and RoBERTa, one text at a time.
 
 
 def twin_tower(first, second, ids, every):
@@ -616,27 +528,41 @@ def twin_tower(first, second, ids, every):
     Returns the last hidden states of each tower (N, D), the streams' (None without cross layers), the poolers' outputs
     (D,), and for each tower the context tensors of all layers (N, D).
     """
-    config = first.config
-    towers = [dict(model.state_dict()) for model in (first, second)]
-    states = [_embedded(config, weights, ids) for weights in towers]
+    # Without dropout, whether or not they are in training.
+    towers = [copy.deepcopy(model).eval() for model in (first, second)]
+    width = first.config.hidden_size // first.config.num_attention_heads
+
+    def heads(states):
+        return states.unflatten(-1, (-1, width)).transpose(0, 1)
+
+    def joined(context):
+        return context.transpose(0, 1).flatten(1)
+
+    def rest(layer, context, residual):
+        """Add & Norm, feed forward, Add & Norm."""
+        attended = layer.attention.output(context, residual)
+        return layer.output(layer.intermediate(attended), attended)
+
+    states = [tower.embeddings(torch.tensor([ids]))[0] for tower in towers]
     streams: list[Any] = [None, None]
     contexts: list[list[Any]] = [[], []]
-    for layer in range(config.num_hidden_layers):
-        name = f"encoder.layer.{layer}.attention.self.value"
-        maps = [_attention_maps(config, weights, layer, own) for weights, own in zip(towers, states, strict=True)]
-        values = [[_linear(weights, name, row) for row in own] for weights, own in zip(towers, states, strict=True)]
-        if every and (layer + 1) % every == 0:
-            for own, other in ((0, 1), (1, 0)):
-                crossed = _weighed(config, maps[own], values[other])
-                residual = states[own] if streams[own] is None else streams[own]
-                streams[own] = _rest_of_layer(config, towers[own], layer, crossed, residual)
-        own_contexts = [_weighed(config, maps[tower], values[tower]) for tower in (0, 1)]
-        states = [_rest_of_layer(config, towers[i], layer, own_contexts[i], states[i]) for i in (0, 1)]
+    for number, layers in enumerate(zip(*(tower.encoder.layer for tower in towers), strict=True), 1):
+        own = [layer.attention.self for layer in layers]
+        # Equation 8, of each head; and the values that it weighs, (heads, N, width).
+        scores = [heads(part.query(h)) @ heads(part.key(h)).mT for part, h in zip(own, states, strict=True)]
+        maps = [(each / width**0.5).softmax(-1) for each in scores]
+        values = [heads(part.value(h)) for part, h in zip(own, states, strict=True)]
+        if every and number % every == 0:
+            for tower in (0, 1):
+                # Equation 10.
+                residual = states[tower] if streams[tower] is None else streams[tower]
+                streams[tower] = rest(layers[tower], joined(maps[tower] @ values[1 - tower]), residual)
         for tower in (0, 1):
-            contexts[tower].append(torch.stack(own_contexts[tower]))
-    pooled = [torch.tanh(_linear(w, "pooler.dense", own[0])) for w, own in zip(towers, states, strict=True)]
-    crossed = None if streams[0] is None else [torch.stack(stream) for stream in streams]
-    return [torch.stack(own) for own in states], crossed, pooled, contexts
+            # Equation 9.
+            contexts[tower].append(joined(maps[tower] @ values[tower]))
+        states = [rest(layers[tower], contexts[tower][-1], states[tower]) for tower in (0, 1)]
+    pooled = [tower.pooler(own[None])[0] for tower, own in zip(towers, states, strict=True)]
+    return states, None if streams[0] is None else streams, pooled, contexts
 
 
 def cosine(first, second):

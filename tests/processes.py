@@ -26,8 +26,6 @@ else:
     from multiprocessing.context import SpawnProcess as Process
 
     SERVER = multiprocessing.get_context("spawn")
-#: Until tests/modules/test_imports.py follows.
-FORKS = sys.platform == "linux"
 
 
 class Python(Process):

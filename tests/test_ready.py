@@ -25,7 +25,6 @@ CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
     ("recipe", "given", "settings", "options"),
     [
         ("topic", "texts", {}, ()),
-        ("topic", None, {}, ()),
         ("classical+whitened", "texts", {"pooling": "last"}, ("--pooling", "last")),
         ("echo-2", None, {"repetitions": 3, "max_seq_length": 5}, ("--repetitions", 3, "--max-seq-length", 5)),
         ("prompteol", None, {"language": "zh", "normalize": False}, ("--prompt-language", "zh", "--no-normalize")),

@@ -4,13 +4,16 @@ import csv
 import gzip
 import io
 import json
+import re
 from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from st_reba.data.demo import demo_pairs, demo_questions, demo_retrieval, demo_sentences
 from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs, read_retrieval, read_texts
+from st_reba.evaluation import OddOneOutEvaluator
 
 ROWS = [("a cat, asleep", 'the "cat" sleeps', 5.0), ("one", "二", 1.5), ("three", "four", 0.0)]
 NAMES = ("sentence1", "sentence2", "score")
@@ -79,15 +82,14 @@ def test_one_table_in_many_files(content, tmp_path):
         ("question1", "question2", "is_duplicate"),
     ],
 )
-@pytest.mark.parametrize(("suffix", "write"), [("csv", as_csv), ("jsonl", as_jsonl), ("parquet", as_parquet)])
-def test_names_that_others_use(header, suffix, write, tmp_path):
+def test_names_that_others_use(header, tmp_path):
     told = []
     turned = [("x", row[2], row[1], row[0]) for row in ROWS]
-    path = written(tmp_path, **{f"t.{suffix}": write(turned, ("id", *header[::-1]))})
-    assert read_data(path, tell=told.append) == Pairs(*map(list, zip(*ROWS, strict=True)))
-    (line,) = told
-    assert line.startswith(f"{path}: 3 pairs with scores from 0 to 5; columns: ")
-    assert line.endswith("; not read: id.")
+    for suffix, write in (("csv", as_csv), ("jsonl", as_jsonl), ("parquet", as_parquet)):
+        path = written(tmp_path, **{f"t.{suffix}": write(turned, ("id", *header[::-1]))})
+        assert read_data(path, tell=told.append) == Pairs(*map(list, zip(*ROWS, strict=True)))
+        assert told[-1].startswith(f"{path}: 3 pairs with scores from 0 to 5; columns: ")
+        assert told[-1].endswith("; not read: id.")
 
 
 @pytest.mark.parametrize(
@@ -216,12 +218,13 @@ class TestRetrieval:
         assert "qrels.tsv: 2 queries, 2 documents, 2 judged relevant; left out" in told[0]
         assert told[0].endswith(", for nothing is relevant to them: 1 of 3 queries.")
         assert read_data(tmp_path) == found
+        assert (found.part([1]).queries, found.part([1]).documents) == ({"q3": "c?"}, found.documents)
+        assert found.head(1).documents == {"d1": "A is a"}
 
     def test_a_title_that_the_first_document_lacks(self, tmp_path):
         corpus = '{"_id": "d1", "text": "a"}\n{"_id": "d2", "title": "B", "text": "is b"}\n'
-        sources = self.sources(tmp_path, **{"corpus.jsonl": corpus})
-        documents = read_retrieval(sources[0], tmp_path / "corpus.jsonl", sources[2]).documents
-        assert documents == {"d1": "a", "d2": "B is b"}
+        queries, _, qrels = self.sources(tmp_path, **{"corpus.jsonl": corpus})
+        assert read_retrieval(queries, tmp_path / "corpus.jsonl", qrels).documents == {"d1": "a", "d2": "B is b"}
 
     def test_a_later_judgement_takes_an_earlier_one_back(self, tmp_path):
         qrels = "q1\td1\t1\nq1\td2\t1\nq1\td1\t0\n"
@@ -240,12 +243,6 @@ class TestRetrieval:
         with pytest.raises(ValueError, match=r"_id: 1.5 is no identifier"):
             read_retrieval(*sources)
 
-    def test_parts(self, tmp_path):
-        found = read_retrieval(*self.sources(tmp_path))
-        assert found.part([1]).queries == {"q3": "c?"}
-        assert found.part([1]).documents == found.documents
-        assert found.head(1).documents == {"d1": "A is a"}
-
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
@@ -259,3 +256,31 @@ class TestRetrieval:
     def test_refusals(self, changes, message, tmp_path):
         with pytest.raises(ValueError, match=message):
             read_retrieval(*self.sources(tmp_path, **changes))
+
+
+class TestThePackagesOwn:
+    """Pairs, questions and a small retrieval set, in two languages."""
+
+    def check(self, texts, language, words, characters):
+        """That the texts are of a language, and of a length: words of an English one, characters of a Chinese one."""
+        low, high = characters if language == "zh" else words
+        assert len(set(texts)) == len(texts)
+        for text in texts:
+            assert low <= (len(text) if language == "zh" else len(text.split())) <= high, text
+            assert (re.search("[\u4e00-\u9fff]", text) is not None) == (language == "zh"), text
+
+    @pytest.mark.parametrize(("language", "count"), [("en", 40), ("zh", 20)])
+    def test_is_what_the_pages_say(self, language, count):
+        pairs = read_pairs(demo_pairs(language))
+        self.check(pairs.texts(), language, (5, 15), (5, 25))
+        assert len(pairs) == 200
+        # Spread over the whole scale, also in a few of them.
+        assert set(pairs.scores) == {half / 2 for half in range(11)}
+        assert all(len(set(map(round, pairs.scores[start : start + 40]))) == 6 for start in range(0, 200, 40))
+        found = read_data(demo_retrieval(language))
+        assert (len(found.documents), len(found.queries)) == (300, 60)
+        self.check([*found.documents.values()], language, (20, 90), (30, 160))
+        self.check([*found.queries.values()], language, (3, 15), (5, 20))
+        answers = [question.answer for question in OddOneOutEvaluator.from_csv(demo_questions(language)).questions]
+        assert [answers.count(answer) for answer in range(4)] == [count // 4] * 4
+        assert len(demo_sentences(language)) == 4 * count

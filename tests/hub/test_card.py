@@ -278,6 +278,7 @@ class TestScores:
         with pytest.raises(ValueError, match="Transformer is not a module of st_reba"):
             card.add_mteb_results(pipeline(Transformer(backbone_path("llama", "bert"))), [mteb_result()])
 
+    @pytest.mark.long
     def test_of_a_real_evaluation(self, backbone_path, tmp_path):
         """What mteb itself returns has what we read."""
         results = pytest.importorskip("mteb.results")

@@ -7,7 +7,7 @@ as a table.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import itertools
 import json
 import shutil
 
@@ -102,8 +102,12 @@ WAYS = {
 }
 
 
-@every_recipe
-@pytest.mark.parametrize("way", WAYS)
+#: Every way once; a cache that is reused beside half precision and beside what is moved for each layer.
+USUAL = [*((way, "reba, bidirectional") for way in WAYS), ("bfloat16", "thought"), ("offloaded", "thought")]
+PAIRS = [pair if pair in USUAL else long(*pair) for pair in itertools.product(WAYS, RECIPES)]
+
+
+@pytest.mark.parametrize(("way", "recipe"), PAIRS)
 def test_ways_to_load(way, recipe, backbone_path, tmp_path):
     if "offloaded" in way and not compat.PLACEMENT_IS_KEPT:
         pytest.skip("refused before sentence-transformers 6.2")
@@ -123,66 +127,42 @@ def test_weights_in_several_files_and_a_static_cache_in_the_configuration(recipe
     assert relative_error(words(model), expected(recipe, model[0])) < EXACT
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="FlashAttention is installed")
-def test_flash_attention_that_is_not_there(backbone_path):
-    with pytest.raises(ImportError, match="FlashAttention2 .* installed"):
-        CausalTransformer(backbone_path(), model_kwargs={"attn_implementation": "flash_attention_2"})
+@needs_placement
+@pytest.mark.parametrize("recipe", ["thought", *(long(recipe) for recipe in RECIPES if recipe != "thought")])
+def test_offloaded_when_loaded_again(recipe, backbone_path, tmp_path):
+    plain = make(recipe, backbone_path())
+    plain.save_pretrained(str(tmp_path / "model"))
+    model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path / "offloaded")}
+    loaded = SentenceTransformer(str(tmp_path / "model"), model_kwargs=model_kwargs)
+    assert loaded.device == CPU
+    assert np.array_equal(loaded.encode(FEW), plain.encode(FEW))
+    with pytest.warns(UserWarning, match="offloaded modules"):
+        check_saved(loaded, tmp_path / "again")
+
+
+#: Layers on two devices, placed and hooked by accelerate; see tests/devices.py for what stands in for a second.
+SPLIT = {"embed_tokens": FIRST, "rotary_emb": FIRST, "layers.0": FIRST, "layers.1": SECOND, "layers.2": SECOND,
+         "norm": SECOND}  # fmt: skip
 
 
 @needs_placement
-class TestOffloaded:
-    def load(self, path, tmp_path, **kwargs):
-        model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path / "offloaded")}
-        return SentenceTransformer(path, model_kwargs=model_kwargs, **kwargs)
-
-    @every_recipe
-    def test_saved_and_loaded(self, recipe, backbone_path, tmp_path):
-        plain = make(recipe, backbone_path())
-        path = str(tmp_path / "model")
-        plain.save_pretrained(path)
-        loaded = self.load(path, tmp_path)
-        assert loaded.device == CPU
-        assert np.array_equal(loaded.encode(FEW), plain.encode(FEW))
-        with pytest.warns(UserWarning, match="offloaded modules"):
-            check_saved(loaded, tmp_path / "again")
-
-    def test_a_device_beside_a_device_map(self, backbone_path, tmp_path, caplog):
-        """sentence-transformers lets the map decide, and refuses to move what is offloaded."""
-        path = str(tmp_path / "model")
-        make("reba", backbone_path()).save_pretrained(path)
-        model = self.load(path, tmp_path, device="cpu")
-        assert "Ignoring `device=cpu` because `model_kwargs['device_map']` takes priority" in caplog.text
-        with pytest.raises(RuntimeError, match="You can't move a model that has some modules offloaded"):
-            model.to("cpu")
-
-
-class TestSplit:
-    """Layers on two devices, placed and hooked by accelerate; see tests/devices.py for what stands in for a second."""
-
-    MAP = {"embed_tokens": FIRST, "rotary_emb": FIRST, "layers.0": FIRST, "layers.1": SECOND, "layers.2": SECOND,
-           "norm": SECOND}  # fmt: skip
-
-    def split(self, path) -> Transformer:
-        accelerate = pytest.importorskip("accelerate")
-        transformer = Transformer(path)
-        for name, device in self.MAP.items():
-            put(transformer.model.get_submodule(name), device)
-        places = {name: str(device) for name, device in self.MAP.items()}
-        accelerate.dispatch_model(transformer.model, places, main_device=str(FIRST), skip_keys="past_key_values")
-        return transformer
-
-    @needs_placement
-    @pytest.mark.filterwarnings("error:The cache of .* cannot be reused")
-    @pytest.mark.parametrize("architecture", ["mistral_window", long("llama")])
-    @every_recipe
-    def test_the_numbers_are_the_same(self, architecture, recipe, backbone_path):
-        plain = words(make(recipe, backbone_path(architecture)))
-        with SeveralDevices():
-            model = make(recipe, self.split(backbone_path(architecture)))
-            assert {parameter.device for parameter in model[0].model.parameters()} == {FIRST, SECOND}
-            assert model.device == FIRST
-            embeddings = words(model)
-        assert relative_error(embeddings, plain) < EXACT
+@pytest.mark.filterwarnings("error:The cache of .* cannot be reused")
+@pytest.mark.parametrize("architecture", ["mistral_window", long("llama")])
+@every_recipe
+def test_split_over_devices(architecture, recipe, backbone_path):
+    accelerate = pytest.importorskip("accelerate")
+    plain = words(make(recipe, backbone_path(architecture)))
+    with SeveralDevices():
+        split = Transformer(backbone_path(architecture))
+        for name, device in SPLIT.items():
+            put(split.model.get_submodule(name), device)
+        places = {name: str(device) for name, device in SPLIT.items()}
+        accelerate.dispatch_model(split.model, places, main_device=str(FIRST), skip_keys="past_key_values")
+        model = make(recipe, split)
+        assert {parameter.device for parameter in model[0].model.parameters()} == {FIRST, SECOND}
+        assert model.device == FIRST
+        embeddings = words(model)
+    assert relative_error(embeddings, plain) < EXACT
 
 
 class TestQuantized:
@@ -317,7 +297,7 @@ class TestCompiled:
         assert relative_error(words(model), wanted) < EXACT
         return model
 
-    @pytest.mark.parametrize("recipe", ["echo", long("classical"), long("thought")])
+    @pytest.mark.parametrize("recipe", ["classical", long("echo"), long("thought")])
     def test_a_graph_never_decides_what_is_watched(self, recipe, shallow_path):
         graphs = []
 
@@ -336,70 +316,56 @@ class TestCompiled:
     @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
     @pytest.mark.long
     def test_down_to_machine_code(self, shallow_path, tmp_path):
-        model = self.check("reba, bidirectional", shallow_path, "inductor")
-        model.save_pretrained(str(tmp_path))
-        assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(FEW), model.encode(FEW)) < EXACT
+        check_saved(self.check("reba, bidirectional", shallow_path, "inductor"), tmp_path)
 
 
-class TestGradientCheckpointing:
-    def gradients(self, recipe, path, reentrant):
-        model = make(recipe, path).train()
-        if reentrant is not None:
+@pytest.mark.parametrize(
+    ("recipe", "reentrant", "refused"),
+    [
+        ("classical, bidirectional", True, None),
+        ("echo", False, None),
+        ("reba", False, "ReBAModule"),
+        ("thought", True, "RefinedThoughtModule"),
+    ],
+)
+def test_gradient_checkpointing_gives_the_same_gradients_or_is_refused(recipe, reentrant, refused, backbone_path):
+    """A layer that was turned is turned once more when it runs again for its gradient. Where one is looked at, it would
+    be looked at again when nobody counts: other gradients, and no error."""
+
+    def gradients(checkpointed):
+        model = make(recipe, backbone_path()).train()
+        if checkpointed:
             model[0].model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
-    @pytest.mark.parametrize(("recipe", "reentrant"), [("classical, bidirectional", True), ("echo", False)])
-    def test_same_gradients(self, recipe, reentrant, backbone_path):
-        """A layer that was turned is turned once more when it runs again for its gradient."""
-        plain = self.gradients(recipe, backbone_path(), None)
-        assert relative_error(self.gradients(recipe, backbone_path(), reentrant), plain) < EXACT
+    if refused:
+        with pytest.raises(ValueError, match=f"Gradient checkpointing .* Turn it off to train through {refused}\\."):
+            gradients(True)
+    else:
+        assert relative_error(gradients(True), gradients(False)) < EXACT
 
-    @pytest.mark.parametrize(
-        ("recipe", "name", "reentrant"), [("reba", "ReBAModule", False), ("thought", "RefinedThoughtModule", True)]
+
+def test_code_from_the_repository_runs_where_it_is_trusted(backbone_path, tmp_path, monkeypatch):
+    path, trust = shutil.copytree(backbone_path(), tmp_path / "own"), {"trust_remote_code": True}
+    (path / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaModel\n\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n\n"
+        "class OwnModel(LlamaModel):\n    config_class = OwnConfig\n"
     )
-    def test_refused_where_it_would_be_wrong(self, recipe, name, reentrant, backbone_path):
-        """Run a second time, a layer would be looked at again when nobody counts: other gradients, and no error."""
-        with pytest.raises(ValueError, match=f"Gradient checkpointing .* Turn it off to train through {name}\\."):
-            self.gradients(recipe, backbone_path(), reentrant)
-
-
-class TestCodeFromTheRepository:
-    TRUST = {"trust_remote_code": True}
-    CODE = """
-from transformers import LlamaConfig, LlamaModel
-
-class OwnConfig(LlamaConfig):
-    model_type = "own"
-
-class OwnModel(LlamaModel):
-    config_class = OwnConfig
-"""
-
-    @pytest.fixture
-    def path(self, backbone_path, tmp_path):
-        path = tmp_path / "own"
-        shutil.copytree(backbone_path(), path)
-        (path / "own.py").write_text(self.CODE)
-        config = json.loads((path / "config.json").read_text())
-        classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
-        (path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
-        return str(path)
-
-    @every_recipe
-    def test_runs_where_it_is_trusted(self, recipe, path, tmp_path, monkeypatch):
-        monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
-        with pytest.raises(ValueError, match="trust_remote_code=True"):
-            make(recipe, path)
-        kinds = ("model_kwargs", "processor_kwargs", "config_kwargs")
-        model = make(recipe, path, **{kind: dict(self.TRUST) for kind in kinds})
-        assert type(model[0].model).__name__ == "OwnModel"
-        assert relative_error(words(model), expected(recipe, model[0])) < EXACT
-
-        check_saved(model, tmp_path / "saved", **self.TRUST)
-        assert (tmp_path / "saved" / "own.py").is_file()
-        with pytest.raises(ValueError, match="trust_remote_code=True"):
-            SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    config = json.loads((path / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    (path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
+    monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        make("reba", str(path))
+    model = make("reba", str(path), model_kwargs=trust, processor_kwargs=trust, config_kwargs=trust)
+    assert type(model[0].model).__name__ == "OwnModel"
+    assert relative_error(words(model), expected("reba", model[0])) < EXACT
+    check_saved(model, tmp_path / "saved", **trust)
+    assert (tmp_path / "saved" / "own.py").is_file()
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(tmp_path / "saved"), device="cpu")
 
 
 def test_one_that_accelerate_has_placed(backbone_path, tmp_path):

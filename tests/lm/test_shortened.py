@@ -17,7 +17,6 @@ from st_reba import CausalTransformer, EchoModule, LayerStates, MetaEOLModule, R
 from st_reba.lm.anatomy import layer_paths, shortened
 from st_reba.lm.backbone import _PER_LAYER
 from st_reba.lm.run import Hook, hooked
-from st_reba.reading.layers import LayerReader
 
 from .. import oracles
 from ..backbones import FEW, TEXTS, own
@@ -184,18 +183,7 @@ def test_every_architecture_without_the_final_norm(architecture, layer, shared, 
         assert relative_error(value, expected) < 1e-5
 
 
-def test_final_norm_is_saved(backbone_path, tmp_path):
-    model = pipeline(CausalTransformer(backbone_path(), final_norm=False))
-    model.save_pretrained(str(tmp_path))
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    assert loaded[0].final_norm is False
-    assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
-    # The norm is still there, for whoever wants it.
-    again = AutoModel.from_pretrained(str(own(tmp_path)))
-    assert torch.equal(again.norm.weight, model[0].model.norm.weight)
-
-
-def test_gradients_and_those_who_share_a_backbone_keep_their_norm(backbone_path):
+def test_gradients_saved_models_and_those_who_share_a_backbone_keep_their_norm(backbone_path, tmp_path):
     normed = pipeline(CausalTransformer(backbone_path()))
     before = normed.encode(TEXTS)
     raw = pipeline(CausalTransformer(normed[0], final_norm=False)).train()
@@ -203,17 +191,9 @@ def test_gradients_and_those_who_share_a_backbone_keep_their_norm(backbone_path)
     assert raw[0].model.layers[-1].mlp.down_proj.weight.grad.norm() > 0
     assert raw[0].model.norm.weight.grad is None
     assert np.array_equal(normed.eval().encode(TEXTS), before)
-
-
-def test_every_layer_is_read_alike_without_the_final_norm(shared):
-    embeddings = LayerReader(pipeline(CausalTransformer(shared(), final_norm=False))).embeddings(TEXTS)
-    for layer in (1, 2, 3):
-        short = CausalTransformer(shared(), output_layer=layer, final_norm=False)
-        assert relative_error(embeddings[layer], pipeline(short).encode(TEXTS)) < 1e-5
-
-
-@pytest.mark.parametrize("value", ["no", 0])
-@pytest.mark.parametrize("module_class", [CausalTransformer, LayerStates, MetaEOLModule, RefinedThoughtModule])
-def test_wrong_values_of_final_norm(module_class, value, shared):
-    with pytest.raises(ValueError, match=f"final_norm={value!r}: use True or False"):
-        module_class(shared(), final_norm=value)
+    raw.eval().save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert loaded[0].final_norm is False
+    assert np.array_equal(loaded.encode(TEXTS), raw.encode(TEXTS))
+    # The norm is still there, for whoever wants it.
+    assert torch.equal(AutoModel.from_pretrained(str(own(tmp_path))).norm.weight, normed[0].model.norm.weight)

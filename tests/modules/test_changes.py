@@ -42,7 +42,7 @@ from st_reba.text.layout import PREPENDED
 from st_reba.text.templates import normalized
 
 from .. import oracles
-from ..backbones import DEMO_MODEL, TELLING, TEXTS
+from ..backbones import DEMO_MODEL, FEW, TEXTS
 from ..conftest import LONG, long, pipeline, relative_error
 from .methods import RECIPES, Naive, expected, read, vector
 
@@ -339,7 +339,7 @@ class TestBeforeTheFeedForwardPart:
     #: Those whose feed-forward part is no module of its own, or knows of the residual stream, or is added to in place.
     NOT_APART = ("opt", "falcon", "bloom", "mpt")
 
-    @pytest.mark.parametrize("architecture", TELLING)
+    @pytest.mark.parametrize("architecture", FEW)
     def test_equals_a_hook_on_every_architecture(self, architecture, shared, eager, token_ids):
         if architecture in self.NOT_APART:
             with pytest.raises(ValueError, match='The feed-forward part of the last layer of .* Use readout="layer"'):

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -36,7 +36,7 @@ from st_reba.version import REQUIREMENT
 
 from .. import oracles
 from ..backbones import TEXTS
-from ..conftest import examples, pipeline, relative_error
+from ..conftest import pipeline, relative_error
 
 #: More texts than dimensions.
 CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
@@ -107,7 +107,6 @@ class TestOracle:
 
     shares = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(lambda parts: tuple(np.array(parts) / sum(parts)))
 
-    @settings(max_examples=examples(40))
     @given(shares, st.integers(2, 6), st.integers(3, 40), st.sampled_from([0.1, 1.0, 10.0]), st.integers(0, 99))
     def test_of_what_is_fitted(self, shares, width, texts, shrinkage, seed):
         size = width * len(shares)
@@ -382,7 +381,6 @@ def assert_equal(moments: Moments, vectors) -> None:
     offset=st.sampled_from([0.0, 1.0, 1e4]),
     split=st.integers(0, 8),
 )
-@settings(max_examples=examples(60))
 def test_batches_do_not_matter(seed, sizes, offset, split):
     """In whatever batches the vectors come, and wherever two halves are merged: numpy's, of all at once."""
     vectors = torch.randn(sum(sizes), 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + offset

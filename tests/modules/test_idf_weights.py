@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
@@ -24,7 +24,7 @@ from st_reba.text.words import DocumentFrequencies
 
 from .. import oracles
 from ..backbones import TEXTS, VOCABULARY
-from ..conftest import examples, relative_error
+from ..conftest import relative_error
 from .methods import RECIPES
 
 FIT = [*TEXTS, "the dog and the cat", "I love the cat", "我爱猫。"]
@@ -41,7 +41,6 @@ def model(shared):
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=12), st.integers(0, 12))
-@settings(max_examples=examples(60))
 def test_document_frequencies(texts, split):
     """Of any texts, in two batches: each token once a text, and texts without tokens do not count."""
     found = DocumentFrequencies(12)

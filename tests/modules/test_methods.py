@@ -34,7 +34,7 @@ from st_reba.lm.anatomy import anatomy_of
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
-from ..conftest import LONG, examples, long, pipeline, relative_error
+from ..conftest import LONG, long, pipeline, relative_error
 from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
@@ -156,7 +156,7 @@ def model(shared):
 
 @pytest.mark.parametrize("kind", ["bytes", long("bert"), long("sentencepiece")])
 @pytest.mark.parametrize("recipe", EACH_MODULE)
-@settings(max_examples=examples(30) if LONG else 2)
+@settings(max_examples=30 if LONG else 2)
 @given(batch=st.lists(anything, min_size=1, max_size=4 if LONG else 3), data=st.data())
 def test_a_batch_is_its_texts(recipe, kind, model, batch, data):
     encode = model(recipe, kind, data.draw(st.sampled_from(POOLINGS))).encode

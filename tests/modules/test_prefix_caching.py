@@ -22,7 +22,7 @@ from st_reba.modules.changes import Change
 from st_reba.recipes import every_row
 
 from .. import backbones
-from ..backbones import EACH, TEXTS
+from ..backbones import FEW, TEXTS
 from ..conftest import long, pipeline, relative_error
 from .methods import RECIPES, TOLERANCE
 from .test_changes import SETS
@@ -76,7 +76,7 @@ def test_every_recipe_under_every_change(key, changes, roomy_path):
     assert bool(module._kept_prefixes) == module.keeps_prefixes
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("architecture", FEW)
 def test_every_architecture(architecture, shared):
     backbone, used = shared(architecture), set()
     for recipe in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
@@ -30,7 +30,7 @@ from st_reba.reading.chunks import _cut
 from st_reba.reading.words import own_offsets, token_offsets
 
 from ..backbones import TEXTS
-from ..conftest import examples, pipeline, relative_error
+from ..conftest import pipeline, relative_error
 from ..devices import FIRST, SeveralDevices, put
 
 TEXT = TEXTS[2]
@@ -141,7 +141,6 @@ def test_weights_of_tokens_count_within_a_chunk(shared):
     length=st.integers(1, 12),
     data=st.data(),
 )
-@settings(max_examples=examples(40))
 def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length, data, shared):
     overlap = data.draw(st.integers(0, length - 1))
     model = pipeline(ReBAModule(shared()))

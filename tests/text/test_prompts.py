@@ -5,30 +5,32 @@ The tokenizer of these tests makes tokens that straddle the borders of a text.
 
 from __future__ import annotations
 
-import copy
 import json
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
 from transformers import AutoModel, AutoTokenizer
 
 from st_reba import (
     TEMPLATES,
+    BidirectionalLastLayer,
     CausalTransformer,
     ContrastivePromptingModule,
     EchoModule,
     HierarchicalTokenPrependingModule,
     KVReroutingModule,
+    LayerStates,
     MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
     TokenPrependingModule,
+    ValueAggregationModule,
 )
+from st_reba.text.templates import PRESETS, normalized
 
-from ..backbones import TEXTS, own
+from ..backbones import FEW, TEXTS, own
 from ..conftest import PROMPTS, pipeline, relative_error
 
 #: Modules that read a text once.
@@ -74,15 +76,6 @@ def test_plain_transformers_on_the_whole_string_gives_the_embedding(template, pr
     assert differ >= 3 or before + prompt == ""
 
 
-def test_sts_own_transformer(greedy):
-    """A prompt and a text, embedded as ST does, are the same."""
-    plain = Transformer(greedy[0], processor_kwargs={"padding_side": "right"})
-    plain.tokenizer.pad_token = plain.tokenizer.eos_token
-    expected = pipeline(plain, "lasttoken").encode(TEXTS, prompt="query: ")
-    ours = pipeline(CausalTransformer(greedy[0], pool_over="all"), "lasttoken").encode(TEXTS, prompt="query: ")
-    assert relative_error(ours, expected) < 1e-5
-
-
 @pytest.mark.parametrize("recipe", ONCE)
 class TestOnce:
     def test_a_batch_is_its_texts(self, recipe, shared):
@@ -123,12 +116,7 @@ def test_not_one_character_fits(greedy):
 
 @pytest.mark.parametrize(
     ("module_class", "settings"),
-    [
-        (CausalTransformer, {"template": "prompteol", "tokenization": "whole"}),
-        (CausalTransformer, {"template": "prompteol", "tokenization": "pieces"}),
-        (RefinedThoughtModule, {"tokenization": "pieces"}),
-        (EchoModule, {"tokenization": "pieces"}),
-    ],
+    [(CausalTransformer, {"template": "prompteol", "tokenization": "whole"}), (EchoModule, {"tokenization": "pieces"})],
 )
 def test_saved_and_loaded(module_class, settings, greedy, tmp_path):
     """What 0.1 saved says nothing of it, and is in pieces."""
@@ -154,41 +142,124 @@ def test_repeated_texts_are_in_pieces(module_class, shared):
         CausalTransformer(shared(), tokenization="all")
 
 
-def test_the_tokenizer_is_left_as_it_is(greedy):
-    module = TokenPrependingModule(greedy[0])
-    before = copy.deepcopy(module.tokenizer).backend_tokenizer.to_str()
-    module.preprocess(["I love " * 300, *TEXTS], prompt="query: ")
-    assert module.tokenizer.backend_tokenizer.to_str() == before
-
-
-@pytest.fixture(scope="module")
-def prompted(prompted_path):
-    return SentenceTransformer(prompted_path, device="cpu")
-
-
-@pytest.mark.parametrize("side", ["query", "document"])
-def test_each_side_has_its_own(prompted, side):
-    vectors = getattr(prompted, f"encode_{side}")(TEXTS)
-    assert np.array_equal(vectors, prompted.encode(TEXTS, prompt=PROMPTS[side]))
-    assert np.array_equal(vectors, prompted.encode(TEXTS, prompt_name=side))
-    assert not np.allclose(vectors, prompted.encode(TEXTS), atol=1e-2)
-
-
-def test_a_prompt_is_read_once_in_front_of_both_copies(prompted, token_ids, monkeypatch):
+def test_a_prompt_of_each_side_is_read_once_and_not_pooled(prompted_path, token_ids, monkeypatch):
+    model = SentenceTransformer(prompted_path, device="cpu")
+    for side in ("query", "document"):
+        vectors = getattr(model, f"encode_{side}")(TEXTS)
+        assert np.array_equal(vectors, model.encode(TEXTS, prompt=PROMPTS[side]))
+        assert not np.allclose(vectors, model.encode(TEXTS), atol=1e-2)
+    words = model.encode_query(TEXTS, output_value="token_embeddings")
+    assert [len(vectors) for vectors in words] == [len(token_ids(text)) for text in TEXTS]
     # What stands before all texts is otherwise run on its own, and kept.
-    monkeypatch.setattr(prompted[0], "prefix_caching", False)
+    monkeypatch.setattr(model[0], "prefix_caching", False)
     seen = []
-    embeddings = prompted[0].model.get_input_embeddings()
-    handle = embeddings.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0].tolist()))
-    try:
-        prompted.encode_query(TEXTS[:1])
-    finally:
-        handle.remove()
+    model[0].model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: seen.append(ids[0][0].tolist()))
+    model.encode_query(TEXTS[:1])
     assert seen == [token_ids(PROMPTS["query"]) + 2 * token_ids(TEXTS[0])]
 
 
-def test_a_prompt_is_not_pooled(prompted, token_ids):
-    words = prompted.encode_query(TEXTS, output_value="token_embeddings")
-    assert [len(vectors) for vectors in words] == [len(token_ids(text)) for text in TEXTS]
-    pooled = prompted.encode_query(TEXTS, convert_to_tensor=True)
-    assert torch.allclose(torch.stack([vectors.mean(dim=0) for vectors in words]), pooled, atol=1e-5)
+# A template's name brings how its authors read it; what the caller or a saved model says comes first.
+
+#: Of PromptEOL's family, in both languages.
+FAMILY = [
+    *("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum"),
+    *("prompteol-zh", "pretended-cot-zh", "knowledge-zh", "promptsth-zh", "promptsum-zh"),
+    *("promptreps", "promptreps-zh", "topic", "topic-zh"),
+]
+
+
+def reading(module):
+    return module.pool_over, module.rows, module.normalize_text, module.output_layer, module.final_norm
+
+
+def test_a_prompt_is_read_at_its_end(shared):
+    assert [name for name, preset in PRESETS.items() if preset.rows == "last"] == FAMILY
+    for template in FAMILY:
+        module = CausalTransformer(shared(), template=template)
+        layer, norm = (2, False) if template.startswith(("pretended-cot", "knowledge")) else (None, True)
+        assert module.template == TEMPLATES[template]
+        # PromptReps asks for a word that is to be found as it is written.
+        assert reading(module) == ("all", "last", not template.startswith("promptreps"), layer, norm)
+
+
+@pytest.mark.filterwarnings("ignore:.*in its own code")
+@pytest.mark.parametrize("architecture", FEW)
+@pytest.mark.parametrize("template", ["prompteol", "knowledge-zh"])
+def test_oracle(architecture, template, shared, eager, token_ids):
+    """The last token of the prompt, of transformers' own hidden states: the last entry, or the last but one."""
+    vectors = pipeline(CausalTransformer(shared(architecture), template=template), "lasttoken").encode(TEXTS)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        before, after = (token_ids(part) for part in TEMPLATES[template].split("{text}"))
+        ids = torch.tensor([[*before, *token_ids(normalized(text)), *after]])
+        with torch.inference_mode():
+            states = eager(architecture)(input_ids=ids, output_hidden_states=True).hidden_states
+        expected = states[-2 if template == "knowledge-zh" else -1][0, -1]
+        assert relative_error(vector, expected) < 1e-5, text
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
+@pytest.mark.parametrize("template", ["prompteol", "promptsum-zh"])
+def test_the_very_last_token_is_read(kind, template, shared):
+    """Of the template, or the special token that the tokenizer puts behind it, as it does for everybody."""
+    module = CausalTransformer(shared("llama", kind), template=template)
+    literal = module.tokenizer(TEMPLATES[template].split("{text}")[1], add_special_tokens=False)["input_ids"]
+    expected = 3 if kind == "bert" else literal[-1]
+    for prompt in (None, "query: "):
+        features = module.preprocess(TEXTS, prompt=prompt)
+        ends = features["input_ids"][torch.arange(len(TEXTS)), features["attention_mask"].sum(dim=1) - 1]
+        assert ends.tolist() == [expected] * len(TEXTS)
+        assert module(features)["input_ids"].tolist() == [[expected]] * len(TEXTS)
+
+
+def test_what_the_caller_says_comes_first(shared):
+    given = {"pool_over": "text", "rows": "all", "normalize_text": False, "output_layer": -1, "final_norm": True}
+    module = CausalTransformer(shared(), template="pretended-cot", **given)
+    assert reading(module) == ("text", "all", False, 3, True)
+    assert reading(CausalTransformer(shared(), template="knowledge", output_layer=1)) == ("all", "last", True, 1, False)
+    # A model of one layer has no last but one.
+    backbone = CausalTransformer(shared(), output_layer=1)
+    assert CausalTransformer(backbone, template="pretended-cot").output_layer == 1
+
+
+@pytest.mark.parametrize("module_class", [CausalTransformer, BidirectionalLastLayer, LayerStates])
+def test_a_text_is_read_as_any_template(module_class, shared):
+    """Also that of a preset: saved models have texts."""
+    module = module_class(shared(), template=TEMPLATES["pretended-cot"])
+    usual = "all" if module_class is BidirectionalLastLayer else "text"
+    assert reading(module) == (usual, "all", False, None, True)
+
+
+def test_what_each_module_takes_of_a_preset(shared):
+    """What every layer, or the attention in it, gives is not read at the last but one; a hybrid reads more than the
+    last token."""
+    states = LayerStates(shared(), template="pretended-cot")
+    assert (states.depth, states.pool_over, states.normalize_text, states.final_norm) == (3, "all", True, True)
+    values = ValueAggregationModule(shared(), template="pretended-cot")
+    assert (values.output_layer, values.pool_over, values.normalize_text) == (None, "all", True)
+    hybrid = KVReroutingModule(shared(), template="prompteol")
+    assert (hybrid.hybrid, hybrid.rows, hybrid.pool_over, hybrid.normalize_text) == (True, "all", "all", True)
+    assert KVReroutingModule(shared(), template="prompteol", hybrid=False).rows == "last"
+    contrast = ContrastivePromptingModule(shared(), template="knowledge")
+    assert (contrast.output_layer, contrast.final_norm, contrast.scale) == (2, False, 3.0)
+    assert reading(TokenPrependingModule(shared())) == ("all", "last", True, 3, False)
+    own = TokenPrependingModule(shared(), template='Of {prepend} "{text}":')
+    assert reading(own) == ("all", "all", False, 3, False)
+    # Several prompts take what all agree on.
+    for templates, expected in (
+        (["pretended-cot", "knowledge"], (2, False, True)),
+        (["prompteol", "pretended-cot"], (None, True, True)),
+        (["prompteol", "{text} sounds"], (None, True, False)),
+    ):
+        module = MetaEOLModule(shared(), templates=templates)
+        assert (module.output_layer, module.final_norm, module.normalize_text) == expected
+
+
+@pytest.mark.filterwarnings("ignore:A text without tokens")
+def test_normalised_texts(shared):
+    texts = ['He said "sit"', "Did it sit?", "你爱猫吗？", "the cat", ""]
+    model, plain = (pipeline(CausalTransformer(shared(), normalize_text=value)) for value in (True, False))
+    vectors = model.encode(texts, batch_size=len(texts))
+    assert np.array_equal(vectors, plain.encode([normalized(text) for text in texts], batch_size=len(texts)))
+    assert not vectors[-1].any()
+    with pytest.raises(ValueError, match="normalize_text='yes': use True or False"):
+        CausalTransformer(shared(), normalize_text="yes")

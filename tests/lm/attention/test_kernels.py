@@ -1,11 +1,21 @@
+"""Which kernels are trusted; and what an accelerator's way launches.
+
+There each operation is a launch of its own, and asking for a number makes the host wait. That way is taken on a CPU
+here, and the operations are counted as torch dispatches them.
+"""
+
 from __future__ import annotations
 
 import inspect
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from st_reba.lm.attention import kernels
+from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba.lm.attention import kernels, observers, weights
+from st_reba.lm.attention.observers import RunningMaximum
+from st_reba.lm.attention.weights import LayerWeights
 
 
 def naive(query, key, value, bias, causal, scale):
@@ -142,3 +152,102 @@ def test_the_signatures_of_the_private_operators():
         "aten::_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
         "bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp,"
     )
+
+
+#: What makes the host wait for a number.
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "indexed by a boolean mask"}
+#: What launches nothing: memory is reserved.
+FREE = ("empty", "new_empty", "detach", "_unsafe_view", "promote_types")
+TEXTS, HEADS, GROUPS, LENGTH, SIZE = 3, 8, 2, 40, 16
+
+
+class Launches(TorchDispatchMode):
+    """Notes every operation that does something on the device: no views, no reserved memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        views = any(given.alias_info is not None and not given.alias_info.is_write for given in func._schema.returns)
+        name = func.overloadpacket.__name__
+        if not views and name not in FREE:
+            self.names.append(name)
+        indices = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
+        if any(index is not None and index.dtype == torch.bool for index in indices):
+            self.names.append("indexed by a boolean mask")
+        return func(*args, **(kwargs or {}))
+
+
+def launched(observer, dtype, monkeypatch, softcap=None, bias=None):
+    """By the second layer that is seen: the first reserves the result. A layer is as Llama's attention hands it over:
+    queries of one token lie side by side in memory."""
+    monkeypatch.setattr(weights, "_SCRATCH_BYTES", {})
+    query, key = (torch.randn(TEXTS, LENGTH, count, SIZE).to(dtype).transpose(1, 2) for count in (HEADS, GROUPS))
+    source = LayerWeights(0, query, key, torch.randn(TEXTS, HEADS, LENGTH), SIZE**-0.5, bias, softcap)
+    # In inference_mode, "to" and "contiguous" are not told from views.
+    with torch.no_grad():
+        observer.observe(source)
+        with Launches() as launches:
+            observer.observe(source)
+    return launches.names
+
+
+LAST, BLOCK = torch.tensor([11, 5, 19]), slice(3, 35)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("keys", "block", "given", "most"),
+    [
+        (LAST, 128, {}, 7),
+        (BLOCK, 128, {}, 6),
+        (BLOCK, 16, {}, 2 * 6),
+        (BLOCK, 128, {"softcap": 2.0, "bias": torch.randn(1, 1, LENGTH, LENGTH)}, 11),
+        (BLOCK, 128, {"softcap": 2.0, "bias": torch.randn(1, HEADS, LENGTH, LENGTH)}, 11),
+    ],
+)
+def test_launches_of_a_layer_are_few(dtype, keys, block, given, most, monkeypatch):
+    """For the last token, and for the mean, a block of keys; soft caps and biases add no loop."""
+    monkeypatch.setattr(weights, "_KEY_BLOCK", block)
+    names = launched(RunningMaximum(keys, slice(3, LENGTH)), dtype, monkeypatch, **given)
+    assert len(names) <= most, names
+
+
+def test_a_fused_kernel_is_launched_alone(monkeypatch):
+    """For the last token, its key is gathered before."""
+    runs = []
+    monkeypatch.setattr(observers, "fold_kernel", lambda *args: lambda *args: runs.append(args))
+    for keys, expected in ((BLOCK, []), (LAST, ["gather"])):
+        assert launched(RunningMaximum(keys, slice(3, LENGTH)), torch.bfloat16, monkeypatch) == expected
+    assert len(runs) == 4
+
+
+@pytest.mark.parametrize(
+    ("made", "settings"),
+    [
+        (CausalTransformer, {"bidirectional_layers": 2}),
+        (EchoModule, {"rows": "last"}),
+        (ReBAModule, {"rows": "last"}),
+        (ReBAModule, {"normalize_weights": True, "bidirectional_layers": 1}),
+    ],
+)
+def test_the_host_does_not_wait_while_the_language_model_runs(made, settings, shared, monkeypatch):
+    monkeypatch.setattr(weights, "_SCRATCH_BYTES", {})
+    module = made(shared(), **settings).eval()
+    features = module.preprocess(["one text", "and a longer one, with padding beside it"])
+    launches = Launches()
+
+    def enter(layer, args):
+        launches.__enter__()
+
+    def leave(norm, args, output):
+        launches.__exit__(None, None, None)
+
+    hooks = [module.model.layers[0].register_forward_pre_hook(enter), module.model.norm.register_forward_hook(leave)]
+    with torch.no_grad():
+        module(features)
+    for hook in hooks:
+        hook.remove()
+    assert launches.names
+    assert not WAITING & {*launches.names}

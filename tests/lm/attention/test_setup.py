@@ -45,18 +45,16 @@ class TestPrepare:
         with pytest.raises(ValueError, match=message):
             setup.prepare(model)
 
-    @pytest.mark.parametrize(("architecture", "expected"), [("llama", "sdpa"), ("gemma2_softcap", function.ATTENTION)])
-    def test_attention_that_sdpa_would_get_wrong_is_ours(self, architecture, expected):
-        model = AutoModel.from_config(config(architecture)).eval()
-        model.config._attn_implementation = "sdpa"
+    @pytest.mark.parametrize(
+        ("architecture", "chosen", "expected"),
+        [("llama", None, "sdpa"), ("gemma2_softcap", None, function.ATTENTION), ("qwen3", "eager", "eager")],
+    )
+    def test_attention_that_sdpa_would_get_wrong_is_ours(self, architecture, chosen, expected):
+        """And what a user has chosen stands."""
+        model = AutoModel.from_config(config(architecture), attn_implementation=chosen).eval()
+        model.config._attn_implementation = chosen or "sdpa"
         setup.prepare(model)
         assert model.config._attn_implementation == expected
-
-    @pytest.mark.parametrize("chosen", ["eager", "sdpa"])
-    def test_the_users_choice_of_attention_stands(self, chosen):
-        model = AutoModel.from_config(config("qwen3"), attn_implementation=chosen).eval()
-        setup.prepare(model)
-        assert model.config._attn_implementation == chosen
 
 
 class TestWatching:

@@ -11,15 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from st_reba import ReBAModule
 from st_reba.lm.attention import kernels, weights
-from st_reba.lm.attention.function import observable_attention
 from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold
-from st_reba.lm.attention.observers import InChunks, RunningMaximum
+from st_reba.lm.attention.observers import RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
-from st_reba.lm.run import watching
 
 from ... import oracles
 from ...conftest import long, pipeline, relative_error
@@ -197,31 +194,6 @@ def test_a_query_that_sees_nothing_has_no_weights(kernel):
 
 
 class TestInTheObserver:
-    def test_attention_is_watched_by_it(self, used):
-        """Through the attention function, with windows and chunks."""
-        module = nn.Module()
-        module.layer_idx, module.is_causal, module.num_key_value_groups = 0, True, 2
-        query, key, value = (torch.randn(3, heads, 20, 8) for heads in (4, 2, 2))
-        seen = torch.ones(20, 20).tril().triu(-6).bool()[None, None]
-
-        def maximum():
-            whole = RunningMaximum(slice(2, 9), slice(2, 20))
-            chunked = RunningMaximum(slice(0, 7), slice(0, 7))
-            for observer in (whole, InChunks(chunked, 1, 7, 3)):
-                for mask, softcap in ((None, None), (seen, None), (None, 1.5)):
-                    with watching(observer), torch.no_grad():
-                        observable_attention(module, query, key, value, mask, softcap=softcap)
-            return whole.result().triu(), chunked.result().triu()
-
-        found = maximum()
-        assert len(used) == 6
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "_FOLD_DEVICES", set())
-            expected = maximum()
-        assert len(used) == 6
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other)
-
     @pytest.mark.parametrize("architecture", ["gemma2_softcap", long("llama"), long("mistral_window")])
     def test_reba_equals_the_papers_algorithm(self, architecture, used, shared, eager, token_ids):
         """In a batch with padding. Gemma 2 has grouped queries, soft caps and windows."""

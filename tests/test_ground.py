@@ -1,0 +1,168 @@
+"""What all rooms stand on: settings, packages that may be missing, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from st_reba.files import NoRoomError, atomic_directory, atomic_file
+from st_reba.optional import require
+from st_reba.settings import choice, described, flag, optional, whole
+
+SETTINGS = {
+    "whole": (whole("count", 1, 3), [1, 3], [0, 4, 2.0, True, "2", None, [2]], "give a whole number from 1 to 3."),
+    "open": (whole("count", 0, says="give 0 or more."), [0, 10**12], [-1, 1.5], "give 0 or more."),
+    "flag": (flag("on"), [True, False], [1, 0, "yes", None], "use True or False."),
+    "choice": (choice("way", "a", "b", "c"), ["a", "c"], ["d", 1, ["a"], None], 'use "a", "b" or "c".'),
+    "optional": (optional(whole("count", 1, 3)), [None, 2], [0, False], "give a whole number from 1 to 3."),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_says_what_it_may_be(setting):
+    declared, allowed, refused, says = SETTINGS[setting]
+    for value in allowed:
+        assert declared.check(value) is value
+    for value in refused:
+        with pytest.raises(ValueError, match="^" + re.escape(f"{declared.name}={value!r}: {says}") + "$"):
+            declared.check(value)
+    assert described(SimpleNamespace(count=2, way="a"), ["count", "way"]) == "count=2, way='a'"
+
+
+BROKEN = {
+    "raise ImportError('libarrow.so.99: cannot open\\nshared object file')": "ImportError",
+    "import no_such_package_at_all": "ModuleNotFoundError: No module named 'no_such_pack",
+    "raise AttributeError('_ARRAY_API not found')": "AttributeError: _ARRAY_API not found",
+    "raise RuntimeError": "RuntimeError: no message",
+    "": "No module named 'brittle.other'",
+}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """``package(code)``: one that is installed and runs this when it is imported."""
+
+    def write(code: str) -> None:
+        (tmp_path / "brittle").mkdir()
+        (tmp_path / "brittle" / "__init__.py").touch()
+        (tmp_path / "brittle" / "part.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield write
+    for name in ("brittle", "brittle.part"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_package_is_called_broken_and_its_error_shown(code, package):
+    """A package that is not there and one that is broken are mended in two ways."""
+    package(code)
+    with pytest.raises(ImportError) as refused:
+        require("brittle.part" if code else "brittle.other", "extra", "A test")
+    shown = str(refused.value)
+    assert shown.startswith("A test needs brittle, which is installed and cannot be imported (")
+    assert BROKEN[code] in shown
+    assert 'pip install "st-reba[extra]"' in shown
+    assert "\n" not in shown
+
+
+def test_a_package_that_is_missing_or_there(package):
+    for name in ("no_such_package_at_all", "no_such_package_at_all.part"):
+        with pytest.raises(ImportError, match=r'^A test needs no_such_package_at_all: pip install "st-reba\[extra\]"'):
+            require(name, "extra", "A test")
+    package("there = True")
+    assert require("brittle.part", "extra", "A test").there
+
+
+#: More than any buffer holds.
+MANY = 1 << 17
+NO_ROOM = "could not be written: there is no room left on the disk .* Make room"
+
+
+def refuse(path):
+    """safetensors writes elsewhere and moves, so that no device catches it: its own words."""
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+WRITERS = {
+    "write": lambda path: path.write_bytes(bytes(8 * MANY)),
+    "numpy": lambda path: np.save(path.open("wb"), np.zeros(MANY)),
+    "pyarrow": lambda path: pq.write_table(pa.table({"a": np.random.rand(MANY)}), path.open("wb")),
+    "torch": lambda path: torch.save(torch.zeros(MANY), path),
+    "safetensors": refuse,
+}
+on_a_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+
+
+@on_a_full_disk
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_writer_says_that_the_disk_is_full_and_leaves_nothing(writer, tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+
+    def write():
+        with atomic_directory(tmp_path / "out") as scratch:
+            (scratch / "started").touch()
+            WRITERS[writer](tmp_path / "full")
+
+    with pytest.raises(NoRoomError, match=NO_ROOM):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+@on_a_full_disk
+def test_what_was_there_is_as_it_was(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("before")
+    monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex="0"))
+    (tmp_path / ".writing-0").symlink_to("/dev/full")
+    with pytest.raises(NoRoomError, match=f"{tmp_path / 'a'} {NO_ROOM}"), atomic_file(tmp_path / "a") as stream:
+        np.save(stream, np.zeros(MANY))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "before"
+
+
+def test_a_file_of_text(tmp_path):
+    with atomic_file(tmp_path / "a", "w") as text:
+        text.write("ä\r\nb\n")
+    assert (tmp_path / "a").read_bytes() == "ä\r\nb\n".encode()
+
+
+def test_a_quota_is_room_and_told_once(tmp_path):
+    with pytest.raises(NoRoomError) as told, atomic_directory(tmp_path / "out"), atomic_file(tmp_path / "file"):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    assert str(told.value).startswith(f"{tmp_path / 'file'} could not be written: there is no room")
+    assert str(told.value).count("no room") == 1
+    assert isinstance(told.value.__cause__, OSError)
+
+
+#: What the system says is stronger than what PyTorch makes of it.
+OF_PYTORCH = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+OF_PYTORCH.__context__ = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "not yours"),
+        ValueError("tokenizer.json: an iostream error in line 3"),
+        RuntimeError("unexpected pos 64 vs 0 in the shard's header"),
+        OSError(errno.EIO, "PytorchStreamWriter failed"),
+        OF_PYTORCH,
+    ],
+    ids=str,
+)
+def test_an_error_with_like_words_is_no_full_disk(error, tmp_path):
+    with pytest.raises(type(error)) as raised, atomic_file(tmp_path / "a"):
+        raise error
+    assert raised.value is error
