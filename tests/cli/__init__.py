@@ -5,6 +5,10 @@ import shlex
 from typer.testing import CliRunner
 
 from st_reba_cli import app
+from st_reba_cli.printing import console, notes
+
+# A console takes its width when it is made, which another test may have done.
+console.width = notes.width = 900
 
 
 def typed(line: str, expect: int = 0) -> str:
