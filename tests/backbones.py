@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +69,6 @@ FEW = [
     name if name in ("llama", "gemma2_softcap", "gpt2", "bloom") else pytest.param(name, marks=pytest.mark.long)
     for name in ARCHITECTURES
 ]
-
-# What tests outside lm, text, data and hub still call FEW and ARCHITECTURES.
-EACH = [
-    pytest.param(name, marks=pytest.mark.long) if name in ("gpt_j", "gpt_neo", "mpt") else name
-    for name in ARCHITECTURES
-]
-TELLING = FEW
-
-
-def third(number: int, among: Sequence[str] = ARCHITECTURES) -> list[Any]:
-    return [name for name in FEW if (name if isinstance(name, str) else name.values[0]) in among]
-
 
 TEXTS = [
     "I love natural language processing.",

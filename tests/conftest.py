@@ -6,10 +6,10 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -280,49 +280,10 @@ def prompted_path(backbone_path, tmp_path_factory):
     return str(directory)
 
 
-# What tests outside lm, text, data and hub still call by these names; the parts of `quick` for those that draw.
-
-T = TypeVar("T")
-
-
-def examples(many: int) -> int:
-    """How many examples hypothesis draws: a few by default, all in ``make test-long``."""
-    return many if LONG else max(3, many // 10)
-
-
-def first(values: Iterable[T], number: int) -> list[Any]:
-    """Parameters of which ``make test`` takes the first few alone, and ``make test-long`` all."""
-    return [value if index < number else long(value) for index, value in enumerate(values)]
-
-
-def paired(*axes: Iterable[Any]) -> list[Any]:
-    """Rows of parameters along all axes at once, the shorter ones again and again: each value stands in a row, and each
-    that is not long in one that is not."""
-
-    def rows(axes: list[list[Any]]) -> list[tuple[Any, ...]]:
-        return [tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))]
-
-    given = [list(axis) for axis in axes]
-    usual = rows([[value for value in axis if not hasattr(value, "marks")] for axis in given])
-    every = rows([[value.values[0] if hasattr(value, "marks") else value for value in axis] for axis in given])
-    return [*usual, *(long(*row) for row in every if row not in usual)]
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
+    """Reports with empty files for pictures."""
     _draw_nothing(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def timed_once():
-    with pytest.MonkeyPatch.context() as patched:
-        _measure_once(patched)
-        yield
-
-
-@pytest.fixture
-def quick_commands(monkeypatch):
-    _make_quick(monkeypatch)
 
 
 @pytest.fixture

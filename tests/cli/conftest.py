@@ -23,7 +23,7 @@ def saved(backbone_path, tmp_path_factory):
 
 
 @pytest.fixture
-def desk(saved, backbone_path, shallow_path, roomy_path, quick_commands, tmp_path, monkeypatch):
+def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkeypatch):
     """The current directory. Of its models ``lm`` is a tiny Llama, ``shallow`` one of one layer, ``roomy`` one that
     has room for long prompts, ``demo`` one that was trained, and ``saved`` a SentenceTransformer of ours."""
     monkeypatch.chdir(tmp_path)

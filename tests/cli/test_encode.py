@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from .. import processes
 from ..backbones import TEXTS
-from ..conftest import first
+from ..conftest import long
 from . import typed
 
 # In a process of its own nothing is patched.
@@ -67,7 +67,7 @@ def test_a_killed_run_resumes_to_the_same_bytes():
     assert not Path("killed.npy.partial/parts").exists()
 
 
-@pytest.mark.parametrize("number", first([signal.SIGTERM, signal.SIGKILL], 1))
+@pytest.mark.parametrize("number", [signal.SIGTERM, long(signal.SIGKILL)])
 def test_no_worker_outlives_a_run_on_several_devices(number):
     process = started("a.npy", 20_000, 4, "--device", "cpu,cpu")
     workers = psutil.Process(process.pid).children(recursive=True)

@@ -246,7 +246,7 @@ def compared(path, tasks, **settings):
     return compare_tasks(Recipes(CausalTransformer(path), asked), tasks, model="tiny", **settings)
 
 
-@pytest.mark.usefixtures("timed_once")
+@pytest.mark.usefixtures("quick")
 def test_a_comparison_of_tasks(shallow_path, tmp_path):
     tasks = [demo.DemoSTSInOneSplit(), demo.DemoPairs()]
     found = compared(shallow_path, tasks, output=tmp_path)
@@ -263,7 +263,7 @@ def test_a_comparison_of_tasks(shallow_path, tmp_path):
     assert not math.isnan(known.results[0].cost)
 
 
-@pytest.mark.usefixtures("timed_once")
+@pytest.mark.usefixtures("quick")
 def test_a_task_whose_data_do_not_load_once_more(shallow_path, monkeypatch):
     """For the controls on random weights: it stands there without them."""
 

@@ -329,7 +329,7 @@ def compared(path, directory):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is forked to be killed")
-@pytest.mark.usefixtures("timed_once")
+@pytest.mark.usefixtures("quick")
 @pytest.mark.filterwarnings("ignore:There is no interval")
 def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monkeypatch):
     whole = compared(shallow_path, None)

@@ -20,7 +20,7 @@ from st_reba.recipes import asked_for, default_recipes, find
 from st_reba.recipes.lookup import controls_of
 
 from ..backbones import TEXTS
-from ..conftest import first
+from ..conftest import long
 
 PAIRS = Pairs(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.5, 1.5])
 CLASSES = Pairs(TEXTS, TEXTS[::-1], [1.0, 0.0, 1.0, 0.0, 1.0])
@@ -34,13 +34,13 @@ RETRIEVAL = Retrieval(
 WORDS = OddOneOutEvaluator([Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3)])
 BAG = "Bag of input embeddings, mean"
 
-pytestmark = [pytest.mark.filterwarnings("ignore:There is no interval"), pytest.mark.usefixtures("timed_once")]
+pytestmark = [pytest.mark.filterwarnings("ignore:There is no interval"), pytest.mark.usefixtures("quick")]
 
 #: One or two of each way to run a model, to read its words, and to be fitted.
 SOME = ("Classical", "ReBA-2", "Echo-2, bidirectional", "RT-2", "PromptEOL", "Value aggregation", "Classical, filtered")
 
 
-@pytest.fixture(scope="module", params=first([SOME, None], 1), ids=["some", "every recipe"])
+@pytest.fixture(scope="module", params=[SOME, long(None)], ids=["some", "every recipe"])
 def asked(request):
     every = default_recipes(2, [f"{place} {text[:12]}" for place, text in enumerate(demo_sentences("en")[:40])])
     return [recipe for recipe in every if request.param is None or recipe.name in request.param]
@@ -55,7 +55,7 @@ def counted(path, asked, **settings):
 
 
 @pytest.fixture(scope="module")
-def recipes(asked, backbone_path, timed_once):
+def recipes(asked, backbone_path, quick):
     return counted(backbone_path(), asked)
 
 

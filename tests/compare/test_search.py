@@ -4,7 +4,7 @@ import dataclasses
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sentence_transformers.util import pairwise_cos_sim
@@ -18,9 +18,7 @@ from st_reba.evaluation.tasks import task_of
 from st_reba.recipes import Recipe
 from st_reba.recipes.rows import FILTERS, PARTS
 
-from ..conftest import examples
-
-pytestmark = pytest.mark.usefixtures("timed_once")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def few():
@@ -69,7 +67,6 @@ def gain_of(backbone, pairs):
     st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=2 * LEAST_PAIRS, max_size=200),
     st.integers(0, 5),
 )
-@settings(max_examples=examples(50))
 def test_halves_share_no_text_and_lose_no_pair(drawn, seed):
     rows = [(f"a{first}", f"a{second}", float(index)) for index, (first, second) in enumerate(drawn)]
     pairs = Pairs(*(list(column) for column in zip(*rows, strict=True)))

@@ -14,11 +14,11 @@ from st_reba.compare.sweep import RecipeSweep
 
 from .. import backbones
 from ..backbones import ARCHITECTURES, TEXTS
-from ..conftest import first, paired, pipeline, relative_error
+from ..conftest import long, pipeline, relative_error
 
 #: Sliding windows, attention in code of its own; then the rest.
 FEW = ("llama", "mistral_window", "bloom")
-VARIED = first([*FEW, *(name for name in ARCHITECTURES if name not in FEW)], len(FEW))
+VARIED = [*FEW, *(long(name) for name in ARCHITECTURES if name not in FEW)]
 POOLINGS = tuple(Pooling.POOLING_MODES)
 LONG = ["word " * 70, "the cat " * 30, "a fox " * 300, "the quick brown fox jumps", "x " * 85]
 
@@ -63,7 +63,7 @@ def test_each_recipe_on_every_architecture(name, shared):
     assert_like_each_alone(shared(name), [*TEXTS[:3], "", LONG[1]], 3 if name == "llama" else 2)
 
 
-@pytest.mark.parametrize(("kind", "prompt"), paired(["bytes", "bert", "sentencepiece"], [None, "query: "]))
+@pytest.mark.parametrize(("kind", "prompt"), [("bytes", None), ("bert", "query: "), ("sentencepiece", None)])
 def test_every_pooling_with_special_tokens_and_prompts(kind, prompt, shared):
     assert_like_each_alone(shared("llama", kind), [TEXTS[0], "", LONG[2]], 2, POOLINGS, prompt)
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba import CausalTransformer
@@ -13,7 +13,6 @@ from st_reba.data.demo import DEMO_PAIRS
 from st_reba.data.tables import read_pairs
 
 from ..backbones import TEXTS
-from ..conftest import examples
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,6 @@ def backbone(backbone_path):
 @given(
     st.lists(st.text("ab d猫"), min_size=1, max_size=6), st.text("abcd猫", min_size=1), st.text("abcd猫", min_size=1)
 )
-@settings(max_examples=examples(30))
 def test_naively(backbone, fit_texts, first, second):
     """With tokens, too, that no text had which idf was counted on."""
     counted = [set(ids) for ids in backbone.token_ids(fit_texts) if ids]

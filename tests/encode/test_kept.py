@@ -10,13 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba.data.rows import BATCH
 from st_reba.encode import encode_file
 
-from ..conftest import examples
 from .inputs import names
 
 #: Rows of a chunk: every file here has more.
@@ -61,7 +60,6 @@ KINDS = st.recursive(
 COLUMNS = KINDS.flatmap(lambda kind: st.lists(st.none() | kind, min_size=CHUNK + 1, max_size=4 * CHUNK))
 
 
-@settings(max_examples=examples(40))
 @given(values=COLUMNS)
 def test_every_value_comes_back_or_none_is_encoded(values, fake):
     with tempfile.TemporaryDirectory() as name:

@@ -3,13 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from st_reba.evaluation.embedded import Embedded, TensorCache, stand_in
-
-from ..conftest import examples
 
 WIDTHS = {"narrow": 3, "wide": 12}
 
@@ -31,7 +29,6 @@ class Embedder:
         }
 
 
-@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.tuples(

@@ -25,7 +25,7 @@ from st_reba.reading.layers import LayerReader
 
 from .. import backbones
 from ..backbones import TEXTS
-from ..conftest import first, pipeline
+from ..conftest import long, pipeline
 
 PAIRS = [*zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True), (TEXTS[0], TEXTS[2]), (TEXTS[1], TEXTS[3])]
 FIRST, SECOND = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -41,7 +41,7 @@ def model(backbone_path):
     return pipeline(CausalTransformer(backbone_path()))
 
 
-@pytest.mark.parametrize("batch_size", first([3, 1, 32], 1))
+@pytest.mark.parametrize("batch_size", [3, long(1), long(32)])
 def test_the_score_after_each_layer(batch_size, model, backbone_path):
     """As of a model that ends there; what that embeds has its own tests."""
     evaluator = TurningPointEvaluator(similarity(batch_size=batch_size), on_step=(steps := []).append)

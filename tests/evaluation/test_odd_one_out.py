@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 from datasets import Dataset
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from st_reba import ReBAModule, encode_words
 from st_reba.evaluation import MissingWordError, OddOneOutEvaluator, Question
 
-from ..conftest import examples, pipeline
+from ..conftest import pipeline
 
 HEADER = "问题,选项1,选项2,选项3,选项4,答案\n"
 ROW = "以下哪句话中“打”的意思(或用法)与其他句子不同。,他打球,他打人,她打我,买一打笔,{}\n"
@@ -145,7 +145,6 @@ def test_equals_share(center):
     assert asking([3], center=center).score(odd) == {"euclidean_accuracy": 1, "cosine_accuracy": 1}
 
 
-@settings(max_examples=examples(200))
 @example(np.array([[[-1.0, 1], [-1, -2], [0, 0], [0, -1]]] * 3), [0, 1, 3, 2])
 @given(arrays(np.float64, (3, 4, 2), elements=st.integers(-3, 3)), st.permutations(range(4)))
 def test_the_order_of_the_sentences_does_not_matter(vectors, order):

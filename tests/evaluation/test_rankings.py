@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SparseEncoder
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
@@ -20,7 +20,7 @@ from st_reba.evaluation.tasks import task_of
 from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
-from ..conftest import examples, pipeline
+from ..conftest import pipeline
 
 DATA = Retrieval(
     {"q": "a dog chased a cat", "r": "语言"},
@@ -53,7 +53,6 @@ class Judge:
         return np.array([len(document) for _, document in pairs])
 
 
-@settings(max_examples=examples(50))
 @given(st.permutations(range(6)), st.permutations(range(6)), st.integers(1, 6))
 def test_fusion_is_that_of_sentence_transformers(first, second, positive):
     """What ST's evaluator scores is the order that is found here."""

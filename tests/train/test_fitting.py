@@ -19,7 +19,7 @@ from st_reba.train import DivergedError, RunSettings, finish, fitting
 from st_reba.train.fitting import data_digest
 
 from ..backbones import TEXTS
-from ..conftest import first, pipeline
+from ..conftest import long, pipeline
 from .stopping import StopAfter
 
 ROWS = datasets.Dataset.from_dict(
@@ -102,8 +102,8 @@ def weights(module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", first(["adapter", "whole"], 1))
-@pytest.mark.parametrize("sampler", first(["no_duplicates", "batch_sampler"], 1))
+@pytest.mark.parametrize("kind", ["adapter", long("whole")])
+@pytest.mark.parametrize("sampler", ["no_duplicates", long("batch_sampler")])
 def test_resumed_equals_uninterrupted(kind, sampler, model, tmp_path):
     """Interrupted within the second epoch, and again right after the checkpoint at its end."""
     straight = Noisy(model(kind))

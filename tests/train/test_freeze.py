@@ -14,7 +14,7 @@ from st_reba.train.freeze import FreezeTraining, train_freeze
 from st_reba.train.losses import ReconstructionLoss
 
 from ..backbones import TEXTS
-from ..conftest import first
+from ..conftest import long
 from .stopping import stop
 
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
@@ -137,7 +137,7 @@ def test_epochs_cost_no_forward_passes(settings, files, monkeypatch):
         assert sum(texts) == len(TEXTS) + 2
 
 
-@pytest.mark.parametrize("run", first(["out/checkpoints", "pretraining"], 1))
+@pytest.mark.parametrize("run", ["out/checkpoints", long("pretraining")])
 def test_a_resumed_run_is_the_run(run, settings, files):
     """Where the data lie meanwhile, and how often is evaluated, is another matter."""
     given = {"sentences": str(files / "sentences.txt"), "arguments": {"save_steps": 2}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
@@ -26,7 +26,7 @@ from st_reba.train.losses import (
 
 from .. import oracles
 from ..backbones import TEXTS
-from ..conftest import examples, pipeline, relative_error
+from ..conftest import pipeline, relative_error
 
 LABELS = torch.tensor([0.0, 0.3, 1.0, 0.6, 0.2])
 NO_WEIGHTS = "give numbers of 0 or more, at least one of them greater than 0"
@@ -147,7 +147,6 @@ class TestFreeze:
 
 
 class TestInfoNCE:
-    @settings(max_examples=examples(25))
     @given(batch=st.integers(1, 6), width=st.integers(1, 5), temperature=st.floats(0.03, 3), seed=st.integers(0, 99))
     def test_oracle(self, batch, width, temperature, seed):
         anchors, positives = vectors(2, batch, width, seed=seed)
@@ -207,7 +206,6 @@ class TestTensorModulus:
         h = h[:, :1] + 0.1 * h
         return [part.requires_grad_() for part in (h.detach(), (h + 0.2 * noise).detach(), p, p_plus)]
 
-    @settings(max_examples=examples(25))
     @given(batch=st.integers(1, 5), width=st.integers(1, 5), seed=st.integers(0, 99))
     def test_oracle(self, batch, width, seed):
         h, h_plus, p, p_plus = vectors(4, batch, 2, width, seed=seed)

@@ -13,16 +13,16 @@ from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAM
 
 from .. import oracles
 from ..backbones import TEXTS
-from ..conftest import paired, pipeline, relative_error
+from ..conftest import pipeline, relative_error
 
 
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
-        *paired(
-            ["llama", "gemma2_softcap", "mistral_window", "bloom"],
-            [{}, {"rows": "last"}, {"normalize_weights": True}],
-        ),
+        ("llama", {}),
+        ("gemma2_softcap", {"rows": "last"}),
+        ("mistral_window", {"normalize_weights": True}),
+        ("bloom", {}),
         ("llama", {"chunk_length": 8}),
         ("mistral_window", {"chunk_length": 8}),
     ],
@@ -73,7 +73,7 @@ def test_gradients_pass_through_bidirectional_layers(module_class, backbone_path
 
 @pytest.mark.parametrize(
     ("loss_class", "module_class"),
-    paired([MultipleNegativesRankingLoss, CachedMultipleNegativesRankingLoss], [EchoModule, ReBAModule]),
+    [(MultipleNegativesRankingLoss, EchoModule), (CachedMultipleNegativesRankingLoss, ReBAModule)],
 )
 def test_sts_trainer(loss_class, module_class, backbone_path, tmp_path):
     model = pipeline(module_class(backbone_path()))
