@@ -86,13 +86,6 @@ def commands_run_in_float32():
         yield
 
 
-def _measure_once(patched: pytest.MonkeyPatch) -> None:
-    from st_reba.compare import cost
-
-    for name, value in (("TIMED_ROUNDS", 1), ("TIMED_BATCHES", 1), ("TIMED_TEXTS", 4)):
-        patched.setattr(cost, name, value)
-
-
 def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
@@ -107,18 +100,17 @@ def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(report, "cost_figure", lambda comparison: Figure())
 
 
-def _make_quick(patched: pytest.MonkeyPatch) -> None:
-    _measure_once(patched)
-    _draw_nothing(patched)
-    patched.setattr("st_reba.compare.cost._MEASURED_SECONDS", 0.0)
-
-
 @pytest.fixture(scope="module")
 def quick():
     """In all tests of a module, comparisons time each recipe once, on a batch of four texts, and write empty files for
     pictures."""
+    from st_reba.compare import cost
+
+    once = {"TIMED_ROUNDS": 1, "TIMED_BATCHES": 1, "TIMED_TEXTS": 4, "_MEASURED_SECONDS": 0.0}
     with pytest.MonkeyPatch.context() as patched:
-        _make_quick(patched)
+        for name, value in once.items():
+            patched.setattr(cost, name, value)
+        _draw_nothing(patched)
         yield
 
 

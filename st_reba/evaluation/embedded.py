@@ -107,11 +107,6 @@ class Embedded:
         places = [self._places[prompt, text] for text in texts]
         return torch.stack([self._chunks[chunk][variant][row] for chunk, row in places])
 
-    def forget(self) -> None:
-        """Drop every embedding: the texts that come now are others."""
-        self._chunks.clear()
-        self._places.clear()
-
 
 class Lookup(nn.Module):
     """Stands for a whole pipeline in one variant: a text's embedding is looked up.
