@@ -103,7 +103,7 @@ _TOPIC = Row("topic", "Topic", modules.TopicModule,
     "the last token of a prompt that asks for the text's topic in one word, after the last layer and a few layers "
     "below",
     page="topic", settings={"template": "topic"}, chinese={"template": "topic-zh"}, poolings=("last",), tried=("last",),
-    around=PARTS[SUM], own_template={"normalize_text": True})
+    around=PARTS[SUM], own_template={"normalize_text": True}, reworded=True)
 
 _ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
     "the mean over the second copy of the text in a prompt that asks for its topic in one word, and beside it "
