@@ -109,7 +109,8 @@ _ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
     "the mean over the second copy of the text in a prompt that asks for its topic in one word, and beside it "
     "the last token after the last layer and a few layers below",
     page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
-    poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True})
+    poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True},
+    reworded=True)
 
 
 def repeated(copies: int) -> list[Row]:
