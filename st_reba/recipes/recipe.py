@@ -17,7 +17,7 @@ from .. import modules
 from ..modules.embedding_transforms import SHRINKAGE
 from ..modules.moments import Moments, embedding_moments
 from ..modules.partwise import SHRINKAGE as PARTWISE_SHRINKAGE
-from ..text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage
+from ..text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
@@ -150,6 +150,7 @@ class Row:
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
         own_template: Arguments to add where the user gives a template of their own.
         reworded: Whether a comparison tries other endings of its prompt.
+        parts: Of how many its vectors are made.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
         chinese: Arguments with which the module asks in Chinese; empty: it cannot, or it does so already.
@@ -173,6 +174,7 @@ class Row:
     same_if_last: str = ""
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reworded: bool = False
+    parts: int = 1
     paper: str = ""
     unchanged: str = ""
     chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -182,6 +184,11 @@ class Row:
         """How often the text stands in the input."""
         template = str(self.settings.get("template", SLOT))
         return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(SLOT)))
+
+    @property
+    def end(self) -> int:
+        """The layer that it ends with, from the top: -1 the last, -2 the last but one."""
+        return int(preset(self.settings.get("template", SLOT)).output_layer or -1)
 
     @property
     def wordings(self) -> tuple[Wording, ...]:
@@ -329,6 +336,7 @@ class Recipe:
         shares: How much each part of its vectors counts; empty: as its module says.
         random: Whether this is the control on random weights.
         same_as: Other recipes whose vectors have the same direction as its own, by definition.
+        candidate_of: Result of the recipe that this one is a candidate of, itself among them; empty: of none.
     """
 
     row: Row
@@ -340,6 +348,7 @@ class Recipe:
     shares: tuple[float, ...] = ()
     random: bool = False
     same_as: tuple[str, ...] = ()
+    candidate_of: str = ""
 
     @property
     def method(self) -> str:
@@ -411,8 +420,7 @@ class Recipe:
     @property
     def copies(self) -> int | None:
         """As the row's; None if it is read after another layer, or its tokens are weighed."""
-        weighed = self.part is not None and self.part.weighs_tokens
-        return self.row.copies if self.layer is None and not weighed else None
+        return self.row.copies if self.layer is None and not self.weighs_tokens else None
 
     @property
     def words(self) -> bool:
@@ -420,9 +428,14 @@ class Recipe:
         return self.row.words and self.part is None and self.layer is None and not self.same_as
 
     @property
+    def weighs_tokens(self) -> bool:
+        """Whether its tokens are weighed before the pooling."""
+        return self.part is not None and self.part.weighs_tokens
+
+    @property
     def filter(self) -> Part | None:
         """What stands behind the pooling."""
-        return None if self.part is None or self.part.weighs_tokens else self.part
+        return None if self.weighs_tokens else self.part
 
     @property
     def fitted(self) -> bool:
@@ -471,13 +484,13 @@ class Recipe:
             ValueError: If the tokens cannot be weighed.
         """
         pooling = Pooling(module.get_embedding_dimension(), modes)
-        if self.part is None or not self.part.weighs_tokens:
+        if not self.weighs_tokens:
             return [module, pooling]
         return [module, modules.IdfWeights.fit(module, self.fit_texts), pooling]
 
     def on_random_weights(self) -> Recipe:
         """Its control."""
-        return replace(self, random=True)
+        return replace(self, random=True, candidate_of="")
 
 
 def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
