@@ -162,7 +162,7 @@ def compare(
         asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]
     run = Recipes(
         backbone, asked, batch_size=batch_size, controls=controls, kept=left,
-        fit_on=halves.fit_on if halves and not fit_texts else (),
+        fit_on=halves.fit_on if halves is not None and not fit_texts else (),
     )  # fmt: skip
     total = None
     if not tasks:
@@ -177,7 +177,11 @@ def compare(
         else:
             found = compared(run, labelled, questions, fit_texts=fit_on or None, random=random, halves=halves)
     on = f"{len(tasks)} tasks of mteb" if tasks else described(source, labelled)
-    found = with_command(found, context.obj, model, on, fit_texts=fit_texts, max_seq_length=max_seq_length)
+    own = halves is not None and not fit_texts and bool(halves.fit_on)
+    found = with_command(
+        found, context.obj, model, on, fit_texts=data if own else fit_texts, max_seq_length=max_seq_length,
+        columns=columns if own else None, half=own, unbuilt=own and data is None,
+    )  # fmt: skip
     show(found, [] if recipes else ["--recipes all compares every recipe."])
     write(found, run, out, with_page, save_best)
     if old is not None:

@@ -366,7 +366,7 @@ def build_command(
     if result.template:
         words += ["--template", result.template]
     if result.shares:
-        words += ["--shares", ",".join(map(str, result.shares))]
+        words += ["--shares", ",".join(f"{share / min(result.shares):g}" for share in result.shares)]
     if fit_texts is not None and recipe.fitted:
         words += ["--fit-texts", fit_texts, *(["--fit-half", "1"] if half else [])]
         words += ["--columns", columns] if columns else []
