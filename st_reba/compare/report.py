@@ -10,6 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -143,8 +144,9 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
         raise ValueError("Without labels no recipe is known to be the best: use st-reba build to choose one yourself.")
     best = comparison.choice()
     recipe = next(recipe for recipe in recipes.all if recipe_is(recipe, best))
-    # What the second half was scored with.
-    parts = list(recipes.model(recipe.result, len(recipes.fit_on) - 1).children())
+    # Fitted anew, as the build command does it, on what the second half was scored with.
+    fitted = replace(recipe, fit_texts=recipe.fit_texts or recipes.fit_on[-1]) if recipe.fitted else recipe
+    parts = list(fitted.model(recipes.backbone).children())
     device = str(recipes.backbone.model.device)
     model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
     card.add_recipe(model, recipe.name, recipe.key, recipe.says, recipe.row.citation)
