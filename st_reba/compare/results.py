@@ -212,6 +212,7 @@ class Comparison:
         build: The command that builds that one; empty where there is none.
         items: What was measured on each item of the first task; None where that cannot be told.
         prompts: What stood before a ``"query"`` and before a ``"document"``; none where there are no roles.
+        judged: What choosing among all candidates on one half scores on the other; None: nothing was chosen.
     """
 
     #: For :meth:`load`, which takes nothing for something else: it reads what others may have written.
@@ -234,6 +235,7 @@ class Comparison:
     build: str = ""
     items: Annotated[SavedItems | None, AfterValidator(_of_the_same_items)] = None
     prompts: dict[str, str] = field(default_factory=dict)
+    judged: Annotated[Estimate, BeforeValidator(_nan_in)] | None = None
 
     def save(self, path: Path) -> None:
         """Write all of it as JSON, the answer first; where there is no number, there is null.

@@ -351,4 +351,5 @@ def concluded(
         answer=said,
         use=use,
         items=SavedItems.of(table.items, data, first),
+        judged=table.choice,
     )
