@@ -123,6 +123,8 @@ def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Dif
         how = f"The intervals are paired: both comparisons are of the same {task.unit}."
     elif new.items is None or old.items is None:
         how = "The intervals are not paired: what each item gave was not kept."
+    elif new.items.data == old.items.data:
+        how = "The intervals are not paired: one is of all items at once, the other of two halves that choose in turn."
     else:
         how = f"The intervals are not paired: the {task.unit} are others, which may itself be what changed."
     now, then = (comparison.use or "none" for comparison in (new, old))

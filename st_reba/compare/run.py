@@ -178,6 +178,12 @@ def compare(
         first=first,
     )  # fmt: skip
     told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
+    if halves is not None:
+        told |= {"chosen": f"on one half of {len(data)} {halves.whole.noun}, scored on the other, in turn"}
+    if fitted := [recipe for recipe in recipes.all if recipe.fitted]:
+        given = any(recipe.fit_texts for recipe in fitted if not recipe.weighs_tokens)
+        own = "the other half's texts" if len(recipes.fit_on) > 1 else "sentences of the package"
+        told |= {"filters fitted on": "texts that were given" if given else own}
     lengths = [length for _, texts in inputs for length in recipes.lengths(sorted(texts, key=len, reverse=True))]
     return replace(found, lengths=lengths, prompts=prompts, settings={**found.settings, **told})
 
