@@ -168,11 +168,11 @@ def total_tokens(
     timed = [text for batch in timed_batches(texts, recipes.batch_size) for text in batch]
     found, by_pass = 0.0, []
     for run in recipes.passes:
-        own = tokens(run.module, texts, recipes.backbone)
+        own = run.tokens(texts)
         if run.words:
-            own += tokens(run.module, sentences, recipes.backbone)
+            own += run.tokens(sentences)
         for fitted in {recipe.fitted_on for recipe in run.recipes if recipe.filter is not None and recipe.fitted}:
-            own += tokens(run.module, fitted, recipes.backbone)
+            own += run.tokens(fitted)
         for recipe in run.recipes:
             found += TIMED_ROUNDS * tokens(recipe.build(recipes.backbone), timed, recipes.backbone)
         by_pass.append(own)
