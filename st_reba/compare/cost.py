@@ -174,12 +174,12 @@ def total_tokens(
     timed = [text for batch in timed_batches(texts, recipes.batch_size) for text in batch]
     found, by_pass, there = 0.0, [], set(texts)
     for run in recipes.passes:
-        own = tokens(run.module, texts, recipes.backbone)
+        own = run.tokens(texts)
         if run.words:
-            own += tokens(run.module, sentences, recipes.backbone)
+            own += run.tokens(sentences)
         # What is embedded anyway is fitted on for nothing.
         for fitted in recipes.fitted_on(run) if not there.issuperset(chain(*recipes.fitted_on(run))) else ():
-            own += tokens(run.module, fitted, recipes.backbone)
+            own += run.tokens(fitted)
         for recipe in listed_of(run.recipes):
             found += TIMED_ROUNDS * tokens(recipe.build(recipes.backbone), timed, recipes.backbone)
         by_pass.append(own)

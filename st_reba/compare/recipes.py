@@ -13,26 +13,36 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from ..data.demo import demo_sentences
 from ..evaluation.embedded import Embedded, TensorCache
 from ..files import is_full
+from ..lm.anatomy import final_norm
+from ..lm.attention.setup import reads_behind_prefixes
 from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
-from ..modules import CausalModule, CausalTransformer, InputEmbeddings
+from ..lm.prefixes import behind
+from ..lm.run import StatesAt, at
+from ..lm.trees import Trees
+from ..modules import CausalModule, CausalTransformer, InputEmbeddings, TopicModule
+from ..modules.changes import EarlyExit
 from ..modules.lm_head import head_blocks
 from ..modules.moments import Moments
 from ..modules.partwise import checked_shares
+from ..modules.token_vectors import without_empty
 from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import Recipe, default_recipes
 from ..recipes.lookup import bags_of_input_embeddings
-from ..recipes.recipe import POOLINGS, random_model
+from ..recipes.recipe import POOLINGS, Wording, random_model
+from ..text.layout import Layout
+from ..text.templates import SLOT
 from .sweep import RecipeSweep
 
 #: Called with what was done, and to how many tokens.
@@ -71,7 +81,7 @@ class ModulePass:
     def __init__(self, backbone: CausalModule, recipes: list[Recipe], by_layer: bool = False) -> None:
         # One that is made for the last token alone may hand on no others.
         widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
-        self.recipes = recipes
+        self.recipes, self.backbone = recipes, backbone
         # By layer: all of the whole model, also those above the recipe's own end.
         self.module = widest.row.build(backbone, layer=-1) if by_layer else widest.build(backbone)
         self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
@@ -105,13 +115,17 @@ class ModulePass:
         vectors = encode_words(self.model, list(sentences), list(words), batch_size=batch_size)
         return {method: torch.from_numpy(vectors) for method in self.words.values()}
 
+    def tokens(self, texts: Sequence[str]) -> float:
+        """How many tokens texts are in this pass: see :func:`tokens`."""
+        return tokens(self.module, texts, self.backbone)
+
 
 class SweepPass:
     """All repetitions, in the form of a :class:`ModulePass`: see :class:`RecipeSweep`."""
 
     def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
         poolings = list(dict.fromkeys(POOLINGS[recipe.pooling] for recipe in recipes))
-        self.recipes = recipes
+        self.recipes, self.backbone = recipes, backbone
         self.sweep = RecipeSweep(backbone, max(recipe.copies or 1 for recipe in recipes), poolings)
         self.module = self.sweep.module(self.sweep.recipes[-1])
         self.settings = ["sweep", self.sweep.recipes, self.sweep.poolings]
@@ -130,6 +144,111 @@ class SweepPass:
                 own.append(pool_words([readings[name]], [places[name][number]])[0])
         return {name: torch.stack(own) for name, own in vectors.items()}
 
+    def tokens(self, texts: Sequence[str]) -> float:
+        return tokens(self.module, texts, self.backbone)
+
+
+class WordingsPass:
+    """Topic's module in several wordings, read after several layers, in the form of a :class:`ModulePass`.
+
+    Layouts of a text whose prompts begin alike are one tree: what they begin with runs once, and each costs its own
+    tokens behind that. Each is then read as its own module reads it.
+
+    Args:
+        backbone: The loaded model.
+        recipes: What comes out of it: one row under any wordings and layers.
+
+    Raises:
+        ValueError: If the backbone cannot run one of them, or one changes how the model reads.
+    """
+
+    def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
+        self.recipes, self.backbone = recipes, backbone
+        self.modules = {reading(recipe): cast(TopicModule, recipe.build(backbone)) for recipe in recipes}
+        for module in self.modules.values():
+            if not module.final_norm or not all(isinstance(change, EarlyExit) for change in module.changes):
+                raise ValueError("What changes how a model reads is run in a pass of its own.")
+        # Of those that are read after some layer, the one that runs the most runs the others' layers, too.
+        self.module = max(self.modules.values(), key=lambda module: depth(module.model))
+        self.ends = {key: depth(module.model) for key, module in self.modules.items()}
+        self.layers = sorted({*self.ends.values()}.union(*(module.lower_layers for module in self.modules.values())))
+        self.norm = final_norm(self.module.model)
+        self.poolings = {
+            reading(recipe): Pooling(self.module.get_embedding_dimension(), POOLINGS[recipe.pooling])
+            for recipe in recipes
+        }
+        self.settings = ["wordings", [[key, module.get_config_dict()] for key, module in self.modules.items()]]
+        self.words: dict[str, str] = {}
+        # By what the prompt begins with, or where masks cannot be replaced, by the prompt: its readings by the prompt.
+        alike = reads_behind_prefixes(self.module.model)
+        self.trees: dict[str, dict[str, list[str]]] = {}
+        for key, module in self.modules.items():
+            beginning = module.template.partition(SLOT)[0] if alike else module.template
+            self.trees.setdefault(beginning, {}).setdefault(module.template, []).append(key)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        found = {key: torch.empty(len(texts), module.get_embedding_dimension()) for key, module in self.modules.items()}
+        self.module.eval()
+        # Long texts with long ones, so that little is padding.
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        for start in range(0, len(texts), batch_size):
+            batch = order[start : start + batch_size]
+            for readings in self.trees.values():
+                for rows, vectors in self._passes([texts[place] for place in batch], prompt, list(readings.values())):
+                    for key, own in vectors.items():
+                        found[key][torch.tensor(batch)[rows]] = own
+        return found
+
+    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        # Topic gives the tokens of a text no vectors of their own.
+        return {}
+
+    def tokens(self, texts: Sequence[str]) -> float:
+        if not texts:
+            return 0.0
+        sample, nodes = sample_of(texts), 0
+        for readings in self.trees.values():
+            layouts = [self.modules[key].lay_out(sample) for key, *_ in readings.values()]
+            kept = self.module.prefixes_of(Layout.interleaved(layouts), 1) or ((),)
+            nodes += int(Trees.of(layouts).layout.attention_mask.sum()) - len(sample) * len(kept[0])
+        share = depth(self.module.model) / depth(self.backbone.model)
+        return share * len(texts) * nodes / len(sample)
+
+    def _passes(
+        self, texts: list[str], prompt: str | None, readings: list[list[str]]
+    ) -> Iterator[tuple[Tensor, Vectors]]:
+        """Run a batch as trees, part by part: which texts ran, and what each reading gives for these.
+
+        Args:
+            texts: The batch.
+            prompt: What stands before each.
+            readings: Those of each wording, of the wordings of one tree.
+        """
+        modules = [self.modules[key] for key, *_ in readings]
+        laid_out = Layout.interleaved([Layout.of(module.preprocess(texts, prompt=prompt)) for module in modules])
+        rest, prefixes = self.module.behind_prefixes(laid_out, 1)
+        layouts = [rest.part(slice(place, None, len(modules))) for place in range(len(modules))]
+        for rows in self.module.parts(Trees.of(layouts).layout):
+            own = [layout.part(rows) for layout in layouts]
+            trees = Trees.of(own)
+            seen = StatesAt([self.module.layer(layer - 1) for layer in self.layers], "after")
+            with behind(prefixes, rows):
+                last = trees.run(self.module.model, [seen.as_change()])
+            after = dict(zip(self.layers, seen.states(), strict=True))
+            below = {*self.ends.values()} - {self.layers[-1]}
+            ends = {self.layers[-1]: last} | {end: self.norm(after[end]).to(last) for end in below}
+            found = {}
+            for place, (layout, keys) in enumerate(zip(own, readings, strict=True)):
+                for key in keys:
+                    module = self.modules[key]
+                    lower = [at(trees.of_layout(place, after[layer]), layout.ends) for layer in module.lower_layers]
+                    read = module.read(layout, trees.of_layout(place, ends[self.ends[key]]), lower)
+                    states, mask = without_empty(read.states, read.mask, layout.text_lengths == 0)
+                    pooled = self.poolings[key]({"token_embeddings": states, "attention_mask": mask.long()})
+                    found[key] = pooled["sentence_embedding"].float().cpu()
+            yield rows, found
+
 
 def listed_of(recipes: Sequence[Recipe]) -> list[Recipe]:
     """Those that have a row of their own: of candidates the recipe as it is."""
@@ -137,22 +256,24 @@ def listed_of(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 #: One way in which texts run through the model.
-RecipePass: TypeAlias = ModulePass | SweepPass
+RecipePass: TypeAlias = ModulePass | SweepPass | WordingsPass
 
 
 def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[RecipePass], list[tuple[Recipe, str]]]:
     """The passes that recipes come out of; and the recipes that this backbone cannot run, and why."""
-    layers: dict[str, set[int | None]] = {}
+    readings: dict[str, set[tuple[int | None, Wording | None]]] = {}
     for recipe in recipes:
-        layers.setdefault(recipe.row.key, set()).add(recipe.layer)
+        readings.setdefault(recipe.row.key, set()).add((recipe.layer, recipe.wording))
     groups: dict[tuple[str, Any], list[Recipe]] = {}
     for recipe in recipes:
         weights = recipe.fit_texts if recipe.weighs_tokens else None
         group: tuple[str, Any] = ("module", (recipe.method, weights))
+        several = weights is None and len(readings[recipe.row.key]) > 1
         # A change is one of the model that ends after the layer: one pass gives one layer alone.
-        by_layer = reads_one_layer(recipe.row.module) and not recipe.row.unchanged
-        if weights is None and len(layers[recipe.row.key]) > 1 and by_layer:
+        if several and reads_one_layer(recipe.row.module) and not recipe.row.unchanged:
             group = ("layers", recipe.row.key)
+        elif several and recipe.row.module is TopicModule:
+            group = ("wordings", recipe.row.key)
         elif recipe.copies is not None:
             group = ("sweep", ())
         groups.setdefault(group, []).append(recipe)
@@ -162,15 +283,25 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
         (how, key), own = next(iter(groups.items()))
         del groups[how, key]
         try:
-            passes.append(SweepPass(backbone, own) if how == "sweep" else ModulePass(backbone, own, how == "layers"))
-        except ValueError as error:
             if how == "sweep":
-                # A backbone without attention to see: what needs none runs on its own.
+                passes.append(SweepPass(backbone, own))
+            elif how == "wordings":
+                passes.append(WordingsPass(backbone, own))
+            else:
+                passes.append(ModulePass(backbone, own, how == "layers"))
+        except ValueError as error:
+            if how in ("sweep", "wordings"):
+                # What this backbone can run of them runs on its own.
                 for recipe in own:
                     groups.setdefault(("module", (recipe.method, None)), []).append(recipe)
             else:
                 skipped += [(recipe, str(error)) for recipe in own]
     return passes, skipped
+
+
+def sample_of(texts: Sequence[str]) -> list[str]:
+    """Some texts, evenly drawn, in which tokens are counted."""
+    return list(texts[:: -(-len(texts) // _COUNTED)])
 
 
 def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
@@ -183,7 +314,7 @@ def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
     """
     if isinstance(module, InputEmbeddings) or not texts:
         return 0.0
-    sample = list(texts[:: -(-len(texts) // _COUNTED)])
+    sample = sample_of(texts)
     layout = module.lay_out(sample)
     # What stands before all texts is run once.
     kept = sum(map(len, module.prefixes_of(layout, module.rows_per_text) or ()))
@@ -285,7 +416,7 @@ class Recipes:
                 of = ["words", list(sentences), list(words)]
                 own = self._computed(run, of, partial(run.encode_words, sentences, words, self.batch_size))
                 found |= {name: own[method] for name, method in run.words.items()}
-                self.on_progress("Words", tokens(run.module, sentences, self.backbone))
+                self.on_progress("Words", run.tokens(sentences))
         return found
 
     def model(self, key: str, fitted_on: int = 0) -> SentenceTransformer:
@@ -378,7 +509,7 @@ class Recipes:
 
                 vectors = self._computed(run, [batches, prompt], compute) if kept else compute()
                 found |= {recipe.result: vectors[reading(recipe)] for recipe in own}
-                self.on_progress(what, tokens(run.module, texts, self.backbone))
+                self.on_progress(what, run.tokens(texts))
         return found
 
     @torch.inference_mode()
