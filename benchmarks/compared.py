@@ -62,7 +62,8 @@ def class_pairs(of_class: dict[str, list[str]]) -> list[list[str]]:
 
 
 def written(path: Path, rows: Sequence[Sequence[str]]) -> Path:
-    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    lines = ("\t".join(" ".join(cell.split()) for cell in row) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
