@@ -30,7 +30,7 @@ from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
 from ..lm.prefixes import behind
 from ..lm.run import StatesAt, at
 from ..lm.trees import Trees
-from ..modules import CausalModule, CausalTransformer, InputEmbeddings, TopicModule
+from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, TopicModule
 from ..modules.changes import EarlyExit
 from ..modules.lm_head import head_blocks
 from ..modules.moments import Moments
@@ -126,7 +126,8 @@ class SweepPass:
     def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
         poolings = list(dict.fromkeys(POOLINGS[recipe.pooling] for recipe in recipes))
         self.recipes, self.backbone = recipes, backbone
-        self.sweep = RecipeSweep(backbone, max(recipe.copies or 1 for recipe in recipes), poolings)
+        layers = sorted({recipe.layer for recipe in recipes if recipe.layer is not None})
+        self.sweep = RecipeSweep(backbone, max(recipe.row.copies or 1 for recipe in recipes), poolings, layers)
         self.module = self.sweep.module(self.sweep.recipes[-1])
         self.settings = ["sweep", self.sweep.recipes, self.sweep.poolings]
         self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words}
@@ -264,13 +265,17 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
     readings: dict[str, set[tuple[int | None, Wording | None]]] = {}
     for recipe in recipes:
         readings.setdefault(recipe.row.key, set()).add((recipe.layer, recipe.wording))
+    sweeps = any(recipe.copies is not None and recipe.row.module is ReBAModule for recipe in recipes)
     groups: dict[tuple[str, Any], list[Recipe]] = {}
     for recipe in recipes:
         weights = recipe.fit_texts if recipe.weighs_tokens else None
         group: tuple[str, Any] = ("module", (recipe.method, weights))
         several = weights is None and len(readings[recipe.row.key]) > 1
-        # A change is one of the model that ends after the layer: one pass gives one layer alone.
-        if several and reads_one_layer(recipe.row.module) and not recipe.row.unchanged:
+        # A sweep has Echo's layers, too. A change is one of the model that ends after the layer: one pass gives one
+        # layer alone.
+        if sweeps and recipe.row.module is EchoModule and recipe.row.copies is not None and weights is None:
+            group = ("sweep", ())
+        elif several and reads_one_layer(recipe.row.module) and not recipe.row.unchanged:
             group = ("layers", recipe.row.key)
         elif several and recipe.row.module is TopicModule:
             group = ("wordings", recipe.row.key)
