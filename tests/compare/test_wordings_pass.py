@@ -129,14 +129,15 @@ def test_it_counts_the_nodes_that_run(key, roomy, monkeypatch):
 
 def test_parts_are_as_large_as_those_of_modules(roomy, monkeypatch):
     """Of nodes, whatever the layouts have together."""
-    monkeypatch.setattr(TopicModule, "CPU_TOKENS", 120)
+    monkeypatch.setattr(TopicModule, "CPU_TOKENS", 300)
     run, sizes, ran = WordingsPass(roomy, candidates("topic", [None])), [], Trees.run
     monkeypatch.setattr(
         Trees, "run", lambda self, *given: sizes.append(self.layout.input_ids.shape) or ran(self, *given)
     )
     run.encode(8 * TEXTS, None, 64)
-    assert len(sizes) > 8
-    assert all(rows == 1 or rows * nodes <= 120 for rows, nodes in sizes)
+    assert all(rows == 1 or rows * nodes <= 300 for rows, nodes in sizes)
+    # What stands before all texts, longer than that, is no part of it.
+    assert any(rows > 1 for rows, _ in sizes)
 
 
 def test_what_comes_out_of_one_pass(roomy):
