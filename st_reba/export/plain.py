@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +22,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import Regex, Tokenizer, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ..lm.anatomy import final_norm
 from ..modules import CausalModule, CausalTransformer, EchoModule
 from ..modules.changes import EarlyExit
 from ..text.templates import normalized
@@ -58,8 +56,7 @@ def save_plain(model: SentenceTransformer, directory: Path, *, pieces: bool = Fa
     if pieces and module.tokenization != "pieces":
         module = copy.copy(module)
         module.tokenization = "pieces"
-    with torch.inference_mode(), _norm_as_read(module):
-        module.model.save_pretrained(directory)
+    module.model.save_pretrained(directory)
     # What stands behind the last copy and is not read is nothing to a causal model.
     tokenizer = _tokenizer(module, to_the_end=module.pool_over != "text" or model[1].pooling_mode == "mean")
     tokenizer.save_pretrained(directory)
@@ -101,9 +98,8 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             'token of the input or the last. Build it with Pooling("lasttoken").',
         ),
         (
-            not module.final_norm and len(behind) == 1,
-            "final_norm=False: a norm behind the last layer can be left out up to a vector's length alone. Add "
-            "Normalize.",
+            not module.final_norm,
+            "final_norm=False: an engine runs the norm behind the last layer. Use final_norm=True.",
         ),
         (
             module.copies > 2,
@@ -214,39 +210,6 @@ def _characters(wanted: Callable[[str], bool]) -> str:
     # Codes that follow each other are as far from their places in the list.
     runs = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0])]
     return "".join(rf"\x{{{run[0]:X}}}-\x{{{run[-1]:X}}}" for run in runs)
-
-
-# The language model
-
-
-@contextmanager
-def _norm_as_read(module: CausalModule) -> Iterator[None]:
-    """In this block, a final norm that is not read has equal weights, and so changes a vector's length alone.
-
-    Raises:
-        ValueError: If it does more, whatever its weights.
-    """
-    if module.final_norm:
-        yield
-        return
-    norm = final_norm(module.model)
-    kept = {weight: weight.clone() for weight in norm.parameters()}
-    # Not around 0: what takes their mean off turns them.
-    states = torch.rand(4, module.get_embedding_dimension(), dtype=module.model.dtype, device=module.model.device)
-    try:
-        # Equal weights, also where an architecture adds 1 to them.
-        for weight in kept:
-            weight.fill_(1)
-        if not torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
-            raise ValueError(
-                f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a "
-                "vector's length, whatever its weights, so an engine cannot read the states before it. Use "
-                "final_norm=True."
-            )
-        yield
-    finally:
-        for weight, before in kept.items():
-            weight.copy_(before)
 
 
 # The pipeline

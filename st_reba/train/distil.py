@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MSELoss
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding
 from sentence_transformers.util import get_device_name, pairwise_cos_sim
+from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import set_seed
@@ -248,13 +249,10 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
     different = list(dict.fromkeys(read_sentences(settings.texts)["sentence"]))
     least = settings.held_out + settings.batch_rows
     if len(different) < least:
-        lower, most = "held_out (--held-out)", len(different) - settings.batch_rows
-        if most < _FEWEST_HELD_OUT:
-            lower, most = "per_device_train_batch_size (--batch-size)", len(different) - settings.held_out
-        instead = f", or lower {lower} to {most} or less" if most > 1 else ""
         raise ValueError(
-            f"{settings.texts} has {len(different)} different texts, and {settings.held_out} are held out: give at "
-            f"least {least}{instead}."
+            f"{settings.texts} has {len(different)} different texts, of which {settings.held_out} are held out and "
+            f"{settings.batch_rows} are a batch: give at least {least}, or lower held_out (--held-out) or "
+            "per_device_train_batch_size (--batch-size)."
         )
     held_out = set(random.Random(0).sample(range(len(different)), settings.held_out))
     return (
@@ -393,29 +391,23 @@ def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:
         inputs: (n, d).
         outputs: (n, k).
     """
-    x, y = inputs.double(), outputs.double()
-    mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
+    x, y = inputs.double().numpy(), outputs.double().numpy()
+    mean, scale = x.mean(axis=0), x.std(axis=0)
     # What hardly varies says nothing, and dropout would move it far. Where texts are fewer than dimensions, those in
     # which a whitened table does not vary hold the rounding of float32, some 1e-6 of the others.
-    typical = scale.square().mean().sqrt()
-    constant = scale <= torch.maximum(1e-6 * mean.abs(), 1e-5 * typical)
-    inverse = torch.where(constant, 0.0, 1 / scale)
+    constant = scale <= np.maximum(1e-6 * np.abs(mean), 1e-5 * np.sqrt(np.square(scale).mean()))
+    inverse = np.where(constant, 0.0, 1 / np.where(constant, 1, scale))
     z = (x - mean) * inverse
-    seen = max(1, len(z) - len(z) // 10)
-    found = {}
-    for shrinkage, weight in zip(_SHRINKAGES, _ridge(z[:seen], y[:seen], _SHRINKAGES), strict=True):
-        error = (z[seen:] @ weight + y[:seen].mean(dim=0) - y[seen:]).square().sum()
-        found[shrinkage] = float(error)
-    [weight] = _ridge(z, y, [min(found, key=found.__getitem__)])
+    seen = len(z) - max(1, len(z) // 10)
+
+    def error(shrinkage: float) -> float:
+        found = Ridge(shrinkage * seen).fit(z[:seen], y[:seen]).predict(z[seen:])
+        return float(np.square(found - y[seen:]).sum())
+
+    found = Ridge(min(_SHRINKAGES, key=error) * len(z)).fit(z, y)
+    weight = found.coef_ * inverse
     linear = nn.Linear(x.shape[1], y.shape[1])
     with torch.no_grad():
-        linear.weight.copy_((inverse[:, None] * weight).mT)
-        linear.bias.copy_(y.mean(dim=0) - mean @ (inverse[:, None] * weight))
+        linear.weight.copy_(torch.from_numpy(weight))
+        linear.bias.copy_(torch.from_numpy(found.intercept_ - weight @ mean))
     return linear
-
-
-def _ridge(z: Tensor, y: Tensor, shrinkages: Sequence[float]) -> list[Tensor]:
-    """(d, k) for each: of centred inputs with variance 1."""
-    values, vectors = torch.linalg.eigh(z.mT @ z / len(z))
-    projected = vectors.mT @ (z.mT @ (y - y.mean(dim=0)) / len(z))
-    return [vectors @ (projected / (values.clamp(min=0) + shrinkage)[:, None]) for shrinkage in shrinkages]

@@ -37,10 +37,6 @@ _SAID = {
     "data": "other data",
     "frozen_weights": "other frozen weights",
     "sentences": "other sentences",
-    "rows_of_a_batch": (
-        "{} rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers"
-    ),
-    "rows_of_a_step": "{} rows of a step: per_device_train_batch_size x gradient_accumulation_steps x devices",
 }
 # Written last: a checkpoint that has it is whole.
 _LOSS_STATE = "loss_state.pt"
@@ -138,8 +134,7 @@ def fit(
         data_collator: Turns a list of rows into a batch; None: ST's own.
         callbacks: Further callbacks of the trainer.
         identity: What else must be as it was for a run to be resumed, such as the model's name; JSON values. Of the
-            arguments, all that decide the weights must be, and the data's content. Devices and their batches may be
-            others where a step has the same rows, and a loss sees the same rows at once.
+            arguments, all that decide the weights must be, and the number of devices, and the data's content.
         progress: Whether to show a bar.
 
     Raises:
@@ -158,7 +153,7 @@ def fit(
     made = of_st.made(chosen, checkpoints, progress=progress)
     decided = {
         **of_st.identity(chosen),
-        **of_st.rows_of(made, gathered=getattr(loss, "gather_across_devices", False)),
+        "devices": made.world_size * max(1, made.n_gpu),
         "loss": type(loss).__name__,
         **(identity or {}),
     }

@@ -6,7 +6,6 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
@@ -29,7 +28,6 @@ RECIPES = {
     "classical-all": lambda path: CausalTransformer(path, pool_over="all"),
     "prompteol": lambda path: CausalTransformer(path, template="prompteol", tokenization="pieces"),
     "early-exit": lambda path: CausalTransformer(path, output_layer=2),
-    "early-exit-before-the-norm": lambda path: CausalTransformer(path, output_layer=2, final_norm=False),
     "prefix": lambda path: CausalTransformer(path, template="So {text}", tokenization="pieces"),
     "echo": lambda path: EchoModule(path),
     "springer": lambda path: EchoModule(path, template="springer", pool_over="all"),
@@ -61,7 +59,7 @@ def test_gives_the_same_vectors(recipe, kind, backbone_path, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "mistral_window", "phi3"])
 def test_other_architectures(architecture, backbone_path, tmp_path):
-    check(last(CausalTransformer(backbone_path(architecture), output_layer=2, final_norm=False)), tmp_path)
+    check(last(CausalTransformer(backbone_path(architecture), output_layer=2)), tmp_path)
 
 
 def test_the_mean_of_every_token_and_prompts(backbone_path, tmp_path):
@@ -120,13 +118,6 @@ def filtered(path) -> SentenceTransformer:
     return SentenceTransformer(modules=[*model.children(), Centering.fit(model, TEXTS)], device="cpu")
 
 
-def without_weights_in_its_norm(path) -> SentenceTransformer:
-    """As OLMo has it."""
-    module = CausalTransformer(path(), output_layer=2, final_norm=False)
-    module.model.norm = torch.nn.LayerNorm(32, elementwise_affine=False)
-    return last(module)
-
-
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -136,7 +127,7 @@ def without_weights_in_its_norm(path) -> SentenceTransformer:
         (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
         (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
         (lambda path: pipeline(EchoModule(path())), r'Build it with Pooling\("lasttoken"\)'),
-        (lambda path: pipeline(CausalTransformer(path(), final_norm=False), "lasttoken"), "Add Normalize"),
+        (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "Use final_norm=True"),
         (lambda path: last(CausalTransformer(path(), template="prompteol")), r"as one string.*\(--pieces\)"),
         (filtered, "stand Pooling, Normalize, Centering: an engine runs"),
         (
@@ -144,11 +135,6 @@ def without_weights_in_its_norm(path) -> SentenceTransformer:
             'The prompt "query" is the default',
         ),
         (lambda path: last(EchoModule(path()), **QUERY), r"The model has the prompts \['query'\]"),
-        (
-            lambda path: last(CausalTransformer(path("gpt2"), output_layer=2, final_norm=False)),
-            "changes more than a vector's length",
-        ),
-        (without_weights_in_its_norm, "changes more than a vector's length"),
     ],
 )
 def test_what_no_engine_carries_is_refused(made, message, backbone_path, tmp_path):

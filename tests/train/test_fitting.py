@@ -235,8 +235,8 @@ class TestCheckpoints:
         ("changes", "message"),
         [
             ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but now it is learning_rate=0.001"),
-            ({"per_device_train_batch_size": 2}, "a run with 4 rows that the loss sees at once: per_device_train_bat"),
-            ({"gradient_accumulation_steps": 2}, "a run with 4 rows of a step: .* now it is 8 rows of a"),
+            ({"per_device_train_batch_size": 2}, "per_device_train_batch_size=4, but now it is per_device_train_batch"),
+            ({"gradient_accumulation_steps": 2}, "a run with gradient_accumulation_steps=1, but now it is gradient_"),
             ({"max_grad_norm": 0.5}, "a run with max_grad_norm=1.0, but now it is max_grad_norm=0.5"),
             ({"identity": {"model": "b"}}, "a run with model='a', but now it is model='b'"),
             ({"identity": {}}, "a run with model='a', but now it is model=None"),

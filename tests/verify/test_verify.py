@@ -179,11 +179,6 @@ def test_equal(stub, last, reba):
         ("first", "mean", ["pooling is the first token, and the model's is the mean of all tokens"]),
         ("mean", "one row", ["pooling is the mean of all tokens, and the model's is the last token"]),
         ("mean", "dense", ["Dense, which stands behind the pooling, is missing"]),
-        (
-            "mean, ends",
-            "last, ends, query",
-            ["the prompt is missing", "pooling is the mean of all tokens, and the model's is the last token"],
-        ),
         ("last, ends, query", "bare", ["normalisation: the vectors have length 1, and the model's have not"]),
         ("bare", "last, ends, query", ["normalisation: the model's vectors have length 1, and these "]),
     ],
