@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -23,9 +24,9 @@ from torch.nn.functional import normalize
 from transformers import set_seed
 
 from ..evaluation import AgreementEvaluator, bootstrap
+from ..evaluation.embedded import Embedded, TensorCache
 from ..export import static_model
 from ..files import atomic_file
-from ..lm.fingerprint import fingerprint_of
 from ..modules import CausalModule, CausalTransformer
 from ..modules.moments import principal_directions
 from ..recipes import Recipe, find
@@ -34,7 +35,6 @@ from .bellm import add_lora, merge_adapter
 from .fitting import begin, fit, publish, save, weights_digest
 from .rows import dataset, read_scored_pairs, read_sentences
 from .settings import RunSettings, setting
-from .states import TextTensors
 
 #: Where in an output directory the teacher's vectors and the report lie.
 TEACHER, REPORT = "teacher", "distil.json"
@@ -278,19 +278,24 @@ def teacher_vectors(
     read = weights_digest(backbone)
     fitted_on = recipe.fit_texts if recipe.fitted else ()
     key = (read, str(backbone.model.dtype), recipe.result, settings.template, backbone.max_seq_length, fitted_on)
-    kept = TextTensors(directory / fingerprint_of(*key), _CHUNK)
-    if missing := [text for text in dict.fromkeys(every) if text not in kept]:
-        teacher = recipe.model(backbone).eval()
-        with Progress(disable=not progress, transient=True) as bar:
-            task = bar.add_task("Embedding with the teacher", total=len(missing))
+    kept, teacher = TensorCache(directory), cache(lambda: recipe.model(backbone).eval())
 
-            def embedded(chunk: list[str]) -> dict[str, Tensor]:
-                vectors = teacher.encode(chunk, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False)
-                bar.advance(task, len(chunk))
-                return {"vectors": vectors.float().cpu().contiguous()}
+    def embed(chunk: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
+        def vectors() -> dict[str, Tensor]:
+            made = teacher().encode(list(chunk), batch_size=_READ, convert_to_tensor=True, show_progress_bar=False)
+            return {"vectors": made.float()}
 
-            kept.keep(missing, embedded)
-    return kept.rows(every)["vectors"], read
+        found = kept.get([*key, chunk], vectors)
+        bar.advance(task, len(chunk))
+        return found
+
+    embedded = Embedded(embed, _CHUNK)
+    with Progress(disable=not progress, transient=True) as bar:
+        task = bar.add_task("Embedding with the teacher", total=len({*texts, *every}))
+        # Those that are trained on lie in the same files, whatever else is asked for.
+        embedded.add(texts)
+        embedded.add(every)
+    return embedded.of("vectors", every), read
 
 
 def _student(

@@ -169,11 +169,14 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
     states = _states(settings)
     before = weights_digest(states)
-    cache = StatesCache(settings.cache or output / "states", states)
-    texts = [text for text in dict.fromkeys([*sentences, *labelled, *evaluated]) if text not in cache]
     with Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("Reading the model's states", total=len(texts))
-        cache.add(texts, on_texts=lambda count: bar.advance(task, count))
+        task = bar.add_task("Reading the model's states", total=len({*labelled, *sentences, *evaluated}))
+        cache = StatesCache(
+            settings.cache or output / "states", states, on_texts=lambda count: bar.advance(task, count)
+        )
+        # One after the other: what is trained on lies in the same files, whatever is evaluated.
+        for texts in (labelled, sentences, evaluated):
+            cache.add(texts)
 
     set_seed(settings.random_seed)
     autoencoder = LayerwiseAutoencoder(
