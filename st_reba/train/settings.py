@@ -16,7 +16,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
 from transformers.integrations.integration_utils import is_tensorboard_available
-from transformers.quantizers.auto import AutoQuantizationConfig
 
 from ..optional import require
 
@@ -369,28 +368,10 @@ class RunSettings(Settings):
         return self.evaluation is not None
 
     def loading(self) -> dict[str, Any]:
-        """``model_kwargs``, as transformers takes them; a ``quantization_config`` in words is made one.
-
-        Raises:
-            ValueError: If the quantisation is none that is known, or not of its form.
-            ImportError: If the package that quantises is not installed.
-        """
-        given = dict(self.model_kwargs)
-        if isinstance(quantization := given.get("quantization_config"), Mapping):
-            in_bits = quantization.get("load_in_4bit") or quantization.get("load_in_8bit")
-            package = "bitsandbytes" if in_bits else quantization.get("quant_method")
-            if package in ("bitsandbytes", "torchao"):
-                require(package, "qlora", "A quantised backbone")
-            try:
-                given["quantization_config"] = AutoQuantizationConfig.from_dict(dict(quantization))
-            except (ValueError, TypeError, AssertionError) as error:
-                raise ValueError(
-                    f"model_kwargs: quantization_config: {error} Such as quantization_config: {{quant_method: "
-                    "bitsandbytes, load_in_4bit: true}}; a configuration of torchao's is given in Python."
-                ) from error
-        if "dtype" not in given and "torch_dtype" not in given:
-            given["dtype"] = "float32" if get_device_name() == "cpu" else "auto"
-        return given
+        """``model_kwargs``, with a precision."""
+        if "torch_dtype" in self.model_kwargs:
+            return dict(self.model_kwargs)
+        return {"dtype": "float32" if get_device_name() == "cpu" else "auto", **self.model_kwargs}
 
     def load(self, kind: Callable[..., M], name: str, **options: Any) -> M:
         """A module of a model, loaded with ``model_kwargs``.
