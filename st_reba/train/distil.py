@@ -32,7 +32,7 @@ from ..modules.moments import principal_directions
 from ..recipes import Recipe, find
 from ..recipes.recipe import POOLINGS
 from .bellm import add_lora, merge_adapter
-from .fitting import begin, fit, publish, save, weights_digest
+from .fitting import begin, fit_as_set, publish, save, weights_digest
 from .rows import dataset, read_scored_pairs, read_sentences
 from .settings import RunSettings, setting
 
@@ -206,15 +206,9 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
         add_lora(student, settings)
     dense = student[-2]
     hook = dense.register_forward_pre_hook(_in_the_weights_precision) if isinstance(dense, Dense) else None
-    fit(
-        student,
-        dataset({"sentence": texts, "label": list(wanted.numpy())}),
-        MSELoss(student),
-        output=output,
-        arguments=settings.training_arguments,
-        evaluator=evaluator,
-        identity={**settings.identity(), "frozen_weights": f"{read} {begun_with}".strip()},
-        progress=progress,
+    rows, frozen = dataset({"sentence": texts, "label": list(wanted.numpy())}), f"{read} {begun_with}".strip()
+    fit_as_set(
+        settings, student, rows, MSELoss(student), output, evaluator=evaluator, progress=progress, frozen_weights=frozen
     )
     student.eval()
     if settings.student_recipe is not None:

@@ -180,6 +180,30 @@ def fit(
     )
 
 
+def fit_as_set(
+    settings: RunSettings,
+    model: SentenceTransformer,
+    dataset: Any,
+    loss: nn.Module,
+    output: Path,
+    *,
+    evaluator: BaseEvaluator | None,
+    progress: bool,
+    **identity: Any,
+) -> Fitted:
+    """:func:`fit` as settings ask for it; they, and what else is given by name, tell the run from others."""
+    return fit(
+        model,
+        dataset,
+        loss,
+        output=output,
+        arguments=settings.training_arguments,
+        evaluator=evaluator,
+        identity={**settings.identity(), **identity},
+        progress=progress,
+    )
+
+
 def is_main() -> bool:
     """Whether this is the one process that writes and tells; a process alone is."""
     return bool(require("accelerate", "train", "Training").PartialState().is_main_process)

@@ -17,7 +17,7 @@ from transformers import set_seed
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
 from ..modules import LayerStates, LayerwiseAutoencoder
-from .fitting import begin, data_digest, fit, publish, save, weights_digest
+from .fitting import begin, data_digest, fit, fit_as_set, publish, save, weights_digest
 from .losses import (
     COSENT_SCALE,
     EmbeddingCoSENTLoss,
@@ -211,16 +211,8 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         autoencoder.whiten(cache.states(sample))
         identity["sentences"] = data_digest(dataset({"sentence": sample}))
     trained = ModelOnStates.of(autoencoder, cache)
-    fit(
-        trained,
-        pairs,
-        _loss(trained, settings),
-        output=output,
-        arguments=settings.training_arguments,
-        evaluator=evaluator,
-        identity=identity,
-        progress=progress,
-    )
+    loss = _loss(trained, settings)
+    fit_as_set(settings, trained, pairs, loss, output, evaluator=evaluator, progress=progress, **identity)
     if weights_digest(states) != before:
         raise RuntimeError("The weights of the frozen model changed in training: nothing is saved. Please report this.")
     model = SentenceTransformer(modules=[states, autoencoder])
