@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
-from collections.abc import Callable
-from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,18 +15,17 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, __version__
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from tokenizers import Regex, Tokenizer, normalizers, processors
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from ..modules import CausalModule, CausalTransformer, EchoModule
 from ..modules.changes import EarlyExit
-from ..text.templates import normalized
 
 #: The names that all versions of ST read, and engines look for.
 _MODULES = "sentence_transformers.models"
 _POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
-# Texts that a finished directory is tried on: the last ones are longer than most limits, and end in every way.
+# Texts that a finished directory is tried on: the last ones are longer than most limits.
 _PROBES = ("a", "Who said so?", 'He said "no"', "我爱自然语言处理。", "我爱你", "Zwölf Boxkämpfer 🥊 ", "a b c " * 700)
 # Cosine distance to what is exported, above which it is not the same; half precision rounds.
 _SAME = {torch.float32: 1e-5}
@@ -46,16 +41,16 @@ def save_plain(model: SentenceTransformer, directory: Path, *, pieces: bool = Fa
     Args:
         model: Whose first module is one of st_reba's.
         directory: An empty one.
-        pieces: Tokenise a template and its text apart, as an engine does, though the model reads them as one string;
-            the vectors are then those of ``tokenization="pieces"``.
+        pieces: Tokenise a template and its text apart, and leave the text as it is, as an engine does; the vectors are
+            then those of ``tokenization="pieces"`` and ``normalize_text=False``.
 
     Raises:
         ValueError: If an engine cannot carry the recipe, with the reason; or if the written model gives other vectors.
     """
     module = _checked(model, pieces)
-    if pieces and module.tokenization != "pieces":
+    if pieces:
         module = copy.copy(module)
-        module.tokenization = "pieces"
+        module.tokenization, module.normalize_text = "pieces", False
     module.model.save_pretrained(directory)
     # What stands behind the last copy and is not read is nothing to a causal model.
     tokenizer = _tokenizer(module, to_the_end=module.pool_over != "text" or model[1].pooling_mode == "mean")
@@ -117,6 +112,11 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             'tokenization="pieces".',
         ),
         (
+            module.normalize_text and not pieces,
+            "normalize_text=True: an engine leaves a text's marks as they are. Export it with pieces (--pieces): its "
+            "vectors are then those of a model built with normalize_text=False.",
+        ),
+        (
             prompts and (literal or module.copies > 1 or module.tokenization == "pieces"),
             f"The model has the prompts {prompts}, and its template stands behind them, where an engine puts it in "
             "front. Leave the prompts out (model.prompts = {}), or the template.",
@@ -157,9 +157,6 @@ def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFas
     backend.no_truncation()
     backend.no_padding()
     backend.post_processor = _around(around, given)
-    if module.normalize_text:
-        own = [] if backend.normalizer is None else [backend.normalizer]
-        backend.normalizer = normalizers.Sequence([*_normalizers(), *own])
     added = sum(map(len, around))
     limit = module.max_seq_length
     special = {name: str(token) for name, token in given.special_tokens_map.items() if isinstance(token, str)}
@@ -183,33 +180,6 @@ def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProce
     return processors.TemplateProcessing(
         single=[piece for piece in pieces if piece == "$A" or piece in added], special_tokens=known
     )
-
-
-@cache
-def _normalizers() -> tuple[normalizers.Normalizer, ...]:
-    """What :func:`st_reba.text.templates.normalized` does, as a tokenizer says it."""
-    # Most of a million code points are no characters.
-    chinese = _characters(lambda character: character.isprintable() and normalized(character).endswith("。"))
-    # What str.strip() takes for blank, which the separators U+001C to U+001F are and "\s" does not know.
-    blank = _characters(str.isspace)
-    ends = ".?\"'。？”’"
-    return (
-        normalizers.Replace(Regex(rf"(?<=[{chinese}])(?<![{ends}])\z"), "。"),
-        normalizers.Replace(Regex(rf"[^{blank}][{blank}]*\K(?<![{ends}])\z"), "."),
-        normalizers.Replace('"', "'"),
-        normalizers.Replace("“", "‘"),
-        normalizers.Replace("”", "’"),
-        normalizers.Replace(Regex(r"\?\z"), "."),
-        normalizers.Replace(Regex(r"？\z"), "。"),
-    )
-
-
-def _characters(wanted: Callable[[str], bool]) -> str:
-    """All characters that are wanted, as ranges of the inside of a character class."""
-    codes = [code for code in range(sys.maxunicode + 1) if wanted(chr(code))]
-    # Codes that follow each other are as far from their places in the list.
-    runs = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0])]
-    return "".join(rf"\x{{{run[0]:X}}}-\x{{{run[-1]:X}}}" for run in runs)
 
 
 # The pipeline

@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import cycle
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from tokenizers import normalizers
+from tokenizers import processors
 
 from st_reba import CausalTransformer, Centering, EchoModule, KVReroutingModule, ReBAModule
 from st_reba.export import save_plain
-from st_reba.export.plain import _normalizers
-from st_reba.text.templates import normalized
 
 from .. import processes
 from ..backbones import TEXTS
@@ -26,7 +21,9 @@ LONG = [*TEXTS, "Is this so?", 'He said "no"', "我爱你", "one two three " * 6
 RECIPES = {
     "classical": lambda path: CausalTransformer(path),
     "classical-all": lambda path: CausalTransformer(path, pool_over="all"),
-    "prompteol": lambda path: CausalTransformer(path, template="prompteol", tokenization="pieces"),
+    "prompteol": lambda path: CausalTransformer(
+        path, template="prompteol", tokenization="pieces", normalize_text=False
+    ),
     "early-exit": lambda path: CausalTransformer(path, output_layer=2),
     "prefix": lambda path: CausalTransformer(path, template="So {text}", tokenization="pieces"),
     "echo": lambda path: EchoModule(path),
@@ -99,20 +96,6 @@ def test_what_engines_read(backbone_path, tmp_path):
     assert types == [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
 
 
-@given(text=st.text(st.sampled_from("ab .?\"'。？“”’‘、我，\n") | st.characters(codec="utf-8"), max_size=6))
-@example(text="\x1f")
-@example(text="a\x1f\x85")
-def test_texts_are_normalized_alike(text):
-    assert normalizers.Sequence(list(_normalizers())).normalize_str(text) == normalized(text)
-
-
-def test_every_blank_is_one_for_the_tokenizer_too():
-    blanks = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()]
-    read = normalizers.Sequence(list(_normalizers()))
-    for text in [*blanks, *(f"a{blank}" for blank in blanks)]:
-        assert read.normalize_str(text) == normalized(text), ascii(text)
-
-
 def filtered(path) -> SentenceTransformer:
     model = last(CausalTransformer(path()))
     return SentenceTransformer(modules=[*model.children(), Centering.fit(model, TEXTS)], device="cpu")
@@ -129,6 +112,10 @@ def filtered(path) -> SentenceTransformer:
         (lambda path: pipeline(EchoModule(path())), r'Build it with Pooling\("lasttoken"\)'),
         (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "Use final_norm=True"),
         (lambda path: last(CausalTransformer(path(), template="prompteol")), r"as one string.*\(--pieces\)"),
+        (
+            lambda path: last(CausalTransformer(path(), template="prompteol", tokenization="pieces")),
+            r"normalize_text=True: .* with pieces \(--pieces\)",
+        ),
         (filtered, "stand Pooling, Normalize, Centering: an engine runs"),
         (
             lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY),
@@ -146,12 +133,13 @@ def test_what_no_engine_carries_is_refused(made, message, backbone_path, tmp_pat
 def test_pieces_are_those_of_a_model_that_is_built_so(backbone_path, tmp_path):
     whole = last(CausalTransformer(backbone_path(), template="prompteol"))
     save_plain(whole, tmp_path, pieces=True)
-    expected = last(CausalTransformer(backbone_path(), template="prompteol", tokenization="pieces")).encode(LONG)
+    expected = last(RECIPES["prompteol"](backbone_path())).encode(LONG)
     assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(LONG), expected) < 1e-5
-    assert whole[0].tokenization == "whole"
+    assert (whole[0].tokenization, whole[0].normalize_text) == ("whole", True)
 
 
 def test_what_is_not_the_same_is_refused(backbone_path, tmp_path, monkeypatch):
-    monkeypatch.setattr("st_reba.export.plain._normalizers", tuple)
+    nothing_around = processors.TemplateProcessing(single="$A", special_tokens=[])
+    monkeypatch.setattr("st_reba.export.plain._around", lambda around, tokenizer: nothing_around)
     with pytest.raises(ValueError, match="gives other vectors than the model itself"):
         save_plain(last(RECIPES["prompteol"](backbone_path())), tmp_path)
