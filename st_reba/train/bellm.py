@@ -144,8 +144,8 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
     # Loading may draw numbers, more where a process loads a backbone for the first time.
     set_seed(settings.random_seed)
     add_lora(model, settings)
-    loss = _loss(model, settings, gather_across_devices=devices > 1)
-    fit_as_set(settings, model, triplets, loss, output, evaluator=evaluator, progress=progress, frozen_weights=frozen)
+    loss, identity = _loss(model, settings, gather_across_devices=devices > 1), {"frozen_weights": frozen}
+    fit_as_set(settings, model, triplets, loss, output, evaluator=evaluator, progress=progress, identity=identity)
     model.eval()
     save(model, output, ADAPTER)
     if getattr(model[0].model, "hf_quantizer", None) is not None:

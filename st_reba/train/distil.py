@@ -206,10 +206,9 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
         add_lora(student, settings)
     dense = student[-2]
     hook = dense.register_forward_pre_hook(_in_the_weights_precision) if isinstance(dense, Dense) else None
-    rows, frozen = dataset({"sentence": texts, "label": list(wanted.numpy())}), f"{read} {begun_with}".strip()
-    fit_as_set(
-        settings, student, rows, MSELoss(student), output, evaluator=evaluator, progress=progress, frozen_weights=frozen
-    )
+    rows, loss = dataset({"sentence": texts, "label": list(wanted.numpy())}), MSELoss(student)
+    identity = {"frozen_weights": f"{read} {begun_with}".strip()}
+    fit_as_set(settings, student, rows, loss, output, evaluator=evaluator, progress=progress, identity=identity)
     student.eval()
     if settings.student_recipe is not None:
         merge_adapter(student)
@@ -300,7 +299,7 @@ def _student(
     read = [texts[index] for index in some]
     inputs = body.encode(read, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False).float().cpu()
     count = min(settings.dimensions or inputs.shape[1], vectors.shape[1])
-    wanted = targets(vectors, directions(vectors, count))
+    wanted = targets(vectors, count)
     linear = linear_map(inputs, wanted[some])
     if settings.student == STATIC:
         # A linear map of a mean of rows is put into the rows.
@@ -366,16 +365,12 @@ def _in_the_weights_precision(dense: Dense, inputs: tuple[dict[str, Any]]) -> tu
 # What a frozen teacher says of texts: embedded once, and turned into what a student can reach
 
 
-def directions(vectors: Tensor, dimension: int) -> Tensor:
-    """(dimension, D): those in which vectors (n, D) are longest, so that of their dot products most is left."""
+def targets(vectors: Tensor, dimension: int) -> Tensor:
+    """(n, dimension), of length 1: vectors (n, D) along the directions in which they are longest, so that of their dot
+    products most is left; a zero vector stays one."""
     wide = vectors.double()
-    _, rows = principal_directions(wide.mT @ wide)
-    return rows[:dimension].float()
-
-
-def targets(vectors: Tensor, rows: Tensor) -> Tensor:
-    """(n, k): vectors (n, D) along k directions, of length 1; a zero vector stays one."""
-    return normalize(vectors @ rows.mT, dim=-1)
+    _, directions = principal_directions(wide.mT @ wide)
+    return normalize(vectors @ directions[:dimension].float().mT, dim=-1)
 
 
 def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:

@@ -22,7 +22,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from ..files import atomic_directory, atomic_file, check_free, remove_scratch
 from ..hub.push import check_repo_id, push
-from ..lm.fingerprint import content
+from ..lm.fingerprint import fingerprint_of, fingerprint_of_weight
 from ..optional import require
 from . import settings as of_st
 from .settings import RunSettings
@@ -189,9 +189,9 @@ def fit_as_set(
     *,
     evaluator: BaseEvaluator | None,
     progress: bool,
-    **identity: Any,
+    identity: Mapping[str, Any] | None = None,
 ) -> Fitted:
-    """:func:`fit` as settings ask for it; they, and what else is given by name, tell the run from others."""
+    """:func:`fit` as settings ask for it; they, and what else is given as ``identity``, tell the run from others."""
     return fit(
         model,
         dataset,
@@ -199,7 +199,7 @@ def fit_as_set(
         output=output,
         arguments=settings.training_arguments,
         evaluator=evaluator,
-        identity={**settings.identity(), **identity},
+        identity={**settings.identity(), **(identity or {})},
         progress=progress,
     )
 
@@ -450,8 +450,5 @@ def data_digest(dataset: Any) -> str:
 
 def weights_digest(module: nn.Module) -> str:
     """Of all parameters and buffers of a module, to the byte."""
-    digest = hashlib.blake2b()
-    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(content(tensor))
-    return digest.hexdigest()
+    weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return fingerprint_of(*(fingerprint_of_weight(name, [weights[name]]) for name in sorted(weights)))

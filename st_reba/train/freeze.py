@@ -212,7 +212,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         identity["sentences"] = data_digest(dataset({"sentence": sample}))
     trained = ModelOnStates.of(autoencoder, cache)
     loss = _loss(trained, settings)
-    fit_as_set(settings, trained, pairs, loss, output, evaluator=evaluator, progress=progress, **identity)
+    fit_as_set(settings, trained, pairs, loss, output, evaluator=evaluator, progress=progress, identity=identity)
     if weights_digest(states) != before:
         raise RuntimeError("The weights of the frozen model changed in training: nothing is saved. Please report this.")
     model = SentenceTransformer(modules=[states, autoencoder])
