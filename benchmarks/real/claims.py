@@ -14,6 +14,7 @@ from st_reba.evaluation.bootstrap import Resampled
 from st_reba.recipes import find
 from st_reba.recipes.rows import PARTWISE
 
+from .cosines import beside
 from .filtered import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings
 from .texts import Sets
@@ -163,19 +164,11 @@ def _best_layer(correct: Mapping[Variant, Array], variant: Variant) -> Variant:
     return max(own, key=lambda each: float(correct[each].mean()), default=variant)
 
 
-def differences(statistic: Resampled, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, float]]:
-    """How much more the first of each pair of recipes scores than the second, and the interval of that."""
-    place = {name: number for number, name in enumerate(statistic.recipes)}
-    values, replicates = statistic.scores, bootstrap.bootstrap(statistic)
-    for first, second in (map(place.__getitem__, pair) for pair in pairs):
-        low, high = bootstrap.interval(replicates[first] - replicates[second])
-        yield {"difference": float(values[first] - values[second]), "low": float(low), "high": float(high)}
-
-
 def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Resampled, name: str) -> Iterator[Row]:
-    pairs = [(str(used.index(claim.first)), str(used.index(claim.second))) for claim in claims]
-    for claim, difference in zip(claims, differences(statistic, pairs), strict=True):
+    for claim in claims:
         first, second = claim.names or (shown(claim.first), shown(claim.second))
+        ours, theirs = [used.index(claim.first)], [used.index(claim.second)]
+        difference = beside(statistic, ours, theirs, ("difference", "low", "high"))
         yield {"claim": claim.text, "set": name, "first": first, "second": second, **difference}
 
 

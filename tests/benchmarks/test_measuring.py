@@ -184,15 +184,15 @@ def test_held_out_sets_have_means_and_clusters_no_interval():
     draw, names = np.random.default_rng(0), ["Banking77", "StackOverflow", "TREC", "HWU64"]
     sets = ["STS-B en test", *(f"{name} test" for name in names)]
     found = {
-        (name, held_out.NEAREST if place else held_out.SPEARMAN): held_out.bootstrap.mean(
-            {"echo-topic": np.full(9, 0.1 * place), "tf-idf": draw.random(9)}
+        (name, held_out.NEAREST if place else held_out.SPEARMAN): held_out.Scores.of(
+            held_out.bootstrap.mean({"echo-topic": np.full(9, 0.1 * place), "tf-idf": draw.random(9)})
         )
         for place, name in enumerate(sets)
     }
     labels = ["x", "y"] * 5
     clusters = held_out.v_measures({"echo-topic": np.array([[0, 1] * 5]), "tf-idf": np.zeros((1, 10))}, labels)
     found["TREC test", held_out.CLUSTERS] = clusters
-    rows = list(held_out.rows(found, dict.fromkeys(sets, 9), {}, ["tf-idf"]))
+    rows = list(held_out.rows(found, ["echo-topic", "tf-idf"], dict.fromkeys(sets, 9), {}, ["tf-idf"]))
     alone = {(row["set"], row["metric"]): row for row in rows if (row["recipe"], row["against"]) == ("echo-topic", "")}
     mean = alone["mean of STS-B en test, Banking77 test, StackOverflow test", "mean"]
     assert mean["score"] == pytest.approx(0.1)
@@ -218,7 +218,7 @@ def test_trainings_become_rows_once_and_means_are_of_the_seeds_that_both_have(da
 
     monkeypatch.setattr(train_bellm, "train_bellm", trained)
     monkeypatch.setattr(train_bellm, "build_bellm", lambda settings: quick(100))
-    monkeypatch.setattr(train_bellm.Bench, "untrained", lambda bench: quick(101))
+    monkeypatch.setattr(train_bellm, "untrained", lambda path, precision: quick(101))
     quick(102).save_pretrained(str(tmp_path / "embedder"))
     arguments = [
         "--data", data, "--triplets", "triplets.tsv", "--source", "made up", "--path", "model", "--out", tmp_path,
@@ -229,11 +229,11 @@ def test_trainings_become_rows_once_and_means_are_of_the_seeds_that_both_have(da
         assert asked == ["bfloat16"] * 6
     # Two references; before, two seeds and their mean, with no layer turned, the last and all.
     assert records.read("bellm", tmp_path).height == 2 + 3 * 4
-    # A seed more, in another precision, of one of them.
-    train_bellm.main([*map(str, arguments), "2", "--turned", "all", "--precision", "float32"])
-    assert asked[6:] == ["float32"]
+    # A seed more of one of them.
+    train_bellm.main([*map(str, arguments), "2", "--turned", "all"])
+    assert len(asked) == 7
     rows = records.read("bellm", tmp_path).filter(method="BeLLM", turned="all")
     [mean] = rows.filter(rows["seed"].is_null()).to_dicts()
     assert mean["score"] == pytest.approx(rows.filter(rows["seed"].is_not_null())["score"].mean())
-    assert (mean["seeds"], mean["ahead_seeds"], mean["precision"]) == (3, 2, "bfloat16 and float32")
+    assert (mean["seeds"], mean["ahead_seeds"]) == (3, 2)
     assert mean["low"] <= mean["score"] <= mean["high"]
