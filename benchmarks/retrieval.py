@@ -30,7 +30,7 @@ from sentence_transformers import SentenceTransformer
 
 import records
 from real.collections import COLLECTIONS, PARTS, Collection
-from real.contenders import CONTENDERS, Contender, Dense, bm25
+from real.contenders import BATCH, CONTENDERS, Contender, Dense, bm25
 from real.models import MODELS, USUAL, RealModel
 from runs import device, kept, now, options, parser
 from st_reba.compare.tf_idf import TfIdf
@@ -41,7 +41,6 @@ from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.modules import CausalModule, CausalTransformer, RerankModule
 from st_reba.modules.reranking import CHOICE, cross_encoder
 
-BATCH = 16
 #: Texts of a file: what is lost when a run is stopped.
 BLOCK = 128
 #: Documents that are looked at for a query.
@@ -138,15 +137,11 @@ def embed(measured: Measured) -> None:
 
 
 def embedded(contender: Contender, make: Callable[[], Any], texts: Sequence[str], role: str) -> dict[str, Any]:
-    """What is kept of some texts, those of a length together, in their order; with the seconds that they took."""
-    order, model = sorted(range(len(texts)), key=lambda index: -len(texts[index])), make()
-    start = now(device())
+    """What is kept of some texts, in their order; with the seconds that they took."""
+    model, start = make(), now(device())
     with torch.inference_mode():
-        ordered = [texts[index] for index in order]
-        parts = [contender.embed(model, ordered[at : at + BATCH], role) for at in range(0, len(ordered), BATCH)]
-    seconds = now(device()) - start
-    arrays = contender.in_order(contender.joined(parts), np.argsort(order))
-    return {**arrays, "seconds": seconds, "threads": torch.get_num_threads()}
+        arrays = contender.embed(model, texts, role)
+    return {**arrays, "seconds": now(device()) - start, "threads": torch.get_num_threads()}
 
 
 def rankings(measured: Measured) -> tuple[Rankings, dict[Key, float]]:
