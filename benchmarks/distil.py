@@ -25,7 +25,7 @@ from sentence_transformers import SentenceTransformer
 import records
 from real.cosines import cosines_of, places
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import PARTS, Sets
 from runs import device, now, options, parser
 from st_reba.data.tables import read_pairs
 from st_reba.train import DistilTraining, train_distil
@@ -36,7 +36,6 @@ RECIPE = "early-late"
 MODEL = "SmolLM2-135M-Instruct"
 #: Texts of a corpus at most.
 MOST = 5000
-PARTS = ("dev", "test")
 
 
 @dataclass(frozen=True)

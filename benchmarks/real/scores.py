@@ -18,8 +18,8 @@ from st_reba.modules import CausalModule
 from st_reba.recipes.rows import PARTWISE
 
 from .cosines import cosines_of, places
-from .filtered import Kept, Variant
-from .texts import LISTS, Sets
+from .kept import Kept, Variant
+from .sets import LISTS, Sets
 from .titles import TASKS
 
 Array = NDArray[np.float64]

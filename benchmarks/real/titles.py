@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 from mteb import AbsTask, TaskMetadata
 from mteb.abstasks import AbsTaskClassification, AbsTaskClustering
 
-from .texts import Sets
+from .sets import Sets
 
 
 def _rows(titles: Sequence[tuple[str, str]]) -> Dataset:

@@ -22,12 +22,10 @@ import retrieval
 import runs
 import train_bellm
 import wordings
-from real.collections import COLLECTIONS
 from real.contenders import CONTENDERS
 from real.endings import Ending
-from real.labelled import Task
 from real.models import MODELS, ModelError, RealModel
-from real.texts import Sets
+from real.sets import COLLECTIONS, Sets, Task
 from st_reba import EchoModule, ReBAModule
 
 from .. import backbones
@@ -114,17 +112,16 @@ def test_recipes_are_kept_scored_and_claimed(given, model_path, monkeypatch):
     measured = real_models.Measured(model, model_path, "float32", random=False)
     real_models.embed(measured, given)
     with monkeypatch.context() as patched:
-        patched.setattr(real_models, "keep", lambda *given: pytest.fail("it was there"))
+        patched.setattr(real_models.kept, "kept", lambda *given: pytest.fail("it was there"))
         real_models.embed(measured, given)
-    kept = real_models.Kept(measured.directory(given.out))
+    kept = real_models.kept.Kept(measured.directory(given.out))
     for key, kind in ((("Echo-2", "last"), EchoModule), (("ReBA-2", "mean"), ReBAModule)):
         source = kept.sources(["stsb-en-test"])[key]
         module = kind(str(model_path), model_kwargs={"dtype": "float32"})
         texts = real_models.LISTS["stsb-en-test"].read(Sets(given.data))
         expected = runs.pooled(module, key[1]).encode(texts)
         found = kept.vectors("stsb-en-test", source, source.own_end())
-        # Kept in half precision.
-        assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
     real_models.score(measured, measured.backbone, given)
     rows = records.read("scores", given.results).filter(set="STS-B en test", pooling="mean", filter="")
     ends = {row["recipe"]: row["score"] for row in rows.to_dicts() if row["layer"] is None}
