@@ -80,9 +80,9 @@ def test_contenders_take_turns_and_their_ratios_are_of_a_round():
     assert found["time", "a"] == 2
     assert found["peak memory of the process", "a"] == 1.1
     assert found["tokens of text/s", "b"] == 256
-    assert {name for ratios in cost.TABLES.values() for pair in ratios for name in pair} <= {
-        *cost.CONTENDERS, cost.ONE_PASS, cost.ONE_BY_ONE
-    }  # fmt: skip
+    used = {name for ratios in cost.TABLES.values() for pair in ratios for name in pair}
+    recipes = {f"{name}, {pooling}" for name, row in runs.ROWS.items() for pooling in row.poolings}
+    assert used <= {*cost.MODULES, cost.ONE_PASS, cost.ONE_BY_ONE, *recipes}
 
 
 def test_a_model_in_parts_is_joined_and_must_be_the_one_that_was_measured(tmp_path):
