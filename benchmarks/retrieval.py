@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from sentence_transformers import SentenceTransformer
 
 import records
 from real.contenders import BATCH, CONTENDERS, Contender, Dense, bm25
+from real.cosines import beside
 from real.models import MODELS, USUAL, RealModel
 from real.sets import COLLECTIONS, PARTS, Collection
 from runs import device, kept, now, options, parser
@@ -185,19 +187,11 @@ def of_queries(measured: Measured, found: Rankings, part: str) -> dict[str, dict
     scores: dict[str, dict[Key, Any]] = {name: {} for name in METRICS}
     for key, ranked in found.items():
         if part in ranked:
-            for name, values in task.measure(_Found(ranked[part])).items():
+            # The rankings are there already.
+            own = SimpleNamespace(nearest=lambda queries, documents, count, hits=ranked[part]: hits)
+            for name, values in task.measure(cast(Any, own)).items():
                 scores[name][key] = values
     return scores
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Rankings that are there already."""
-
-    hits: list[Hits]
-
-    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
-        return [own[:count] for own in self.hits]
 
 
 def chosen(measured: Measured, found: Rankings) -> Key:
@@ -300,12 +294,11 @@ def rows(measured: Measured, found: Rankings, seconds: dict[Key, float]) -> Iter
             **shared, "set": f"{measured.collection.name} {part}", "queries": len(measured.texts(part))
         }  # fmt: skip
         for name, scores in of_queries(measured, found, part).items():
-            sure = bootstrap.estimate(bootstrap.mean({str(number): own for number, own in enumerate(scores.values())}))
-            for (recipe, pooling, filtered), estimate in zip(scores, sure.values(), strict=True):
+            sure = bootstrap.mean({str(number): own for number, own in enumerate(scores.values())})
+            for place, (recipe, pooling, filtered) in enumerate(scores):
                 yield {
                     **about, "metric": METRICS[name], "recipe": recipe, "pooling": pooling, "filter": filtered,
-                    "score": estimate.value, "low": estimate.low, "high": estimate.high,
-                    "seconds": seconds.get((recipe, pooling, filtered)),
+                    **beside(sure, [place]), "seconds": seconds.get((recipe, pooling, filtered)),
                 }  # fmt: skip
 
 
