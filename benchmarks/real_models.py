@@ -24,8 +24,8 @@ import records
 from real import claims, kept, scores
 from real.models import MODELS, USUAL, RealModel
 from real.passes import PASSES, Pass, Run
+from real.scores import TASKS
 from real.sets import LISTS, Sets
-from real.titles import TASKS
 from runs import device, options, parser
 from st_reba.modules import CausalModule, CausalTransformer, EmbeddingFilter
 from st_reba.recipes import random_weights
