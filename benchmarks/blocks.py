@@ -15,7 +15,7 @@ from polars import col as c
 import grid
 import records
 from grid import REFERENCES, Row, Show, cells, markdown, table
-from real.endings import BETWEEN, CHOSEN, USUAL, WHOLE_EN, WHOLE_ZH, endings
+from real.endings import CHOSEN, OF_PROMPT_EOL, USUAL, WITHOUT
 from st_reba.recipes import Row as Recipe
 from st_reba.recipes import every_row
 
@@ -586,16 +586,13 @@ def spread(
 
 @block("wordings")
 def _(results: Results, page: Path) -> str:
-    compared = {language: endings(language)[0].words for language in CHOSEN}
     rows = results.of("wordings", c.readout == "sum")
-    return spread(rows, ("model", "language", "copies", "stage"), "ending", CHOSEN, compared, "PromptEOL's")
+    return spread(rows, ("model", "language", "copies", "stage"), "ending", CHOSEN, OF_PROMPT_EOL, "PromptEOL's")
 
 
 @block("beginnings")
 def _(results: Results, page: Path) -> str:
-    without = {"en": WHOLE_EN[0], "zh": WHOLE_ZH[0]}
-    compared = {language: f"{words}{{text}}{BETWEEN[language]}{{text}}" for language, words in without.items()}
-    return spread(results.of("beginnings"), ("model", "language"), "layout", USUAL, compared, "no words before")
+    return spread(results.of("beginnings"), ("model", "language"), "layout", USUAL, WITHOUT, "no words before")
 
 
 RATIO = {"ratio": "{quantity}: {contender} / {unit}"}
