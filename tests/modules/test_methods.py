@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from transformers import GPT2Config, GPT2Model
+from transformers import GPT2Config, GPT2Model, masking_utils
 
 import st_reba
 from st_reba.lm.anatomy import anatomy_of
+from st_reba.modules.changes import Steer
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
@@ -244,6 +246,32 @@ def apart(backbone_path):
 def test_pickled(recipe, apart):
     model = pipeline(made(recipe, apart))
     assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(FEW), model.encode(FEW))
+
+
+@pytest.mark.parametrize("case", [*EACH_MODULE, "steered", "one by one"])
+def test_nothing_but_the_layout_is_asked_for(case, shared, monkeypatch):
+    """An accelerator works on until the CPU asks it for a number: once a batch, for the layout.
+
+    The meta device stands in for an accelerator: its tensors have shapes and no values, so whatever else asks for a
+    value fails.
+    """
+    # transformers itself asks once a pass, before the first layer, whether positions are of several texts in a row.
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    further = {
+        "steered": (st_reba.CausalTransformer, {"template": "prompteol", "changes": [Steer()]}),
+        "one by one": (st_reba.CausalTransformer, {"deterministic": True}),
+    }
+    kind, settings = {**RECIPES, **further}[case]
+    module = copy.deepcopy(kind(shared(), **settings)).eval()
+    pool = Pooling(module.get_embedding_dimension(), "lasttoken")
+    with torch.no_grad():
+        expected = pool(module(module.preprocess(UNSORTED)))
+        module.to("meta")
+        found = pool(module(module.preprocess(UNSORTED)))
+    for name in ("token_embeddings", "attention_mask", "input_ids", "sentence_embedding"):
+        assert found[name].is_meta
+        assert found[name].shape == expected[name].shape
+    assert found.keys() == expected.keys()
 
 
 class TestDeterministic:
