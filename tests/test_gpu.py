@@ -7,28 +7,19 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.attention import kernels
 
 from . import oracles
 from .backbones import ARCHITECTURES, DEMO_MODEL, TEXTS
-from .catalogued import Case, completed
 from .conftest import relative_error
+from .modules.methods import RECIPES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 #: Of float32, relative. Products are summed in another order there, and refined thought multiplies rounding.
 TOLERANCE = 2e-5
 SENTENCES = ["The cat sat on the mat.", "我爱自然语言处理。", "a", "The quick brown fox jumps over the lazy dog. " * 3]
-HALF: dict[str, Case] = {
-    "classical": (CausalTransformer, {}),
-    "echo-2": (EchoModule, {}),
-    "reba-2": (ReBAModule, {}),
-    "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),
-    "reba-2 chunks": (ReBAModule, {"chunk_length": 6}),
-    "thought-2": (RefinedThoughtModule, {"iterations": 2}),
-}
-RECIPES = completed({**HALF, "both ways": (ReBAModule, {"bidirectional_layers": 2})})
+HALF = ("classical", "echo-2", "reba-2", "reba-3 last", "reba-2 chunks", "thought-2")
 
 
 @pytest.fixture(scope="module", autouse=True)
