@@ -101,17 +101,11 @@ def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False
     return torch.stack(rows)
 
 
-def echo(model, ids, k, before=(), after=(), first_copy=None):
-    """Echo-k (Table 1): the states of the last copy, or of the copies from ``first_copy`` (from 0) on."""
+def echo(model, ids, k, before=(), after=()):
+    """Echo-k (Table 1): the states of the last copy."""
     n, start = len(ids), len(before)
     states, _ = run(model, [*before, *(ids * k), *after])
-    first = k - 1 if first_copy is None else first_copy
-    return states[start + first * n : start + k * n]
-
-
-def classical(model, ids, before=(), after=()):
-    """v_1 .. v_n."""
-    return echo(model, ids, 1, before, after)
+    return states[start + (k - 1) * n : start + k * n]
 
 
 def meta_eol(model, prompts):
@@ -382,29 +376,15 @@ _BEFORE_MLP = {
 }  # fmt: skip
 
 
-@contextlib.contextmanager
-def before_mlp(model, architecture):
-    """FreeRet: the last layer gives the residual stream before its feed-forward part, in this block."""
-    layer = model.get_submodule(layer_name(architecture, model.config.num_hidden_layers - 1))
+def before_mlp(model, architecture, ids):
+    """FreeRet: the residual stream before the last layer's feed-forward part, behind the final norm: (N, D)."""
+    layer = layer_name(architecture, model.config.num_hidden_layers - 1)
     reader = _BEFORE_MLP.get(architecture, "post_attention_layernorm")
-    seen = []
     if reader is None:
-        hooks = [layer.mlp.register_forward_hook(lambda module, args, output: seen.append(output))]
+        states = seen(model, layer, ids, "after") - seen(model, f"{layer}.mlp", ids, "after")
     else:
-        part = layer.get_submodule(reader)
-        hooks = [part.register_forward_pre_hook(lambda module, args: seen.append(args[0]))]
-
-    def instead(module, args, output):
-        states = output[0] if isinstance(output, tuple) else output
-        before = (states - seen.pop()) if reader is None else seen.pop().view_as(states)
-        return (before, *output[1:]) if isinstance(output, tuple) else before
-
-    hooks.append(layer.register_forward_hook(instead))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+        states = seen(model, f"{layer}.{reader}", ids, "before")
+    return final_norm(architecture, model)(states)
 
 
 def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False):

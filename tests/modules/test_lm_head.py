@@ -180,12 +180,10 @@ class TestPromptReps:
         with pytest.raises(ValueError, match="lm_head.safetensors has no head of this model: save the model again"):
             SparseEncoder(str(tmp_path), device="cpu")
 
-    def test_words_of_a_text(self):
+    @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "bert", "greedy"])
+    def test_words_and_their_tokens_behind_a_quotation_mark(self, kind):
         assert words_of("The dog, the DOG; and 3 cats' tails.", STOP_WORDS) == ["dog", "3", "cats", "tails"]
         assert words_of("我爱自然语言，处理。") == ["我爱自然语言", "处理"]
-
-    @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "bert", "greedy"])
-    def test_tokens_of_words_stand_behind_a_quotation_mark(self, kind):
         tokenizer = backbones.tokenizer(kind)
         [found, nothing] = word_token_ids(tokenizer, ["fox chased fox", ""])
         assert nothing == []
@@ -276,7 +274,7 @@ class TestReranking:
         with pytest.raises(ValueError, match=message):
             RerankModule(saved()[1], **{**self.SHORT, **settings})
 
-    @pytest.mark.parametrize("given", ["a text", ("a", "b", "c"), ("a", 3)])
-    def test_what_is_no_pair(self, given, saved):
-        with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document, two strings"):
-            RerankModule(saved()[1], **self.SHORT).preprocess([given])
+    def test_what_is_no_pair(self, saved):
+        for given in ("a text", ("a", "b", "c"), ("a", 3)):
+            with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document, two strings"):
+                RerankModule(saved()[1], **self.SHORT).preprocess([given])
