@@ -322,9 +322,9 @@ def with_slot(model, vector):
     return model, len(table)
 
 
-def token_prepending(model, architecture, ids, takes, layers, output_layer):
-    """TP and HTP: hidden states (N, D) after ``output_layer`` layers, where before layers 1 .. ``layers`` - 1 the state
-    at position s becomes that at ``takes[s]``."""
+@contextlib.contextmanager
+def renewed(model, architecture, takes, layers):
+    """Before layers 1 .. ``layers`` - 1, the state at position s becomes that at ``takes[s]``."""
 
     def renew(states):
         states = states.clone()
@@ -335,29 +335,28 @@ def token_prepending(model, architecture, ids, takes, layers, output_layer):
     with contextlib.ExitStack() as stack:
         for layer in range(1, layers):
             stack.enter_context(changed(model, layer_name(architecture, layer), before=renew))
+        yield
+
+
+def token_prepending(model, architecture, ids, takes, layers, output_layer):
+    """TP and HTP: hidden states (N, D) after ``output_layer`` layers, with slots that are renewed as ``takes`` says."""
+    with renewed(model, architecture, takes, layers):
         return seen(model, layer_name(architecture, output_layer - 1), ids, "after")
 
 
 @contextlib.contextmanager
 def prepended(model, architecture, slot, layers):
-    """TP as a change of any method: before layers 1 .. ``layers`` - 1, the state of the token ``slot``, an id, becomes
-    that of the last one."""
-    place = []
+    """TP as a change of any method: the state of the token ``slot``, an id, becomes that of the last one."""
+    takes: dict[int, int] = {}
 
     def find(ids):
-        place.extend((ids[0] == slot).nonzero().flatten().tolist())
+        for place in (ids[0] == slot).nonzero().flatten().tolist():
+            takes.clear()
+            takes[place] = -1
         return ids
 
-    def renew(states):
-        states = states.clone()
-        states[0, place[-1]] = states[0, -1]
-        return states
-
     embeddings = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(changed(model, embeddings, before=find))
-        for layer in range(1, layers):
-            stack.enter_context(changed(model, layer_name(architecture, layer), before=renew))
+    with changed(model, embeddings, before=find), renewed(model, architecture, takes, layers):
         yield
 
 
