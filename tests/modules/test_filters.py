@@ -363,12 +363,15 @@ def assert_equal(moments: Moments, vectors) -> None:
 @given(
     seed=st.integers(0, 2**32 - 1),
     sizes=st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(any),
-    offset=st.sampled_from([0.0, 1e4]),
+    offset=st.sampled_from([0.0, 1e4, 1e8]),
     dtype=st.sampled_from([torch.bfloat16, torch.float64]),
     split=st.integers(0, 8),
 )
 def test_batches_do_not_matter(seed, sizes, offset, dtype, split):
-    """In whatever batches the vectors come, and wherever two halves are merged: numpy's, of all at once, in double."""
+    """In whatever batches the vectors come, and wherever two halves are merged: numpy's, of all at once, in double.
+
+    Where the mean dwarfs the spread, sums of squares would cancel to nothing.
+    """
     vectors = torch.randn(sum(sizes), 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + offset
     vectors = vectors.to(dtype)
     halves = Moments(5), Moments(5)
@@ -376,15 +379,6 @@ def test_batches_do_not_matter(seed, sizes, offset, dtype, split):
         halves[number >= split].add(batch)
     halves[0].merge(halves[1])
     assert_equal(halves[0], vectors.double())
-
-
-def test_a_mean_that_dwarfs_the_spread():
-    """Sums of squares would cancel to nothing here."""
-    vectors = 1e8 + torch.randn(3000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moments = Moments(5)
-    for batch in vectors.split(7):
-        moments.add(batch)
-    assert np.allclose(moments.covariance, np.cov(vectors.T, bias=True), rtol=1e-6, atol=1e-6)
 
 
 def test_vectors_that_are_refused():

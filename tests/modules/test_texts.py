@@ -70,9 +70,7 @@ def test_pool_over_all_begins_at_the_copy_that_is_read(shared):
     cases = [
         (CausalTransformer, {}, None, [2, *own, 3]),
         (CausalTransformer, {}, "fox ", [*own, 3]),
-        (CausalTransformer, {"template": "{text} fox"}, None, [2, *own, *literal, 3]),
         (CausalTransformer, {"template": "fox {text} fox"}, None, [*own, *literal, 3]),
-        (EchoModule, {"template": "{text}fox{text}"}, None, [*own, 3]),
         (EchoModule, repeated, None, [*own, *literal, *own, 3]),
     ]
     for kind, settings, prompt, expected in cases:
