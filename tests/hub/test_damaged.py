@@ -46,45 +46,35 @@ def added_token(**changes: Any) -> dict[str, Any]:
 #: By file: each text takes its place, and each object sets what is set in it, the rest of which stays.
 SEEN_BY_OUR_CLASSES: dict[str, list[str | dict[str, Any]]] = {
     CONFIG: [
-        "[]", "null", "", '{"model_type": "llama"', DEEP, DEEP_OBJECT, LONG_NUMBER,
-        {"model_type": "no-such-model"}, {"model_type": ["llama"]}, {"architectures": "LlamaModel"},
-        {"num_attention_heads": 0}, {"num_attention_heads": 2.5}, {"head_dim": -8},
-        {"num_hidden_layers": "8"}, {"num_hidden_layers": True}, {"num_hidden_layers": -1}, {"num_hidden_layers": None},
-        {"num_hidden_layers": 1000}, {"num_hidden_layers": 10**6}, {"num_local_experts": 10**6},
+        "[]", "", '{"model_type": "llama"', DEEP, DEEP_OBJECT, LONG_NUMBER,
+        {"model_type": "no-such-model"}, {"model_type": ["llama"]}, {"num_attention_heads": 0}, {"head_dim": -8},
+        {"num_hidden_layers": "8"}, {"num_hidden_layers": None}, {"num_hidden_layers": 10**6},
         {"hidden_size": float("nan")}, {"hidden_size": 33}, {"intermediate_size": 300_000_000}, {"vocab_size": 10**7},
-        {"vocab_size": {}}, {"max_position_embeddings": "many"}, {"num_labels": 2**20}, {"rms_norm_eps": "small"},
-        {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, {"hidden_act": "os.system"},
-        {"dtype": "os.system"}, {"torch_dtype": "__class__", "dtype": None}, {"text_config": []},
-        {"quantization_config": []}, {"transformers_weights": "../../../outside.safetensors"},
-        {"configuration_files": ["../config.4.0.0.json"]},
+        {"vocab_size": {}}, {"num_labels": 2**20}, {"rms_norm_eps": "small"}, {"hidden_act": "os.system"},
+        {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, {"dtype": "os.system"},
+        {"torch_dtype": "__class__", "dtype": None}, {"text_config": []}, {"quantization_config": []},
+        {"transformers_weights": "../../../outside.safetensors"}, {"configuration_files": ["../config.4.0.0.json"]},
         {"model_type": "gpt_neo", "attention_types": [[["global"], 10**9]]},
         {"model_type": "mixtral", "num_local_experts": 4000},
     ],
     SETTINGS: [
-        "[1]", "{", DEEP,
-        {"template": 3}, {"rows": []}, {"pool_over": {}}, {"output_layer": "2"}, {"output_layer": 10**9},
-        {"bidirectional_layers": -1}, {"tokenization": []}, {"deterministic": "yes"}, {"max_seq_length": "long"},
-        {"transformer_task": "os.system"}, {"modality_config": {"text": 3}},
+        "[1]", DEEP, {"template": 3}, {"rows": []}, {"output_layer": 10**9}, {"bidirectional_layers": -1},
+        {"max_seq_length": "long"}, {"transformer_task": "os.system"}, {"modality_config": {"text": 3}},
         {"modality_config": {"text": {"method": "save_pretrained", "method_output_name": "x"}}},
         {"module_output_name": 7}, {"model_kwargs": {"dtype": "os.system"}}, {"model_kwargs": None},
         {"processor_kwargs": {"model_max_length": "x"}}, {"processing_kwargs": 3}, {"changes": [[]]},
-        {"changes": [{"key": ["a"]}]}, {"changes": [{"key": "reroute", "nonsense": 1}]},
+        {"changes": [{"key": "reroute", "nonsense": 1}]},
     ],
-    TOKENIZER: [
-        "nonsense", "{}", DEEP, {"model": {"type": "nonsense"}}, {"added_tokens": ["a"]}, added_token(id=-1),
-    ],
+    TOKENIZER: ["nonsense", "{}", DEEP, {"model": {"type": "nonsense"}}, added_token(id=-1)],
     TOKENIZER_CONFIG: [
-        "3", "{", {"tokenizer_class": ["x"]}, {"model_max_length": "long"}, {"eos_token": 3}, {"padding_side": "up"},
-        {"added_tokens_decoder": {"x": {"content": "<x>"}}}, {"added_tokens_decoder": {"7": "x"}},
+        "3", {"tokenizer_class": ["x"]}, {"model_max_length": "long"}, {"padding_side": "up"},
+        {"added_tokens_decoder": {"x": {"content": "<x>"}}},
         {"added_tokens_decoder": {"100000000": {"content": "<x>"}}}, {"extra_special_tokens": 3},
         {"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]},
     ],
-    FILTER: ["[]", "{", {"low": "x"}, {"low": 10**9}],
+    FILTER: ["[]", {"low": "x"}, {"low": 10**9}],
     f"{OWN}/model.safetensors": ["nonsense"],
-    INDEX: [
-        "[]", '{"metadata": {}, "weight_map": []}', '{"metadata": {}, "weight_map": {"a": 3}}',
-        '{"metadata": {}, "weight_map": {}}', '{"metadata": 3, "weight_map": {"a": "missing.safetensors"}}',
-    ],
+    INDEX: ["[]", '{"metadata": {}, "weight_map": {"a": 3}}', '{"metadata": 3, "weight_map": {"a": "missing"}}'],
 }  # fmt: skip
 
 
@@ -94,15 +84,14 @@ def module(**changes: Any) -> str:
 
 SEEN_BY_COMMANDS: dict[str, list[str | dict[str, Any]]] = {
     MODULES: [
-        "[]", "3", "[", DEEP, '["a"]', '[{"path": "", "name": "0"}]', module(type=3), module(path=3),
-        module(path="../.."), module(path="C:/x"), module(name=3),
+        "[]", "[", DEEP, '["a"]', '[{"path": "", "name": "0"}]', module(type=3), module(path="../.."),
+        module(path="C:/x"), module(name=3),
     ],
     ST_CONFIG: [
-        "[]", "{", {"prompts": ["a"]}, {"prompts": {"query": 3}}, {"default_prompt_name": "nowhere"},
-        {"similarity_fn_name": 3}, {"model_type": ["a"]}, {"__version__": 3},
-        {"__version__": {"sentence_transformers": "nonsense"}},
+        "[]", {"prompts": ["a"]}, {"prompts": {"query": 3}}, {"default_prompt_name": "nowhere"},
+        {"similarity_fn_name": 3}, {"model_type": ["a"]}, {"__version__": {"sentence_transformers": "nonsense"}},
     ],
-    POOLING: ["[]", "{", {"embedding_dimension": "x"}, {"embedding_dimension": -1}, {"pooling_mode": 3}],
+    POOLING: ["[]", {"embedding_dimension": "x"}, {"embedding_dimension": -1}, {"pooling_mode": 3}],
 }  # fmt: skip
 
 
@@ -170,9 +159,8 @@ def test_what_commands_check_as_well(file, what, damaged):
 def test_through_the_command(file, what, damaged, tmp_path):
     path, texts = damaged(file, what), tmp_path / "texts.txt"
     texts.write_text("a\nb\n")
-    result = CliRunner().invoke(
-        cli.app, ["encode", str(path), str(texts), "--out", str(tmp_path / "out.npy")], env={"COLUMNS": "900"}
-    )
+    typed = ["encode", str(path), str(texts), "--out", str(tmp_path / "out.npy")]
+    result = CliRunner().invoke(cli.app, typed, env={"COLUMNS": "900"})
     assert result.exit_code == 1, result.output
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert re.search(rf"Error: .*{re.escape(Path(file).name)}", result.output), result.output
@@ -186,8 +174,3 @@ def test_a_token_without_an_embedding(damaged):
     assert len(model.encode(["a", "<9>"])) == 2
     with pytest.raises(ValueError, match=r"gives '<99>' the id 4\d\d, and LlamaModel has embeddings for 384 tokens"):
         model.encode(["a", "b<99>"])
-
-
-def test_a_model_as_it_was_saved_loads(damaged):
-    """The bounds are far from it."""
-    assert SentenceTransformer(str(damaged(CONFIG, {})), device="cpu").encode(["a"]).shape == (1, 4)

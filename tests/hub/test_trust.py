@@ -196,27 +196,17 @@ def test_a_file_of_a_former_name_is_not_read(model_of):
     assert ReBAModule.load(str(model)).repetitions == 2
 
 
-def test_what_a_file_may_give(model_of):
+def test_what_a_file_and_what_the_caller_may_give(model_of, tmp_path):
+    """What the caller gives is free, also where a file says something else."""
     model = model_of()
-    given = {"model_kwargs": {"dtype": "bfloat16", "attn_implementation": "eager"}, "max_seq_length": None}
-    change(own(model) / SETTINGS, **given, processor_kwargs={"model_max_length": 9})
+    said = {"model_kwargs": {"dtype": "bfloat16", "attn_implementation": "eager"}, "max_seq_length": None}
+    change(own(model) / SETTINGS, **said, processor_kwargs={"model_max_length": 9})
     module = ReBAModule.load(str(model))
     assert (module.model.dtype, module.max_seq_length) == (torch.bfloat16, 9)
-
-
-def test_what_the_caller_gives_stays_free(model_of, tmp_path):
-    """Also where a file says something else."""
-    model = model_of()
-    change(own(model) / SETTINGS, model_kwargs={"dtype": "bfloat16"})
     change(own(model) / "config.json", attn_implementation="org/kernel")
-    given = {
-        "dtype": "float32",
-        "attn_implementation": "eager",
-        "device_map": {"": "cpu"},
-        "offload_folder": str(tmp_path / "written"),
-        "weights_only": False,
-    }
-    assert SentenceTransformer(str(model), model_kwargs=given)[0].model.dtype == torch.float32
+    given = {"dtype": "float32", "attn_implementation": "eager", "device_map": {"": "cpu"}, "weights_only": False}
+    loaded = SentenceTransformer(str(model), model_kwargs={**given, "offload_folder": str(tmp_path / "written")})
+    assert loaded[0].model.dtype == torch.float32
 
 
 class TestAKernelIsCode:
@@ -271,13 +261,6 @@ class TestAfterPooling:
         change(tmp_path / "config.json", **settings)
         with pytest.raises(ValueError, match=message):
             LayerwiseAutoencoder.load(str(tmp_path))
-
-    @pytest.mark.parametrize("is_safe", [True, False])
-    def test_it_loads_as_it_was(self, is_safe, tmp_path):
-        module = LayerwiseAutoencoder(2, 8, decoders=True).to(torch.bfloat16)
-        module.save(str(tmp_path), safe_serialization=is_safe)
-        loaded = LayerwiseAutoencoder.load(str(tmp_path)).state_dict()
-        assert all(torch.equal(loaded[name], weight.float()) for name, weight in module.state_dict().items())
 
     @pytest.mark.parametrize("value", [3e38, float("nan"), float("-inf")])
     def test_weights_that_no_embedding_survives(self, value, tmp_path):

@@ -75,23 +75,6 @@ def test_what_it_reads_off_transformer(reader, both):
     assert relative_error(read(ours, following, TEXTS), torch.cat(alone)) < 1e-5
 
 
-@pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", ["gemma2_softcap", "bloom"])
-def test_the_layers_are_those_of_transformer(architecture, backbone_path):
-    """The same, in the same order; and no hooks are left that cannot be pickled."""
-    theirs = st_transformer(backbone_path(architecture))
-    ours = CausalTransformer(backbone_path(architecture), **SHOWN).eval()
-    for text in TEXTS:
-        with torch.inference_mode():
-            expected = theirs(theirs.preprocess([text]))["all_layer_embeddings"]
-            found = ours(ours.preprocess([text]))["all_layer_embeddings"]
-        assert len(found) == len(expected) == 4
-        for one, other in zip(found, expected, strict=True):
-            assert relative_error(one, other) < 1e-6
-    model = pipeline(ours)
-    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), model.encode(TEXTS))
-
-
 META_EOL = {"metaeol": (MetaEOLModule, {"templates": ["so {text} is", "{text} means"]})}
 #: Of every recipe that reads hidden states of one layer, and two settings that change how many there are.
 KINDS = {

@@ -54,15 +54,6 @@ def test_what_is_known_of_a_backbone_is_known_of_its_views(kind, roomy_path):
     assert not passes
 
 
-def test_what_a_short_model_is_is_found_when_it_is_made(backbone_path):
-    short = CausalTransformer(CausalTransformer(backbone_path()), output_layer=2)
-    with forward_passes() as passes:
-        assert Values(short)._projections.keys() == {0, 1}
-        assert anatomy_of(ReBAModule(short).model).attention_layers == (0, 1)
-    assert not passes
-    assert RefinedThoughtModule(short)._reuses_cache
-
-
 @pytest.mark.filterwarnings("ignore:.*in its own code")
 @pytest.mark.parametrize(("architecture", "count"), [("llama", 1), ("bloom", 3), long("falcon", 3)])
 def test_a_model_is_run_when_it_is_loaded_and_no_more(architecture, count, backbone_path):
@@ -163,14 +154,6 @@ def without_attention():
     return AutoModel.from_config(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).eval()
 
 
-def slow_but_exact():
-    """BLOOM's slow exact way multiplies with its weights itself."""
-    model = backbones.backbone("bloom")
-    for layer in model.h:
-        layer.self_attention.pretraining_tp, layer.self_attention.slow_but_exact = 2, True
-    return model
-
-
 def beside_the_attention():
     """As in BERT's build: the last matrix within the attention is then that of the values."""
     model = backbones.backbone("llama")
@@ -183,7 +166,6 @@ def beside_the_attention():
     ("make", "message"),
     [
         (without_attention, "MambaModel has no attention whose values could be read. Use a model with"),
-        (slow_but_exact, "output projection of the attention in layer 0 of BloomModel was not found"),
         (beside_the_attention, "output projection of the attention in layer 0 of LlamaModel was not found"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import numpy as np
@@ -65,35 +66,23 @@ def test_lists_that_are_as_long_as_the_model_is_deep(name, eager):
         assert len(model.config.layer_types) == 3
 
 
-def lists_of(kind, depth):
-    """The lengths of the lists that a configuration of so many layers comes to; None if it can have none so deep."""
-    try:
-        config = kind(num_hidden_layers=depth)
-    except Exception:  # whatever its own checks raise
-        return None
-    return {name: len(value) for name, value in vars(config).items() if isinstance(value, list)}
-
-
 @pytest.mark.long
 def test_every_list_of_transformers_that_grows_with_the_depth_is_known():
     """A new architecture's list that is not known would be saved too long for its model."""
     unknown = {}
     for kind in {CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING}:
-        lists = [lists_of(kind, depth) for depth in (7, 11)]
-        if None not in lists:
-            grown = {name for name, length in lists[0].items() if (length, lists[1].get(name)) == (7, 11)}
-            unknown |= dict.fromkeys({name for name in grown if "layer" not in name} - _PER_LAYER, kind.__name__)
+        # Some can have no such depth, whatever their own checks raise.
+        with contextlib.suppress(Exception):
+            shallow, deep = (vars(kind(num_hidden_layers=depth)) for depth in (7, 11))
+            lists = [name for name, value in shallow.items() if isinstance(value, list) and "layer" not in name]
+            grown = {name for name in lists if (len(shallow[name]), len(deep.get(name) or ())) == (7, 11)}
+            unknown |= dict.fromkeys(grown - _PER_LAYER, kind.__name__)
     assert unknown == {}
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [
-        (EchoModule, {}),
-        (ReBAModule, {}),
-        (RefinedThoughtModule, {"iterations": 3}),
-        (CausalTransformer, {"bidirectional_layers": 1}),
-    ],
+    [(ReBAModule, {}), (RefinedThoughtModule, {}), (CausalTransformer, {"bidirectional_layers": 1})],
 )
 def test_every_module_reads_the_layer_as_if_it_were_the_last(kind, settings, shared, tmp_path):
     short = kind(shared(), output_layer=2, **settings)
@@ -115,15 +104,6 @@ def test_the_last_row_alone_is_the_last_of_all_rows(kind, name, shared):
     every = pipeline(kind(shared(name)), "lasttoken").encode(TEXTS)
     assert relative_error(pipeline(last, "lasttoken").encode(TEXTS), every) < 1e-5
     assert last(last.preprocess(TEXTS))["token_embeddings"].shape == (len(TEXTS), 1, 32)
-
-
-def test_gradients_flow_through_the_last_row(backbone_path):
-    gradients = []
-    for rows in ("all", "last"):
-        model = pipeline(CausalTransformer(backbone_path(), rows=rows), "lasttoken").train()
-        model(model.preprocess(TEXTS))["sentence_embedding"].sum().backward()
-        gradients.append(torch.cat([weight.grad.flatten() for weight in model[0].model.parameters()]))
-    assert relative_error(*gradients) < 1e-5
 
 
 def test_hooks_nest_and_end_with_their_block():

@@ -321,6 +321,7 @@ class TestTrust:
             warnings.simplefilter("error")
             assert trusted_fold(KIND) is None
 
+
 def test_on_a_cpu_nothing_is_tried(monkeypatch):
     monkeypatch.setattr(kernels, "trusted_fold", lambda *args: pytest.fail("a kernel was asked for"))
     for keys in (slice(0, 30), torch.tensor([20, 11])):
