@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_reba.lm.attention.weights import diagonal_blocks, split
 from st_reba.text.layout import Layout, repeated_chunks
 from st_reba.text.layouts import frames, room
 from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, normalized
@@ -214,17 +213,3 @@ def test_chunks_are_what_is_cut_by_hand(kind, last_only, batch, length, copies, 
     padding = found.layout.attention_mask == 0
     assert (found.layout.copy_index[padding] == -1).all()
     assert not found.layout.input_ids[padding].any()
-
-
-def test_values_are_split_into_chunks_and_maps_into_their_blocks():
-    """What stands behind the chunks is left out, and what is missing is filled with zeros."""
-    values = torch.arange(10)[None]
-    assert split(values, 1, 2, 3, 2).tolist() == [[[2, 3, 4], [5, 6, 7]]]
-    assert split(values, 1, 2, 5, 2).tolist() == [[[2, 3, 4, 5, 6], [7, 8, 9, 0, 0]]]
-    maps = torch.arange(2 * 3 * 49).view(2, 3, 7, 7)
-    blocks = diagonal_blocks(maps, 1, 4, 2)
-    assert blocks.shape == (2, 2, 3, 4, 4)
-    assert torch.equal(blocks[:, 0], maps[:, :, 1:5, 1:5])
-    assert torch.equal(blocks[:, 1, :, :2, :2], maps[:, :, 5:, 5:])
-    assert not blocks[:, 1, :, 2:].any()
-    assert not blocks[:, 1, :, :, 2:].any()
