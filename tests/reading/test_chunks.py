@@ -80,14 +80,6 @@ def test_rerouting_reads_the_mean_and_the_last_token_of_a_chunk(shared):
     assert model.encode([TEXT], output_value="token_embeddings")[0].shape[0] == 2
 
 
-def test_early_tokens_learn_of_what_follows_and_causal_ones_do_not(shared):
-    other = TEXT[:50] + "and then there was nothing left to say about it."
-    for reader, learns in (("classical", False), ("reba", True), ("rerouting", True), ("prepending", True)):
-        model = pipeline(made(reader, shared()))
-        first, second = (encode_chunks(model, text, spans=[(0, 23)]).vectors[0] for text in (TEXT, other))
-        assert (relative_error(first, second) > 1e-4) is learns, reader
-
-
 @pytest.mark.parametrize(("mode", "reader"), [("mean", "reba"), ("lasttoken", "classical"), ("weightedmean", "reba")])
 def test_the_chunk_of_a_whole_text_is_what_encode_gives(mode, reader, shared):
     module = made(reader, shared())
@@ -118,14 +110,6 @@ def test_special_tokens_belong_to_the_chunks_at_the_ends(shared):
     split = next(i for i, (first, _) in enumerate(token_offsets(model[0], TEXT)) if first >= middle) + 1
     assert relative_error(found.vectors[0], states[:split].mean(0)) < 1e-5
     assert relative_error(found.vectors[1], states[split:].mean(0)) < 1e-5
-
-
-def test_a_module_that_hands_on_the_last_token_alone(shared):
-    model = pipeline(ReBAModule(shared(), rows="last"), "lasttoken")
-    every = pipeline(ReBAModule(shared()), "lasttoken")
-    found, expected = (encode_chunks(each, TEXT, spans=SPANS).vectors for each in (model, every))
-    assert relative_error(found, expected) < 1e-6
-    assert model[0].rows == "last"
 
 
 def test_weights_of_tokens_count_within_a_chunk(shared):
@@ -180,8 +164,6 @@ class TestLongTexts:
     def test_each_chunk_is_read_in_a_window(self, backbone_path):
         model = pipeline(CausalTransformer(backbone_path(), max_seq_length=40))
         found = encode_chunks(model, self.LONG, chunk_tokens=8)
-        whole = pipeline(CausalTransformer(backbone_path("gpt_neox"), max_seq_length=None))
-        assert whole.max_seq_length is None or whole.max_seq_length < len(model[0].token_ids([self.LONG])[0])
         assert found.spans[-1][1] == len(self.LONG)
         assert "".join(self.LONG[slice(*span)] for span in found.spans) == self.LONG
         # By hand: the first window that holds the chunk whole, of half the last one's tokens.
@@ -193,11 +175,8 @@ class TestLongTexts:
             window = (own[start][0], own[start + length - 1][1])
             part = self.LONG[slice(*window)]
             tokens = model.encode(part, output_value="token_embeddings").numpy()
-            mine = [
-                i
-                for i, (a, b) in enumerate(token_offsets(model[0], part))
-                if a < span[1] - window[0] and b > span[0] - window[0]
-            ]
+            first, last = (place - window[0] for place in span)
+            mine = [i for i, (a, b) in enumerate(token_offsets(model[0], part)) if a < last and b > first]
             assert relative_error(vector, tokens[mine].mean(0)) < 1e-5
 
     def test_a_text_that_just_fits_is_read_whole(self, backbone_path):
