@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pickle
 
-import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer, losses  # type: ignore[attr-defined]
+from sentence_transformers import losses  # type: ignore[attr-defined]
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
@@ -198,12 +197,3 @@ def test_a_loss_over_layers(backbone_path):
         found.append((value.detach(), module.model.layers[0].mlp.up_proj.weight.grad))
     assert relative_error(found[1][0], found[0][0]) < 1e-5
     assert relative_error(found[1][1], found[0][1]) < 1e-4
-
-
-def test_it_survives_saving(backbone_path, tmp_path):
-    first = EchoModule(backbone_path(), **SHOWN)
-    model = SentenceTransformer(modules=[first, weighted_layers(), Pooling(32, "mean")], device="cpu")
-    model.save_pretrained(str(tmp_path))
-    vectors = model.encode(TEXTS)
-    assert np.array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), vectors)
-    assert relative_error(vectors, pipeline(EchoModule(backbone_path())).encode(TEXTS)) > 0.01

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import logging
 import weakref
 
 import pytest
@@ -13,9 +12,8 @@ from torch import nn
 from transformers import AutoModel, ByT5Tokenizer, FalconH1Config, Llama4TextConfig, MambaConfig, Qwen3NextConfig
 
 from st_reba import CausalTransformer, ContrastivePromptingModule, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba import ValueAggregationModule as Values
 from st_reba.lm import backbone
-from st_reba.lm.anatomy import anatomy_of, embedding_scale, output_projections, reuses_cache, set_attention
+from st_reba.lm.anatomy import anatomy_of, embedding_scale, output_projections, reuses_cache
 from st_reba.lm.fingerprint import fingerprint as of_model
 from st_reba.lm.fingerprint import fingerprint_of_weight
 from st_reba.modules.lm_head import head_blocks
@@ -174,16 +172,6 @@ def test_where_no_projection_is_found(make, message):
         output_projections(make())
 
 
-def test_what_is_put_in_a_projections_place_is_tapped(backbone_path):
-    module = Values(backbone_path(), template="{text}")
-    before = pipeline(module).encode("a cat")
-    nn.init.zeros_(module.model.layers[1].self_attn.o_proj.weight)
-    after = pipeline(module).encode("a cat")
-    module.model.layers[1].self_attn.o_proj = nn.Linear(32, 32)
-    assert relative_error(after, before) > 0.01
-    assert relative_error(pipeline(module).encode("a cat"), after) > 0.01
-
-
 @pytest.mark.filterwarnings("ignore:The cache of Llama4TextModel cannot be reused")
 def test_masks_in_chunks_are_not_ours_to_make(tmp_path, token_ids):
     """Tokens of Llama 4 see no further back than their chunk begins."""
@@ -212,17 +200,6 @@ def test_long_range_rotary_embeddings_do_not_make_a_batch_matter(tmp_path):
     assert module.max_seq_length == 16
     model = pipeline(module)
     assert relative_error(model.encode(["a cat", "word " * 90])[0], model.encode("a cat")) < 1e-5
-
-
-def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards(caplog, monkeypatch):
-    logger = logging.getLogger("transformers.modeling_utils")
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = backbones.backbone("llama")
-    model.set_attn_implementation = lambda name: logger.warning("set to %s", name)
-    set_attention(model, "sdpa")
-    assert not caplog.messages
-    logger.warning("by the model")
-    assert set(caplog.messages) == {"by the model"}
 
 
 def fingerprint(module) -> str:

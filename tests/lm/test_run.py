@@ -172,14 +172,6 @@ def test_each_ending_is_as_if_it_stood_alone(architecture, shared):
             assert relative_error(texts[rest.copy_index == 0], words) < TOLERANCE
 
 
-def test_a_text_without_tokens_has_endings_that_stand_alone(llama):
-    body, [ending, other] = llama.lay_out(["", "a text"]), llama.token_ids(ENDINGS[:2])
-    with torch.no_grad():
-        _, ends = behind_one_body(llama.model, body, [ending, other])
-        alone = run(llama.model, Layout(*(torch.tensor([ending]) for _ in range(3))))[0, -1]
-    assert relative_error(ends[0, 0], alone) < TOLERANCE
-
-
 def test_endings_that_begin_alike_share_what_they_begin_with(llama):
     body, lengths = llama.lay_out(TEXTS), []
     llama.model.register_forward_pre_hook(

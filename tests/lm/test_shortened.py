@@ -14,7 +14,7 @@ from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from st_reba import CausalTransformer, EchoModule, LayerStates, MetaEOLModule, ReBAModule, RefinedThoughtModule
+from st_reba import CausalTransformer, EchoModule, LayerStates, MetaEOLModule, ReBAModule
 from st_reba.lm.anatomy import layer_paths, shortened
 from st_reba.lm.backbone import _PER_LAYER
 from st_reba.lm.run import Hook, hooked
@@ -78,17 +78,6 @@ def test_every_list_of_transformers_that_grows_with_the_depth_is_known():
             grown = {name for name in lists if (len(shallow[name]), len(deep.get(name) or ())) == (7, 11)}
             unknown |= dict.fromkeys(grown - _PER_LAYER, kind.__name__)
     assert unknown == {}
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [(ReBAModule, {}), (RefinedThoughtModule, {}), (CausalTransformer, {"bidirectional_layers": 1})],
-)
-def test_every_module_reads_the_layer_as_if_it_were_the_last(kind, settings, shared, tmp_path):
-    short = kind(shared(), output_layer=2, **settings)
-    CausalTransformer(shared(), output_layer=2).save(str(tmp_path))
-    expected = pipeline(kind(str(tmp_path), **settings), "lasttoken").encode(TEXTS)
-    assert relative_error(pipeline(short, "lasttoken").encode(TEXTS), expected) < 1e-6
 
 
 @pytest.mark.parametrize("layer", [0, 4, -4, True, 1.0, "2"])

@@ -177,10 +177,6 @@ def test_dropout_is_dropout(rerouted):
     expected = naive(*(tensor[:1] for tensor in tensors), prefix=prefix)[0][0]
     assert outputs.std(dim=0).max() > 0.1
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
-    if rerouted:
-        # The first token sees itself and the prefix, which is dropped as often as anything else.
-        kept = torch.nn.functional.cosine_similarity(outputs[:, 0, 0], tensors[2][0, 0, 0][None], dim=-1).gt(0.9999)
-        assert 0.1 < kept.float().mean() < 0.4
 
 
 def test_a_key_is_rerouted_in_its_layers_and_in_its_block_alone():

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
-from st_reba.lm.attention import kernels, observers, weights
+from st_reba.lm.attention import kernels, weights
 from st_reba.lm.attention.observers import RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights
 
@@ -163,9 +163,7 @@ LAST, BLOCK = torch.tensor([11, 5, 19]), slice(3, 35)
     ("keys", "block", "given", "most"),
     [
         (LAST, 128, {}, 7),
-        (BLOCK, 128, {}, 6),
         (BLOCK, 16, {}, 2 * 6),
-        (BLOCK, 128, {"softcap": 2.0, "bias": torch.randn(1, 1, LENGTH, LENGTH)}, 11),
         (BLOCK, 128, {"softcap": 2.0, "bias": torch.randn(1, HEADS, LENGTH, LENGTH)}, 11),
     ],
 )
@@ -174,15 +172,6 @@ def test_launches_of_a_layer_are_few(dtype, keys, block, given, most, monkeypatc
     monkeypatch.setattr(weights, "_KEY_BLOCK", block)
     names = launched(RunningMaximum(keys, slice(3, LENGTH)), dtype, monkeypatch, **given)
     assert len(names) <= most, names
-
-
-def test_a_fused_kernel_is_launched_alone(monkeypatch):
-    """For the last token, its key is gathered before."""
-    runs = []
-    monkeypatch.setattr(observers, "fold_kernel", lambda *args: lambda *args: runs.append(args))
-    for keys, expected in ((BLOCK, []), (LAST, ["gather"])):
-        assert launched(RunningMaximum(keys, slice(3, LENGTH)), torch.bfloat16, monkeypatch) == expected
-    assert len(runs) == 4
 
 
 @pytest.mark.parametrize(

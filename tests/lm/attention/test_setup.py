@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModel
 
-from st_reba import EchoModule, ReBAModule
+from st_reba import ReBAModule
 from st_reba.lm.anatomy import anatomy_of
 from st_reba.lm.attention import function, setup
 
@@ -120,26 +120,9 @@ def test_hybrid_models_use_the_layers_that_have_attention(tmp_path):
         ReBAModule(path, layers=[0])
 
 
-def test_echo_runs_without_attention(tmp_path):
-    model = build("MambaConfig", vocab_size=384, hidden_size=32, num_hidden_layers=2, **IDS)
-    vectors = pipeline(EchoModule(save(model, tmp_path))).encode(TEXTS)
-    assert torch.tensor(vectors).isfinite().all()
-
-
 def test_micro_batches_stay_within_the_budget(monkeypatch):
     model = AutoModel.from_config(config("bloom"))
     one = 3 * 4 * 10 * 10 * 4
     for budget, size in ((5 * one, 5), (2 * one + 1, 2), (1, 1)):
         monkeypatch.setattr(setup, "MAP_BUDGET", budget)
         assert setup.micro_batch(model, 10) == size
-
-
-@pytest.mark.filterwarnings("ignore:.*in its own code")
-def test_a_backbone_that_hands_out_its_maps_gets_what_forward_was_given(shared, monkeypatch):
-    module = ReBAModule(shared("bloom"))
-    seen = []
-    forward = module.model.forward
-    monkeypatch.setattr(module.model, "forward", lambda **kwargs: seen.append(kwargs) or forward(**kwargs))
-    module(module.preprocess(TEXTS), use_cache=False, output_attentions=False)
-    assert all(kwargs["use_cache"] is False and kwargs["output_attentions"] for kwargs in seen)
-    assert seen

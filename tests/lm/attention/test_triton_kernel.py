@@ -12,14 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from st_reba import ReBAModule
 from st_reba.lm.attention import kernels, weights
 from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold
 from st_reba.lm.attention.observers import RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
-
-from ... import oracles
-from ...conftest import long, pipeline, relative_error
 
 CPU = torch.device("cpu")
 TRITON_KERNEL = "st_reba.lm.attention.triton_kernel"
@@ -177,38 +173,23 @@ def test_a_query_that_sees_nothing_has_no_weights(kernel):
     assert not found[:, :, torch.arange(40) != 20].isnan().any()
 
 
-class TestInTheObserver:
-    @pytest.mark.parametrize("architecture", ["gemma2_softcap", long("llama"), long("mistral_window")])
-    def test_reba_equals_the_papers_algorithm(self, architecture, used, shared, eager, token_ids):
-        """In a batch with padding. Gemma 2 has grouped queries, soft caps and windows."""
-        texts = ["The cat sat.", "我爱"]
-        words, last = (ReBAModule(shared(architecture), rows=rows) for rows in ("all", "last"))
-        found = pipeline(words).encode(texts, output_value="token_embeddings")
-        found_last = pipeline(last, "lasttoken").encode(texts)
-        # Each of three layers, for words and for the last token.
-        assert len(used) == 6
-        for text, value, vector in zip(texts, found, found_last, strict=True):
-            expected = oracles.algorithm_2(eager(architecture), token_ids(text), 2)
-            assert relative_error(value, expected) < 1e-5
-            assert relative_error(vector, expected[-1]) < 1e-5
-
-    def test_layers_that_it_cannot_take_are_taken_otherwise(self, used):
-        """In float64, with maps or with gradients: in one model beside those that it takes."""
-        source = layer()
-        assert fold_kernel(replace(source, backward=source)) is None
-        assert fold_kernel(replace(source, query=source.query.double(), key=source.key.double())) is None
-        stored = StoredWeights(0, written_out(source).exp().float())
-        for keys in (slice(0, 30), torch.tensor([20, 11])):
-            observer, gradients = RunningMaximum(keys, slice(0, 30)), RunningMaximum(keys, slice(0, 30))
-            gradients.observe(source)
-            with torch.no_grad():
-                for each in (source, stored, source):
-                    observer.observe(each)
-            expected = written_out(source).amax(dim=1)[:, :30].mT
-            expected = expected[:, :30] if isinstance(keys, slice) else expected[torch.arange(2), keys, None]
-            seen = expected > -math.inf
-            torch.testing.assert_close(observer.result()[seen].double(), expected[seen], rtol=0, atol=1e-5)
-        assert len(used) == 4
+def test_layers_that_it_cannot_take_are_taken_otherwise(used):
+    """In float64, with maps or with gradients: in one model beside those that it takes."""
+    source = layer()
+    assert fold_kernel(replace(source, backward=source)) is None
+    assert fold_kernel(replace(source, query=source.query.double(), key=source.key.double())) is None
+    stored = StoredWeights(0, written_out(source).exp().float())
+    for keys in (slice(0, 30), torch.tensor([20, 11])):
+        observer, gradients = RunningMaximum(keys, slice(0, 30)), RunningMaximum(keys, slice(0, 30))
+        gradients.observe(source)
+        with torch.no_grad():
+            for each in (source, stored, source):
+                observer.observe(each)
+        expected = written_out(source).amax(dim=1)[:, :30].mT
+        expected = expected[:, :30] if isinstance(keys, slice) else expected[torch.arange(2), keys, None]
+        seen = expected > -math.inf
+        torch.testing.assert_close(observer.result()[seen].double(), expected[seen], rtol=0, atol=1e-5)
+    assert len(used) == 4
 
 
 @pytest.mark.long
