@@ -27,7 +27,7 @@ from st_reba import (
 )
 from st_reba.text.templates import PRESETS, normalized
 
-from ..backbones import FEW, TEXTS
+from ..backbones import TEXTS
 from ..conftest import PROMPTS, pipeline, relative_error
 
 #: Modules that read a text once.
@@ -139,21 +139,6 @@ def test_a_prompt_is_read_at_its_end(shared):
         assert module.template == TEMPLATES[template]
         # PromptReps asks for a word that is to be found as it is written.
         assert reading(module) == ("all", "last", not template.startswith("promptreps"), layer, norm)
-
-
-@pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", FEW)
-@pytest.mark.parametrize("template", ["prompteol", "knowledge-zh"])
-def test_oracle(architecture, template, shared, eager, token_ids):
-    """The last token of the prompt, of transformers' own hidden states: the last entry, or the last but one."""
-    vectors = pipeline(CausalTransformer(shared(architecture), template=template), "lasttoken").encode(TEXTS)
-    for text, vector in zip(TEXTS, vectors, strict=True):
-        before, after = (token_ids(part) for part in TEMPLATES[template].split("{text}"))
-        ids = torch.tensor([[*before, *token_ids(normalized(text)), *after]])
-        with torch.inference_mode():
-            states = eager(architecture)(input_ids=ids, output_hidden_states=True).hidden_states
-        expected = states[-2 if template == "knowledge-zh" else -1][0, -1]
-        assert relative_error(vector, expected) < 1e-5, text
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
