@@ -59,10 +59,8 @@ def roomy(roomy_path):
 def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     module = module_class(roomy)
     text = written(pipeline(module), tmp_path)
-    rows = [
-        f"| module | `st_reba.modules.{module_class.__name__}` |",
-        f"| dimensions | {module.get_embedding_dimension()}",
-    ]
+    dimension = module.get_embedding_dimension()
+    rows = [f"| module | `st_reba.modules.{module_class.__name__}` |", f"| dimensions | {dimension} |"]
     for expected in (module.method, module.equation, module.cost, module.citation, *rows, "pip install st-reba"):
         assert expected in text, expected
     assert ("gives word embeddings" in text) == (not module.no_chunks)
