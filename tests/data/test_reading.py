@@ -234,7 +234,6 @@ def test_one_table_in_many_files(content, tmp_path):
         ("Sentence1", " sentence 2", "Similarity-Score"),
         ("text1", "text2", "label"),
         ("sentence_A", "sentence_B", "relatedness_score"),
-        ("premise", "hypothesis", "score"),
         ("question1", "question2", "is_duplicate"),
     ],
 )
@@ -414,29 +413,17 @@ class TestRetrieval:
             read_retrieval(*self.sources(tmp_path, **changes))
 
 
-class TestThePackagesOwn:
+@pytest.mark.parametrize(("language", "count"), [("en", 40), ("zh", 20)])
+def test_the_packages_own_are_what_the_pages_say(language, count):
     """Pairs, questions and a small retrieval set, in two languages."""
-
-    def check(self, texts, language, words, characters):
-        """That the texts are of a language, and of a length: words of an English one, characters of a Chinese one."""
-        low, high = characters if language == "zh" else words
+    pairs, found = read_pairs(demo_pairs(language)), read_data(demo_retrieval(language))
+    for texts in (pairs.texts(), [*found.documents.values()], [*found.queries.values()]):
         assert len(set(texts)) == len(texts)
-        for text in texts:
-            assert low <= (len(text) if language == "zh" else len(text.split())) <= high, text
-            assert (re.search("[\u4e00-\u9fff]", text) is not None) == (language == "zh"), text
-
-    @pytest.mark.parametrize(("language", "count"), [("en", 40), ("zh", 20)])
-    def test_is_what_the_pages_say(self, language, count):
-        pairs = read_pairs(demo_pairs(language))
-        self.check(pairs.texts(), language, (5, 15), (5, 25))
-        assert len(pairs) == 200
-        # Spread over the whole scale, also in a few of them.
-        assert set(pairs.scores) == {half / 2 for half in range(11)}
-        assert all(len(set(map(round, pairs.scores[start : start + 40]))) == 6 for start in range(0, 200, 40))
-        found = read_data(demo_retrieval(language))
-        assert (len(found.documents), len(found.queries)) == (300, 60)
-        self.check([*found.documents.values()], language, (20, 90), (30, 160))
-        self.check([*found.queries.values()], language, (3, 15), (5, 20))
-        answers = [question.answer for question in OddOneOutEvaluator.from_csv(demo_questions(language)).questions]
-        assert [answers.count(answer) for answer in range(4)] == [count // 4] * 4
-        assert len(demo_sentences(language)) == 4 * count
+        assert all((re.search("[\u4e00-\u9fff]", text) is not None) == (language == "zh") for text in texts)
+    assert (len(pairs), len(found.documents), len(found.queries)) == (200, 300, 60)
+    # Spread over the whole scale, also in a few of them.
+    assert set(pairs.scores) == {half / 2 for half in range(11)}
+    assert all(len(set(map(round, pairs.scores[start : start + 40]))) == 6 for start in range(0, 200, 40))
+    answers = [question.answer for question in OddOneOutEvaluator.from_csv(demo_questions(language)).questions]
+    assert [answers.count(answer) for answer in range(4)] == [count // 4] * 4
+    assert len(demo_sentences(language)) == 4 * count

@@ -120,11 +120,8 @@ def test_ways_to_load(way, recipe, backbone_path, tmp_path):
 
 
 @every_recipe
-def test_weights_in_several_files_and_a_static_cache_in_the_configuration(recipe, eager, tmp_path):
-    eager().save_pretrained(tmp_path, max_shard_size="30KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
-    backbones.tokenizer().save_pretrained(tmp_path)
-    model = make(recipe, str(tmp_path), config_kwargs={"cache_implementation": "static", "use_cache": True})
+def test_a_static_cache_in_the_configuration(recipe, backbone_path):
+    model = make(recipe, backbone_path(), config_kwargs={"cache_implementation": "static", "use_cache": True})
     assert relative_error(words(model), expected(recipe, model[0])) < EXACT
 
 

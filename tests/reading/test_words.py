@@ -221,12 +221,13 @@ def test_special_tokens_belong_to_the_chunks_at_the_ends(shared):
     assert relative_error(found.vectors[1], states[split:].mean(0)) < 1e-5
 
 
-def test_weights_of_tokens_count_within_a_chunk(shared):
+def test_weights_of_tokens_count_within_a_chunk_and_settings_of_encode_are_kept(shared):
     module = shared()
-    model = pipeline(module)
-    weighted = SentenceTransformer(modules=[module, IdfWeights.fit(module, TEXTS), model[1]], device="cpu")
-    [vector] = encode_chunks(weighted, TEXT, spans=[(0, len(TEXT))]).vectors
-    assert relative_error(vector, weighted.encode(TEXT)) < 1e-5
+    weighted = SentenceTransformer(modules=[module, IdfWeights.fit(module, TEXTS), pipeline(module)[1]], device="cpu")
+    kept = {"truncate_dim": 5, "normalize_embeddings": True}
+    [vector] = encode_chunks(weighted, TEXT, spans=[(0, len(TEXT))], **kept).vectors
+    assert relative_error(vector, weighted.encode(TEXT, **kept)) < 1e-5
+    assert encode_chunks(weighted, "", chunk_tokens=4, truncate_dim=5).vectors.shape == (0, 5)
 
 
 @given(
@@ -343,14 +344,6 @@ def test_recipes_without_vectors_of_tokens_are_refused(kind, arguments, message,
     model = pipeline(Transformer(encoder_paths()[0]) if arguments is None else kind(shared(), **arguments))
     with pytest.raises(ValueError, match=message):
         encode_chunks(model, "abc", chunk_tokens=2)
-
-
-def test_settings_of_encode(shared):
-    model = pipeline(CausalTransformer(shared()))
-    kept = encode_chunks(model, TEXT, spans=[(0, len(TEXT))], truncate_dim=5, normalize_embeddings=True)
-    expected = model.encode(TEXT, truncate_dim=5, normalize_embeddings=True)
-    assert relative_error(kept.vectors[0], expected) < 1e-5
-    assert encode_chunks(model, "", chunk_tokens=4, truncate_dim=5).vectors.shape == (0, 5)
 
 
 def test_on_an_accelerator(backbone_path):

@@ -301,12 +301,3 @@ class TestTrust:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert trusted_fold(KIND) is None
-
-
-def test_on_a_cpu_nothing_is_tried(monkeypatch):
-    monkeypatch.setattr(kernels, "trusted_fold", lambda *args: pytest.fail("a kernel was asked for"))
-    for keys in (slice(0, 30), torch.tensor([20, 11])):
-        observer = RunningMaximum(keys, slice(0, 30))
-        with torch.no_grad():
-            observer.observe(layer(heads=2, groups=1))
-        assert observer.result().isfinite().any()
