@@ -3,8 +3,6 @@ several endings behind one text are what each alone is."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -46,11 +44,6 @@ class TestChanges:
         changed = pass_of(model, changes=[doubled(model, 0)])
         assert not torch.allclose(changed, before)
         assert torch.equal(pass_of(model), before)
-
-    def test_act_one_after_the_other(self, model):
-        fourfold = PassChange(hooks={model.layers[0]: Hook(after=lambda states: 4 * states)})
-        twice = pass_of(model, changes=[doubled(model, 0), doubled(model, 0)])
-        assert torch.equal(twice, pass_of(model, changes=[fourfold]))
 
     def test_are_undone_after_an_error(self, model):
         def fail(states):
@@ -124,15 +117,6 @@ def test_a_pass_keeps_what_is_around_it():
     assert current() == Pass()
 
 
-def test_passes_of_two_threads_do_not_meet():
-    seen = []
-    with watching(object()):
-        thread = threading.Thread(target=lambda: seen.append(current()))
-        thread.start()
-        thread.join()
-    assert seen == [Pass()]
-
-
 TOLERANCE = 1e-5
 #: Some begin alike, and one is what another begins with.
 ENDINGS = [
@@ -186,14 +170,6 @@ def test_each_ending_is_as_if_it_stood_alone(architecture, shared):
             assert relative_error(ends, expected) < TOLERANCE
             # And the texts are what they are without endings.
             assert relative_error(texts[rest.copy_index == 0], words) < TOLERANCE
-
-
-def test_a_text_without_tokens_has_endings_that_stand_alone(llama):
-    body, [ending, other] = llama.lay_out(["", "a text"]), llama.token_ids(ENDINGS[:2])
-    with torch.no_grad():
-        _, ends = behind_one_body(llama.model, body, [ending, other])
-        alone = run(llama.model, Layout(*(torch.tensor([ending]) for _ in range(3))))[0, -1]
-    assert relative_error(ends[0, 0], alone) < TOLERANCE
 
 
 def test_endings_that_begin_alike_share_what_they_begin_with(llama):

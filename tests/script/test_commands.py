@@ -20,7 +20,7 @@ from st_reba import BidirectionalLastLayer, LayerwiseAutoencoder, ReBAModule, Tw
 from st_reba_cli import app
 
 from ..conftest import pipeline
-from ..hub import RunningHub, Storage, User
+from ..hub.server import RunningHub
 from .installed import Done, Script
 
 TEXTS = [
@@ -169,7 +169,7 @@ def test_serve_and_verify(desk):
 
 def test_push(desk):
     """To a Hub on this machine, whose address the client reads where it is imported."""
-    hub = RunningHub(Storage({"hf_owner": User("somebody", ("org",))}))
+    hub = RunningHub({"hf_owner": ("somebody", "org")})
     hub.start()
     env = {
         "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(Path("home").absolute()), "HF_HUB_OFFLINE": "0",
@@ -181,7 +181,7 @@ def test_push(desk):
         hub.stop()
     assert done.code == 0, done.output
     assert f'{LOAD}("org/name")' in done.lines
-    assert "modules.json" in hub.storage.repositories["org/name"].files("main")
+    assert "modules.json" in hub.repositories["org/name"].files("main")
 
 
 def test_every_command_has_a_case(script, tmp_path):
