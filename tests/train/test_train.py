@@ -9,7 +9,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 
-from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, ReBAModule
+from st_reba import EchoModule, ReBAModule
 
 from .. import oracles
 from ..backbones import TEXTS
@@ -19,14 +19,10 @@ from ..conftest import pipeline, relative_error
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
-        ("llama", {}),
-        ("gemma2_softcap", {"rows": "last"}),
-        ("mistral_window", {"normalize_weights": True}),
-        ("bloom", {}),
-        ("llama", {"chunk_length": 8}),
-        ("mistral_window", {"chunk_length": 8}),
+        ("llama", {}), ("gemma2_softcap", {"rows": "last"}), ("mistral_window", {"normalize_weights": True}),
+        ("bloom", {}), ("mistral_window", {"chunk_length": 8}),
     ],
-)
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_gradients_are_those_of_the_paper(architecture, settings, backbone_path, eager, token_ids, monkeypatch):
     """Through the states and through the weights, of each pass: against autograd on the stored maps."""
@@ -55,28 +51,13 @@ def test_gradients_are_those_of_the_paper(architecture, settings, backbone_path,
     reference.zero_grad()
 
 
-@pytest.mark.parametrize("module_class", [CausalTransformer, EchoModule, ReBAModule])
-def test_inference_keeps_nothing(module_class, backbone_path):
-    model = pipeline(module_class(backbone_path()))
-    assert not any(item["sentence_embedding"].requires_grad for item in model.encode(TEXTS, output_value=None))
-    assert not any(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("module_class", [BidirectionalLastLayer, EchoModule, ReBAModule])
-def test_gradients_pass_through_bidirectional_layers(module_class, backbone_path):
-    model = pipeline(module_class(backbone_path(), bidirectional_layers=2))
-    model(model.preprocess(TEXTS))["sentence_embedding"].square().sum().backward()
-    for name, parameter in model[0].model.named_parameters():
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.norm() > 0, name
-
-
 @pytest.mark.parametrize(
     ("loss_class", "module_class"),
     [(MultipleNegativesRankingLoss, EchoModule), (CachedMultipleNegativesRankingLoss, ReBAModule)],
 )
 def test_sts_trainer(loss_class, module_class, backbone_path, tmp_path):
-    model = pipeline(module_class(backbone_path()))
+    """Gradients pass through bidirectional layers, too."""
+    model = pipeline(module_class(backbone_path(), bidirectional_layers=2))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     rows = {"anchor": TEXTS * 2, "positive": [*TEXTS[1:], TEXTS[0]] * 2}
     arguments = SentenceTransformerTrainingArguments(
@@ -87,8 +68,7 @@ def test_sts_trainer(loss_class, module_class, backbone_path, tmp_path):
         model=model, args=arguments, train_dataset=Dataset.from_dict(rows), loss=loss_class(model)
     )
     trainer.train()
-    changed = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
-    assert len(changed) > len(before) / 2
+    assert [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])] == []
     model.save_pretrained(str(tmp_path / "trained"))
     assert "## Training Details" in (tmp_path / "trained" / "README.md").read_text()
 
