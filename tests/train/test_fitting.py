@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
-from st_reba import BidirectionalLastLayer
+from st_reba import BidirectionalLastLayer, EchoModule, ReBAModule
 from st_reba.train import DivergedError, RunSettings, finish, fitting
 from st_reba.train.fitting import data_digest
 
@@ -253,6 +257,33 @@ class TestCheckpoints:
             (scratch / "config.json").write_text(json.dumps({}))
         with pytest.raises(ValueError, match="model exists and is not an empty directory: choose another output"):
             fit(plain(), stopped)
+
+
+@pytest.mark.parametrize(
+    ("loss_class", "module_class"),
+    [(MultipleNegativesRankingLoss, EchoModule), (CachedMultipleNegativesRankingLoss, ReBAModule)],
+)
+def test_sts_trainer(loss_class, module_class, backbone_path, tmp_path):
+    """Gradients pass through bidirectional layers, too."""
+    model = pipeline(module_class(backbone_path(), bidirectional_layers=2))
+    before = weights(model)
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], save_strategy="no",
+        learning_rate=1e-3, use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=ROWS, loss=loss_class(model))
+    trainer.train()
+    assert not any(torch.equal(weight, before[name]) for name, weight in weights(model).items())
+    model.save_pretrained(str(tmp_path / "trained"))
+    assert "## Training Details" in (tmp_path / "trained" / "README.md").read_text()
+
+
+def test_gradient_checkpointing_is_refused(backbone_path):
+    model = pipeline(ReBAModule(backbone_path())).train()
+    model[0].model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="Gradient checkpointing .* Turn it off to train through ReBAModule"):
+        model(model.preprocess(TEXTS))
+    assert model.encode(TEXTS).any()
 
 
 class TestTheHub:

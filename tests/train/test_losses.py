@@ -281,18 +281,6 @@ class TestJTCSE:
         assert list(found) == [left]
         assert torch.allclose(found[left], 2 * full[left])
 
-    def test_the_cross_stream_runs_only_where_it_is_looked_at(self, model, monkeypatch):
-        from st_reba.modules import twin_tower
-
-        ran, run = [], twin_tower.cross_stream
-        monkeypatch.setattr(twin_tower, "cross_stream", lambda *a: ran.append(True) or run(*a))
-        features = [model.preprocess(TEXTS)]
-        JTCSELoss(model, interaction_weight=0)(features)
-        model.encode(TEXTS)
-        assert not ran
-        JTCSELoss(model)(features)
-        assert len(ran) == 2
-
     def test_tncse_has_no_cross_stream(self, model, encoder_paths):
         plain = pipeline(TwinTower(*encoder_paths(), cross_every=0), "cls").eval()
         found, other = (JTCSELoss(one)([model.preprocess(TEXTS)]) for one in (plain, model.eval()))
