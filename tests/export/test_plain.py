@@ -3,16 +3,14 @@ from __future__ import annotations
 import json
 from itertools import cycle
 
-import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import processors
 
-from st_reba import CausalTransformer, Centering, EchoModule, KVReroutingModule, ReBAModule
+from st_reba import CausalTransformer, Centering, EchoModule, ReBAModule
 from st_reba.export import save_plain
 
-from .. import processes
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 
@@ -64,27 +62,6 @@ def test_the_mean_of_every_token_and_prompts(backbone_path, tmp_path):
     check(last(CausalTransformer(backbone_path()), **QUERY), tmp_path / "prompts", prompt_name="query")
 
 
-def test_needs_nothing_of_ours(backbone_path, tmp_path):
-    model = last(RECIPES["prompteol"](backbone_path()))
-    save_plain(model, tmp_path / "plain")
-    np.save(tmp_path / "expected.npy", model.encode(LONG))
-    (tmp_path / "texts.json").write_text(json.dumps(LONG))
-    code = f"""
-import json, sys
-sys.modules["st_reba"] = None
-import numpy as np
-from sentence_transformers import SentenceTransformer
-texts = json.load(open({str(tmp_path / "texts.json")!r}))
-vectors = SentenceTransformer({str(tmp_path / "plain")!r}, device="cpu").encode(texts)
-assert np.abs(vectors - np.load({str(tmp_path / "expected.npy")!r})).max() < 1e-5
-print("the same")
-"""
-    script = tmp_path / "load.py"
-    script.write_text(code)
-    done = processes.run(script, out=tmp_path / "out.log")
-    assert "the same" in done.stdout, done.stdout
-
-
 def test_what_engines_read(backbone_path, tmp_path):
     save_plain(last(RECIPES["early-exit"](backbone_path())), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -105,7 +82,6 @@ def filtered(path) -> SentenceTransformer:
     ("made", "message"),
     [
         (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass read as it is"),
-        (lambda path: last(KVReroutingModule(path(), hybrid=False)), "KVReroutingModule does more than one causal"),
         (lambda path: last(CausalTransformer(path(), bidirectional_layers=1)), "runs the language model unchanged"),
         (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
         (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
@@ -117,10 +93,7 @@ def filtered(path) -> SentenceTransformer:
             r"normalize_text=True: .* with pieces \(--pieces\)",
         ),
         (filtered, "stand Pooling, Normalize, Centering: an engine runs"),
-        (
-            lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY),
-            'The prompt "query" is the default',
-        ),
+        (lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY), '"query" is the default'),
         (lambda path: last(EchoModule(path()), **QUERY), r"The model has the prompts \['query'\]"),
     ],
 )
