@@ -27,6 +27,7 @@ from st_reba import (
 )
 from st_reba.lm import anatomy
 from st_reba.modules.changes import Prepend
+from st_reba.modules.refined_thought import _Thought
 from st_reba.text.tokens import special_tokens
 
 from .. import backbones, oracles
@@ -201,6 +202,14 @@ class TestRefinedThought:
             # Rounding grows with every pass, and the batches differ.
             assert relative_error(found, steps[count - 1][text]) < 10 * TOLERANCE
             assert passes(tolerance, [TEXTS[text]])[0] == [count]
+
+    def test_a_settled_text_stays_so(self):
+        """Beside one that moves on, a further pass neither changes it nor wakes it."""
+        thought = _Thought(torch.tensor([[1.0, 0], [1, 0]]), tolerance=0.5)
+        for states in ([[1.0, 0], [0, 1]], [[-1.0, 0], [1, 0]], [[0.0, 1], [0, 1]]):
+            thought.refine(torch.tensor(states))
+        assert thought.passes.tolist() == [2, 4]
+        assert thought.embedding.tolist() == [[1, 0], [0, 1]]
 
     @pytest.mark.parametrize("cached", [True, False])
     def test_what_every_pass_can_take_reaches_every_pass(self, cached, shared, monkeypatch):
