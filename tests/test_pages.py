@@ -29,7 +29,7 @@ from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_set
 
 from . import backbones
 from .conftest import PROMPTS, pipeline
-from .hub import RunningHub, Storage, User
+from .hub.server import RunningHub
 from .script.installed import Running, Script
 
 ROOT = Path(__file__).parents[1]
@@ -169,7 +169,7 @@ def desk(tmp_path, monkeypatch, quick) -> Path:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[dict[str, str]]:
     """A Hub on this machine: the environment in which the command finds it."""
-    running = RunningHub(Storage({"hf_owner": User("somebody", ("org",))}))
+    running = RunningHub({"hf_owner": ("somebody", "org")})
     running.start()
     yield {
         "HF_ENDPOINT": running.endpoint, "HF_TOKEN": "hf_owner", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",

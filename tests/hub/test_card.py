@@ -214,7 +214,7 @@ def mteb_result(name: str = "STSB", score: float = 0.5):
 
 class TestScores:
     def index(self, text: str) -> list[EvalResult]:
-        return ModelCard(text, ignore_metadata_errors=False).data.eval_results
+        return [*ModelCard(text, ignore_metadata_errors=False).data.eval_results]  # type: ignore[attr-defined]
 
     def test_of_evaluators_and_of_mteb(self, backbone_path, tmp_path):
         model = pipeline(EchoModule(backbone_path()))

@@ -9,11 +9,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import (
-    SentenceTransformer,
-    losses,  # type: ignore[attr-defined]
-)
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, CosineSimilarityLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from transformers import AutoModel
@@ -320,8 +318,8 @@ def test_a_loss_over_layers(backbone_path):
     for module in (st_transformer(path), CausalTransformer(path, pool_over="all")):
         model = pipeline(module).train()
         features = [model.preprocess(TEXTS[:1]), model.preprocess(TEXTS[2:3])]
-        inner = losses.CosineSimilarityLoss(model)
-        loss = losses.AdaptiveLayerLoss(model, inner, n_layers_per_step=-1, kl_temperature=0)
+        inner = CosineSimilarityLoss(model)
+        loss = AdaptiveLayerLoss(model, inner, n_layers_per_step=-1, kl_temperature=0)
         value = loss(features, torch.tensor([0.2]))
         value.backward()
         found.append((value.detach(), module.model.layers[0].mlp.up_proj.weight.grad))

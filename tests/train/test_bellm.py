@@ -241,7 +241,7 @@ def launched(given, shallow_path):
     fixed = {"model": shallow_path, "dropout": 0.0, "angle_weight": 0.1}
     return lambda batch, **more: given(
         fixed, per_device_train_batch_size=batch, optim="sgd", learning_rate=0.5, dataloader_drop_last=True,
-        batch_sampler="batch_sampler", use_cpu=True, report_to="none", num_train_epochs=3, **more,
+        batch_sampler="batch_sampler", use_cpu=True, report_to="none", num_train_epochs=1, **more,
     )  # fmt: skip
 
 
