@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import quantiles
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 from polars import col as c
@@ -15,7 +15,7 @@ from polars import col as c
 import grid
 import records
 from grid import REFERENCES, Row, Show, cells, markdown, table
-from real.endings import BETWEEN, CHOSEN, USUAL, WHOLE_EN, WHOLE_ZH, endings
+from real.endings import CHOSEN, OF_PROMPT_EOL, USUAL, WITHOUT
 from st_reba.recipes import Row as Recipe
 from st_reba.recipes import every_row
 
@@ -138,11 +138,39 @@ def labelled(rows: pl.DataFrame, named: Mapping[str, pl.Expr]) -> pl.DataFrame:
     return pl.concat(parts)
 
 
-def columns(
-    rows: pl.DataFrame, named: Mapping[str, pl.Expr], show: Show | None = None, bold: str = ""
-) -> list[pl.DataFrame]:
-    """Columns named by hand, that show alike."""
-    return [cells(rows.filter(where), title, show, bold) for title, where in named.items()]
+class Shown(NamedTuple):
+    """What the cells of a column show, of which rows, and the field of which the highest value stands out."""
+
+    show: Show = grid.score
+    where: pl.Expr = pl.lit(True)
+    bold: str = ""
+
+
+def columns(rows: pl.DataFrame, titles: Mapping[str, Shown]) -> list[pl.DataFrame]:
+    """Columns by title; a title with ``{name}`` makes several."""
+    return [cells(rows.filter(own.where), title, own.show, own.bold) for title, own in titles.items()]
+
+
+def alike(named: Mapping[str, pl.Expr], show: Show = grid.score, bold: str = "") -> dict[str, Shown]:
+    """Columns that show the same of other rows."""
+    return {title: Shown(show, where, bold) for title, where in named.items()}
+
+
+def of_file(
+    name: str,
+    titles: Mapping[str, Shown],
+    labels: Mapping[str, str],
+    *where: pl.Expr,
+    split: Sequence[str] = ("model", "set"),
+    caption: Sequence[str] = ("precision", "date"),
+    references: bool = False,
+) -> Block:
+    """The table of some rows of a file: see :func:`grid.table`."""
+
+    def made(results: Results, page: Path) -> str:
+        return table(columns(results.of(name, *where), titles), labels, split, caption, references)
+
+    return made
 
 
 def is_set(names: Mapping[str, str] | Sequence[str]) -> dict[str, pl.Expr]:
@@ -203,7 +231,7 @@ def first_rows(results: Results) -> pl.DataFrame:
 
 @block("first-screen")
 def _(results: Results, page: Path) -> str:
-    return table(columns(first_rows(results), is_set(HELD_OUT)), {"read by": "{label}"})
+    return table(columns(first_rows(results), alike(is_set(HELD_OUT))), {"read by": "{label}"})
 
 
 def all_recipes(results: Results, page: Path, where: pl.Expr, split: Sequence[str] = ()) -> str:
@@ -270,13 +298,6 @@ def _(results: Results, page: Path) -> str:
     return table([made], {"claim": "{claim}", "difference": "{first} − {second}"}, ("model",))
 
 
-@block("ablations")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("ablations", c.recipe != "Echo topic")
-    made = [cells(rows, "score", grid.alone), cells(rows, "ahead of PromptEOL", grid.difference)]
-    return table(made, fields("recipe", "change"), ("model", "set"))
-
-
 @block("tried")
 def _(results: Results, page: Path) -> str:
     rows = results.of("ablations", c.recipe == "Echo topic")
@@ -291,47 +312,6 @@ def quartiles(row: Row) -> str:
     return grid.fraction(row, "median", "low", "high")
 
 
-@block("dependency")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("dependency", c.layer.is_null())
-    named = {"median, and quartiles": TRAINED, "random weights": RANDOM}
-    return table(columns(rows, named, quartiles), fields("recipe"), ("model", "set"))
-
-
-@block("dependency-layers")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("dependency", TRAINED, c.recipe == "Classical", c.layer % 5 == 0)
-    return table([cells(rows, "median, and quartiles", quartiles)], {"after layer": "{layer}"}, ("model", "set"))
-
-
-@block("retrieval")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("retrieval", c.set.str.ends_with(" test"))
-    by_rank = rows.filter(c.metric == "nDCG@10")
-    made = [
-        cells(by_rank, "nDCG@10", bold="score"),
-        cells(rows.filter(c.metric == "recall@100"), "recall@100", bold="score"),
-        cells(by_rank, "processor seconds for 1,000", grid.number("seconds")),
-    ]
-    said = ("precision", "max_tokens", "queries", "documents", "machine", "date")
-    return table(made, fields("recipe", "pooling", "filter"), ("set", "model"), said, references=True)
-
-
-@block("static")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("static")
-    made = [
-        cells(rows, "Spearman x 100", bold="score"),
-        cells(rows, "texts a second of one thread", grid.number("speed")),
-        cells(rows, "MiB of weights", grid.number("size")),
-    ]
-    labels = {
-        "recipe": "{recipe}", "tokens read after layer": "{layer}", "dimensions": "{dimensions}",
-        "precision": "{precision}",
-    }  # fmt: skip
-    return table(made, labels, ("model", "set"), ("machine", "date"))
-
-
 @block("precision")
 def _(results: Results, page: Path) -> str:
     split = ("model", "set", "metric")
@@ -339,13 +319,7 @@ def _(results: Results, page: Path) -> str:
     rows = rows.filter(c.precision.n_unique().over(split) == 2)
     rows = rows.filter((c.precision == "float32").any().over(*split, "recipe", "pooling"))
     named = {name: c.precision == name for name in ("float32", "bfloat16")}
-    return table(columns(rows, named), RECIPES, split, ("date",))
-
-
-@block("measured")
-def _(results: Results, page: Path) -> str:
-    made = cells(results.of("scores"), "last measured", lambda row: row["date"])
-    return table([made], fields("model", "precision", "versions"), caption=())
+    return table(columns(rows, alike(named)), RECIPES, split, ("date",))
 
 
 @block("choose-best")
@@ -381,10 +355,11 @@ def _(results: Results, page: Path) -> str:
     return table(made, {"texts": "{label}"}, ("model",))
 
 
-def with_titles(rows: pl.DataFrame, bold: str, show: Show | None = None) -> list[pl.DataFrame]:
+def with_titles(rows: pl.DataFrame, bold: str, show: Show = grid.score) -> list[pl.DataFrame]:
     """Columns of the pairs and of the titles."""
     pairs = rows.filter(SPEARMAN)
-    return [*columns(pairs, is_set(PAIRS), show, bold), *columns(rows, is_set(TITLES), show, bold)]
+    sets = (alike(is_set(some), show, bold) for some in (PAIRS, TITLES))
+    return [*columns(pairs, next(sets)), *columns(rows, next(sets))]
 
 
 @block("choose-recipes")
@@ -397,7 +372,7 @@ def _(results: Results, page: Path) -> str:
     words = recipes.join(words, on=["model", "recipe"], maintain_order="left_right").select(rows.columns)
     shown = with_titles(rows, bold="score", show=grid.alone)
     return table(
-        [*shown[:2], *columns(words, is_set(WORD_SETS), grid.alone, bold="score"), *shown[2:]],
+        [*shown[:2], *columns(words, alike(is_set(WORD_SETS), grid.alone, bold="score")), *shown[2:]],
         RECIPES,
         ("model",),
         references=True,
@@ -414,7 +389,7 @@ def _(results: Results, page: Path) -> str:
         "PromptEOL": c.recipe.is_in(PROMPTEOL),
         "bag of input embeddings": c.recipe == BAG,
     }
-    made = columns(one_precision(rows), named, bold="score")
+    made = columns(one_precision(rows), alike(named, bold="score"))
     return table(made, {"behind the pooling": "{filter}"}, ("model", "set"))
 
 
@@ -442,90 +417,135 @@ def _(results: Results, page: Path) -> str:
     return table(with_titles(rows, bold="score"), {"recipe": "{label}"}, ("model",))
 
 
-def trained_on_states(
-    results: Results, page: Path, where: pl.Expr, labels: Mapping[str, str], metrics: Sequence[str] = ("Spearman",)
-) -> str:
-    """FREEZE's methods: means over the seeds, by the trained similarity and by what a vector store sees."""
-    rows = results.of("freeze", where, c.seed.is_null(), c.set.is_in(PAIRS))
-    own, cosine = c.reading == "its own similarity", (c.reading == "cosine") & SPEARMAN
-    named = {f"{metric} of its own similarity": own & (c.metric == metric) for metric in metrics}
-    made = columns(rows, {**named, "Spearman of the cosine": cosine}, bold="score")
-    made.append(cells(rows.filter(cosine), "ahead of Early and late", grid.ahead))
-    return table(made, labels, ("model", "set"), ("precision", "pairs", "date"))
-
-
+OWN, COSINE = c.reading == "its own similarity", (c.reading == "cosine") & SPEARMAN
 OF_THE_PAPER, ALL_PAIRS = c.method.is_in(PAPERS_ROWS), c.pairs > 1000
 DRAWN = c.method.is_in([LOG_VARIANCE, LOG_VARIANCE_PROMPTED, WHITENED, WHITENED_FASTER])
+LAYERS = fields("layers", "width", "dimensions", "rate")
+
+
+def trained_on_states(where: pl.Expr, labels: Mapping[str, str], metrics: Sequence[str] = ("Spearman",)) -> Block:
+    """FREEZE's methods: means over the seeds, by the trained similarity and by what a vector store sees."""
+    named = {f"{metric} of its own similarity": OWN & (c.metric == metric) for metric in metrics}
+    titles = alike({**named, "Spearman of the cosine": COSINE}, bold="score")
+    titles["ahead of Early and late"] = Shown(grid.ahead, COSINE)
+    which, caption = (where, c.seed.is_null(), c.set.is_in(PAIRS)), ("precision", "pairs", "date")
+    return of_file("freeze", titles, labels, *which, caption=caption)
+
+
+READ_BY, AHEAD_OF = {"read by": "{recipe}"}, {"read by": "{recipe}", "ahead of": "{against}"}
+ALONE, TOPICS = c.against == "", c.recipe.is_in(["echo-topic", "topic"])
+OF_LABELLED = {name: f"{name} test" for name in LABELLED}
+WHEN = ("date", "machine", "versions")
+
 BLOCKS |= {
-    "freeze-paper": partial(
-        trained_on_states, where=OF_THE_PAPER & ALL_PAIRS, labels=fields("method"), metrics=["Pearson", "Spearman"]
+    "ablations": of_file(
+        "ablations", {"score": Shown(grid.alone), "ahead of PromptEOL": Shown(grid.difference)},
+        fields("recipe", "change"), c.recipe != "Echo topic",
     ),
-    "freeze-ahead": partial(
-        trained_on_states, where=~OF_THE_PAPER & ALL_PAIRS,
-        labels=fields("method", "layers", "width", "dimensions", "rate"),
+    "dependency": of_file(
+        "dependency", alike({"median, and quartiles": TRAINED, "random weights": RANDOM}, quartiles), fields("recipe"),
+        c.layer.is_null(),
     ),
-    "freeze-few": partial(
-        trained_on_states, where=DRAWN, labels={"method": "{method}", "labelled pairs": "{pairs}"}
+    "dependency-layers": of_file(
+        "dependency", {"median, and quartiles": Shown(quartiles)}, {"after layer": "{layer}"}, TRAINED,
+        c.recipe == "Classical", c.layer % 5 == 0,
+    ),
+    "retrieval": of_file(
+        "retrieval", {
+            **alike({metric: c.metric == metric for metric in ("nDCG@10", "recall@100")}, bold="score"),
+            "processor seconds for 1,000": Shown(grid.number("seconds"), c.metric == "nDCG@10"),
+        },
+        fields("recipe", "pooling", "filter"), c.set.str.ends_with(" test"), split=("set", "model"), references=True,
+        caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
+    ),
+    "static": of_file(
+        "static", {
+            "Spearman x 100": Shown(bold="score"),
+            "texts a second of one thread": Shown(grid.number("speed")),
+            "MiB of weights": Shown(grid.number("size")),
+        },
+        {"recipe": "{recipe}", "tokens read after layer": "{layer}", **fields("dimensions", "precision")},
+        caption=("machine", "date"),
+    ),
+    "measured": of_file(
+        "scores", {"last measured": Shown(lambda row: row["date"])}, fields("model", "precision", "versions"),
+        split=(), caption=(),
+    ),
+    "freeze-paper": trained_on_states(OF_THE_PAPER & ALL_PAIRS, fields("method"), ["Pearson", "Spearman"]),
+    "freeze-ahead": trained_on_states(~OF_THE_PAPER & ALL_PAIRS, {**fields("method"), **LAYERS}),
+    "freeze-few": trained_on_states(DRAWN, {"method": "{method}", "labelled pairs": "{pairs}"}),
+    "freeze-choice": of_file(
+        "freeze", alike({"Spearman of the cosine": COSINE, "Spearman of its own similarity": OWN}, grid.alone, "score"),
+        LAYERS, c.seed == 0, c.set.is_in(["STS-B en dev", "STS-B zh dev"]), c.pairs == 1000, SPEARMAN,
+        c.method.str.starts_with("whitened"), caption=("pairs", "date"),
+    ),
+    "held-out": of_file(
+        "held_out", alike(is_set(HELD_OUT), bold="score"), READ_BY, ALONE, FIRST, split=["model"]
+    ),
+    "held-out-ahead": of_file(
+        "held_out", alike(is_set(HELD_OUT), grid.ahead), AHEAD_OF, TOPICS, c.against.is_in(OTHERS), FIRST,
+        split=["model"],
+    ),
+    "held-out-labelled": of_file(
+        "held_out", alike({**is_set(OF_LABELLED), "mean, English": OF_ALL_LABELLED}, bold="score"), READ_BY, ALONE,
+        c.metric.is_in(TOLD_APART), split=("model", "metric"),
+    ),
+    "held-out-labelled-ahead": of_file(
+        "held_out", alike({metric: c.metric == metric for metric in TOLD_APART}, grid.ahead), AHEAD_OF, TOPICS,
+        OF_ALL_LABELLED, ~c.against.is_in(["", "echo-topic"]), split=["model"],
+    ),
+    "topic-and-means": of_file(
+        "held_out", alike(is_set({"STS-B en": ENGLISH, **OF_LABELLED, "STS-B zh": CHINESE}), grid.ahead),
+        fields("model", "metric"), c.recipe == "echo-topic", c.against == "echo-means",
+        c.metric.is_in(["Spearman", *TOLD_APART]), split=(),
+    ),
+    "several-endings": of_file(
+        "several", {
+            "mean": Shown(where=ALONE),
+            **alike({f"ahead of {name} alone": c.against == name for name in ("topic", "domain")}, grid.ahead),
+        },
+        {"copies": "{copies}", "asked for": "{recipe}"}, c.set == "mean", split=(),
+        caption=("model", "precision", "texts", "date"),
+    ),
+    "distil": of_file(
+        "distil", {
+            "Spearman x 100": Shown(bold="score"),
+            "share of the teacher's, %": Shown(lambda row: grid.fraction(row, "share", "share_low", "share_high")),
+            "held-out texts: order of cosines": Shown(lambda row: grid.percent(row["agreement"])),
+            "held-out texts: nearest ten": Shown(lambda row: grid.percent(row["neighbours"])),
+            "processor seconds": Shown(grid.number("seconds")),
+        },
+        fields("student", "dimensions"), c.set == ENGLISH, split=("model", "set", "corpus"),
+        caption=("precision", "texts", "date"),
+    ),
+    "bellm": of_file(
+        "bellm", {
+            "Spearman x 100": Shown(bold="score"),
+            "ahead of no layer turned": Shown(grid.ahead),
+            "trainings": Shown(grid.number("seeds")),
+            "compared": Shown(grid.number("ahead_seeds")),
+        },
+        {**fields("method", "turned"), "read": "{reading}", **fields("precision")}, c.seed.is_null(),
+        split=("model", "set", "triplets"), caption=["date"],
+    ),
+    "jtcse": of_file(
+        "jtcse", {"Spearman x 100": Shown(), "ahead of SimCSE": Shown(grid.ahead)},
+        {"trained further by": "{method}", "steps": "{steps}"}, c.seed.is_null(), c.set == ENGLISH, split=(),
+        caption=("model", "set", "precision", "texts", "date"),
+    ),
+    "install-size": of_file(
+        "install", {"packages": Shown(grid.number("packages")), "MB": Shown(grid.number("megabytes", ",.1f"))},
+        {"": "{part}"}, split=("system", "python"), caption=("date", "versions"),
+    ),
+    "batches": of_file(
+        "batches", {"{precision}": Shown(grid.number("distance", ".1e"))}, fields("module"), split=["model"],
+        caption=WHEN,
+    ),
+    "serving": of_file(
+        "serving", {"{quantity}": Shown(grid.number("value", ",.4g"))}, fields("clients"), split=["model"],
+        caption=WHEN,
     ),
 }  # fmt: skip
-
-
-@block("freeze-choice")
-def _(results: Results, page: Path) -> str:
-    rows = results.of(
-        "freeze", c.seed == 0, c.set.is_in(["STS-B en dev", "STS-B zh dev"]), c.pairs == 1000, SPEARMAN,
-        c.method.str.starts_with("whitened"),
-    )  # fmt: skip
-    named = {f"Spearman of {what}": c.reading == reading
-             for what, reading in (("the cosine", "cosine"), ("its own similarity", "its own similarity"))}  # fmt: skip
-    labels = fields("layers", "width", "dimensions", "rate")
-    return table(columns(rows, named, grid.alone, bold="score"), labels, ("model", "set"), ("pairs", "date"))
-
-
-@block("held-out")
-def _(results: Results, page: Path) -> str:
-    made = columns(results.of("held_out", c.against == "", FIRST), is_set(HELD_OUT), bold="score")
-    return table(made, {"read by": "{recipe}"}, ("model",))
-
-
-@block("held-out-ahead")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("held_out", c.recipe.is_in(["echo-topic", "topic"]), c.against.is_in(OTHERS), FIRST)
-    return table(
-        columns(rows, is_set(HELD_OUT), grid.ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",)
-    )
-
-
-@block("held-out-labelled")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("held_out", c.against == "", c.metric.is_in(TOLD_APART))
-    named = {**is_set({name: f"{name} test" for name in LABELLED}), "mean, English": OF_ALL_LABELLED}
-    return table(columns(rows, named, bold="score"), {"read by": "{recipe}"}, ("model", "metric"))
-
-
-@block("held-out-labelled-ahead")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("held_out", c.recipe.is_in(["echo-topic", "topic"]), OF_ALL_LABELLED)
-    rows = rows.filter(~c.against.is_in(["", "echo-topic"]))
-    named = {metric: c.metric == metric for metric in TOLD_APART}
-    return table(columns(rows, named, grid.ahead), {"read by": "{recipe}", "ahead of": "{against}"}, ("model",))
-
-
-@block("topic-and-means")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("held_out", c.recipe == "echo-topic", c.against == "echo-means")
-    rows = rows.filter(c.metric.is_in(["Spearman", *TOLD_APART]))
-    named = {name: f"{name} test" for name in ("STS-B en", *LABELLED, "STS-B zh")}
-    return table(columns(rows, is_set(named), grid.ahead), fields("model", "metric"))
-
-
-@block("several-endings")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("several", c.set == "mean")
-    beside = {f"ahead of {name} alone": c.against == name for name in ("topic", "domain")}
-    made = [cells(rows.filter(c.against == ""), "mean"), *columns(rows, beside, grid.ahead)]
-    labels = {"copies": "{copies}", "asked for": "{recipe}"}
-    return table(made, labels, caption=("model", "precision", "texts", "date"))
 
 
 def spread(
@@ -566,69 +586,13 @@ def spread(
 
 @block("wordings")
 def _(results: Results, page: Path) -> str:
-    compared = {language: endings(language)[0].words for language in CHOSEN}
     rows = results.of("wordings", c.readout == "sum")
-    return spread(rows, ("model", "language", "copies", "stage"), "ending", CHOSEN, compared, "PromptEOL's")
+    return spread(rows, ("model", "language", "copies", "stage"), "ending", CHOSEN, OF_PROMPT_EOL, "PromptEOL's")
 
 
 @block("beginnings")
 def _(results: Results, page: Path) -> str:
-    without = {"en": WHOLE_EN[0], "zh": WHOLE_ZH[0]}
-    compared = {language: f"{words}{{text}}{BETWEEN[language]}{{text}}" for language, words in without.items()}
-    return spread(results.of("beginnings"), ("model", "language"), "layout", USUAL, compared, "no words before")
-
-
-@block("distil")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("distil", c.set == ENGLISH)
-    made = [
-        cells(rows, "Spearman x 100", bold="score"),
-        cells(rows, "share of the teacher's, %", lambda row: grid.fraction(row, "share", "share_low", "share_high")),
-        cells(rows, "held-out texts: order of cosines", lambda row: grid.percent(row["agreement"])),
-        cells(rows, "held-out texts: nearest ten", lambda row: grid.percent(row["neighbours"])),
-        cells(rows, "processor seconds", grid.number("seconds")),
-    ]
-    return table(made, fields("student", "dimensions"), ("model", "set", "corpus"), ("precision", "texts", "date"))
-
-
-@block("bellm")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("bellm", c.seed.is_null())
-    made = [
-        cells(rows, "Spearman x 100", bold="score"),
-        cells(rows, "ahead of no layer turned", grid.ahead),
-        cells(rows, "trainings", grid.number("seeds")),
-        cells(rows, "compared", grid.number("ahead_seeds")),
-    ]
-    labels = {"method": "{method}", "turned": "{turned}", "read": "{reading}", "precision": "{precision}"}
-    return table(made, labels, ("model", "set", "triplets"), ("date",))
-
-
-@block("jtcse")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("jtcse", c.seed.is_null(), c.set == ENGLISH)
-    made = [cells(rows, "Spearman x 100"), cells(rows, "ahead of SimCSE", grid.ahead)]
-    said = ("model", "set", "precision", "texts", "date")
-    return table(made, {"trained further by": "{method}", "steps": "{steps}"}, caption=said)
-
-
-@block("install-size")
-def _(results: Results, page: Path) -> str:
-    rows = results.of("install")
-    made = [cells(rows, "packages", grid.number("packages")), cells(rows, "MB", grid.number("megabytes", ",.1f"))]
-    return table(made, {"": "{part}"}, ("system", "python"), ("date", "versions"))
-
-
-@block("batches")
-def _(results: Results, page: Path) -> str:
-    made = cells(results.of("batches"), "{precision}", grid.number("distance", ".1e"))
-    return table([made], fields("module"), ("model",), ("date", "machine", "versions"))
-
-
-@block("serving")
-def _(results: Results, page: Path) -> str:
-    made = cells(results.of("serving"), "{quantity}", grid.number("value", ",.4g"))
-    return table([made], fields("clients"), ("model",), ("date", "machine", "versions"))
+    return spread(results.of("beginnings"), ("model", "language"), "layout", USUAL, WITHOUT, "no words before")
 
 
 RATIO = {"ratio": "{quantity}: {contender} / {unit}"}
@@ -640,40 +604,41 @@ SPEEDS = c.quantity.is_in(["tokens of text/s", "MiB of encoding"])
 BY_QUANTITY = ("quantity", "model", "machine")
 
 
-def costs(
-    results: Results,
-    page: Path,
+def of_cost(
     name: str,
     labels: Mapping[str, str],
-    titles: str | Mapping[str, tuple[str, Show]],
+    titles: str | Mapping[str, Shown],
     where: pl.Expr = TIME,
     split: Sequence[str] = ("model", "machine"),
-) -> str:
+) -> Block:
     """One table of cost.csv; what neither rows nor columns say stands above.
 
     Args:
-        results: All.
-        page: Where it stands.
         name: In the field ``table``.
         labels: Of the rows.
-        titles: Of the columns, with the numbers of a row in ascending order; or by title the quantity and how it shows.
+        titles: Of the columns, with the numbers of a row in ascending order; or each column by its title.
         where: Which rows.
-        split: As for :func:`table`.
+        split: As for :func:`grid.table`.
     """
-    rows = results.of("cost", c.table == name)
-    if isinstance(titles, str):
-        rows = rows.filter(where)
-        numbers = [each for each in re.findall(r"\{(\w+)\}", titles) if rows[each].dtype.is_integer()]
-        made = [cells(rows.sort(numbers, maintain_order=True) if numbers else rows, titles, grid.cost)]
-    else:
-        made = [cells(rows.filter(c.quantity == quantity), title, show) for title, (quantity, show) in titles.items()]
-    used = " ".join([*labels.values(), titles if isinstance(titles, str) else ""])
-    said = [each for each in ("precision", "tokens", "batch", "how", "date", "versions") if f"{{{each}}}" not in used]
-    return table(made, labels, split, said)
+
+    def made(results: Results, page: Path) -> str:
+        rows, used = results.of("cost", c.table == name, where), " ".join(labels.values())
+        if isinstance(titles, str):
+            used += titles
+            if numbers := [each for each in re.findall(r"\{(\w+)\}", titles) if rows[each].dtype.is_integer()]:
+                rows = rows.sort(numbers, maintain_order=True)
+        said = [
+            each for each in ("precision", "tokens", "batch", "how", "date", "versions") if f"{{{each}}}" not in used
+        ]
+        every = {titles: Shown(grid.cost)} if isinstance(titles, str) else titles
+        return table(columns(rows, every), labels, split, said)
+
+    return made
 
 
-def of_cost(name: str, labels: Mapping[str, str], titles: str | Mapping[str, tuple[str, Show]], **more: Any) -> Block:
-    return partial(costs, name=name, labels=labels, titles=titles, **more)
+def quantities(titles: Mapping[str, str], show: Show = grid.cost) -> dict[str, Shown]:
+    """Columns by title, each of a quantity."""
+    return alike({title: c.quantity == quantity for title, quantity in titles.items()}, show)
 
 
 BLOCKS |= {
@@ -706,21 +671,21 @@ BLOCKS |= {
     "speed-repetition": of_cost("repetition", OF_RECIPE, LENGTHS, where=SPEEDS, split=BY_QUANTITY),
     "speed-chunked": of_cost("chunked", OF_RECIPE, LENGTHS, where=SPEEDS, split=BY_QUANTITY),
     "speed-precision": of_cost("precision", WITH_PRECISION, {
-        "tokens of text/s": ("tokens of text/s", grid.cost),
-        "time / float32's": ("time", grid.cost),
-        "Spearman x 100": ("Spearman x 100", grid.points),
-        "less that of float32": ("change of Spearman x 100", grid.points),
-    }),
-    "speed-compiled": of_cost("compiled", WITH_PRECISION, {
-        "tokens of text/s": ("tokens of text/s", grid.cost),
-        "time / not compiled": ("time", grid.cost),
-        "processor seconds for the first texts": ("seconds for the first texts", grid.cost),
-    }),
-    "speed-encode": of_cost("encode", OF_RECIPE, {
-        "texts/s": ("texts/s", grid.cost),
-        "tokens of text/s": ("tokens of text/s", grid.cost),
-        "FLOP/s, as a share of a 1024 x 1024 matrix product's": ("FLOP/s", grid.cost),
-    }),
+        **quantities({"tokens of text/s": "tokens of text/s", "time / float32's": "time"}),
+        **quantities(
+            {"Spearman x 100": "Spearman x 100", "less that of float32": "change of Spearman x 100"}, grid.points
+        ),
+    }, where=pl.lit(True)),
+    "speed-compiled": of_cost("compiled", WITH_PRECISION, quantities({
+        "tokens of text/s": "tokens of text/s",
+        "time / not compiled": "time",
+        "processor seconds for the first texts": "seconds for the first texts",
+    }), where=pl.lit(True)),
+    "speed-encode": of_cost("encode", OF_RECIPE, quantities({
+        "texts/s": "texts/s",
+        "tokens of text/s": "tokens of text/s",
+        "FLOP/s, as a share of a 1024 x 1024 matrix product's": "FLOP/s",
+    }), where=pl.lit(True)),
     "speed-start": of_cost("start", {"": "`{contender}`"}, "processor time, ms", where=pl.lit(True), split=["machine"]),
     "speed-releases": of_cost("releases", {"": "{contender}", "beside release": "{unit}"}, "time"),
     "speed-corpus": of_cost(

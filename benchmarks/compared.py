@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import records
-from real.labelled import pairs_of, texts_by_class
 from real.models import MODELS
+from real.sets import pairs_of, texts_by_class
 from runs import options, parser
 from st_reba.compare.answer import Standing
 from st_reba.compare.results import Comparison
@@ -48,7 +48,7 @@ def class_pairs(of_class: dict[str, list[str]]) -> list[list[str]]:
     """Pairs of texts of one class, 1, and of two classes, 0, in turn; each text stands once."""
     draw = random.Random(0)
     left = {label: draw.sample(own, len(own)) for label, own in sorted(of_class.items())}
-    rows = []
+    rows: list[list[str]] = []
     while len(rows) < PAIRS:
         alike = len(rows) % 2 == 0
         labels = [label for label, own in left.items() if len(own) > alike]

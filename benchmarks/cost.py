@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import subprocess
-import sys
+import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -31,8 +30,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
 
 from records import Record
-from runs import add_costs, interleaved, options, parser, pooled, ratio, timed
-from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
+from runs import add_costs, contender, interleaved, options, parser, pooled, ratio, timed
+from st_reba import CausalTransformer, ReBAModule, RefinedThoughtModule
 from st_reba.compare.sweep import RecipeSweep
 from st_reba.modules.causal_module import CausalModule
 from st_reba.modules.token_vectors import TokenVectors
@@ -114,34 +113,22 @@ class PaperReBAOneByOne(PaperReBA):
         return 1
 
 
-#: The module, its settings; the pooling stands in the name.
-CONTENDERS: dict[str, tuple[type[CausalModule], dict[str, Any]]] = {
-    "Classical, mean": (CausalTransformer, {}),
-    "Echo-3, mean": (EchoModule, {"repetitions": 3}),
-    "Classical, last": (CausalTransformer, {}),
-    "Echo-2, last": (EchoModule, {}),
-    "Echo-2, mean": (EchoModule, {}),
-    "ReBA-2, last": (ReBAModule, {"rows": "last"}),
-    "ReBA-2, mean": (ReBAModule, {}),
+#: What is no recipe: the module and its settings; the pooling stands behind the name.
+MODULES: dict[str, tuple[type[CausalModule], dict[str, Any]]] = {
     "ReBA-2 in chunks of 128, mean": (ReBAModule, {"chunk_length": 128}),
     "ReBA-2 in chunks of 128, last": (ReBAModule, {"chunk_length": 128, "rows": "last"}),
     "RT-1, last": (RefinedThoughtModule, {"iterations": 1}),
-    "RT-8, last": (RefinedThoughtModule, {"iterations": 8}),
     "RT-8 with whole passes, last": (WholePasses, {"iterations": 8}),
-    "Bidirectional, last": (CausalTransformer, {"bidirectional_layers": 1}),
     "ReBA-2 with all maps stored, mean": (PaperReBA, {}),
     "ReBA-2 with all maps stored, one text at a time, mean": (PaperReBAOneByOne, {}),
 }
 ONE_PASS, ONE_BY_ONE = "All recipes in one pass", "All recipes, one by one"
 #: The recipes of a sweep over three copies.
-SWEPT: list[tuple[type[CausalModule], dict[str, Any], str]] = [
-    (kind, {"repetitions": copies, **rows}, pooling)
+SWEPT = [
+    f"{name}, {pooling}"
+    for name in ("Echo-2", "Echo-3", "ReBA-1", "ReBA-2", "ReBA-3", "Classical")
     for pooling in ("mean", "last")
-    for kind, counts, rows in (
-        (EchoModule, (2, 3), {}), (ReBAModule, (1, 2, 3), {"rows": "last" if pooling == "last" else "all"}),
-    )
-    for copies in counts
-] + [(CausalTransformer, {}, "mean"), (CausalTransformer, {}, "last")]  # fmt: skip
+]
 Model = SentenceTransformer | RecipeSweep
 
 
@@ -170,26 +157,26 @@ def named(size: str) -> str:
     return f"Llama, {layers} layers x {heads} heads, width {width}"
 
 
-def load(
-    contender: str, backbones: dict[bool, CausalTransformer], make: Callable[[], CausalTransformer]
-) -> list[Model]:
-    """The model, or models, of a contender, on one set of weights.
+def load(name: str, path: Path, given: argparse.Namespace, loaded: dict[bool, CausalTransformer]) -> list[Model]:
+    """The model, or models, of a contender.
 
     Args:
-        contender: Of a table.
-        backbones: Those that are loaded: contenders that store maps, which set how it attends, have one of their own.
-        make: Loads another one.
+        name: Of a table.
+        path: Of the weights.
+        given: As typed.
+        loaded: Those that are loaded: contenders that store maps, which set how it attends, have one of their own.
     """
-    kind, settings = CONTENDERS.get(contender, (CausalTransformer, {}))
-    stores_maps = issubclass(kind, PaperReBA)
-    if stores_maps not in backbones:
-        backbones[stores_maps] = make()
-    backbone = backbones[stores_maps]
-    if contender == ONE_PASS:
+    kind, settings = MODULES.get(name, (CausalTransformer, {}))
+    if (stores_maps := issubclass(kind, PaperReBA)) not in loaded:
+        loaded[stores_maps] = CausalTransformer(str(path), model_kwargs={"dtype": given.dtype}).to(given.device)
+    backbone = loaded[stores_maps]
+    if name == ONE_PASS:
         return [RecipeSweep(backbone)]
-    if contender == ONE_BY_ONE:
-        return [pooled(kind(backbone, **more), pooling) for kind, more, pooling in SWEPT]
-    return [pooled(kind(backbone, **settings), contender.rpartition(", ")[2])]
+    if name == ONE_BY_ONE:
+        return [contender(each, backbone) for each in SWEPT]
+    if name in MODULES:
+        return [pooled(kind(backbone, **settings), name.rpartition(", ")[2])]
+    return [contender(name, backbone)]
 
 
 def texts(length: int, count: int) -> list[str]:
@@ -242,28 +229,33 @@ def rows(
         how: Time was measured, and memory.
     """
     timed, apart = how
-    for contender, unit in ratios:
-        beside: Record = {"contender": contender, "unit": unit}
-        yield {**beside, "quantity": "time", "value": ratio(spent[contender], spent[unit])["value"], "how": timed}
-        for kind, value in used.get(contender, {}).items():
+    for name, unit in ratios:
+        beside: Record = {"contender": name, "unit": unit}
+        yield {**beside, "quantity": "time", "value": ratio(spent[name], spent[unit])["value"], "how": timed}
+        for kind, value in used.get(name, {}).items():
             quantity = "peak memory of encoding" if kind == "encoding" else "peak memory of the process"
             yield {**beside, "quantity": quantity, "value": round(value / used[unit][kind], 4), "how": apart}
-    for contender, seconds in spent.items():
-        alone: Record = {"contender": contender, "unit": ""}
+    for name, seconds in spent.items():
+        alone: Record = {"contender": name, "unit": ""}
         yield {**alone, "quantity": "tokens of text/s", "value": round(tokens / median(seconds), 4), "how": timed}
         if used:
-            value = round(used[contender]["encoding"], 4)
+            value = round(used[name]["encoding"], 4)
             yield {**alone, "quantity": "MiB of encoding", "value": value, "how": apart}
+
+
+def memory_alone(name: str, path: Path, length: int, given: argparse.Namespace) -> dict[str, float]:
+    """What :func:`measure_memory` finds in a process that does nothing else."""
+    torch.set_num_threads(given.threads)
+    return measure_memory(load(name, path, given, {}), texts(length, given.batch), on_gpu=False)
 
 
 def measured(
     given: argparse.Namespace,
     ratios: Sequence[tuple[str, str]],
-    size: str,
     path: Path,
     length: int,
     loaded: Mapping[str, Sequence[Model]],
-) -> None:
+) -> Iterator[Record]:
     """The rows of one length."""
     on_gpu, inputs = given.device != "cpu", texts(length, given.batch)
     contenders = {name: timed(partial(encode, models), given.device) for name, models in loaded.items()}
@@ -274,17 +266,12 @@ def measured(
         if on_gpu:
             used[name] = measure_memory(own, inputs, on_gpu)
             continue
-        alone = [sys.executable, __file__, "--memory-of", name, str(path), "--lengths", str(length)]
-        asked = [*alone, "--batch", str(given.batch), "--dtype", given.dtype]
-        done = subprocess.run(asked, check=True, capture_output=True, text=True)
-        used[name] = json.loads(done.stdout.splitlines()[-1])
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            used[name] = process.submit(memory_alone, name, path, length, given).result()
     clock = "times by the clock" if on_gpu else "times of the processor"
     apart = "memory that PyTorch counted, once" if on_gpu else "memory in a process of its own, once"
     how = f"{clock}, median of {given.rounds} interleaved round{'s' if given.rounds > 1 else ''}", apart
-    add_costs(
-        rows(ratios, spent, used, given.batch * length, how), given, given.device, table=given.table,
-        model=named(size), precision=given.dtype, tokens=length, batch=given.batch,
-    )  # fmt: skip
+    return rows(ratios, spent, used, given.batch * length, how)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -298,26 +285,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--dtype", default="float32")
     made.add_argument("--only", nargs="+", help="contenders whose ratios are reported; all of the table if left out")
     made.add_argument("--no-memory", action="store_true", help="measure time alone")
-    made.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     given = options(made, arguments)
-
-    def loaded_from(path: str) -> CausalTransformer:
-        return CausalTransformer(path, model_kwargs={"dtype": given.dtype}).to(given.device)
-
-    if given.memory_of:
-        contender, place = given.memory_of
-        models = load(contender, {}, partial(loaded_from, place))
-        print(json.dumps(measure_memory(models, texts(given.lengths[0], given.batch), on_gpu=False)))
-        return
     ratios = [pair for pair in TABLES[given.table] if not given.only or pair[0] in given.only]
-    names = [name for name in (*CONTENDERS, ONE_PASS, ONE_BY_ONE) if any(name in pair for pair in ratios)]
+    names = dict.fromkeys(name for pair in ratios for name in pair)
     with tempfile.TemporaryDirectory() as directory:
         for size in given.sizes:
             path = make_backbone(size, Path(directory), given.dtype, given.device)
             backbones: dict[bool, CausalTransformer] = {}
-            loaded = {name: load(name, backbones, partial(loaded_from, str(path))) for name in names}
+            loaded = {name: load(name, path, given, backbones) for name in names}
             for length in given.lengths:
-                measured(given, ratios, size, path, length, loaded)
+                add_costs(
+                    measured(given, ratios, path, length, loaded), given, given.device, table=given.table,
+                    model=named(size), precision=given.dtype, tokens=length, batch=given.batch,
+                )  # fmt: skip
 
 
 if __name__ == "__main__":

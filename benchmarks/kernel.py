@@ -20,7 +20,7 @@ import torch
 
 from cost import SIZES
 from records import Record
-from runs import add_costs, interleaved, options, parser, ratio, timed
+from runs import add_costs, interleaved, options, parser, timed, times
 from st_reba.lm.attention.kernels import Fold, fold_kernel
 from st_reba.lm.attention.weights import LayerWeights, fold
 
@@ -58,16 +58,13 @@ def rows_of(kernel: Fold, source: LayerWeights, length: int, form: str, given: a
         spent = {name: own[1:] for name, own in interleaved(folds, range(given.rounds + 1)).items()}
     how = f"times by the clock, median of {given.rounds} interleaved rounds of {given.runs} runs"
     row: Record = {"tokens": length, "batch": len(source.query), "how": how}
-    yield {
-        **row, "quantity": "time of the maximum in a layer", "contender": f"{KERNEL}, {form}",
-        "unit": f"{WRITTEN_OUT}, {form}", **ratio(spent[KERNEL], spent[WRITTEN_OUT]),
-    }  # fmt: skip
+    for time in times(spent, [(KERNEL, WRITTEN_OUT)], how):
+        named = {"contender": f"{KERNEL}, {form}", "unit": f"{WRITTEN_OUT}, {form}"}
+        yield {**row, **time, **named, "quantity": "time of the maximum in a layer"}
     for name, own in spent.items():
-        microseconds = round(1e6 * median(own) / given.runs, 2)
-        yield {
-            **row, "quantity": "microseconds of the maximum in a layer", "contender": f"{name}, {form}", "unit": "",
-            "value": microseconds,
-        }  # fmt: skip
+        value = round(1e6 * median(own) / given.runs, 2)
+        quantity = "microseconds of the maximum in a layer"
+        yield {**row, "quantity": quantity, "contender": f"{name}, {form}", "unit": "", "value": value}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,8 +7,9 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 from polars import col as c
@@ -16,9 +17,6 @@ from polars import col as c
 import blocks
 from blocks import CHINESE, EARLY_LATE, ENGLISH, GEMMA, PARTWISE, SMOLLM2, SPEARMAN, TRAINED, Results, one_precision
 from grid import REFERENCES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLOURS = ("#2a6fbb", "#94b8e0", "#d9661f", "#3c8d40", "#8a5fb0", "#b0892a")
 GREY, INK = "#767676", "#1f2328"
@@ -40,14 +38,14 @@ class Picture:
         title: Of the file.
         data: What there is to draw, as JSON has it; empty if that is nothing.
         says: The same in words.
-        draw: The figure of that data.
+        draw: Puts that data into an empty figure.
     """
 
     file: str
     title: str
     data: Callable[[Results], dict[str, Any]]
     says: Callable[[dict[str, Any]], str]
-    draw: Callable[[dict[str, Any]], Figure]
+    draw: Callable[[Any, dict[str, Any]], None]
 
     def __call__(self, results: Results, page: Path) -> str:
         """The image, as this page refers to it."""
@@ -61,12 +59,15 @@ class Picture:
 
     def write(self, results: Results) -> None:
         from matplotlib import rc_context
+        from matplotlib.figure import Figure
 
         data, path = self.data(results), results.directory / self.file
         with rc_context(STYLE):
             path.parent.mkdir(parents=True, exist_ok=True)
+            figure = Figure(layout="constrained")
+            self.draw(figure, data)
             about = {"Date": None, "Creator": None, "Title": self.title, "Description": digest(data)}
-            self.draw(data).savefig(path, format="svg", metadata=about)
+            figure.savefig(path, format="svg", metadata=about)
 
 
 def digest(data: dict[str, Any]) -> str:
@@ -101,26 +102,23 @@ def panels(
     return found
 
 
-def draw_panels(data: dict[str, Any], label: str, width: float, height: float, by_count: bool) -> Figure:
+def draw_panels(figure: Any, data: dict[str, Any], label: str, width: float, height: float, by_count: bool) -> None:
     """Lines, with bands where all of a line's points have an interval, and levels; a legend below all panels."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(width * len(data), height), layout="constrained")
+    figure.set_size_inches(width * len(data), height)
     axes = figure.subplots(1, len(data), sharey=not by_count, squeeze=False)[0]
     for axis, (title, (lines, levels)) in zip(axes, data.items(), strict=True):
-        axis.set_title(title)
-        axis.set_xlabel(label)
+        axis.set(title=title, xlabel=label)
         if not by_count:
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
             if not points:
                 continue
-            places, scores, *bounds = zip(*points, strict=True)
-            marker, percents = "o" if by_count else "", [100 * each for each in scores]
-            axis.plot(places, percents, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
-            if all(each is not None for bound in bounds for each in bound):
-                lows, highs = ([100 * each for each in bound] for bound in bounds)
+            places, *columns = zip(*points, strict=True)
+            scores, lows, highs = ([None if each is None else 100 * each for each in column] for column in columns)
+            axis.plot(places, scores, color=colour, linewidth=1.6, marker="o" * by_count, markersize=4, label=name)
+            if None not in lows + highs:
                 axis.fill_between(places, lows, highs, color=colour, alpha=0.12, linewidth=0)
         for style, (name, level) in zip(("--", ":", "-.", (0, (1, 4))), levels.items(), strict=False):
             axis.axhline(100 * level, color=GREY, linestyle=style, linewidth=1.2, label=name)
@@ -128,12 +126,11 @@ def draw_panels(data: dict[str, Any], label: str, width: float, height: float, b
             counts = sorted({count for points in lines.values() for count, *_ in points})
             axis.set_xscale("log")
             axis.set_xticks(counts, [f"{count:,}" for count in counts])
-            axis.xaxis.set_minor_locator(NullLocator())
+            axis.minorticks_off()
     axes[0].set_ylabel("Spearman x 100")
     handles = {line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label()[0] != "_"}
-    columns = len(data) if by_count else 3
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False)
-    return figure
+    ncols = len(data) if by_count else 3
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=ncols, frameon=False)
 
 
 def by_layer(results: Results) -> dict[str, Any]:
@@ -191,27 +188,27 @@ def by_model(results: Results) -> dict[str, Any]:
     return found if all(found.values()) else {}
 
 
-def draw_models(data: dict[str, Any]) -> Figure:
-    """A forest plot: a line for each reader, a panel for each set; what is trained in another colour."""
-    from matplotlib.figure import Figure
+def with_interval(fractions: list[float]) -> tuple[float, list[list[float]]]:
+    """A score x 100, and how far its interval reaches below and above it."""
+    score, low, high = (100 * value for value in fractions)
+    return score, [[score - low], [high - score]]
 
+
+def draw_models(figure: Any, data: dict[str, Any]) -> None:
+    """A forest plot: a line for each reader, a panel for each set; what is trained in another colour."""
     names = list(dict.fromkeys(name for scores in data.values() for name in scores))
-    figure = Figure(figsize=(3.0 + 2.1 * len(data), 0.6 + 0.34 * len(names)), layout="constrained")
+    figure.set_size_inches(3.0 + 2.1 * len(data), 0.6 + 0.34 * len(names))
     axes = figure.subplots(1, len(data), sharey=True, squeeze=False)[0]
     for axis, (title, scores) in zip(axes, data.items(), strict=True):
-        axis.set_title(title)
+        axis.set(title=title, xlabel="score x 100, 95% interval")
         axis.grid(axis="x", color=GREY, alpha=0.2)
         for name, fractions in scores.items():
-            score, low, high = (100 * value for value in fractions)
+            score, interval = with_interval(fractions)
             colour = COLOURS[2] if name.endswith(", trained") else COLOURS[0] if "ours" in name else GREY
-            place = names.index(name)
-            axis.errorbar(
-                score, place, xerr=[[score - low], [high - score]], fmt="o", color=colour, elinewidth=1.4, markersize=5
-            )
-        axis.set_xlabel("score x 100, 95% interval")
+            style = {"fmt": "o", "color": colour, "elinewidth": 1.4, "markersize": 5}
+            axis.errorbar(score, names.index(name), xerr=interval, **style)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    return figure
 
 
 def says_models(data: dict[str, Any]) -> str:
@@ -243,37 +240,28 @@ def by_cost(results: Results) -> dict[str, Any]:
     return {"points": points, "levels": found_levels} if len(points) > 1 else {}
 
 
-def draw_costs(data: dict[str, Any]) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
-
+def draw_costs(figure: Any, data: dict[str, Any]) -> None:
     # Narrow, so that names can be read where a page is 390 pixels wide.
-    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    figure.set_size_inches(5.2, 4.2)
     axis = figure.subplots()
+    style = {"fmt": "o", "color": COLOURS[0], "ecolor": COLOURS[1], "elinewidth": 1.2, "markersize": 5}
     for name, (cost, *fractions, right, up) in data["points"].items():
-        score, low, high = (100 * value for value in fractions)
-        axis.errorbar(
-            cost, score, [[score - low], [high - score]], fmt="o", color=COLOURS[0], ecolor=COLOURS[1], elinewidth=1.2,
-            markersize=5,
-        )  # fmt: skip
+        score, interval = with_interval(fractions)
+        axis.errorbar(cost, score, interval, **style)
         side = "left" if right >= 0 else "right"
         axis.annotate(name, (cost, score), (right, up), textcoords="offset points", va="center", ha=side)
     # Two of them are close: one name stands below its line.
     styles = ((GREY, 5), (COLOURS[2], -9), (COLOURS[2], 5))
+    at = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
     for (colour, up), (name, level) in zip(styles, data["levels"].items(), strict=False):
         axis.axhline(100 * level, color=colour, linestyle="--", linewidth=1.2)
-        axis.annotate(
-            name, (1, 100 * level), (-2, up), xycoords=("axes fraction", "data"), textcoords="offset points",
-            ha="right", color=colour,
-        )  # fmt: skip
+        axis.annotate(name, (1, 100 * level), (-2, up), color=colour, **at)
     axis.set_xscale("log", base=2)
     most = max(cost for cost, *_ in data["points"].values())
     ticks = [tick for tick in (0.5, 1, 2, 4, 8, 16, 32) if tick <= 1.2 * most]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(f"time, {UNIT} = 1")
-    axis.set_ylabel("Spearman x 100")
-    return figure
+    axis.minorticks_off()
+    axis.set(xlabel=f"time, {UNIT} = 1", ylabel="Spearman x 100")
 
 
 def says_costs(data: dict[str, Any]) -> str:
@@ -285,12 +273,12 @@ PICTURES = {
     "held-out-picture": Picture("held-out.svg", "Scores by model", by_model, says_models, draw_models),
     "layers-picture": Picture(
         "layers.svg", "Score by layer", by_layer, lambda data: f"Spearman correlation by layer: {'; '.join(data)}",
-        lambda data: draw_panels(data, "layer", 3.6, 3.6, by_count=False),
+        partial(draw_panels, label="layer", width=3.6, height=3.6, by_count=False),
     ),
     "freeze-picture": Picture(
         "freeze.svg", "Score by number of labels", by_labels,
         lambda data: f"Spearman correlation by number of labelled pairs: {'; '.join(data)}",
-        lambda data: draw_panels(data, "labelled pairs", 4.4, 4.2, by_count=True),
+        partial(draw_panels, label="labelled pairs", width=4.4, height=4.2, by_count=True),
     ),
     "cost-picture": Picture("cost.svg", "Score against cost", by_cost, says_costs, draw_costs),
 }  # fmt: skip

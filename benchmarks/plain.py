@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -34,8 +34,8 @@ from transformers import PreTrainedTokenizerBase
 from cost import make_backbone, named
 from cost import texts as of_length
 from records import DEMO_MODEL, Record
-from runs import add_costs, interleaved, options, parser, pooled, ratio, timed
-from st_reba import CausalTransformer, EchoModule, KVReroutingModule, ReBAModule, RefinedThoughtModule
+from runs import add_costs, contender, encoding, interleaved, options, parser, timed, times
+from st_reba import CausalTransformer
 from st_reba.data.demo import demo_sentences
 
 PLAIN, CLASSICAL, ALONE = "sentence-transformers, mean", "Classical, mean", "Classical, mean, each text alone"
@@ -47,23 +47,9 @@ TOKENS = 2048
 
 Run = Callable[[Sequence[str]], object]
 
-#: A module and its settings; the pooling stands in the name.
-CONTENDERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    CLASSICAL: (CausalTransformer, {}),
-    ALONE: (CausalTransformer, {"deterministic": True}),
-    "Classical, last": (CausalTransformer, {"rows": "last"}),
-    "Echo-2, mean": (EchoModule, {}),
-    "Echo-2, last": (EchoModule, {"rows": "last"}),
-    "ReBA-2, mean": (ReBAModule, {}),
-    "ReBA-2, last": (ReBAModule, {"rows": "last"}),
-}
+CONTENDERS = (CLASSICAL, ALONE, "Classical, last", "Echo-2, mean", "Echo-2, last", "ReBA-2, mean", "ReBA-2, last")
 #: Besides, for one short text.
-MORE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "PromptEOL, last": (CausalTransformer, {"template": "prompteol"}),
-    "Bidirectional, mean": (CausalTransformer, {"bidirectional_layers": 1}),
-    "RT-2, last": (RefinedThoughtModule, {"iterations": 2}),
-    "KV re-routing, mean": (KVReroutingModule, {}),
-}
+MORE = ("PromptEOL, last", "Bidirectional, mean", "RT-2, last", "KV re-routing, mean")
 #: What an operation is for, by a part of its name; the first that fits.
 PARTS = (
     ("matrix products", ("mm", "linear")),
@@ -76,11 +62,13 @@ OTHER, BETWEEN = "other operations (rotary positions, sums)", "between operation
 
 
 def load(name: str, path: str, dtype: str) -> SentenceTransformer:
-    kwargs = {"dtype": dtype}
+    """A contender, with weights of its own."""
     if name != PLAIN:
-        kind, settings = {**CONTENDERS, **MORE}[name]
-        return pooled(kind(path, model_kwargs=kwargs, **settings), "last" if "last" in name else "mean")
-    module = Transformer(path, model_kwargs=kwargs)
+        backbone = CausalTransformer(path, model_kwargs={"dtype": dtype})
+        if name == ALONE:
+            return contender(CLASSICAL, backbone, deterministic=True)
+        return contender(name, backbone, **({"rows": "last"} if name in ("Classical, last", "Echo-2, last") else {}))
+    module = Transformer(path, model_kwargs={"dtype": dtype})
     tokenizer = cast(PreTrainedTokenizerBase, module.tokenizer)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device="cpu")
@@ -125,10 +113,6 @@ def dealt(texts: Sequence[str], batch: int, parts: int) -> list[list[str]]:
     return [[text for own in batches[part::parts] for text in own] for part in range(min(parts, len(batches)))]
 
 
-def encoding(model: SentenceTransformer, batch: int) -> Run:
-    return lambda texts: model.encode(list(texts), batch_size=batch, show_progress_bar=False)
-
-
 def beside(
     contenders: Mapping[str, Run], unit: str, parts: Sequence[Sequence[str]], what: str, batch: int
 ) -> Iterator[Record]:
@@ -137,10 +121,8 @@ def beside(
         run(parts[0][:8])
     spent = interleaved({name: timed(run) for name, run in contenders.items()}, parts)
     how = f"{what}, times of the processor, medians of {len(parts)} interleaved rounds"
-    for name, own in spent.items():
-        if name != unit:
-            row: Record = {"quantity": "time", "contender": name, "unit": unit, "batch": batch, "how": how}
-            yield row | ratio(own, spent[unit])
+    for row in times(spent, [(name, unit) for name in contenders if name != unit], how):
+        yield {**row, "batch": batch}
 
 
 def mixed(path: str, given: argparse.Namespace) -> Iterator[Record]:

@@ -6,7 +6,7 @@
 
 Texts go through ``SentenceTransformer.encode`` in parts. All recipes in all forms take turns on each part, so that what
 is scored is what was timed; a form's recipes share its weights. Time is the processor's, because machines are shared.
-``DIR`` has STS-B under the name that ``real/texts.py`` gives it. Rows are added to results/cost.csv; ``make tables``
+``DIR`` has STS-B under the name that ``real/sets.py`` gives it. Rows are added to results/cost.csv; ``make tables``
 shows them. The forms of torchao need it installed (``pip install torchao``), compiling a C++ compiler.
 """
 
@@ -26,10 +26,10 @@ from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
 
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from records import Record
-from runs import add_costs, interleaved, options, parser, pooled, ratio
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from runs import add_costs, contender, interleaved, options, parser, ratio
+from st_reba import CausalTransformer
 from st_reba.data.tables import Pairs
 from st_reba.evaluation.bootstrap import difference, spearman
 from st_reba.modules import CausalModule
@@ -38,13 +38,7 @@ BATCH = 32
 AS_IT_IS, COMPILED = "float32", ", compiled"
 PAIRS = "STS-B en test"
 SPEED, SCORE, CHANGE = "tokens of text/s", "Spearman x 100", "change of Spearman x 100"
-#: The module and its settings; the pooling stands in the name.
-RECIPES: dict[str, tuple[Callable[..., CausalModule], dict[str, Any]]] = {
-    "Classical, mean": (CausalTransformer, {}),
-    "PromptEOL, last": (CausalTransformer, {"template": "prompteol"}),
-    "Echo-2, mean": (EchoModule, {}),
-    "ReBA-2, mean": (ReBAModule, {}),
-}
+RECIPES = ("Classical, mean", "PromptEOL, last", "Echo-2, mean", "ReBA-2, mean")
 #: A recipe in a form.
 Key = tuple[str, str]
 #: The seconds of a part of the pairs, where its pairs stand, and their cosines.
@@ -86,18 +80,18 @@ FORMS: dict[str, Form] = {
 
 def load(path: str, form: Form, recipes: Sequence[str], compiled: bool) -> dict[str, SentenceTransformer]:
     """Recipes in one form."""
-    modules: dict[str, CausalModule] = {}
+    models: dict[str, SentenceTransformer] = {}
     for name in recipes:
-        kind, settings = RECIPES[name]
-        if form.shared and modules:
-            modules[name] = kind(next(iter(modules.values())), **settings)
-        else:
-            modules[name] = kind(path, model_kwargs={"dtype": form.dtype}, **settings)
-            form.prepare(modules[name].model)
-    for module in modules.values() if compiled else ():
+        if not (form.shared and models):
+            backbone = CausalTransformer(path, model_kwargs={"dtype": form.dtype})
+        models[name] = contender(name, backbone)
+        if not (form.shared and len(models) > 1):
+            form.prepare(cast(CausalModule, models[name][0]).model)
+    for model in models.values() if compiled else ():
         # When all views are made: what is compiled has none.
+        module = cast(CausalModule, model[0])
         module.model = cast(Any, torch.compile(module.model, dynamic=True))
-    return {name: pooled(module, name.rpartition(", ")[2]) for name, module in modules.items()}
+    return models
 
 
 def encoding(model: SentenceTransformer, pairs: Pairs, parts: int) -> Callable[[int], Part]:

@@ -5,7 +5,7 @@
 
 Vectors are kept below ``--out``: scores, poolings, layers and filters are then computed from them, and written to
 ``benchmarks/results``, from which ``make tables`` makes the tables. ``DIR`` holds the public sets under the names that
-``real/texts.py`` has; they are no part of this repository. The models come from PyPI. bfloat16 is several times as fast
+``real/sets.py`` has; they are no part of this repository. The models come from PyPI. bfloat16 is several times as fast
 as float32 on processors with units for it (AMX, AVX-512 BF16), and slower on others.
 """
 
@@ -18,22 +18,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from sentence_transformers import SentenceTransformer
 
 import records
-from real import claims, scores
-from real.filtered import Kept
+from real import claims, kept, scores
 from real.models import MODELS, USUAL, RealModel
 from real.passes import PASSES, Pass, Run
-from real.texts import LISTS, Sets, TextList
-from real.titles import TASKS
-from real.vectors import Vectors
+from real.scores import TASKS
+from real.sets import LISTS, Sets
 from runs import device, options, parser
 from st_reba.modules import CausalModule, CausalTransformer, EmbeddingFilter
 from st_reba.recipes import random_weights
 
-BATCH = 32
 #: What is scored: the pairs of a language, word senses, titles.
 WORDS = ("slpwc", "wsd")
 WHAT = ("en", "zh", *WORDS, *TASKS)
@@ -81,28 +77,12 @@ def embed(measured: Measured, given: argparse.Namespace) -> None:
     passes = own if measured.model.embedder else [PASSES[name] for name in given.passes]
     for chosen in passes:
         for texts_of in map(LISTS.__getitem__, given.lists):
-            kept = Vectors(measured.directory(given.out) / texts_of.name / chosen.name)
             unfit = texts_of.words and not chosen.words
             fits = texts_of.language in chosen.languages and texts_of.language in measured.model.languages
-            if fits and not unfit and not kept.done:
-                keep(kept, measured.run(chosen, texts_of.language), texts_of, Sets(given.data, given.some))
-
-
-def keep(kept: Vectors, run: Run, texts_of: TextList, sets: Sets) -> None:
-    """One pass over one list."""
-    texts = texts_of.read(sets)
-    words = texts_of.words(sets).inputs()[1] if texts_of.words else None
-    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-    start = time.perf_counter()
-    with torch.inference_mode():
-        for first in range(0, len(order), BATCH):
-            batch = order[first : first + BATCH]
-            own = None if words is None else [words[index] for index in batch]
-            found = run([texts[index] for index in batch], own)
-            kept.put(len(texts), batch, {name: each.float().cpu().numpy() for name, each in found.items()})
-    seconds = round(time.perf_counter() - start, 1)
-    kept.finish({"texts": len(texts), "seconds": seconds, "threads": torch.get_num_threads()})
-    print(f"{time.strftime('%H:%M')} {kept.directory}: {seconds:.0f} s", flush=True)
+            directory = measured.directory(given.out) / texts_of.name / chosen.name
+            if fits and not unfit and not kept.blocks(directory):
+                kept.blocks.cache_clear()
+                kept.embed(directory, measured.run(chosen, texts_of.language), texts_of, Sets(given.data, given.some))
 
 
 def score(measured: Measured, tokens: CausalModule, given: argparse.Namespace) -> None:
@@ -115,7 +95,7 @@ def score(measured: Measured, tokens: CausalModule, given: argparse.Namespace) -
     """
     sets, directory = Sets(given.data, given.some), measured.directory(given.out)
     own = not measured.random and not measured.model.embedder
-    kept = Kept(directory, EmbeddingFilter.from_language_model(tokens) if own else None, tokens)
+    vectors = kept.Kept(directory, EmbeddingFilter.from_language_model(tokens) if own else None, tokens)
     when = records.today()
     of_claims = {"model": measured.model.name, "precision": measured.precision, "date": when["date"]}
     shared = {**of_claims, **when, "weights": measured.weights}
@@ -125,14 +105,14 @@ def score(measured: Measured, tokens: CausalModule, given: argparse.Namespace) -
             continue
         claimed: Iterable[scores.Row] = ()
         if what in ("en", "zh"):
-            pairs = scores.pairs(kept, sets, what, tokens)
+            pairs = scores.pairs(vectors, sets, what, tokens)
             rows, claimed = scores.pair_rows(pairs), claims.pair_claims(pairs)
         elif what in TASKS:
-            titles = scores.titles(kept, sets, what)
+            titles = scores.titles(vectors, sets, what)
             rows, claimed = scores.title_rows(titles), claims.title_claims(titles)
         else:
-            rows = scores.word_rows(kept, sets, what)
-            claimed = claims.word_claims(kept, sets, [what, next(each for each in WORDS if each != what)])
+            rows = scores.word_rows(vectors, sets, what)
+            claimed = claims.word_claims(vectors, sets, [what, next(each for each in WORDS if each != what)])
         found = [{**shared, **row} for row in rows if own or row["recipe"] != scores.TF_IDF]
         records.rewrite("scores", found, given.results)
         if own:

@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from sentence_transformers import SentenceTransformer
 from torch.nn.functional import pad
 
-from real.texts import Sets
+from real.sets import Sets
 from records import DEMO_MODEL, Record
-from runs import add_costs, interleaved, options, parser, ratio, timed
+from runs import ROWS, add_costs, encoding, interleaved, options, parser, ratio, timed
 from st_reba import CausalTransformer
 from st_reba.compare.cost import timed_batches
 from st_reba.data.demo import Language, demo_sentences
 from st_reba.modules import CausalModule, RefinedThoughtModule
-from st_reba.recipes import Recipe, default_recipes, every_row
+from st_reba.recipes import Recipe, default_recipes
 from st_reba.text.layout import NOT_TEXT, Layout
 
 UNIT, CLASSICAL = "Classical, mean", "Classical over as many tokens"
@@ -54,11 +53,6 @@ INSTRUCTION = (
 Both = Callable[[int], tuple[float, float]]
 
 
-def encoding(model: SentenceTransformer, prompt: str | None, batch: int) -> Callable[[Sequence[str]], float]:
-    """The seconds of encoding texts."""
-    return timed(lambda texts: model.encode(list(texts), prompt=prompt, batch_size=batch, show_progress_bar=False))
-
-
 def every_recipe(backbone: CausalModule, given: argparse.Namespace) -> Iterator[Record]:
     """Each recipe's time over the classical embedding's."""
     runs = {}
@@ -70,7 +64,7 @@ def every_recipe(backbone: CausalModule, given: argparse.Namespace) -> Iterator[
         except ValueError as error:
             print(f"{recipe.name} is left out: {error}")
             continue
-        runs[f"{recipe.method}, {recipe.pooling}"] = encoding(model, None, given.batch)
+        runs[f"{recipe.method}, {recipe.pooling}"] = timed(encoding(model, given.batch))
     batches = timed_batches(demo_sentences(cast(Language, given.language)), given.batch)
     for run in runs.values():
         run(batches[-1][:2])
@@ -104,17 +98,10 @@ def beside_classical(module: CausalModule, classical: CausalModule, batches: Seq
     return measured
 
 
-def beside(
-    one: SentenceTransformer, other: SentenceTransformer, texts: Sequence[str], prompt: str | None, batch: int
-) -> Both:
-    """``encode`` with a prompt, and another model's without one."""
-    return lambda number: (encoding(one, prompt, batch)(texts), encoding(other, None, batch)(texts))
-
-
 def behind_prefixes(base: CausalModule, given: argparse.Namespace) -> Iterator[Record]:
     """Each recipe beside a pass over what is new to it, and prompts beside none."""
     texts = list(dict.fromkeys(Sets(given.data).pairs("en", "dev").first))[: given.texts]
-    rows = {row.key: row for row in every_row()}
+    rows = {row.key: row for row in ROWS.values()}
     models = {
         f"{rows[key].name}, {pooling}": Recipe(rows[key], pooling).model(base, filtered=False)
         for key, pooling in PREFIXED
@@ -122,17 +109,21 @@ def behind_prefixes(base: CausalModule, given: argparse.Namespace) -> Iterator[R
     }
     ordered = sorted(texts, key=len, reverse=True)
     batches = [ordered[first : first + given.batch] for first in range(0, len(ordered), given.batch)]
+
+    def both(ours: Callable[[Sequence[str]], object], theirs: Callable[[Sequence[str]], object]) -> Both:
+        return lambda number: (timed(ours)(texts), timed(theirs)(texts))
+
     pairs: dict[tuple[str, str], Both] = {
         (name, CLASSICAL): beside_classical(cast(CausalModule, model[0]), base, batches)
         for name, model in models.items()
     }
     knowledge, prompteol = "Knowledge, last", "PromptEOL, last"
     if models.keys() >= {knowledge, prompteol}:
-        pairs[knowledge, prompteol] = beside(models[knowledge], models[prompteol], texts, None, given.batch)
+        pairs[knowledge, prompteol] = both(*(encoding(models[name], given.batch) for name in (knowledge, prompteol)))
     prompted = f"a prompt of {len(base.token_ids([INSTRUCTION])[0])} tokens"
     for name in (each for each in PROMPTED if each in models):
-        both = beside(models[name], models[name], texts, INSTRUCTION, given.batch)
-        pairs[f"{name}; {prompted}", f"{name}; no prompt"] = both
+        sides = [encoding(models[name], given.batch, prompt) for prompt in (INSTRUCTION, None)]
+        pairs[f"{name}; {prompted}", f"{name}; no prompt"] = both(*sides)
     for run in pairs.values():
         # What is kept is kept from here on.
         run(0)

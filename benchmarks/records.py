@@ -126,21 +126,32 @@ def append(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RES
         file.write(text.getvalue())
 
 
-def rewrite(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RESULTS) -> None:
+def rewrite(
+    name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RESULTS, *, same_stays: bool = False
+) -> None:
     """Put rows in the place of those that measured the same, leave the others as they are written, and sort all.
+
+    Args:
+        name: A key of :data:`KEYS`.
+        rows: The new ones.
+        directory: Where the file lies.
+        same_stays: Whether a row that says what it said keeps its date and versions.
 
     Raises:
         ValueError: If a row has a field that the file has no column for.
     """
     path, columns = directory / f"{name}.csv", columns_of(name, directory)
     path.parent.mkdir(parents=True, exist_ok=True)
-    there: list[Mapping[str, Value]] = []
+    latest: dict[tuple[str, ...], dict[str, str]] = {}
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
-            there = list(csv.DictReader(file))
-    latest = {
-        tuple("" if row.get(key) is None else str(row.get(key)) for key in KEYS[name]): row for row in [*there, *rows]
-    }
+            latest = {tuple(row[key] for key in KEYS[name]): row for row in csv.DictReader(file)}
+    for row in rows:
+        said = {column: "" if row.get(column) is None else str(row[column]) for column in {*columns, *row}}
+        key = tuple(said[column] for column in KEYS[name])
+        when = {column: said[column] for column in ("date", "versions") if column in said}
+        if not (same_stays and key in latest and latest[key] | when == said):
+            latest[key] = said
     # Numbers by size.
     order = sorted(latest, key=lambda key: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key])
     with atomic_file(path, "w") as file:

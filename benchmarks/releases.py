@@ -136,7 +136,7 @@ def contender(tree: Path, what: str, given: argparse.Namespace, running: ExitSta
 
 def releases(given: argparse.Namespace, trees: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
     """Each figure in this tree over the same in the other; every round in processes of their own."""
-    from runs import interleaved, ratio
+    from runs import interleaved, times
 
     methods = [name for name in METHODS if name not in BESIDE_ECHO[:2]]
     every = [IMPORT, LOADING, *(f"{method}; {workload}" for workload in WORKLOADS for method in methods)]
@@ -149,9 +149,8 @@ def releases(given: argparse.Namespace, trees: Mapping[str, Path]) -> Iterator[d
     for what in every:
         if not given.only or what.startswith(tuple(given.only)):
             runs = {name: partial(once, tree, what) for name, tree in trees.items()}
-            found = interleaved(runs, range(given.rounds))
-            row = {"quantity": "time", "contender": what, "unit": given.release, "how": how}
-            yield row | ratio(found[HERE], found[given.release], 3)
+            for row in times(interleaved(runs, range(given.rounds)), [(HERE, given.release)], how, 3):
+                yield {**row, "contender": what}
 
 
 def beside_echo(given: argparse.Namespace, trees: Mapping[str, Path]) -> Iterator[dict[str, Any]]:

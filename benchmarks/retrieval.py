@@ -8,7 +8,7 @@
 What was embedded is kept below ``--out``, a file for some hundred texts with the seconds that they took, the
 processor's or a GPU's by the clock: rankings, filters, fusions and scores are then computed from that, and written to
 ``benchmarks/results/retrieval.csv``.
-``DIR/retrieval`` holds the collections under the names that ``real/collections.py`` has; they are no part of this
+``DIR/retrieval`` holds the collections under the names that ``real/sets.py`` has; they are no part of this
 repository. A document is read up to ``--max-tokens`` tokens of a copy, 256 as all-MiniLM-L6-v2 does; tf-idf and BM25
 see it whole; for BM25, `pip install bm25s`. What is fused and what is reranked is chosen on the development queries and
 reported on the test queries.
@@ -22,16 +22,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
 import records
-from real.collections import COLLECTIONS, PARTS, Collection
-from real.contenders import CONTENDERS, Contender, Dense, bm25
+from real.contenders import BATCH, CONTENDERS, Contender, Dense, bm25
+from real.cosines import beside
 from real.models import MODELS, USUAL, RealModel
+from real.sets import COLLECTIONS, PARTS, Collection
 from runs import device, kept, now, options, parser
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Retrieval
@@ -41,7 +43,6 @@ from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.modules import CausalModule, CausalTransformer, RerankModule
 from st_reba.modules.reranking import CHOICE, cross_encoder
 
-BATCH = 16
 #: Texts of a file: what is lost when a run is stopped.
 BLOCK = 128
 #: Documents that are looked at for a query.
@@ -138,15 +139,11 @@ def embed(measured: Measured) -> None:
 
 
 def embedded(contender: Contender, make: Callable[[], Any], texts: Sequence[str], role: str) -> dict[str, Any]:
-    """What is kept of some texts, those of a length together, in their order; with the seconds that they took."""
-    order, model = sorted(range(len(texts)), key=lambda index: -len(texts[index])), make()
-    start = now(device())
+    """What is kept of some texts, in their order; with the seconds that they took."""
+    model, start = make(), now(device())
     with torch.inference_mode():
-        ordered = [texts[index] for index in order]
-        parts = [contender.embed(model, ordered[at : at + BATCH], role) for at in range(0, len(ordered), BATCH)]
-    seconds = now(device()) - start
-    arrays = contender.in_order(contender.joined(parts), np.argsort(order))
-    return {**arrays, "seconds": seconds, "threads": torch.get_num_threads()}
+        arrays = contender.embed(model, texts, role)
+    return {**arrays, "seconds": now(device()) - start, "threads": torch.get_num_threads()}
 
 
 def rankings(measured: Measured) -> tuple[Rankings, dict[Key, float]]:
@@ -190,19 +187,11 @@ def of_queries(measured: Measured, found: Rankings, part: str) -> dict[str, dict
     scores: dict[str, dict[Key, Any]] = {name: {} for name in METRICS}
     for key, ranked in found.items():
         if part in ranked:
-            for name, values in task.measure(_Found(ranked[part])).items():
+            # The rankings are there already.
+            own = SimpleNamespace(nearest=lambda queries, documents, count, hits=ranked[part]: hits)
+            for name, values in task.measure(cast(Any, own)).items():
                 scores[name][key] = values
     return scores
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Rankings that are there already."""
-
-    hits: list[Hits]
-
-    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
-        return [own[:count] for own in self.hits]
 
 
 def chosen(measured: Measured, found: Rankings) -> Key:
@@ -305,12 +294,11 @@ def rows(measured: Measured, found: Rankings, seconds: dict[Key, float]) -> Iter
             **shared, "set": f"{measured.collection.name} {part}", "queries": len(measured.texts(part))
         }  # fmt: skip
         for name, scores in of_queries(measured, found, part).items():
-            sure = bootstrap.estimate(bootstrap.mean({str(number): own for number, own in enumerate(scores.values())}))
-            for (recipe, pooling, filtered), estimate in zip(scores, sure.values(), strict=True):
+            sure = bootstrap.mean({str(number): own for number, own in enumerate(scores.values())})
+            for place, (recipe, pooling, filtered) in enumerate(scores):
                 yield {
                     **about, "metric": METRICS[name], "recipe": recipe, "pooling": pooling, "filter": filtered,
-                    "score": estimate.value, "low": estimate.low, "high": estimate.high,
-                    "seconds": seconds.get((recipe, pooling, filtered)),
+                    **beside(sure, [place]), "seconds": seconds.get((recipe, pooling, filtered)),
                 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -19,7 +19,10 @@ from transformers.utils import logging
 import records
 from st_reba.files import atomic_file
 from st_reba.modules import CausalModule
+from st_reba.recipes import every_row
 from st_reba.recipes.recipe import POOLINGS
+
+ROWS = {row.name: row for row in every_row()}
 
 Key = TypeVar("Key")
 Given = TypeVar("Given")
@@ -103,6 +106,15 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 4) -> re
     }  # fmt: skip
 
 
+def times(
+    found: Mapping[Key, Sequence[float]], pairs: Iterable[tuple[Key, Key]], how: str, digits: int = 4
+) -> Iterator[records.Record]:
+    """Rows of the time of one contender over that of another, of what :func:`interleaved` found."""
+    for contender, unit in pairs:
+        row: records.Record = {"quantity": "time", "contender": str(contender), "unit": str(unit), "how": how}
+        yield row | ratio(found[contender], found[unit], digits)
+
+
 def add_costs(rows: Iterable[Mapping[str, Any]], given: argparse.Namespace, place: str = "cpu", **where: Any) -> None:
     """Rows of results/cost.csv, with what they share; and each as a line."""
     shared = {**where, **records.today(), "machine": records.machine(place, given.threads)}
@@ -123,6 +135,18 @@ def kept(file: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         print(f"{time.strftime('%H:%M')} {file}", flush=True)
     with np.load(file) as stream:
         return dict(stream)
+
+
+def encoding(model: SentenceTransformer, batch: int, prompt: str | None = None) -> Callable[[Sequence[str]], object]:
+    """Encode texts as a user does."""
+    return lambda texts: model.encode(list(texts), prompt=prompt, batch_size=batch, show_progress_bar=False)
+
+
+def contender(name: str, backbone: CausalModule, **settings: Any) -> SentenceTransformer:
+    """A recipe under a pooling, called as in tables, such as "Echo-2, mean"; with some settings of its own."""
+    recipe, _, pooling = name.rpartition(", ")
+    row = ROWS[recipe]
+    return pooled(row.module(backbone, **{**row.arguments(pooling), **settings}), pooling)
 
 
 def pooled(module: CausalModule, *poolings: str, prompts: Iterable[tuple[str, str]] = ()) -> SentenceTransformer:

@@ -16,10 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from real.texts import Sets
+from real.sets import PARTS, Sets
 
 Triplet = tuple[str, str, str]
-PARTS = ("dev", "test")
 
 
 def triplets(snli: Path, part: str) -> Iterator[Triplet]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 import records
-from real.cosines import pair_cosines, scored
+from real.cosines import beside, pair_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from runs import options, parser, timed
 from st_reba.evaluation import bootstrap
 from st_reba.export import static_model, token_vectors, usual_layer
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             static = static_model(module, fit, layer=layer, dimension=dimension, vectors=vectors)
             for part in ("dev", "test"):
                 pairs = sets.pairs("en", part)
-                scores = scored(bootstrap.spearman({"": pair_cosines(static, pairs)}, pairs.scores), [0])
+                scores = beside(bootstrap.spearman({"": pair_cosines(static, pairs)}, pairs.scores), [0])
                 took = {"speed": speed(static, texts, rounds=5)} if part == "test" else {}
                 keep(static, part, recipe="static", layer=layer, **scores, **took)
     recipe = replace(find(RECIPE), fit_texts=tuple(fit))

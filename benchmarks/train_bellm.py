@@ -6,17 +6,16 @@
 Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that it entails, one that contradicts it;
 ``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
 settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
-that was stopped goes on, and one whose cosines are there, in whichever precision, is not run again. A row without a
-seed is the mean over the seeds whose cosines are there, with the interval of that mean over the pairs, and says how
-many they are; ``ahead`` is how far it is ahead of no layer turned, by the ``ahead_seeds`` that both were trained with.
-A mean over more seeds, which is in the file, stays.
+that was stopped goes on, and one whose cosines are there is not run again. A row without a seed is the mean over the
+seeds whose cosines are there, with the interval of that mean over the pairs, and says how many they are; ``ahead`` is
+how far it is ahead of no layer turned, by the ``ahead_seeds`` that both were trained with.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,11 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 import records
-from real.cosines import Array, kept_cosines, scored
+from real.cosines import Array, Training, by_seed, kept_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from runs import device, options, parser
 from st_reba import CausalTransformer
-from st_reba.evaluation import bootstrap
 from st_reba.recipes import find
 from st_reba.train import BeLLMTraining, build_bellm, train_bellm
 
@@ -41,130 +39,37 @@ READINGS: dict[str, dict[str, Any]] = {
     "last token": {"pooling": "lasttoken"},
 }
 #: What the rows are beside: the best known prompt on the same model untrained, and a trained embedder.
-UNTRAINED, EMBEDDER = "PromptEOL", "all-MiniLM-L6-v2"
+UNTRAINED, EMBEDDER = "PromptEOL, untrained", "all-MiniLM-L6-v2"
 SEEDS = (0, 1, 2)
 #: Steps between checkpoints.
 SAVED = 20
-#: Of the frozen weights, which were released in bfloat16: in float32 they are the same.
-PRECISIONS = ("bfloat16", "float32")
 
 
-class Bench:
-    """One model and its triplets, with what was trained before."""
+def settings(path: str, turned: str, reading: str, seed: int | None, given: argparse.Namespace) -> BeLLMTraining:
+    """As the paper has them, or the released command."""
+    batch = {"per_device_train_batch_size": given.batch_size} if given.batch_size else {}
+    every: dict[str, Any] = {
+        "model": path, "triplets": str(given.triplets), "bidirectional_layers": turned, **READINGS[reading],
+        "model_kwargs": {"dtype": given.precision},
+        "arguments": {
+            "seed": seed or 0, "max_steps": given.max_steps, "save_steps": SAVED, "report_to": "none", **batch,
+        },
+    }  # fmt: skip
+    return BeLLMTraining(**every) if given.preset == "paper" else BeLLMTraining.of_preset("released", **every)
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given = given
-        self.path = str(given.path or MODELS[given.model].located(given.out / "models"))
-        self.pairs = Sets(given.data).pairs("en", "test")
-        self.out = given.out / f"{given.model}, {given.source}, {given.preset}"
-        self.method = "BeLLM" if given.preset == "paper" else "BeLLM, the released command's settings"
 
-    def settings(self, turned: str, reading: str, seed: int | None) -> BeLLMTraining:
-        """As the paper has them, or the released command."""
-        batch = {"per_device_train_batch_size": self.given.batch_size} if self.given.batch_size else {}
-        every: dict[str, Any] = {
-            "model": self.path, "triplets": str(self.given.triplets), "bidirectional_layers": turned,
-            **READINGS[reading], "model_kwargs": {"dtype": self.given.precision},
-            "arguments": {
-                "seed": seed or 0, "max_steps": self.given.max_steps, "save_steps": SAVED, "report_to": "none", **batch,
-            },
-        }  # fmt: skip
-        return BeLLMTraining(**every) if self.given.preset == "paper" else BeLLMTraining.of_preset("released", **every)
+def trained(settings: BeLLMTraining, seed: int | None, work: Path) -> SentenceTransformer:
+    """The model of one training, which goes on where it was stopped; without a seed, as it was before."""
+    if seed is None:
+        return build_bellm(settings)
+    if (work / "model").exists():
+        return SentenceTransformer(str(work / "model"), model_kwargs=settings.loading())
+    return train_bellm(settings, work, progress=False)
 
-    def file(self, name: str) -> Path:
-        """Where the cosines of this name are, in whichever precision, or will be."""
-        there = [file for file in (self.out / f"{name}, {each}.npz" for each in PRECISIONS) if file.is_file()]
-        return there[0] if there else self.out / f"{name}, {self.given.precision}.npz"
 
-    def cosines(self, name: str, make: Callable[[], SentenceTransformer]) -> Array:
-        """Those of the test pairs, by a model that is made now, or was before."""
-        return kept_cosines(self.file(name), make, {"test": self.pairs})["test"]
-
-    def untrained(self) -> SentenceTransformer:
-        """The prompt that needs no training."""
-        backbone = CausalTransformer(self.path, model_kwargs={"dtype": self.given.precision})
-        return find("prompteol").model(backbone.to(device()))
-
-    def trained(self, turned: str, reading: str, seed: int | None) -> tuple[str, Array]:
-        """One training; without a seed, the model as it was before: its name and cosines."""
-        settings = self.settings(turned, reading, seed)
-        name = f"{turned}, {reading}, {'before' if seed is None else f'seed {seed}'}"
-        work = self.out / f"{name}, running"
-
-        def make() -> SentenceTransformer:
-            if seed is None:
-                return build_bellm(settings)
-            if (work / "model").exists():
-                return SentenceTransformer(str(work / "model"), model_kwargs={"dtype": self.given.precision})
-            return train_bellm(settings, work, progress=False)
-
-        found = self.cosines(name, make)
-        shutil.rmtree(work, ignore_errors=True)
-        return name, found
-
-    def write(self, method: str, cosines: dict[str, Array], *places: Sequence[int], **more: records.Value) -> None:
-        """The row of some cosines, unless the same was measured before, of as many seeds: it keeps date and versions.
-
-        Args:
-            method: As tables call it.
-            cosines: By the names of their files.
-            places: Which of them are averaged, and which these are ahead of.
-            more: Other fields.
-        """
-        used = [list(cosines)[place] for place in places[0]]
-        precisions = {self.file(name).stem.rpartition(", ")[2] for name in used}
-        row: records.Record = {
-            "model": self.given.model, "precision": " and ".join(sorted(precisions)), "triplets": self.given.source,
-            "set": "STS-B en test", "metric": "Spearman", "method": method, "turned": "", "reading": "",
-            **scored(bootstrap.spearman(cosines, self.pairs.scores), *places), **records.today(), **more,
-        }  # fmt: skip
-        print(f"{method}, {', '.join(used)}: {row['score']:.3f}", flush=True)
-        same, counts = {key: row.get(key) for key in records.KEYS["bellm"]}, ("seeds", "ahead_seeds")
-        for known in records.there("bellm", self.given.results, **same):
-            if all(int(known[key] or 0) >= int(row.get(key) or 0) for key in counts):
-                return
-        records.rewrite("bellm", [row], self.given.results)
-
-    def means(self, reading: str) -> None:
-        """The rows of the means over the seeds that have been trained, each layer's beside that of none."""
-        runs = [
-            (turned, seed)
-            for turned in TURNED
-            for seed in SEEDS
-            if self.file(f"{turned}, {reading}, seed {seed}").is_file()
-        ]
-        cosines = dict(self.trained(turned, reading, seed) for turned, seed in runs)
-        for turned in dict.fromkeys(turned for turned, _ in runs):
-            # Of the seeds that both have: a seed draws the order of the rows and LoRA's weights for both.
-            shared = {seed for own, seed in runs if own == turned} & {seed for own, seed in runs if own == "none"}
-            own, paired, base = (
-                [place for place, (name, seed) in enumerate(runs) if name == which and seed in seeds]
-                for which, seeds in ((turned, SEEDS), (turned, shared), ("none", shared))
-            )
-            more: records.Record = {"turned": turned, "reading": reading, "seeds": len(own)}
-            if turned != "none" and shared:
-                beside = scored(bootstrap.spearman(cosines, self.pairs.scores), paired, base)
-                more |= {key: value for key, value in beside.items() if key.startswith("ahead")}
-                more["ahead_seeds"] = len(shared)
-            self.write(self.method, cosines, own, **more)
-
-    def measure(self) -> None:
-        """Train what is missing, and write the row of each training when it is there, and the means by seed."""
-        embedder = str(self.given.embedder or MODELS[EMBEDDER].located(self.given.out / "models"))
-        references: dict[str, Callable[[], SentenceTransformer]] = {
-            UNTRAINED: self.untrained,
-            EMBEDDER: partial(SentenceTransformer, embedder),
-        }
-        for name, make in references.items():
-            title = f"{name}, untrained" if name == UNTRAINED else name
-            self.write(title, {name: self.cosines(name, make)}, [0])
-        for reading in self.given.readings:
-            for seed in (None, *self.given.seeds):
-                method = self.method if seed is not None else f"{self.method}, before"
-                for turned in self.given.turned:
-                    found = dict([self.trained(turned, reading, seed)])
-                    self.write(method, found, [0], turned=turned, reading=reading, seed=seed)
-            self.means(reading)
+def untrained(path: str, precision: str) -> SentenceTransformer:
+    """The prompt that needs no training."""
+    return find("prompteol").model(CausalTransformer(path, model_kwargs={"dtype": precision}).to(device()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -180,7 +85,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
     made.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
     made.add_argument("--batch-size", type=int, help="default: that of the preset")
-    Bench(options(made, arguments)).measure()
+    given = options(made, arguments)
+    path = str(given.path or MODELS[given.model].located(given.out / "models"))
+    sets = {"test": Sets(given.data).pairs("en", "test")}
+    out = given.out / f"{given.model}, {given.source}, {given.preset}"
+    method = "BeLLM" if given.preset == "paper" else "BeLLM, the released command's settings"
+
+    shared: records.Record = {
+        "model": given.model, "precision": given.precision, "triplets": given.source, "set": "STS-B en test",
+        "metric": "Spearman", "turned": "", "reading": "", **records.today(),
+    }  # fmt: skip
+
+    def write(found: Mapping[Training, Array], method: str, **about: records.Value) -> None:
+        """The rows of some trainings; what is called ``method`` there is which layers."""
+        rows = []
+        for row in by_seed(found, sets["test"].scores, base="none"):
+            turned = {"turned": row["method"]} if about else {}
+            rows.append({**shared, **about, **row, **turned, "method": method})
+            print(f"{method}, {turned}, {about}, seed {row['seed']}: {row['score']:.3f}", flush=True)
+        records.rewrite("bellm", rows, given.results, same_stays=True)
+
+    embedder = str(given.embedder or MODELS[EMBEDDER].located(given.out / "models"))
+    references: dict[str, Callable[[], SentenceTransformer]] = {
+        UNTRAINED: partial(untrained, path, given.precision), EMBEDDER: partial(SentenceTransformer, embedder),
+    }  # fmt: skip
+    for name, make in references.items():
+        write({(name, None): kept_cosines(out / f"{name}, {given.precision}.npz", make, sets)["test"]}, name)
+    for reading in given.readings:
+        found: dict[Training, Array] = {}
+        for seed in (None, *SEEDS):
+            for turned in TURNED:
+                name = f"{turned}, {reading}, {'before' if seed is None else f'seed {seed}'}"
+                file, work = out / f"{name}, {given.precision}.npz", out / f"{name}, running"
+                if file.is_file() or (turned in given.turned and seed in (None, *given.seeds)):
+                    make = partial(trained, settings(path, turned, reading, seed, given), seed, work)
+                    found[turned, seed] = kept_cosines(file, make, sets)["test"]
+                    shutil.rmtree(work, ignore_errors=True)
+        before = {key: own for key, own in found.items() if key[1] is None}
+        write(before, f"{method}, before", reading=reading)
+        write({key: own for key, own in found.items() if key not in before}, method, reading=reading)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -28,9 +29,9 @@ import numpy as np
 import torch
 
 import records
-from real.cosines import Array, kept_cosines, scored
+from real.cosines import AHEAD, Array, beside, kept_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import Sets
 from runs import device, kept, options, parser
 from st_reba import CausalTransformer, LayerStates
 from st_reba.data.tables import read_pairs
@@ -83,6 +84,10 @@ class Method(NamedTuple):
     rate: float = 1e-3
     head: type = layerwise_autoencoder.SimilarityHead
 
+    @property
+    def bottlenecks(self) -> tuple[int] | None:
+        return None if self.width is None else (self.width,)
+
 
 #: The rows of the paper's table, and its loss with its own head, which two identical sentences tell apart.
 PAPER = {
@@ -93,7 +98,7 @@ PAPER = {
     "autoencoder, log-variance, the paper's head": Method("autoencoder", "log-variance", head=PaperHead),
 }
 #: Ahead of it: what is trained, from where it starts, and on which states.
-AHEAD = {
+BEYOND = {
     "siamese, cosine": Method("siamese", "cosent"),
     "autoencoder, cosine": Method("autoencoder", "cosent"),
     "whitened": Method("whitened", "cosent"),
@@ -109,7 +114,7 @@ CHOICE = {
     for layers, width in (("last", 256), ("upper three", 64), ("upper three", 128), ("four", 64), (ALL, 64))
     for rate in (1e-3, 1e-4)
 }
-METHODS = PAPER | AHEAD | CHOICE
+METHODS = PAPER | BEYOND | CHOICE
 #: Of which the curve is drawn.
 FEW = (
     "whitened, prompt, last, 256, 0.0001", "whitened, prompt, last, 256, 0.001", "autoencoder, log-variance",
@@ -148,10 +153,10 @@ class Bench:
         self.out.mkdir(parents=True, exist_ok=True)
         self.prompt = "prompteol-zh" if given.language == "zh" else "prompteol"
         # Loaded once for each template.
-        self.module = cache(self._module)
-
-    def _module(self, template: str) -> LayerStates:
-        return LayerStates(self.path, template=template, model_kwargs={"dtype": self.given.precision}).to(device())
+        kwargs = {"dtype": given.precision}
+        self.module = cache(
+            lambda template: LayerStates(self.path, template=template, model_kwargs=kwargs).to(device())
+        )
 
     def written(self, name: str, lines: Sequence[str]) -> str:
         file = self.out / name
@@ -180,7 +185,7 @@ class Bench:
             model=self.path, pairs=self.written(f"pairs-{count}-{run.seed}.tsv", pairs), cache=str(self.states),
             model_kwargs={"dtype": self.given.precision}, template=template, stage=method.stage, loss=method.loss,
             layers=layers_of(method.layers, states.depth),
-            bottlenecks=None if method.width is None else (method.width,),
+            bottlenecks=method.bottlenecks,
             arguments={
                 "seed": run.seed, "per_device_train_batch_size": BATCH, "learning_rate": method.rate,
                 "num_train_epochs": max(EPOCHS, -(-STEPS // -(-count // BATCH))), "save_steps": 100_000,
@@ -216,14 +221,14 @@ class Bench:
     def described(self, run: Run) -> records.Record:
         """What a run is."""
         method, template = METHODS[run.name], self.prompt if METHODS[run.name].prompt else PLAIN
-        states = self.module(template)
+        states, encoders = self.module(template), method.stage != "cosines"
         autoencoder = layerwise_autoencoder.LayerwiseAutoencoder(
             states.depth, states.get_embedding_dimension(), layers=layers_of(method.layers, states.depth),
-            encoders=method.stage != "cosines", bottlenecks=None if method.width is None else (method.width,),
+            encoders=encoders, bottlenecks=method.bottlenecks,
         )  # fmt: skip
         return {
             "model": self.given.model, "precision": self.given.precision, "method": run.name, "template": template,
-            "layers": method.layers, "width": "" if method.stage == "cosines" else str(method.width or PAPERS),
+            "layers": method.layers, "width": str(method.width or PAPERS) if encoders else "",
             "dimensions": autoencoder.get_embedding_dimension(), "loss": method.loss, "rate": method.rate,
             "pairs": run.pairs or len(self.train), **records.today(),
         }  # fmt: skip
@@ -232,37 +237,36 @@ class Bench:
         """Of each set, reading and metric, the score of one training, or the mean of several: on the test set with its
         interval, and how far it is ahead of the recipe without labels."""
         found, described = [self.similarities(run) for run in runs], self.described(runs[0])
-        for part, pairs in self.sets.items():
-            for reading, called in READINGS.items():
-                for metric, statistic in METRICS.items():
-                    each = {str(place): own[f"{part} {reading}"] for place, own in enumerate(found)}
-                    row: records.Record = {
-                        **described, "set": f"STS-B {self.language} {part}", "reading": called, "metric": metric,
-                        "seed": runs[0].seed if len(runs) == 1 else None,
-                    }  # fmt: skip
-                    if part == "test" and len(runs) > 1:
-                        base = [len(runs)] if metric == "Spearman" else None
-                        whole = statistic({**each, "untrained": self.untrained()}, pairs.scores)
-                        yield row | scored(whole, list(range(len(runs))), base)
-                    else:
-                        yield {**row, "score": float(np.mean(statistic(each, pairs.scores).scores))}
-
-    def is_there(self, run: Run, seed: int | None) -> bool:
-        """Whether a run with this seed, or the mean over the seeds, has its rows."""
-        same = {"model": self.given.model, "method": run.name, "set": f"STS-B {self.language} test"}
-        pairs = run.pairs or len(self.train)
-        return bool(records.there("freeze", self.given.results, **same, pairs=pairs, seed=seed))
+        for (part, pairs), (reading, called), (metric, statistic) in product(
+            self.sets.items(), READINGS.items(), METRICS.items()
+        ):
+            each = {str(place): own[f"{part} {reading}"] for place, own in enumerate(found)}
+            row = {**described, "set": f"STS-B {self.language} {part}", "reading": called, "metric": metric}
+            row["seed"] = runs[0].seed if len(runs) == 1 else None
+            if part == "test" and len(runs) > 1:
+                whole = statistic({**each, "untrained": self.untrained()}, pairs.scores)
+                row |= beside(whole, range(len(runs)))
+                if metric == "Spearman":
+                    row |= beside(whole, range(len(runs)), [len(runs)], AHEAD)
+                yield row
+            else:
+                yield {**row, "score": float(np.mean(statistic(each, pairs.scores).scores))}
 
     def measure(self, runs: Sequence[Run]) -> None:
         """Train what has no rows yet, the seeds of one method; write the rows of each, and of their mean."""
-        missing = [run for run in runs if not self.is_there(run, run.seed)]
+
+        def there(run: Run, seed: int | None) -> bool:
+            same = {"model": self.given.model, "method": run.name, "set": f"STS-B {self.language} test", "seed": seed}
+            return bool(records.there("freeze", self.given.results, **same, pairs=run.pairs or len(self.train)))
+
+        missing = [run for run in runs if not there(run, run.seed)]
         for run in missing:
             start = time.process_time()
             self.similarities(run)
             seconds = round(time.process_time() - start)
             records.rewrite("freeze", [{**row, "seconds": seconds} for row in self.rows([run])], self.given.results)
             print(f"{run.name}, {run.pairs or 'all'} pairs, seed {run.seed}: {seconds} s", flush=True)
-        if len(runs) > 1 and (missing or not self.is_there(runs[0], None)):
+        if len(runs) > 1 and (missing or not there(runs[0], None)):
             records.rewrite("freeze", self.rows(runs), self.given.results)
 
 
@@ -270,7 +274,7 @@ class Bench:
 PARTS: dict[str, tuple[tuple[str, ...], tuple[int | None, ...], tuple[int, ...]]] = {
     "labels": (FEW, COUNTS, SEEDS),
     "paper": (tuple(PAPER), (None,), SEEDS),
-    "ahead": (tuple(AHEAD), (None,), SEEDS),
+    "ahead": (tuple(BEYOND), (None,), SEEDS),
     "choice": (tuple(CHOICE), (1000,), SEEDS[:1]),
 }
 

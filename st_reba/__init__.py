@@ -3,6 +3,8 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
+import sys
+
 from . import modules
 from .lm.attention import function
 from .modules import AllButTheTop as AllButTheTop
@@ -35,6 +37,7 @@ from .modules import TopicModule as TopicModule
 from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
+from .moved import FormerPaths
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
 from .ready import build
@@ -58,3 +61,4 @@ __all__ = [
 __all__ += modules.__all__
 
 function.register()
+sys.meta_path.append(FormerPaths())

@@ -22,7 +22,7 @@ def export(
     plain: Annotated[
         Path | None, place("Directory for a saved model of st_reba's, as a plain one that inference engines serve.")
     ] = None,
-    pieces: Annotated[bool, option("--plain: tokenise a template and its text apart, as engines do.")] = False,
+    pieces: Annotated[bool, option("--plain: tokenise a template apart from the bare text, as engines do.")] = False,
     layer: Annotated[
         int | None,
         option("--static: read after this layer; 0: input embeddings. Default: a quarter of the layers.", min=0),

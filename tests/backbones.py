@@ -116,14 +116,8 @@ def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
         inner.train_from_iterator(_SAMPLE, trainers.WordPieceTrainer(vocab_size=320, special_tokens=special,
                                                                      show_progress=False))  # fmt: skip
         inner.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-        names = {
-            "pad_token": "[PAD]",
-            "unk_token": "[UNK]",
-            "cls_token": "[CLS]",
-            "sep_token": "[SEP]",
-            "mask_token": "[MASK]",
-        }
-        return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=POSITIONS, **names)
+        names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=POSITIONS, **{**names, **kwargs})
     inner = Tokenizer(models.Unigram())
     inner.pre_tokenizer = pre_tokenizers.Metaspace()
     inner.decoder = decoders.Metaspace()

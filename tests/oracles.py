@@ -101,17 +101,11 @@ def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False
     return torch.stack(rows)
 
 
-def echo(model, ids, k, before=(), after=(), first_copy=None):
-    """Echo-k (Table 1): the states of the last copy, or of the copies from ``first_copy`` (from 0) on."""
+def echo(model, ids, k, before=(), after=()):
+    """Echo-k (Table 1): the states of the last copy."""
     n, start = len(ids), len(before)
     states, _ = run(model, [*before, *(ids * k), *after])
-    first = k - 1 if first_copy is None else first_copy
-    return states[start + first * n : start + k * n]
-
-
-def classical(model, ids, before=(), after=()):
-    """v_1 .. v_n."""
-    return echo(model, ids, 1, before, after)
+    return states[start + (k - 1) * n : start + k * n]
 
 
 def meta_eol(model, prompts):
@@ -328,9 +322,9 @@ def with_slot(model, vector):
     return model, len(table)
 
 
-def token_prepending(model, architecture, ids, takes, layers, output_layer):
-    """TP and HTP: hidden states (N, D) after ``output_layer`` layers, where before layers 1 .. ``layers`` - 1 the state
-    at position s becomes that at ``takes[s]``."""
+@contextlib.contextmanager
+def renewed(model, architecture, takes, layers):
+    """Before layers 1 .. ``layers`` - 1, the state at position s becomes that at ``takes[s]``."""
 
     def renew(states):
         states = states.clone()
@@ -341,29 +335,28 @@ def token_prepending(model, architecture, ids, takes, layers, output_layer):
     with contextlib.ExitStack() as stack:
         for layer in range(1, layers):
             stack.enter_context(changed(model, layer_name(architecture, layer), before=renew))
+        yield
+
+
+def token_prepending(model, architecture, ids, takes, layers, output_layer):
+    """TP and HTP: hidden states (N, D) after ``output_layer`` layers, with slots that are renewed as ``takes`` says."""
+    with renewed(model, architecture, takes, layers):
         return seen(model, layer_name(architecture, output_layer - 1), ids, "after")
 
 
 @contextlib.contextmanager
 def prepended(model, architecture, slot, layers):
-    """TP as a change of any method: before layers 1 .. ``layers`` - 1, the state of the token ``slot``, an id, becomes
-    that of the last one."""
-    place = []
+    """TP as a change of any method: the state of the token ``slot``, an id, becomes that of the last one."""
+    takes: dict[int, int] = {}
 
     def find(ids):
-        place.extend((ids[0] == slot).nonzero().flatten().tolist())
+        for place in (ids[0] == slot).nonzero().flatten().tolist():
+            takes.clear()
+            takes[place] = -1
         return ids
 
-    def renew(states):
-        states = states.clone()
-        states[0, place[-1]] = states[0, -1]
-        return states
-
     embeddings = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(changed(model, embeddings, before=find))
-        for layer in range(1, layers):
-            stack.enter_context(changed(model, layer_name(architecture, layer), before=renew))
+    with changed(model, embeddings, before=find), renewed(model, architecture, takes, layers):
         yield
 
 
@@ -382,29 +375,15 @@ _BEFORE_MLP = {
 }  # fmt: skip
 
 
-@contextlib.contextmanager
-def before_mlp(model, architecture):
-    """FreeRet: the last layer gives the residual stream before its feed-forward part, in this block."""
-    layer = model.get_submodule(layer_name(architecture, model.config.num_hidden_layers - 1))
+def before_mlp(model, architecture, ids):
+    """FreeRet: the residual stream before the last layer's feed-forward part, behind the final norm: (N, D)."""
+    layer = layer_name(architecture, model.config.num_hidden_layers - 1)
     reader = _BEFORE_MLP.get(architecture, "post_attention_layernorm")
-    seen = []
     if reader is None:
-        hooks = [layer.mlp.register_forward_hook(lambda module, args, output: seen.append(output))]
+        states = seen(model, layer, ids, "after") - seen(model, f"{layer}.mlp", ids, "after")
     else:
-        part = layer.get_submodule(reader)
-        hooks = [part.register_forward_pre_hook(lambda module, args: seen.append(args[0]))]
-
-    def instead(module, args, output):
-        states = output[0] if isinstance(output, tuple) else output
-        before = (states - seen.pop()) if reader is None else seen.pop().view_as(states)
-        return (before, *output[1:]) if isinstance(output, tuple) else before
-
-    hooks.append(layer.register_forward_hook(instead))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+        states = seen(model, f"{layer}.{reader}", ids, "before")
+    return final_norm(architecture, model)(states)
 
 
 def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False):

@@ -7,28 +7,18 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.attention import kernels
 
-from . import oracles
 from .backbones import ARCHITECTURES, DEMO_MODEL, TEXTS
-from .catalogued import Case, completed
 from .conftest import relative_error
+from .modules.methods import RECIPES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 #: Of float32, relative. Products are summed in another order there, and refined thought multiplies rounding.
 TOLERANCE = 2e-5
 SENTENCES = ["The cat sat on the mat.", "我爱自然语言处理。", "a", "The quick brown fox jumps over the lazy dog. " * 3]
-HALF: dict[str, Case] = {
-    "classical": (CausalTransformer, {}),
-    "echo-2": (EchoModule, {}),
-    "reba-2": (ReBAModule, {}),
-    "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),
-    "reba-2 chunks": (ReBAModule, {"chunk_length": 6}),
-    "thought-2": (RefinedThoughtModule, {"iterations": 2}),
-}
-RECIPES = completed({**HALF, "both ways": (ReBAModule, {"bidirectional_layers": 2})})
+HALF = ("classical", "echo-2", "reba-2", "reba-3 last", "reba-2 chunks", "thought-2")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,8 +39,14 @@ def embedded(model: SentenceTransformer, texts: list[str], batch_size: int = 32)
     return model.encode(texts, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False).cpu()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("name", ["llama", "gemma2_softcap", "gpt2", "opt", "mixtral_experts"])
+@pytest.mark.filterwarnings("ignore:.*computes its attention in its own code")
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        *(("reba-2", name) for name in ARCHITECTURES),
+        *((recipe, name) for recipe in RECIPES for name in ("llama", "gpt2")),
+    ],
+)
 def test_equals_the_cpu(recipe, name, backbone_path):
     path = backbone_path(name)
     found, expected = (embedded(on(device, recipe, path), TEXTS) for device in ("cuda", "cpu"))
@@ -90,12 +86,3 @@ def test_the_triton_kernel_is_right(dtype, heads, groups, size, keys_are_positio
     device = torch.device("cuda", 0)
     kind = kernels.FoldKind(device, dtype, heads, groups, size, False, bias, keys_are_positions)
     assert kernels.trusted_fold(kind) is not None
-
-
-@pytest.mark.filterwarnings("ignore:.*computes its attention in its own code")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_reba_equals_its_algorithm(architecture, backbone_path, eager, token_ids):
-    model = on("cuda", "reba-2", backbone_path(architecture))
-    for text, words in zip(TEXTS, model.encode(TEXTS, output_value="token_embeddings"), strict=True):
-        expected = oracles.algorithm_2(eager(architecture), token_ids(text), 2)
-        assert relative_error(words.cpu(), expected) < TOLERANCE, text

@@ -44,7 +44,6 @@ def test_a_setting_says_what_it_may_be(setting):
 BROKEN = {
     "raise ImportError('libarrow.so.99: cannot open\\nshared object file')": "ImportError",
     "import no_such_package_at_all": "ModuleNotFoundError: No module named 'no_such_pack",
-    "raise AttributeError('_ARRAY_API not found')": "AttributeError: _ARRAY_API not found",
     "raise RuntimeError": "RuntimeError: no message",
     "": "No module named 'brittle.other'",
 }
@@ -71,11 +70,8 @@ def test_a_broken_package_is_called_broken_and_its_error_shown(code, package):
     package(code)
     with pytest.raises(ImportError) as refused:
         require("brittle.part" if code else "brittle.other", "extra", "A test")
-    shown = str(refused.value)
-    assert shown.startswith("A test needs brittle, which is installed and cannot be imported (")
-    assert BROKEN[code] in shown
-    assert 'pip install "st-reba[extra]"' in shown
-    assert "\n" not in shown
+    said = r"A test needs brittle, which is installed and cannot be imported \(.*{}.*pip install \"st-reba\[extra\]\".*"
+    assert re.fullmatch(said.format(re.escape(BROKEN[code])), str(refused.value))
 
 
 def test_a_package_that_is_missing_or_there(package):
@@ -123,18 +119,13 @@ def test_every_writer_says_that_the_disk_is_full_and_leaves_nothing(writer, tmp_
 
 @on_a_full_disk
 def test_what_was_there_is_as_it_was(tmp_path, monkeypatch):
-    (tmp_path / "a").write_text("before")
+    with atomic_file(tmp_path / "a", "w") as text:
+        text.write("ä\r\nb\n")
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex="0"))
     (tmp_path / ".writing-0").symlink_to("/dev/full")
     with pytest.raises(NoRoomError, match=f"{tmp_path / 'a'} {NO_ROOM}"), atomic_file(tmp_path / "a") as stream:
         np.save(stream, np.zeros(MANY))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert (tmp_path / "a").read_text() == "before"
-
-
-def test_a_file_of_text(tmp_path):
-    with atomic_file(tmp_path / "a", "w") as text:
-        text.write("ä\r\nb\n")
     assert (tmp_path / "a").read_bytes() == "ä\r\nb\n".encode()
 
 
@@ -146,23 +137,11 @@ def test_a_quota_is_room_and_told_once(tmp_path):
     assert isinstance(told.value.__cause__, OSError)
 
 
-#: What the system says is stronger than what PyTorch makes of it.
-OF_PYTORCH = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
-OF_PYTORCH.__context__ = OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        PermissionError(errno.EACCES, "not yours"),
-        ValueError("tokenizer.json: an iostream error in line 3"),
-        RuntimeError("unexpected pos 64 vs 0 in the shard's header"),
-        OSError(errno.EIO, "PytorchStreamWriter failed"),
-        OF_PYTORCH,
-    ],
-    ids=str,
-)
-def test_an_error_with_like_words_is_no_full_disk(error, tmp_path):
-    with pytest.raises(type(error)) as raised, atomic_file(tmp_path / "a"):
-        raise error
-    assert raised.value is error
+def test_an_error_with_like_words_is_no_full_disk(tmp_path):
+    # What the system says is stronger than what PyTorch makes of it.
+    of_pytorch = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    of_pytorch.__context__ = OSError(errno.EIO, os.strerror(errno.EIO))
+    for error in (PermissionError(errno.EACCES, "not yours"), ValueError("an iostream error in line 3"), of_pytorch):
+        with pytest.raises(type(error)) as raised, atomic_file(tmp_path / "a"):
+            raise error
+        assert raised.value is error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +16,10 @@ from st_reba.evaluation.bootstrap import Resampled
 from st_reba.recipes import find
 from st_reba.recipes.rows import PARTWISE
 
-from .filtered import Kept, Variant
+from .cosines import beside
+from .kept import Kept, Variant
 from .scores import Pairs, Row, Titles, word_readings
-from .texts import Sets
+from .sets import Sets
 
 Array = NDArray[np.float64]
 
@@ -106,32 +109,48 @@ def on_pairs(language: str) -> list[Claim]:
     ]
 
 
+def differences(
+    claims: Sequence[Claim],
+    readings: Mapping[Variant, Any],
+    statistic: Callable[[dict[str, Any]], Resampled],
+    name: str,
+) -> Iterator[Row]:
+    """A row for each claim; what was not run is left out.
+
+    Args:
+        claims: Some claims.
+        readings: What each reading gave.
+        statistic: The score of that.
+        name: Of the set.
+    """
+    claims = [claim for claim in claims if claim.first in readings and claim.second in readings]
+    used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
+    scores = statistic({str(number): readings[each] for number, each in enumerate(used)}) if used else None
+    for claim in claims:
+        first, second = claim.names or (shown(claim.first), shown(claim.second))
+        ours, theirs = [used.index(claim.first)], [used.index(claim.second)]
+        difference = beside(scores, ours, theirs, ("difference", "low", "high"))
+        yield {"claim": claim.text, "set": name, "first": first, "second": second, **difference}
+
+
 def pair_claims(found: Pairs) -> Iterator[Row]:
-    """On the test part; what was not run is left out."""
-    cosines = found.cosines["test"]
+    """On the test part."""
     claims = []
     for claim in on_pairs(found.language):
         layer = found.chosen_layer(claim.first) if claim.names else None
-        if claim.names and layer is None:
-            # Without a development part there is nothing to choose a layer on.
-            continue
-        first = replace(claim.first, layer=layer)
-        if first in cosines and claim.second in cosines:
-            claims.append(replace(claim, first=first))
-    used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
-    if used:
-        statistic = bootstrap.spearman({str(used.index(each)): cosines[each] for each in used}, found.labels["test"])
-        yield from _differences(claims, used, statistic, found.names["test"])
+        # Without a development part there is nothing to choose a layer on.
+        if not claim.names or layer is not None:
+            claims.append(replace(claim, first=replace(claim.first, layer=layer)))
+    statistic = partial(bootstrap.spearman, labels=found.labels["test"])
+    return differences(claims, found.cosines["test"], statistic, found.names["test"])
 
 
 def title_claims(found: Titles) -> Iterator[Row]:
-    """On titles of news; what was not run is left out."""
-    keys = {variant: key for key, variant in found.variants.items()}
-    claims = [claim for claim in on_pairs("zh") if claim.first in keys and claim.second in keys and not claim.names]
-    used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
-    samples = {str(used.index(each)): found.scores.scores[keys[each]].samples for each in used}
-    if used and all(samples.values()):
-        yield from _differences(claims, used, score_items(samples), found.name)
+    """On titles of news."""
+    scores = {variant: found.scores.scores[key].samples for key, variant in found.variants.items()}
+    readings = {variant: samples for variant, samples in scores.items() if samples}
+    claims = [claim for claim in on_pairs("zh") if not claim.names]
+    return differences(claims, readings, score_items, found.name)
 
 
 def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
@@ -143,40 +162,18 @@ def word_claims(kept: Kept, sets: Sets, names: Sequence[str]) -> Iterator[Row]:
         other = next((each for each in names if each != name), name)
         for metric, correct in readings[name].items():
             claims = []
-            for claimed in recipes:
-                first, second = (each.recipe for each in claimed)
-                pair = (Variant(first, ""), Variant(second, ""))
-                best = [_best_layer(readings[other][metric], each) for each in pair]
-                called = (f"{first}, its best layer", f"{second}, its best layer")
-                text = f"{first} is ahead of {second} on word senses"
-                for claim in (Claim(text, *pair), Claim(text, best[0], best[1], called)):
-                    if claim.first in correct and claim.second in correct:
-                        claims.append(claim)
-            used = list(dict.fromkeys(each for claim in claims for each in (claim.first, claim.second)))
-            if used:
-                statistic = bootstrap.mean({str(used.index(each)): correct[each] for each in used})
-                yield from _differences(claims, used, statistic, f"{name.upper()}, {metric}")
+            for pair in recipes:
+                first, second = (Variant(each.recipe, "") for each in pair)
+                text = f"{first.recipe} is ahead of {second.recipe} on word senses"
+                one, two = (_best_layer(readings[other][metric], each) for each in (first, second))
+                called = (f"{first.recipe}, its best layer", f"{second.recipe}, its best layer")
+                claims += [Claim(text, first, second), Claim(text, one, two, called)]
+            yield from differences(claims, correct, bootstrap.mean, f"{name.upper()}, {metric}")
 
 
 def _best_layer(correct: Mapping[Variant, Array], variant: Variant) -> Variant:
     own = [each for each in correct if each.layer is not None and replace(each, layer=None) == variant]
     return max(own, key=lambda each: float(correct[each].mean()), default=variant)
-
-
-def differences(statistic: Resampled, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, float]]:
-    """How much more the first of each pair of recipes scores than the second, and the interval of that."""
-    place = {name: number for number, name in enumerate(statistic.recipes)}
-    values, replicates = statistic.scores, bootstrap.bootstrap(statistic)
-    for first, second in (map(place.__getitem__, pair) for pair in pairs):
-        low, high = bootstrap.interval(replicates[first] - replicates[second])
-        yield {"difference": float(values[first] - values[second]), "low": float(low), "high": float(high)}
-
-
-def _differences(claims: Sequence[Claim], used: Sequence[Variant], statistic: Resampled, name: str) -> Iterator[Row]:
-    pairs = [(str(used.index(claim.first)), str(used.index(claim.second))) for claim in claims]
-    for claim, difference in zip(claims, differences(statistic, pairs), strict=True):
-        first, second = claim.names or (shown(claim.first), shown(claim.second))
-        yield {"claim": claim.text, "set": name, "first": first, "second": second, **difference}
 
 
 def shown(variant: Variant) -> str:

@@ -31,6 +31,8 @@ from .endings import MEANS
 Array = NDArray[np.float32]
 #: What is kept of some texts, by the names of the arrays in a file.
 Kept = Mapping[str, NDArray[Any]]
+#: Texts that are encoded together.
+BATCH = 16
 #: Documents that filters are fitted on, without any label.
 FIT_DOCUMENTS = 400
 #: A sum whose parts are standardised on documents for these, and on queries for those.
@@ -55,17 +57,18 @@ class Contender(ABC):
     def directory(self) -> str:
         return ", ".join(filter(None, (self.name, self.pooling)))
 
+    def encoded(self, model: Any, texts: Sequence[str], role: str, **more: Any) -> Any:
+        """What the model gives for some texts; ``role`` is ``"query"`` or ``"document"``."""
+        encode = model.encode_query if role == "query" else model.encode_document
+        return encode(list(texts), batch_size=BATCH, show_progress_bar=False, **more)
+
     @abstractmethod
     def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
-        """What is kept of some texts; ``role`` is ``"query"`` or ``"document"``."""
+        """What is kept of some texts."""
 
     @abstractmethod
     def joined(self, blocks: Sequence[Kept]) -> Any:
         """All texts, of what was kept of them block by block."""
-
-    @abstractmethod
-    def in_order(self, whole: Any, order: NDArray[np.int64]) -> Kept:
-        """What is kept of texts in another order."""
 
     @abstractmethod
     def rank(self, queries: Any, documents: Any, count: int, seen: Any) -> dict[str, list[Hits]]:
@@ -90,16 +93,12 @@ class Dense(Contender):
     filters: tuple[str, ...] = ("", "centred", "whitened")
 
     def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
-        encode = model.encode_query if role == "query" else model.encode_document
-        vectors = encode(list(texts), batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False)
+        vectors = self.encoded(model, texts, role, convert_to_tensor=True)
         shares = getattr(model[0], "shares", CausalModule.shares)
         return {"vectors": vectors.float().cpu().numpy(), "shares": np.array(shares)}
 
     def joined(self, blocks: Sequence[Kept]) -> Vectors:
         return Vectors(np.concatenate([block["vectors"] for block in blocks]), tuple(blocks[0]["shares"].tolist()))
-
-    def in_order(self, whole: Vectors, order: NDArray[np.int64]) -> Kept:
-        return {"vectors": whole.vectors[order], "shares": np.array(whole.shares)}
 
     def rank(self, queries: Vectors, documents: Vectors, count: int, seen: Vectors) -> dict[str, list[Hits]]:
         found = {}
@@ -125,16 +124,13 @@ class Sparse(Contender):
     """One weight a token of the vocabulary, nearly all 0, and their products."""
 
     def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
-        encode = model.encode_query if role == "query" else model.encode_document
-        vectors = encode(list(texts), batch_size=len(texts), show_progress_bar=False, convert_to_sparse_tensor=False)
-        return _sparse(csr_matrix(vectors.float().cpu().numpy()))
+        vectors = self.encoded(model, texts, role, convert_to_sparse_tensor=False)
+        rows = csr_matrix(vectors.float().cpu().numpy())
+        return {"data": rows.data, "indices": rows.indices, "indptr": rows.indptr, "shape": np.array(rows.shape)}
 
     def joined(self, blocks: Sequence[Kept]) -> csr_matrix:
         parts = [csr_matrix((each["data"], each["indices"], each["indptr"]), tuple(each["shape"])) for each in blocks]
         return vstack(parts).tocsr()
-
-    def in_order(self, whole: csr_matrix, order: NDArray[np.int64]) -> Kept:
-        return _sparse(whole[order])
 
     def rank(self, queries: csr_matrix, documents: csr_matrix, count: int, seen: csr_matrix) -> dict[str, list[Hits]]:
         return {"": best((queries @ documents.T).toarray(), count)}
@@ -145,15 +141,11 @@ class Tokens(Contender):
     """A vector for each token, and the sum of each query token's best match (MaxSim)."""
 
     def embed(self, model: Any, texts: Sequence[str], role: str) -> Kept:
-        encode = model.encode_query if role == "query" else model.encode_document
-        found = encode(list(texts), batch_size=len(texts), show_progress_bar=False)
-        return _tokens([each.float().cpu().numpy() for each in found])
+        found = [each.float().cpu().numpy() for each in self.encoded(model, texts, role)]
+        return {"vectors": np.concatenate(found).astype(np.float16), "lengths": np.array([len(own) for own in found])}
 
     def joined(self, blocks: Sequence[Kept]) -> list[Array]:
         return [own for block in blocks for own in np.split(block["vectors"], np.cumsum(block["lengths"])[:-1])]
-
-    def in_order(self, whole: list[Array], order: NDArray[np.int64]) -> Kept:
-        return _tokens([whole[index] for index in order])
 
     def rank(
         self, queries: list[Array], documents: list[Array], count: int, seen: list[Array]
@@ -176,9 +168,9 @@ def best(scores: NDArray[Any], count: int) -> list[Hits]:
 
 def words(text: str, language: str) -> list[str]:
     """What BM25 counts: words; of Chinese, characters and pairs of neighbours."""
-    if language == "en":
-        return re.findall(r"\w+", text.lower())
     runs = re.findall(r"\w+", text.lower())
+    if language == "en":
+        return runs
     return [run[index : index + size] for run in runs for size in (1, 2) for index in range(len(run) - size + 1)]
 
 
@@ -330,15 +322,6 @@ def _fitted(name: str, texts: Vectors) -> Callable[[Array], Array]:
     moments.add(torch.from_numpy(texts.vectors[chosen]))
     module = PARTS[SUM if name == APART else name].from_moments(moments, texts.shares)
     return partial(_mapped, module)
-
-
-def _sparse(rows: csr_matrix) -> Kept:
-    return {"data": rows.data, "indices": rows.indices, "indptr": rows.indptr, "shape": np.array(rows.shape)}
-
-
-def _tokens(texts: Sequence[Array]) -> Kept:
-    lengths = np.array([len(own) for own in texts])
-    return {"vectors": np.concatenate(texts).astype(np.float16), "lengths": lengths}
 
 
 def _unit(vectors: Array) -> Array:

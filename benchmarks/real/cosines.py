@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from st_reba.data import tables
 from st_reba.evaluation import bootstrap
 
 Array = NDArray[np.float64]
+#: A method, and the seed of one training.
+Training = tuple[str, int | None]
+SCORE, AHEAD = ("score", "low", "high"), ("ahead", "ahead_low", "ahead_high")
 
 
 def cosines_of(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
@@ -52,18 +56,41 @@ def kept_cosines(
     return kept(file, made)
 
 
-def scored(scores: Any, indices: Sequence[int], base: Sequence[int] | None = None) -> Record:
-    """The mean of some scores with its interval, and how far it is ahead of the mean of others."""
-    replicates = bootstrap.bootstrap(scores)
-    mean = np.mean([replicates[index] for index in indices], axis=0)
-    low, high = bootstrap.interval(mean)
-    values = scores.scores
-    found: Record = {
-        "score": float(np.mean([values[index] for index in indices])), "low": float(low), "high": float(high),
-    }  # fmt: skip
-    if base is not None:
-        other = np.mean([replicates[index] for index in base], axis=0)
-        low, high = bootstrap.interval(mean - other)
-        ahead = float(np.mean([values[index] for index in indices]) - np.mean([values[index] for index in base]))
-        found |= {"ahead": ahead, "ahead_low": float(low), "ahead_high": float(high)}
-    return found
+def beside(scores: Any, ours: Sequence[int], theirs: Sequence[int] = (), names: Sequence[str] = SCORE) -> Record:
+    """The mean of some scores, less the mean of others, and the interval of that, where there are resamples.
+
+    Args:
+        scores: With (M,) ``scores`` and (M, R) ``replicates``.
+        ours: Places of some of them.
+        theirs: Places of others.
+        names: Of the three fields.
+    """
+    value, drawn = (each[list(ours)].mean(axis=0) for each in (scores.scores, scores.replicates))
+    if theirs:
+        value = value - scores.scores[list(theirs)].mean()
+        drawn = drawn - scores.replicates[list(theirs)].mean(axis=0)
+    found: Record = dict(zip(names, map(float, (value, *bootstrap.interval(drawn))), strict=True))
+    return {names[0]: float(value)} if np.isnan(drawn).all() else found
+
+
+def by_seed(found: Mapping[Training, Array], labels: Sequence[float], base: str = "") -> Iterator[Record]:
+    """The score of each training; and of each method, without a seed, the mean over its seeds.
+
+    Args:
+        found: Cosines by method and seed; without a seed, those of a model that was not trained.
+        labels: Of the pairs.
+        base: The method that the means of the others are held against, by the seeds that both have: a seed draws the
+            order of the rows and the new weights for both.
+    """
+    scores = bootstrap.spearman({str(key): own for key, own in found.items()}, labels)
+    places: dict[str, dict[int, int]] = defaultdict(dict)
+    for place, (method, seed) in enumerate(found):
+        yield {"method": method, "seed": seed, **beside(scores, [place])}
+        if seed is not None:
+            places[method][seed] = place
+    for method, own in places.items():
+        row: Record = {"method": method, "seed": None, "seeds": len(own), **beside(scores, list(own.values()))}
+        if method != base and (shared := own.keys() & places.get(base, {}).keys()):
+            ours, theirs = ([places[each][seed] for seed in sorted(shared)] for each in (method, base))
+            row |= {**beside(scores, ours, theirs, AHEAD), "ahead_seeds": len(shared)}
+        yield row

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset, DatasetDict
+from mteb import AbsTask, TaskMetadata
+from mteb.abstasks import AbsTaskClassification, AbsTaskClustering
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
@@ -17,10 +20,9 @@ from st_reba.evaluation import bootstrap
 from st_reba.modules import CausalModule
 from st_reba.recipes.rows import PARTWISE
 
-from .cosines import cosines_of, places
-from .filtered import Kept, Variant
-from .texts import LISTS, Sets
-from .titles import TASKS
+from .cosines import beside, cosines_of, places
+from .kept import Kept, Variant
+from .sets import LISTS, Sets
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
@@ -102,15 +104,16 @@ def pair_rows(found: Pairs) -> Iterator[Row]:
         chosen = {replace(variant, layer=found.chosen_layer(variant)) for variant in own} if part == "test" else set()
         surely = [variant for variant in cosines if variant in own | chosen]
         named = {str(number): cosines[variant] for number, variant in enumerate(surely)}
-        sure = bootstrap.estimate(bootstrap.spearman({**named, TF_IDF: found.overlap[part]}, labels))
-        beyond = bootstrap.estimate(bootstrap.partial_spearman(named, labels, found.overlap[part]))
+        sure = bootstrap.spearman({**named, TF_IDF: found.overlap[part]}, labels)
+        beyond = bootstrap.partial_spearman(named, labels, found.overlap[part]) if named else None
         shared = {"set": found.names[part], "metric": SPEARMAN, "texts": found.texts[part]}
-        yield {**shared, "recipe": TF_IDF, "pooling": "", "filter": "", **_estimated(sure[TF_IDF])}
+        yield {**shared, "recipe": TF_IDF, "pooling": "", "filter": "", **beside(sure, [len(named)])}
         for variant, own_cosines in cosines.items():
-            row = {**shared, **_named(variant)}
+            row = {**shared, **asdict(variant)}
             if variant in surely:
-                name = str(surely.index(variant))
-                yield {**row, **_estimated(sure[name]), **_estimated(beyond[name], beyond=True)}
+                place = [surely.index(variant)]
+                names = ("beyond_overlap", "beyond_low", "beyond_high")
+                yield {**row, **beside(sure, place), **beside(beyond, place, names=names)}
             elif not np.isnan(score := _spearman(own_cosines, labels)):
                 yield {**row, "score": score}
 
@@ -132,11 +135,61 @@ def word_readings(kept: Kept, sets: Sets, name: str) -> dict[str, dict[Variant, 
 def word_rows(kept: Kept, sets: Sets, name: str) -> Iterator[Row]:
     """Accuracy of the odd one out, by Euclidean and by cosine distance, after every layer."""
     for distance, scores in word_readings(kept, sets, name).items():
-        named = {str(number): each for number, each in enumerate(scores.values())}
-        sure = bootstrap.estimate(bootstrap.mean(named))
+        sure = bootstrap.mean({str(number): each for number, each in enumerate(scores.values())})
         shared = {"set": name.upper(), "metric": f"accuracy, {distance}", "texts": 4 * len(next(iter(scores.values())))}
-        for variant, estimate in zip(scores, sure.values(), strict=True):
-            yield {**shared, **_named(variant), **_estimated(estimate)}
+        for place, variant in enumerate(scores):
+            yield {**shared, **asdict(variant), **beside(sure, [place])}
+
+
+# Titles of news, to classify and to cluster, as tasks of mteb
+
+
+def _rows(titles: Sequence[tuple[str, str]]) -> Dataset:
+    classes = sorted({kind for _, kind in titles})
+    return Dataset.from_dict(
+        {"text": [text for text, _ in titles], "label": [classes.index(kind) for _, kind in titles]}
+    )
+
+
+def _metadata(name: str, kind: Any, metric: str) -> TaskMetadata:
+    return TaskMetadata(
+        name=name, description="Titles of news.", dataset={"path": f"local/{name}", "revision": "1"}, type=kind,
+        category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["cmn-Hans"], main_score=metric,
+    )  # fmt: skip
+
+
+class TNews(AbsTaskClassification):
+    """Logistic regression on mteb's few training titles a class, ten times."""
+
+    metadata = _metadata("TNews", "Classification", "accuracy")
+
+    def __init__(self, sets: Sets) -> None:
+        super().__init__()
+        self.dataset = DatasetDict(train=_rows(sets.titles("tnews_train")), test=_rows(sets.titles("tnews_test")))
+        self.data_loaded = True
+
+    def _calculate_scores(self, y_test: Any, y_pred: Any) -> Any:
+        # A lazy column, which each of many metrics would read from the file again.
+        return super()._calculate_scores(list(y_test), y_pred)
+
+
+class THUCNews(AbsTaskClustering):
+    metadata = _metadata("THUCNews", "Clustering", "v_measure")
+    # mteb's own fraction, 4%, is meant for larger sets.
+    max_fraction_of_documents_to_embed = 1.0
+
+    def __init__(self, sets: Sets) -> None:
+        super().__init__()
+        titles = _rows(sets.titles("thucnews_titles")).rename_columns({"text": "sentences", "label": "labels"})
+        self.dataset = DatasetDict(test=titles)
+        self.data_loaded = True
+
+
+#: By name, with the lists that their texts are in and how their score is called.
+TASKS: dict[str, tuple[Callable[[Sets], AbsTask], tuple[str, ...], str]] = {
+    "TNews": (TNews, ("tnews-train", "tnews-test"), "accuracy"),
+    "THUCNews": (THUCNews, ("thucnews-titles",), "v-measure"),
+}
 
 
 @dataclass(frozen=True)
@@ -182,20 +235,15 @@ def title_rows(found: Titles) -> Iterator[Row]:
     """Scores of titles of news."""
     shared = {"set": found.name, "metric": TASKS[found.name][2], "texts": found.texts}
     for key, estimate in mteb_estimates(found.scores).items():
-        yield {**shared, **_named(found.variants[key]), **_estimated(estimate)}
+        yield {
+            **shared,
+            **asdict(found.variants[key]),
+            "score": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+        }
 
 
 def _spearman(cosines: Array, labels: Sequence[float]) -> float:
     # What is one number but for rounding, such as a prompt's last state before the first layer, has no order.
     return float(spearmanr(cosines, labels).statistic) if np.ptp(cosines) > 1e-9 else float("nan")
-
-
-def _named(variant: Variant) -> Row:
-    return {
-        "recipe": variant.recipe, "pooling": variant.pooling, "layer": variant.layer, "filter": variant.filter,
-    }  # fmt: skip
-
-
-def _estimated(estimate: Any, beyond: bool = False) -> Row:
-    names = ("beyond_overlap", "beyond_low", "beyond_high") if beyond else ("score", "low", "high")
-    return dict(zip(names, (estimate.value, estimate.low, estimate.high), strict=True))

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,19 +15,17 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, __version__
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from tokenizers import Regex, Tokenizer, normalizers, processors
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
-from ..lm.anatomy import final_norm
 from ..modules import CausalModule, CausalTransformer, EchoModule
 from ..modules.changes import EarlyExit
-from ..text.templates import normalized
 
 #: The names that all versions of ST read, and engines look for.
 _MODULES = "sentence_transformers.models"
 _POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
-# Texts that a finished directory is tried on: the last ones are longer than most limits, and end in every way.
+# Texts that a finished directory is tried on: the last ones are longer than most limits.
 _PROBES = ("a", "Who said so?", 'He said "no"', "我爱自然语言处理。", "我爱你", "Zwölf Boxkämpfer 🥊 ", "a b c " * 700)
 # Cosine distance to what is exported, above which it is not the same; half precision rounds.
 _SAME = {torch.float32: 1e-5}
@@ -48,18 +41,17 @@ def save_plain(model: SentenceTransformer, directory: Path, *, pieces: bool = Fa
     Args:
         model: Whose first module is one of st_reba's.
         directory: An empty one.
-        pieces: Tokenise a template and its text apart, as an engine does, though the model reads them as one string;
-            the vectors are then those of ``tokenization="pieces"``.
+        pieces: Tokenise a template and its text apart, and leave the text as it is, as an engine does; the vectors are
+            then those of ``tokenization="pieces"`` and ``normalize_text=False``.
 
     Raises:
         ValueError: If an engine cannot carry the recipe, with the reason; or if the written model gives other vectors.
     """
     module = _checked(model, pieces)
-    if pieces and module.tokenization != "pieces":
+    if pieces:
         module = copy.copy(module)
-        module.tokenization = "pieces"
-    with torch.inference_mode(), _norm_as_read(module):
-        module.model.save_pretrained(directory)
+        module.tokenization, module.normalize_text = "pieces", False
+    module.model.save_pretrained(directory)
     # What stands behind the last copy and is not read is nothing to a causal model.
     tokenizer = _tokenizer(module, to_the_end=module.pool_over != "text" or model[1].pooling_mode == "mean")
     tokenizer.save_pretrained(directory)
@@ -101,9 +93,8 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             'token of the input or the last. Build it with Pooling("lasttoken").',
         ),
         (
-            not module.final_norm and len(behind) == 1,
-            "final_norm=False: a norm behind the last layer can be left out up to a vector's length alone. Add "
-            "Normalize.",
+            not module.final_norm,
+            "final_norm=False: an engine runs the norm behind the last layer. Use final_norm=True.",
         ),
         (
             module.copies > 2,
@@ -119,6 +110,11 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             f"The template {str(module._template)!r} and a text are tokenised as one string, and an engine puts fixed "
             "tokens around a text. Export it with pieces (--pieces): its vectors are then those of a model built with "
             'tokenization="pieces".',
+        ),
+        (
+            module.normalize_text and not pieces,
+            "normalize_text=True: an engine leaves a text's marks as they are. Export it with pieces (--pieces): its "
+            "vectors are then those of a model built with normalize_text=False.",
         ),
         (
             prompts and (literal or module.copies > 1 or module.tokenization == "pieces"),
@@ -161,9 +157,6 @@ def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFas
     backend.no_truncation()
     backend.no_padding()
     backend.post_processor = _around(around, given)
-    if module.normalize_text:
-        own = [] if backend.normalizer is None else [backend.normalizer]
-        backend.normalizer = normalizers.Sequence([*_normalizers(), *own])
     added = sum(map(len, around))
     limit = module.max_seq_length
     special = {name: str(token) for name, token in given.special_tokens_map.items() if isinstance(token, str)}
@@ -187,66 +180,6 @@ def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProce
     return processors.TemplateProcessing(
         single=[piece for piece in pieces if piece == "$A" or piece in added], special_tokens=known
     )
-
-
-@cache
-def _normalizers() -> tuple[normalizers.Normalizer, ...]:
-    """What :func:`st_reba.text.templates.normalized` does, as a tokenizer says it."""
-    # Most of a million code points are no characters.
-    chinese = _characters(lambda character: character.isprintable() and normalized(character).endswith("。"))
-    # What str.strip() takes for blank, which the separators U+001C to U+001F are and "\s" does not know.
-    blank = _characters(str.isspace)
-    ends = ".?\"'。？”’"
-    return (
-        normalizers.Replace(Regex(rf"(?<=[{chinese}])(?<![{ends}])\z"), "。"),
-        normalizers.Replace(Regex(rf"[^{blank}][{blank}]*\K(?<![{ends}])\z"), "."),
-        normalizers.Replace('"', "'"),
-        normalizers.Replace("“", "‘"),
-        normalizers.Replace("”", "’"),
-        normalizers.Replace(Regex(r"\?\z"), "."),
-        normalizers.Replace(Regex(r"？\z"), "。"),
-    )
-
-
-def _characters(wanted: Callable[[str], bool]) -> str:
-    """All characters that are wanted, as ranges of the inside of a character class."""
-    codes = [code for code in range(sys.maxunicode + 1) if wanted(chr(code))]
-    # Codes that follow each other are as far from their places in the list.
-    runs = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0])]
-    return "".join(rf"\x{{{run[0]:X}}}-\x{{{run[-1]:X}}}" for run in runs)
-
-
-# The language model
-
-
-@contextmanager
-def _norm_as_read(module: CausalModule) -> Iterator[None]:
-    """In this block, a final norm that is not read has equal weights, and so changes a vector's length alone.
-
-    Raises:
-        ValueError: If it does more, whatever its weights.
-    """
-    if module.final_norm:
-        yield
-        return
-    norm = final_norm(module.model)
-    kept = {weight: weight.clone() for weight in norm.parameters()}
-    # Not around 0: what takes their mean off turns them.
-    states = torch.rand(4, module.get_embedding_dimension(), dtype=module.model.dtype, device=module.model.device)
-    try:
-        # Equal weights, also where an architecture adds 1 to them.
-        for weight in kept:
-            weight.fill_(1)
-        if not torch.cosine_similarity(norm(states).float(), states.float()).min() > 0.999:
-            raise ValueError(
-                f"final_norm=False: what {type(module.model).__name__} has behind its last layer changes more than a "
-                "vector's length, whatever its weights, so an engine cannot read the states before it. Use "
-                "final_norm=True."
-            )
-        yield
-    finally:
-        for weight, before in kept.items():
-            weight.copy_(before)
 
 
 # The pipeline

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -164,13 +164,9 @@ class Server:
 
         Raises:
             ClientDisconnect: If it does.
-            RefusedError: If the body does not arrive in time, is too large, or is no such form; or as the path has it.
+            RefusedError: If the body is too large, or is no such form; or as the path has it.
         """
-        try:
-            body = await asyncio.wait_for(self._body(request), self.limits.body_seconds)
-        except TimeoutError:
-            said = f"The request's body did not arrive within {self.limits.body_seconds} s: send it again."
-            raise RefusedError(408, said) from None
+        body = await self._body(request)
         # In a thread: a large body takes a while, and the server's own thread answers everyone.
         result = asyncio.ensure_future(path(await asyncio.to_thread(read, form, body)))
         gone = asyncio.ensure_future(_gone(request))
@@ -398,14 +394,12 @@ def serve(server: Server, own: socket.socket, started: Callable[[], None]) -> No
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as connections need, and as may come before the first is closed."""
+    """Let this process open as many files as it may: as connections need, and as come before the first is closed."""
     if sys.platform != "win32":
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 4 * CONNECTIONS + _OTHER_FILES
-        if hard != resource.RLIM_INFINITY:
-            wanted = min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # macOS calls unlimited what it refuses.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def most_connections() -> int:

@@ -33,7 +33,6 @@ class Limits:
 
     Args:
         body_bytes: Of a request.
-        body_seconds: In which a request's body has to arrive.
         inputs: Texts, or documents to order, of a request.
         batch_tokens: Of a batch, padding included: its texts times the longest one's tokens. A longer text runs alone.
         batch_texts: Of a batch.
@@ -44,7 +43,6 @@ class Limits:
     """
 
     body_bytes: int = 8 * 2**20
-    body_seconds: int = 60
     inputs: int = 2048
     batch_tokens: int = 8192
     batch_texts: int = 256

@@ -22,7 +22,7 @@ from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
 from ..modules.checkpoints import SafeTransformer
 from ..optional import require
 from ..text.templates import TEMPLATES, PoolOver
-from .fitting import begin, fit, publish, save, weights_digest
+from .fitting import begin, fit_as_set, publish, save, weights_digest
 from .losses import ContrastiveAngleLoss
 from .rows import pairs_evaluator, read_triplets
 from .settings import RunSettings, setting
@@ -144,16 +144,8 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
     # Loading may draw numbers, more where a process loads a backbone for the first time.
     set_seed(settings.random_seed)
     add_lora(model, settings)
-    fit(
-        model,
-        triplets,
-        _loss(model, settings, gather_across_devices=devices > 1),
-        output=output,
-        arguments=settings.training_arguments,
-        evaluator=evaluator,
-        identity={**settings.identity(), "frozen_weights": frozen},
-        progress=progress,
-    )
+    loss, identity = _loss(model, settings, gather_across_devices=devices > 1), {"frozen_weights": frozen}
+    fit_as_set(settings, model, triplets, loss, output, evaluator=evaluator, progress=progress, identity=identity)
     model.eval()
     save(model, output, ADAPTER)
     if getattr(model[0].model, "hf_quantizer", None) is not None:

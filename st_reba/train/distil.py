@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -17,23 +18,23 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MSELoss
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding
 from sentence_transformers.util import get_device_name, pairwise_cos_sim
+from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import set_seed
 
 from ..evaluation import AgreementEvaluator, bootstrap
+from ..evaluation.embedded import Embedded, TensorCache
 from ..export import static_model
 from ..files import atomic_file
-from ..lm.fingerprint import fingerprint_of
 from ..modules import CausalModule, CausalTransformer
 from ..modules.moments import principal_directions
 from ..recipes import Recipe, find
 from ..recipes.recipe import POOLINGS
 from .bellm import add_lora, merge_adapter
-from .fitting import begin, fit, publish, save, weights_digest
+from .fitting import begin, fit_as_set, publish, save, weights_digest
 from .rows import dataset, read_scored_pairs, read_sentences
 from .settings import RunSettings, setting
-from .states import TextTensors
 
 #: Where in an output directory the teacher's vectors and the report lie.
 TEACHER, REPORT = "teacher", "distil.json"
@@ -205,16 +206,9 @@ def train_distil(settings: DistilTraining, output: str | Path, *, progress: bool
         add_lora(student, settings)
     dense = student[-2]
     hook = dense.register_forward_pre_hook(_in_the_weights_precision) if isinstance(dense, Dense) else None
-    fit(
-        student,
-        dataset({"sentence": texts, "label": list(wanted.numpy())}),
-        MSELoss(student),
-        output=output,
-        arguments=settings.training_arguments,
-        evaluator=evaluator,
-        identity={**settings.identity(), "frozen_weights": f"{read} {begun_with}".strip()},
-        progress=progress,
-    )
+    rows, loss = dataset({"sentence": texts, "label": list(wanted.numpy())}), MSELoss(student)
+    identity = {"frozen_weights": f"{read} {begun_with}".strip()}
+    fit_as_set(settings, student, rows, loss, output, evaluator=evaluator, progress=progress, identity=identity)
     student.eval()
     if settings.student_recipe is not None:
         merge_adapter(student)
@@ -248,13 +242,10 @@ def split(settings: DistilTraining) -> tuple[list[str], list[str]]:
     different = list(dict.fromkeys(read_sentences(settings.texts)["sentence"]))
     least = settings.held_out + settings.batch_rows
     if len(different) < least:
-        lower, most = "held_out (--held-out)", len(different) - settings.batch_rows
-        if most < _FEWEST_HELD_OUT:
-            lower, most = "per_device_train_batch_size (--batch-size)", len(different) - settings.held_out
-        instead = f", or lower {lower} to {most} or less" if most > 1 else ""
         raise ValueError(
-            f"{settings.texts} has {len(different)} different texts, and {settings.held_out} are held out: give at "
-            f"least {least}{instead}."
+            f"{settings.texts} has {len(different)} different texts, of which {settings.held_out} are held out and "
+            f"{settings.batch_rows} are a batch: give at least {least}, or lower held_out (--held-out) or "
+            "per_device_train_batch_size (--batch-size)."
         )
     held_out = set(random.Random(0).sample(range(len(different)), settings.held_out))
     return (
@@ -280,19 +271,24 @@ def teacher_vectors(
     read = weights_digest(backbone)
     fitted_on = recipe.fit_texts if recipe.fitted else ()
     key = (read, str(backbone.model.dtype), recipe.result, settings.template, backbone.max_seq_length, fitted_on)
-    kept = TextTensors(directory / fingerprint_of(*key), _CHUNK)
-    if missing := [text for text in dict.fromkeys(every) if text not in kept]:
-        teacher = recipe.model(backbone).eval()
-        with Progress(disable=not progress, transient=True) as bar:
-            task = bar.add_task("Embedding with the teacher", total=len(missing))
+    kept, teacher = TensorCache(directory), cache(lambda: recipe.model(backbone).eval())
 
-            def embedded(chunk: list[str]) -> dict[str, Tensor]:
-                vectors = teacher.encode(chunk, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False)
-                bar.advance(task, len(chunk))
-                return {"vectors": vectors.float().cpu().contiguous()}
+    def embed(chunk: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
+        def vectors() -> dict[str, Tensor]:
+            made = teacher().encode(list(chunk), batch_size=_READ, convert_to_tensor=True, show_progress_bar=False)
+            return {"vectors": made.float()}
 
-            kept.keep(missing, embedded)
-    return kept.rows(every)["vectors"], read
+        found = kept.get([*key, chunk], vectors)
+        bar.advance(task, len(chunk))
+        return found
+
+    embedded = Embedded(embed, _CHUNK)
+    with Progress(disable=not progress, transient=True) as bar:
+        task = bar.add_task("Embedding with the teacher", total=len({*texts, *every}))
+        # Those that are trained on lie in the same files, whatever else is asked for.
+        embedded.add(texts)
+        embedded.add(every)
+    return embedded.of("vectors", every), read
 
 
 def _student(
@@ -303,7 +299,7 @@ def _student(
     read = [texts[index] for index in some]
     inputs = body.encode(read, batch_size=_READ, convert_to_tensor=True, show_progress_bar=False).float().cpu()
     count = min(settings.dimensions or inputs.shape[1], vectors.shape[1])
-    wanted = targets(vectors, directions(vectors, count))
+    wanted = targets(vectors, count)
     linear = linear_map(inputs, wanted[some])
     if settings.student == STATIC:
         # A linear map of a mean of rows is put into the rows.
@@ -369,16 +365,12 @@ def _in_the_weights_precision(dense: Dense, inputs: tuple[dict[str, Any]]) -> tu
 # What a frozen teacher says of texts: embedded once, and turned into what a student can reach
 
 
-def directions(vectors: Tensor, dimension: int) -> Tensor:
-    """(dimension, D): those in which vectors (n, D) are longest, so that of their dot products most is left."""
+def targets(vectors: Tensor, dimension: int) -> Tensor:
+    """(n, dimension), of length 1: vectors (n, D) along the directions in which they are longest, so that of their dot
+    products most is left; a zero vector stays one."""
     wide = vectors.double()
-    _, rows = principal_directions(wide.mT @ wide)
-    return rows[:dimension].float()
-
-
-def targets(vectors: Tensor, rows: Tensor) -> Tensor:
-    """(n, k): vectors (n, D) along k directions, of length 1; a zero vector stays one."""
-    return normalize(vectors @ rows.mT, dim=-1)
+    _, directions = principal_directions(wide.mT @ wide)
+    return normalize(vectors @ directions[:dimension].float().mT, dim=-1)
 
 
 def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:
@@ -393,29 +385,23 @@ def linear_map(inputs: Tensor, outputs: Tensor) -> nn.Linear:
         inputs: (n, d).
         outputs: (n, k).
     """
-    x, y = inputs.double(), outputs.double()
-    mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
+    x, y = inputs.double().numpy(), outputs.double().numpy()
+    mean, scale = x.mean(axis=0), x.std(axis=0)
     # What hardly varies says nothing, and dropout would move it far. Where texts are fewer than dimensions, those in
     # which a whitened table does not vary hold the rounding of float32, some 1e-6 of the others.
-    typical = scale.square().mean().sqrt()
-    constant = scale <= torch.maximum(1e-6 * mean.abs(), 1e-5 * typical)
-    inverse = torch.where(constant, 0.0, 1 / scale)
+    constant = scale <= np.maximum(1e-6 * np.abs(mean), 1e-5 * np.sqrt(np.square(scale).mean()))
+    inverse = np.where(constant, 0.0, 1 / np.where(constant, 1, scale))
     z = (x - mean) * inverse
-    seen = max(1, len(z) - len(z) // 10)
-    found = {}
-    for shrinkage, weight in zip(_SHRINKAGES, _ridge(z[:seen], y[:seen], _SHRINKAGES), strict=True):
-        error = (z[seen:] @ weight + y[:seen].mean(dim=0) - y[seen:]).square().sum()
-        found[shrinkage] = float(error)
-    [weight] = _ridge(z, y, [min(found, key=found.__getitem__)])
+    seen = len(z) - max(1, len(z) // 10)
+
+    def error(shrinkage: float) -> float:
+        found = Ridge(shrinkage * seen).fit(z[:seen], y[:seen]).predict(z[seen:])
+        return float(np.square(found - y[seen:]).sum())
+
+    found = Ridge(min(_SHRINKAGES, key=error) * len(z)).fit(z, y)
+    weight = found.coef_ * inverse
     linear = nn.Linear(x.shape[1], y.shape[1])
     with torch.no_grad():
-        linear.weight.copy_((inverse[:, None] * weight).mT)
-        linear.bias.copy_(y.mean(dim=0) - mean @ (inverse[:, None] * weight))
+        linear.weight.copy_(torch.from_numpy(weight))
+        linear.bias.copy_(torch.from_numpy(found.intercept_ - weight @ mean))
     return linear
-
-
-def _ridge(z: Tensor, y: Tensor, shrinkages: Sequence[float]) -> list[Tensor]:
-    """(d, k) for each: of centred inputs with variance 1."""
-    values, vectors = torch.linalg.eigh(z.mT @ z / len(z))
-    projected = vectors.mT @ (z.mT @ (y - y.mean(dim=0)) / len(z))
-    return [vectors @ (projected / (values.clamp(min=0) + shrinkage)[:, None]) for shrinkage in shrinkages]

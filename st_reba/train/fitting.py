@@ -22,7 +22,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from ..files import atomic_directory, atomic_file, check_free, remove_scratch
 from ..hub.push import check_repo_id, push
-from ..lm.fingerprint import content
+from ..lm.fingerprint import fingerprint_of, fingerprint_of_weight
 from ..optional import require
 from . import settings as of_st
 from .settings import RunSettings
@@ -37,10 +37,6 @@ _SAID = {
     "data": "other data",
     "frozen_weights": "other frozen weights",
     "sentences": "other sentences",
-    "rows_of_a_batch": (
-        "{} rows that the loss sees at once: per_device_train_batch_size, on all devices where it gathers"
-    ),
-    "rows_of_a_step": "{} rows of a step: per_device_train_batch_size x gradient_accumulation_steps x devices",
 }
 # Written last: a checkpoint that has it is whole.
 _LOSS_STATE = "loss_state.pt"
@@ -138,8 +134,7 @@ def fit(
         data_collator: Turns a list of rows into a batch; None: ST's own.
         callbacks: Further callbacks of the trainer.
         identity: What else must be as it was for a run to be resumed, such as the model's name; JSON values. Of the
-            arguments, all that decide the weights must be, and the data's content. Devices and their batches may be
-            others where a step has the same rows, and a loss sees the same rows at once.
+            arguments, all that decide the weights must be, and the number of devices, and the data's content.
         progress: Whether to show a bar.
 
     Raises:
@@ -158,7 +153,7 @@ def fit(
     made = of_st.made(chosen, checkpoints, progress=progress)
     decided = {
         **of_st.identity(chosen),
-        **of_st.rows_of(made, gathered=getattr(loss, "gather_across_devices", False)),
+        "devices": made.world_size * max(1, made.n_gpu),
         "loss": type(loss).__name__,
         **(identity or {}),
     }
@@ -182,6 +177,30 @@ def fit(
         steps=trainer.state.global_step,
         resumed_at=0 if start is None else _step(start),
         log=trainer.state.log_history,
+    )
+
+
+def fit_as_set(
+    settings: RunSettings,
+    model: SentenceTransformer,
+    dataset: Any,
+    loss: nn.Module,
+    output: Path,
+    *,
+    evaluator: BaseEvaluator | None,
+    progress: bool,
+    identity: Mapping[str, Any] | None = None,
+) -> Fitted:
+    """:func:`fit` as settings ask for it; they, and what else is given as ``identity``, tell the run from others."""
+    return fit(
+        model,
+        dataset,
+        loss,
+        output=output,
+        arguments=settings.training_arguments,
+        evaluator=evaluator,
+        identity={**settings.identity(), **(identity or {})},
+        progress=progress,
     )
 
 
@@ -431,8 +450,5 @@ def data_digest(dataset: Any) -> str:
 
 def weights_digest(module: nn.Module) -> str:
     """Of all parameters and buffers of a module, to the byte."""
-    digest = hashlib.blake2b()
-    for name, tensor in sorted({**dict(module.named_parameters()), **dict(module.named_buffers())}.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(content(tensor))
-    return digest.hexdigest()
+    weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return fingerprint_of(*(fingerprint_of_weight(name, [weights[name]]) for name in sorted(weights)))

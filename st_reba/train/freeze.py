@@ -17,7 +17,7 @@ from transformers import set_seed
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
 from ..modules import LayerStates, LayerwiseAutoencoder
-from .fitting import begin, data_digest, fit, publish, save, weights_digest
+from .fitting import begin, data_digest, fit, fit_as_set, publish, save, weights_digest
 from .losses import (
     COSENT_SCALE,
     EmbeddingCoSENTLoss,
@@ -169,11 +169,14 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
     states = _states(settings)
     before = weights_digest(states)
-    cache = StatesCache(settings.cache or output / "states", states)
-    texts = [text for text in dict.fromkeys([*sentences, *labelled, *evaluated]) if text not in cache]
     with Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("Reading the model's states", total=len(texts))
-        cache.add(texts, on_texts=lambda count: bar.advance(task, count))
+        task = bar.add_task("Reading the model's states", total=len({*labelled, *sentences, *evaluated}))
+        cache = StatesCache(
+            settings.cache or output / "states", states, on_texts=lambda count: bar.advance(task, count)
+        )
+        # One after the other: what is trained on lies in the same files, whatever is evaluated.
+        for texts in (labelled, sentences, evaluated):
+            cache.add(texts)
 
     set_seed(settings.random_seed)
     autoencoder = LayerwiseAutoencoder(
@@ -208,16 +211,8 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         autoencoder.whiten(cache.states(sample))
         identity["sentences"] = data_digest(dataset({"sentence": sample}))
     trained = ModelOnStates.of(autoencoder, cache)
-    fit(
-        trained,
-        pairs,
-        _loss(trained, settings),
-        output=output,
-        arguments=settings.training_arguments,
-        evaluator=evaluator,
-        identity=identity,
-        progress=progress,
-    )
+    loss = _loss(trained, settings)
+    fit_as_set(settings, trained, pairs, loss, output, evaluator=evaluator, progress=progress, identity=identity)
     if weights_digest(states) != before:
         raise RuntimeError("The weights of the frozen model changed in training: nothing is saved. Please report this.")
     model = SentenceTransformer(modules=[states, autoencoder])

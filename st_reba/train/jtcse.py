@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
 from ..modules import TwinTower
-from .fitting import begin, fit, publish, save
+from .fitting import begin, fit_as_set, publish, save
 from .losses import JTCSELoss
 from .rows import pairs_evaluator, read_sentences
 from .settings import RunSettings, setting
@@ -96,16 +96,7 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         least_cosine=settings.least_cosine,
         seed=settings.random_seed,
     )
-    fit(
-        model,
-        texts,
-        loss,
-        output=output,
-        arguments=settings.training_arguments,
-        evaluator=evaluator,
-        identity=settings.identity(),
-        progress=progress,
-    )
+    fit_as_set(settings, model, texts, loss, Path(output), evaluator=evaluator, progress=progress)
     save(model, output)
     publish(settings, output)
     return model

@@ -16,7 +16,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
 from transformers.integrations.integration_utils import is_tensorboard_available
-from transformers.quantizers.auto import AutoQuantizationConfig
 
 from ..optional import require
 
@@ -67,16 +66,10 @@ def _check(name: str, value: Any, kind: Any, limits: Any) -> Any:
     return value
 
 
-def _like(given: str, known: Iterable[str]) -> str:
+def _nearest(given: str, known: Iterable[str]) -> str:
     """The name that was likely meant: one that has the given one as a part, or else one like it; empty if none is."""
     names = list(known)
     return next(iter([name for name in names if given in name] or get_close_matches(given, names, n=1)), "")
-
-
-def _nearest(given: str, known: Iterable[str]) -> str:
-    """The same in a sentence, with a blank before it."""
-    found = _like(given, known)
-    return f" The nearest is {found}." if found else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +152,9 @@ def read_settings(path: str | Path, kind: type[S]) -> S:
         raise ValueError(f"{path} holds {held}, but it must hold lines such as model: org/name. {listed}")
     for key in given:
         if key not in keys:
-            near = _nearest(str(key), keys)
-            argument = key if key in usual() else "" if near else _like(str(key), usual())
-            instead = f"{argument} is an argument of sentence-transformers: write it below arguments."
-            if not argument or not issubclass(kind, RunSettings):
-                instead = f"{listed}{near}"
-            raise ValueError(f"{path}: the key {key!r} is unknown. {instead}")
+            near = _nearest(str(key), [*keys, *(usual() if "arguments" in keys else ())])
+            said = f" The nearest is {near}{'' if near in keys else ', to be written below arguments'}." if near else ""
+            raise ValueError(f"{path}: the key {key!r} is unknown. {listed}{said}")
     for known in fields(kind):
         if known.default is known.default_factory is MISSING and known.name not in given:
             raise ValueError(f"{path}: the key {known.name!r} is missing. Add a line {known.name}: VALUE.")
@@ -207,16 +197,15 @@ _ELSEWHERE = {
 }
 
 #: How names begin of what changes no weight, so that a run which goes on may have it otherwise: when and where
-#: something is written, told, evaluated or run. What tells devices and batches apart is in :func:`rows_of`.
+#: something is written, told, evaluated or run.
 _MAY_CHANGE = (
-    "activation_checkpointing", "batch_eval_metrics", "dataloader_", "ddp_", "debug", "do_", "enable_jit_checkpoint",
-    "eval_", "gradient_", "hub_", "include_", "local_rank", "log", "per_device_", "project", "push_to_hub", "report_to",
-    "run_name", "save_", "skip_memory_metrics", "torch_empty_cache_steps", "trackio_", "use_cpu",
+    "activation_checkpointing", "batch_eval_metrics", "dataloader_num_workers", "dataloader_p", "ddp_", "debug", "do_",
+    "enable_jit_checkpoint", "gradient_checkpointing", "hub_", "include_", "local_rank", "log", "per_device_eval",
+    "project", "push_to_hub", "report_to", "run_name", "skip_memory_metrics", "torch_empty_cache_steps", "trackio_",
+    "use_cpu",
 )  # fmt: skip
-#: What does decide weights, though it begins so.
-_DECIDES = ("dataloader_drop_last",)
-#: And what does where an evaluation decides: which step is the best, or when the rate falls.
-_EVALUATING = ("eval_delay", "eval_on_start", "eval_steps", "eval_strategy", "save_steps", "save_strategy")
+#: The same, unless an evaluation decides which step is the best, or when the rate falls.
+_EVALUATING = ("eval_", "save_")
 
 
 @cache
@@ -248,7 +237,8 @@ def complete(given: Mapping[str, Any], *, evaluates: bool, smallest_batch: int =
             raise ValueError(f"arguments: {name} cannot be given: {_ELSEWHERE[name]}. Leave it out.")
         if name not in usual():
             near = _nearest(str(name), usual())
-            raise ValueError(f"arguments: {name!r} is no training argument of sentence-transformers.{near}")
+            said = f" The nearest is {near}." if near else ""
+            raise ValueError(f"arguments: {name!r} is no training argument of sentence-transformers.{said}")
         _check(f"arguments: {name}", value, kinds[name], limits.get(name, Field()))
     arguments = {
         **DEFAULTS,
@@ -300,39 +290,13 @@ def identity(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     by_evaluation = ("reduce_lr_on_plateau", "greedy")
     evaluation_decides = arguments.get("load_best_model_at_end") or arguments.get("lr_scheduler_type") in by_evaluation
-    decides = (*_DECIDES, *(_EVALUATING if evaluation_decides else ()))
+    may_change = _MAY_CHANGE if evaluation_decides else (*_MAY_CHANGE, *_EVALUATING)
     return {
-        name: value
-        for name, value in arguments.items()
-        if value != usual()[name] and (name in decides or not name.startswith(_MAY_CHANGE))
-    }
-
-
-def rows_of(arguments: SentenceTransformerTrainingArguments, *, gathered: bool) -> dict[str, int]:
-    """What stands for the number of devices and their batches: rows that a loss sees at once, and rows of a step.
-
-    Args:
-        arguments: Of a run.
-        gathered: Whether the loss sees the rows of all devices at once.
-    """
-    alone, devices = int(arguments.train_batch_size), int(arguments.world_size)
-    if getattr(arguments.accelerator_config, "split_batches", False):
-        # Then a batch is one of all devices.
-        alone //= devices
-    return {
-        "rows_of_a_batch": alone * devices if gathered else alone,
-        "rows_of_a_step": alone * devices * int(arguments.gradient_accumulation_steps),
+        name: value for name, value in arguments.items() if value != usual()[name] and not name.startswith(may_change)
     }
 
 
 # What every method is asked for
-
-#: Usual names in ``model_kwargs``, for who has mistyped one. Others are taken as well.
-_USUAL = (
-    "attn_implementation", "cache_dir", "device_map", "dtype", "key_mapping", "low_cpu_mem_usage", "max_memory",
-    "offload_folder", "quantization_config", "revision", "subfolder", "token", "torch_dtype", "trust_remote_code",
-    "use_safetensors", "variant",
-)  # fmt: skip
 
 #: What of ``model_kwargs`` says where weights lie, not which they are.
 _PLACES = ("cache_dir", "device_map", "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict")
@@ -404,43 +368,23 @@ class RunSettings(Settings):
         return self.evaluation is not None
 
     def loading(self) -> dict[str, Any]:
-        """``model_kwargs``, as transformers takes them; a ``quantization_config`` in words is made one.
-
-        Raises:
-            ValueError: If the quantisation is none that is known, or not of its form.
-            ImportError: If the package that quantises is not installed.
-        """
-        given = dict(self.model_kwargs)
-        if isinstance(quantization := given.get("quantization_config"), Mapping):
-            in_bits = quantization.get("load_in_4bit") or quantization.get("load_in_8bit")
-            package = "bitsandbytes" if in_bits else quantization.get("quant_method")
-            if package in ("bitsandbytes", "torchao"):
-                require(package, "qlora", "A quantised backbone")
-            try:
-                given["quantization_config"] = AutoQuantizationConfig.from_dict(dict(quantization))
-            except (ValueError, TypeError, AssertionError) as error:
-                raise ValueError(
-                    f"model_kwargs: quantization_config: {error} Such as quantization_config: {{quant_method: "
-                    "bitsandbytes, load_in_4bit: true}}; a configuration of torchao's is given in Python."
-                ) from error
-        if "dtype" not in given and "torch_dtype" not in given:
-            given["dtype"] = "float32" if get_device_name() == "cpu" else "auto"
-        return given
+        """``model_kwargs``, with a precision."""
+        if "torch_dtype" in self.model_kwargs:
+            return dict(self.model_kwargs)
+        return {"dtype": "float32" if get_device_name() == "cpu" else "auto", **self.model_kwargs}
 
     def load(self, kind: Callable[..., M], name: str, **options: Any) -> M:
         """A module of a model, loaded with ``model_kwargs``.
 
         Raises:
-            ValueError: If the model, which alone knows whether it takes all of them, does not know a name; with the
-                nearest one.
+            ValueError: If the model, which alone knows whether it takes all of them, does not know a name.
         """
         try:
             return kind(name, model_kwargs=self.loading(), **options)
         except TypeError as error:
             for given in self.model_kwargs:
                 if f"unexpected keyword argument {given!r}" in str(error):
-                    told = f"model_kwargs: transformers knows no {given!r}.{_nearest(given, _USUAL)}"
-                    raise ValueError(told) from error
+                    raise ValueError(f"model_kwargs: transformers knows no {given!r}.") from error
             raise
 
     def identity(self) -> dict[str, Any]:

@@ -104,14 +104,6 @@ def faults(own: Reading) -> Iterator[Reading]:
     return chain(_prompts(own), _specials(own), _poolings(own), _behind(own), _plain(own))
 
 
-def pairs(own: Reading) -> Iterator[Reading]:
-    """Two faults at a time."""
-    kinds = (_prompts, _specials, _poolings, _behind)
-    for place, kind in enumerate(kinds):
-        for reading in kind(own):
-            yield from chain.from_iterable(other(reading) for other in kinds[place + 1 :])
-
-
 def lengths(own: Reading, tokens: int) -> Iterator[Reading]:
     """Every other length at which a text of so many tokens may be cut."""
     limit = text_limit(own.model, own.prompt)

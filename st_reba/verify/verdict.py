@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -16,12 +15,15 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
 from .endpoint import Endpoint, EndpointError
-from .faults import Reading, faults, lengths, pairs, saved, text_limit
+from .faults import Reading, faults, lengths, saved, text_limit
 
 #: How far two vectors of length 1 may be apart by rounding alone, on other kernels as well.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-#: Farther apart than that no precision brings them.
-_NOISE = 0.1
+#: How far apart vectors are that coarser arithmetic has made; farther apart no precision brings them.
+_PRECISIONS = {
+    **{f"as in {str(dtype).removeprefix('torch.')}": most for dtype, most in TOLERANCES.items()},
+    "coarser than bfloat16, such as quantised weights": 0.1,
+}
 
 LONG, EMPTY = "long", "empty"
 _SHORT = {
@@ -142,11 +144,15 @@ def verify(
         causes = causes or _empty(expected, got, tolerance)
     else:
         # All but the long text, or none.
-        coarse, noise = _precision(own, sent, expected, got, tolerance)
-        cut = "the long text differs, and is cut at no usual length"
-        unknown = cut if reading else _unexplained(sent, expected, got)
-        causes = [*(reading.causes if reading else ()), coarse or unknown]
-    causes += _in_batches(endpoint, sent, got, noise)
+        causes = [*(reading.causes if reading else ())]
+        far = _farthest(sent, expected, got)
+        if far <= max(_PRECISIONS.values()):
+            coarse, noise = next((name, most) for name, most in _PRECISIONS.items() if far <= most)
+            causes.append(f"precision: {coarse} ({far:.1g} apart)")
+        else:
+            cut = "the long text differs, and is cut at no usual length"
+            causes.append(cut if reading else _unexplained(sent, expected, got))
+    causes += _in_batches(endpoint, sent, got, max(noise, tolerance))
     distances = {name: _apart(got[name], expected[name]) for name in got}
     rows = [SentText(probe, distances.get(name), said.get(name, "")) for name, probe in probes.items()]
     return Verdict(rows, tolerance, causes)
@@ -173,7 +179,7 @@ def _probes(model: SentenceTransformer, prompt: str | None, max_tokens: int) -> 
 
 
 def _found(own: Reading, sent: dict[str, Probe], explains: Explains) -> Reading | None:
-    """No fault, or one, or two, which give the server's vectors of the short texts, and if possible of all."""
+    """No fault, or one, which gives the server's vectors of the short texts, and if possible of all."""
     # The long text tells most lengths apart.
     every = sorted(sent, key=lambda name: name != LONG)
     tokens = max(probe.tokens for probe in sent.values())
@@ -184,24 +190,7 @@ def _found(own: Reading, sent: dict[str, Probe], explains: Explains) -> Reading 
     for reading in chain([own], faults(own)):
         if explains(reading, [name for name in sent if name != LONG]):
             return with_length(reading) or reading
-    return with_length(own) or next((two for two in pairs(own) if explains(two, every)), None)
-
-
-def _precision(
-    own: Reading, sent: dict[str, Probe], expected: Vectors, got: Vectors, tolerance: float
-) -> tuple[str, float]:
-    """Whether the server's arithmetic is coarser than the model's here, and what its rounding comes to."""
-    far = _farthest(sent, expected, got)
-    if far > _NOISE:
-        return "", tolerance
-    for dtype in (torch.float16, torch.bfloat16):
-        coarse = Reading(copy.deepcopy(own.model).to(dtype), own.prompt)
-        here = _farthest(sent, expected, {name: coarse.embed(probe.text) for name, probe in sent.items()})
-        if far <= 3 * here:
-            called = str(dtype).removeprefix("torch.")
-            said = f"precision: as in {called} ({far:.1g} apart; the model in {called} is {here:.1g} apart here)"
-            return said, max(tolerance, 3 * here)
-    return f"precision: coarser than bfloat16 ({far:.1g} apart): quantised weights?", max(tolerance, _NOISE)
+    return with_length(own)
 
 
 def _unexplained(sent: Iterable[str], expected: Vectors, got: Vectors) -> str:

@@ -22,12 +22,10 @@ import retrieval
 import runs
 import train_bellm
 import wordings
-from real.collections import COLLECTIONS
 from real.contenders import CONTENDERS
 from real.endings import Ending
-from real.labelled import Task
 from real.models import MODELS, ModelError, RealModel
-from real.texts import Sets
+from real.sets import COLLECTIONS, Sets, Task
 from st_reba import EchoModule, ReBAModule
 
 from .. import backbones
@@ -82,9 +80,9 @@ def test_contenders_take_turns_and_their_ratios_are_of_a_round():
     assert found["time", "a"] == 2
     assert found["peak memory of the process", "a"] == 1.1
     assert found["tokens of text/s", "b"] == 256
-    assert {name for ratios in cost.TABLES.values() for pair in ratios for name in pair} <= {
-        *cost.CONTENDERS, cost.ONE_PASS, cost.ONE_BY_ONE
-    }  # fmt: skip
+    used = {name for ratios in cost.TABLES.values() for pair in ratios for name in pair}
+    recipes = {f"{name}, {pooling}" for name, row in runs.ROWS.items() for pooling in row.poolings}
+    assert used <= {*cost.MODULES, cost.ONE_PASS, cost.ONE_BY_ONE, *recipes}
 
 
 def test_a_model_in_parts_is_joined_and_must_be_the_one_that_was_measured(tmp_path):
@@ -114,17 +112,16 @@ def test_recipes_are_kept_scored_and_claimed(given, model_path, monkeypatch):
     measured = real_models.Measured(model, model_path, "float32", random=False)
     real_models.embed(measured, given)
     with monkeypatch.context() as patched:
-        patched.setattr(real_models, "keep", lambda *given: pytest.fail("it was there"))
+        patched.setattr(real_models.kept, "kept", lambda *given: pytest.fail("it was there"))
         real_models.embed(measured, given)
-    kept = real_models.Kept(measured.directory(given.out))
+    kept = real_models.kept.Kept(measured.directory(given.out))
     for key, kind in ((("Echo-2", "last"), EchoModule), (("ReBA-2", "mean"), ReBAModule)):
         source = kept.sources(["stsb-en-test"])[key]
         module = kind(str(model_path), model_kwargs={"dtype": "float32"})
         texts = real_models.LISTS["stsb-en-test"].read(Sets(given.data))
         expected = runs.pooled(module, key[1]).encode(texts)
         found = kept.vectors("stsb-en-test", source, source.own_end())
-        # Kept in half precision.
-        assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
     real_models.score(measured, measured.backbone, given)
     rows = records.read("scores", given.results).filter(set="STS-B en test", pooling="mean", filter="")
     ends = {row["recipe"]: row["score"] for row in rows.to_dicts() if row["layer"] is None}
@@ -184,15 +181,15 @@ def test_held_out_sets_have_means_and_clusters_no_interval():
     draw, names = np.random.default_rng(0), ["Banking77", "StackOverflow", "TREC", "HWU64"]
     sets = ["STS-B en test", *(f"{name} test" for name in names)]
     found = {
-        (name, held_out.NEAREST if place else held_out.SPEARMAN): held_out.bootstrap.mean(
-            {"echo-topic": np.full(9, 0.1 * place), "tf-idf": draw.random(9)}
+        (name, held_out.NEAREST if place else held_out.SPEARMAN): held_out.Scores.of(
+            held_out.bootstrap.mean({"echo-topic": np.full(9, 0.1 * place), "tf-idf": draw.random(9)})
         )
         for place, name in enumerate(sets)
     }
     labels = ["x", "y"] * 5
     clusters = held_out.v_measures({"echo-topic": np.array([[0, 1] * 5]), "tf-idf": np.zeros((1, 10))}, labels)
     found["TREC test", held_out.CLUSTERS] = clusters
-    rows = list(held_out.rows(found, dict.fromkeys(sets, 9), {}, ["tf-idf"]))
+    rows = list(held_out.rows(found, ["echo-topic", "tf-idf"], dict.fromkeys(sets, 9), {}, ["tf-idf"]))
     alone = {(row["set"], row["metric"]): row for row in rows if (row["recipe"], row["against"]) == ("echo-topic", "")}
     mean = alone["mean of STS-B en test, Banking77 test, StackOverflow test", "mean"]
     assert mean["score"] == pytest.approx(0.1)
@@ -218,7 +215,7 @@ def test_trainings_become_rows_once_and_means_are_of_the_seeds_that_both_have(da
 
     monkeypatch.setattr(train_bellm, "train_bellm", trained)
     monkeypatch.setattr(train_bellm, "build_bellm", lambda settings: quick(100))
-    monkeypatch.setattr(train_bellm.Bench, "untrained", lambda bench: quick(101))
+    monkeypatch.setattr(train_bellm, "untrained", lambda path, precision: quick(101))
     quick(102).save_pretrained(str(tmp_path / "embedder"))
     arguments = [
         "--data", data, "--triplets", "triplets.tsv", "--source", "made up", "--path", "model", "--out", tmp_path,
@@ -229,11 +226,11 @@ def test_trainings_become_rows_once_and_means_are_of_the_seeds_that_both_have(da
         assert asked == ["bfloat16"] * 6
     # Two references; before, two seeds and their mean, with no layer turned, the last and all.
     assert records.read("bellm", tmp_path).height == 2 + 3 * 4
-    # A seed more, in another precision, of one of them.
-    train_bellm.main([*map(str, arguments), "2", "--turned", "all", "--precision", "float32"])
-    assert asked[6:] == ["float32"]
+    # A seed more of one of them.
+    train_bellm.main([*map(str, arguments), "2", "--turned", "all"])
+    assert len(asked) == 7
     rows = records.read("bellm", tmp_path).filter(method="BeLLM", turned="all")
     [mean] = rows.filter(rows["seed"].is_null()).to_dicts()
     assert mean["score"] == pytest.approx(rows.filter(rows["seed"].is_not_null())["score"].mean())
-    assert (mean["seeds"], mean["ahead_seeds"], mean["precision"]) == (3, 2, "bfloat16 and float32")
+    assert (mean["seeds"], mean["ahead_seeds"]) == (3, 2)
     assert mean["low"] <= mean["score"] <= mean["high"]

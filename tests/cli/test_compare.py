@@ -1,4 +1,4 @@
-"""``st-reba compare`` and ``search``: what they measure on, print, write, and leave where they are stopped."""
+"""``st-reba compare``, ``search`` and ``layers``: what they print, write, and leave where they are stopped."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
@@ -23,6 +24,7 @@ from .conftest import written
 
 #: How many layers there are does not matter to what stands around a comparison.
 ON = "compare --model shallow --device cpu --dtype float32"
+LAYERS = "layers --model lm --data pairs.tsv --device cpu --dtype float32 --out deep/out"
 PAIRS = f"{ON} --data pairs.tsv --recipes classical,reba-2"
 
 pytestmark = pytest.mark.usefixtures("desk")
@@ -59,11 +61,6 @@ def test_what_is_shown():
     assert "Word" not in output
     assert re.search(r"ReBA-2 mean ≈?−?\d+\.\d \[−?\d+, −?\d+\]", output)
     assert re.search(r"tf-idf +mean", output)
-
-
-def test_without_controls():
-    output = typed(f"{PAIRS} --no-controls")
-    assert not [control for control in ("Bag", "Random", "tf-idf", "--recipes all") if control in output]
 
 
 def test_a_stopped_run_goes_on(monkeypatch):
@@ -158,15 +155,9 @@ def test_a_search():
 def test_word_sense_questions_of_ones_own():
     rows = "“cat”,a cat,1 cat,cat 2,cat,A\n“dog”,a dog,1 dog,dog,dogs,D\n"
     Path("own.csv").write_text(f"问题,选项1,选项2,选项3,选项4,答案\n{rows}", encoding="utf-8")
-    assert "2 questions" in typed(f"{PAIRS} --words own.csv --no-controls")
-
-
-def test_plain_texts():
-    Path("texts.txt").write_text("\n".join([*TEXTS, "the last one"]), encoding="utf-8")
-    output = typed(f"{ON} --data texts.txt --no-controls --recipes classical")
-    assert "plain texts of texts.txt" in output
-    assert "these are proxies" in output
-    assert "Best on" not in output
+    output = typed(f"{PAIRS} --words own.csv --no-controls")
+    assert "2 questions" in output
+    assert not [control for control in ("Bag", "Random", "tf-idf", "--recipes all") if control in output]
 
 
 def test_retrieval():
@@ -181,15 +172,6 @@ def test_retrieval():
     assert "model.encode_query" in Path("best/README.md").read_text(encoding="utf-8")
 
 
-def test_labels_in_a_csv_are_read():
-    """It was read as plain texts, header and all, in silence."""
-    rows = "".join(f'"a cat, {number}",a dog {number * 7},{number % 5}\n' for number in range(20))
-    Path("pairs.csv").write_text(f"text1,text2,label\n{rows}", encoding="utf-8")
-    output = typed(f"{ON} --data pairs.csv --no-controls --recipes classical")
-    assert "pairs.csv: 20 pairs with scores from 0 to 4; columns: text1 as sentence1, text2 as sentence2" in output
-    assert "Best on STS" in output
-
-
 def test_mteb(monkeypatch):
     monkeypatch.setattr("st_reba.compare.mteb.resolve_tasks", lambda names: [DemoSTSInOneSplit() for name in names])
     output = typed(f"{ON} --mteb-results mteb --mteb DemoSTSInOneSplit --no-controls --recipes classical")
@@ -198,5 +180,51 @@ def test_mteb(monkeypatch):
     assert list(Path("mteb/results").rglob("DemoSTSInOneSplit.json"))
 
 
-def test_repetitions_are_for_all_however_it_is_named():
-    assert "recipes on 40 texts" in typed(f"{ON} --data pairs.tsv --recipes all,reba-2 --repetitions 1 --dry-run")
+@pytest.mark.parametrize(
+    "options", ["--pooling last --batch-size 2 --max-seq-length 9", "--template springer", "--template prompteol"]
+)
+def test_tables_and_plots_of_layers(options, monkeypatch):
+    """The plot has the scale of the table; in layers.csv scores are not multiplied."""
+    drawn = {}
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.setdefault(Path(path).name, figure.axes[0]))
+    output = typed(f"{LAYERS} {options}")
+    rows, tokens = (
+        [*csv.DictReader(Path(f"deep/out/{name}.csv").read_text().splitlines())] for name in ("layers", "dependency")
+    )
+    scores = [float(row["spearman_cosine"]) for row in rows]
+    best = max((layer for layer, score in enumerate(scores) if score == score), key=scores.__getitem__)
+    assert len(rows) == len(tokens) == 4
+    assert f"Turning point: layer {best} of 3." in output
+    assert f"│ {best} │ {100 * scores[best]:.1f} │" in output
+    assert "20 pairs of pairs.tsv" in output
+    assert "layers.csv, layers.png, dependency.csv and dependency.png to deep/out" in output
+    axes = drawn["layers.png"]
+    assert any([*line.get_ydata()] == [100 * score for score in scores] for line in axes.lines)
+    assert axes.get_ylabel() == "Spearman cosine x 100"
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "metric"),
+    [
+        ("anchor\tpositive\tnegative", "a cat\ta dog\tthe bank\none\ttwo\tthe river", "Accuracy"),
+        ("text1\ttext2\tlabel", "a cat\ta dog\t1\none\ttwo\t0", "Average precision"),
+    ],
+)
+def test_layers_on_every_task_that_has_labels(header, rows, metric):
+    Path("pairs.tsv").write_text(f"{header}\n{rows}\n", encoding="utf-8")
+    output = typed(LAYERS)
+    assert f"│ Layer │ {metric} │" in output.replace("┃", "│")
+    assert f"{metric[:1].lower()}{metric[1:]}, x 100" in output
+
+
+def test_retrieval_by_layers():
+    task = "--queries q.jsonl --corpus c.csv --qrels r.tsv --query-prompt 'q: '"
+    assert "6 queries, 9 documents, 6 judged relevant." in typed(f"layers --model lm --device cpu --out out {task}")
+    assert "cosine_ndcg@10" in Path("out/layers.csv").read_text(encoding="utf-8")
+
+
+def test_a_layer_whose_score_is_no_number_is_a_dash_and_no_warning(recwarn):
+    """The input embedding of a prompt's end is one for all texts, so nothing correlates with it."""
+    output = typed(f"{LAYERS} --template prompteol --pooling last")
+    assert re.search("│ 0 │ - │", output)
+    assert not [warning for warning in recwarn if "constant" in str(warning.message)]

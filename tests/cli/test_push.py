@@ -69,9 +69,7 @@ def test_what_is_sent(model, hub):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("modules.json", None, "has no modules.json: it is not a saved SentenceTransformer."),
         ("modules.json", b'[{"type": "a", "name": "0", "path": "../.."}]', "has the path '../..': a module lies in"),
-        ("1_Pooling", None, "1_Pooling is missing: the model is not complete."),
         (f"{OWN}/model.safetensors", None, "has no weights (model.safetensors, "),
         (f"{OWN}/model.safetensors", b"\x08\0\0\0", "model.safetensors is damaged or cut short"),
         (f"{OWN}/model.safetensors.index.json", b'{"weight_map": {"w": "model-1.safetensors"}}', "model-1.safetensors "
@@ -109,17 +107,15 @@ def test_a_link_out_of_the_model(name, model, hub):
 
 
 def test_other_links(model, hub):
+    (model / "another").symlink_to("/etc/passwd")
     for target, said in {
-        "1_Pooling": "again is a link to a directory, whose files would not be sent",
-        "nowhere": "again is a link to",
-        "another": "again is a link to",
+        "1_Pooling": " a directory, whose files would not be sent",
+        "nowhere": "",
+        "another": "",
     }.items():
         (model / "again").unlink(missing_ok=True)
-        (model / "another").unlink(missing_ok=True)
         (model / "again").symlink_to(target)
-        if target == "another":
-            (model / "another").symlink_to("/etc/passwd")
-        assert said in typed("push model org/name", expect=1)
+        assert f"again is a link to{said}" in typed("push model org/name", expect=1)
     # What looks like the Hub's cache, with a blob that is a link.
     snapshot, blob = Path("models--org--name/snapshots/0"), Path("models--org--name/blobs/1")
     shutil.copytree("saved", snapshot)
@@ -152,11 +148,7 @@ REFUSED = HfHubHTTPError("500 Server Error", response=RESPONSE, server_message="
 @pytest.mark.parametrize(
     ("error", "cause", "said"),
     [
-        (
-            HfHubHTTPError("500 Error", response=RESPONSE, server_message="Nope."),
-            None,
-            "The Hub refuses to take org/name (500: Nope.).",
-        ),
+        (REFUSED, None, "The Hub refuses to take org/name (500: Nope.)."),
         (RuntimeError("Data processing error: closed"), None, "A large file was not taken (Data processing error: clo"),
         # The client says which; why is the cause of that.
         (RuntimeError("Error while uploading 'a' to the Hub."), TimeoutError(), "file was not taken (TimeoutError)."),

@@ -44,7 +44,7 @@ def test_a_run_that_diverges():
 
 
 @pytest.mark.parametrize(
-    ("line", "place"), [(TRAIN, "st_reba.train.bellm.fit"), (DISTIL, "st_reba.train.train_distil")]
+    ("line", "place"), [(TRAIN, "st_reba.train.bellm.fit_as_set"), (DISTIL, "st_reba.train.train_distil")]
 )
 def test_an_interrupted_run_says_how_to_go_on(line, place, monkeypatch):
     def interrupt(*args, **kwargs):

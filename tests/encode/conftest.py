@@ -1,16 +1,62 @@
+"""Texts to encode, an encoder that needs no model, and a run that is stopped."""
+
 from __future__ import annotations
 
+import random
+import zlib
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+
+from st_reba import ReBAModule
+from st_reba.encode import Encoder, encode_file
 
 from ..conftest import pipeline
-from .inputs import Fake
+
+
+class Fake(Encoder):
+    """Loads nothing, and makes two numbers of each text."""
+
+    def load(self, device):
+        return [torch.nn.Identity()]
+
+    def encode(self, model, texts, on_texts=lambda texts: None):
+        on_texts(len(texts))
+        return np.array([[len(text), zlib.crc32(text.encode()) % 1000] for text in texts], np.float32)
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Texts of several lengths."""
+    random.seed(seed)
+    words = ["river", "bank", "我爱", "the quick", "Zwölf", "mouse", "🥊", "money"]
+    return [f"{number} " + " ".join(random.choices(words, k=random.randint(0, 9))) for number in range(count)]
+
+
+def interrupted(encoder: Encoder, texts, out: Path, at: int = 32, chunk_size: int = 8, **options) -> None:
+    """A run that is stopped when so many texts have been through the model: the chunk of the last ones is not kept."""
+
+    def stop(stage, done, total):
+        if (stage, done) == ("Encoding", at):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        encode_file(encoder, texts, out, chunk_size=chunk_size, on_progress=stop, **options)
+
+
+def contents(path: Path) -> list[bytes]:
+    """Of a file, or of all files of a folder."""
+    return [file.read_bytes() for file in sorted(path.iterdir())] if path.is_dir() else [path.read_bytes()]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 @pytest.fixture(scope="session")
 def model_directory(shallow_path, tmp_path_factory):
     """A small saved model."""
-    from st_reba import ReBAModule
-
     directory = tmp_path_factory.mktemp("encode") / "model"
     model = pipeline(ReBAModule(shallow_path))
     model.prompts = {"query": "find: "}

@@ -17,7 +17,7 @@ from sentence_transformers.util import quantize_embeddings
 from st_reba import encode_chunks
 from st_reba.encode import Encoder, LocalEngine, encode_file
 
-from .inputs import contents, interrupted, names, sentences
+from .conftest import contents, interrupted, names, sentences
 
 TEXTS = sentences(50)
 
@@ -160,16 +160,6 @@ class TestResuming:
         assert contents(made.ranges) == contents(whole.ranges)
         assert names(tmp_path) == sorted([out, made.ranges.name, "texts.txt", "whole"])
 
-    def test_only_what_is_missing_is_encoded(self, encoder, texts, tmp_path):
-        interrupted(encoder, texts, tmp_path / "a.npy")
-        (tmp_path / "a.npy.partial" / "parts" / ".writing-0").write_bytes(b"half")
-        stages = []
-        encode_file(encoder, texts, tmp_path / "a.npy", chunk_size=8, on_progress=lambda *said: stages.append(said))
-        assert stages == [
-            *(("Encoding", done, 50) for done in (24, 32, 40, 48, 50)),
-            *(("Writing", done, 50) for done in (0, 8, 16, 24, 32, 40, 48, 50)),
-        ]
-
     def test_other_settings_are_refused(self, encoder, texts, tmp_path):
         out = tmp_path / "a.npy"
         interrupted(encoder, texts, out)
@@ -252,27 +242,18 @@ def test_bad_rows_are_found_before_anything_is_encoded(encoder, tmp_path):
     ("changes", "given", "message"),
     [
         ({"batch_size": 0}, {}, "batch_size=0: give a whole number from 1"),
-        ({"truncate_dim": 0}, {}, "truncate_dim=0: give a whole number from 1"),
         ({"truncate_dim": 33}, {}, "truncate_dim=33: the model's vectors have 32 values"),
         ({"prompt": "a", "prompt_name": "query"}, {}, "in full or by its name, not both"),
         ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
         ({"prompt_name": "passage"}, {}, 'prompt_name="passage": the model has "query"'),
-        (
-            {"model": "no/such-model"},
-            {},
-            r"the Hub gives no such model \(.+[^.]\)\. Check the name, or",
-        ),
-        ({"model": "../no/such/../model"}, {}, "there is no such directory"),
+        ({"model": "no/such-model"}, {}, r"the Hub gives no such model \(.+[^.]\)\. Check the name, or"),
         ({"revision": "main"}, {}, "is a directory: a revision is for models of the Hub"),
-        ({"chunk_overlap": 2}, {}, "chunk_overlap=2: it is between chunks; give chunk_tokens"),
         ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give the tokens that a chunk shares"),
         ({"chunk_tokens": 4}, {}, r"and not where a chunk lies: give an --out that ends in \.parquet"),
         ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: name each column once, and rename"),
-        ({}, {"keep": ["text"]}, "and no kept columns: give an --out that ends in .parquet"),
         ({}, {"out": "a.parquet", "keep": ["text", "text"]}, "name each column once"),
         ({}, {"out": "a.bin"}, "end it in .npy or .parquet"),
         ({}, {"out": ".."}, "holds something other than shards"),
-        ({}, {"chunk_size": 0}, "chunk_size=0: give a whole number from 1"),
         ({}, {"precision": "int4"}, 'precision="int4": give one of float32, int8'),
         ({}, {"precision": "binary", "ranges": "r.npy"}, "Ranges are for precision int8 or uint8; binary needs none"),
         ({}, {"precision": "int8", "calibration_rows": 1}, "takes its ranges from two texts or more"),
@@ -289,25 +270,15 @@ def test_refusals(changes, given, message, encoder, texts, tmp_path):
     ("ranges", "message"),
     [
         (np.zeros((2, 5)), "are for vectors of 5 values, but these have 32"),
-        (
-            np.zeros(5),
-            r"of float64 and shape \(5,\); ranges are a \(2, values\) array of numbers, minima before",
-        ),
+        (np.zeros(5), r"of float64 and shape \(5,\); ranges are a \(2, values\) array of numbers, minima before"),
         (np.array([[1.0], [0.0]]), "values that are not finite, or minima above their maxima; ranges are"),
-        (np.array([[0.0], [1e300]]), "values that are not finite"),
-        (np.array([["a"], ["b"]]), "is of <U1 and shape"),
         (np.array([[None], [1]]), "is not an array that NumPy can read"),
-        (b"", "is not an array that NumPy can read"),
         (b"\x93NUMPY", "is not an array that NumPy can read"),
-        ({"a": np.zeros(5)}, "is an archive; ranges are"),
         (None, r"r.npy is not an array that NumPy can read \(.*No such file"),
     ],
 )
 def test_ranges_that_are_none(ranges, message, encoder, texts, tmp_path):
-    if isinstance(ranges, dict):
-        with (tmp_path / "r.npy").open("wb") as stream:
-            np.savez(stream, **ranges)
-    elif isinstance(ranges, bytes):
+    if isinstance(ranges, bytes):
         (tmp_path / "r.npy").write_bytes(ranges)
     elif ranges is not None:
         np.save(tmp_path / "r.npy", ranges)

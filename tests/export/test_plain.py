@@ -1,24 +1,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import cycle
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from tokenizers import normalizers
+from tokenizers import processors
 
-from st_reba import CausalTransformer, Centering, EchoModule, KVReroutingModule, ReBAModule
+from st_reba import CausalTransformer, Centering, EchoModule, ReBAModule
 from st_reba.export import save_plain
-from st_reba.export.plain import _normalizers
-from st_reba.text.templates import normalized
 
-from .. import processes
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 
@@ -27,9 +19,10 @@ LONG = [*TEXTS, "Is this so?", 'He said "no"', "我爱你", "one two three " * 6
 RECIPES = {
     "classical": lambda path: CausalTransformer(path),
     "classical-all": lambda path: CausalTransformer(path, pool_over="all"),
-    "prompteol": lambda path: CausalTransformer(path, template="prompteol", tokenization="pieces"),
+    "prompteol": lambda path: CausalTransformer(
+        path, template="prompteol", tokenization="pieces", normalize_text=False
+    ),
     "early-exit": lambda path: CausalTransformer(path, output_layer=2),
-    "early-exit-before-the-norm": lambda path: CausalTransformer(path, output_layer=2, final_norm=False),
     "prefix": lambda path: CausalTransformer(path, template="So {text}", tokenization="pieces"),
     "echo": lambda path: EchoModule(path),
     "springer": lambda path: EchoModule(path, template="springer", pool_over="all"),
@@ -61,33 +54,12 @@ def test_gives_the_same_vectors(recipe, kind, backbone_path, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "mistral_window", "phi3"])
 def test_other_architectures(architecture, backbone_path, tmp_path):
-    check(last(CausalTransformer(backbone_path(architecture), output_layer=2, final_norm=False)), tmp_path)
+    check(last(CausalTransformer(backbone_path(architecture), output_layer=2)), tmp_path)
 
 
 def test_the_mean_of_every_token_and_prompts(backbone_path, tmp_path):
     check(pipeline(CausalTransformer(backbone_path("llama", "bert"), pool_over="all")), tmp_path / "mean")
     check(last(CausalTransformer(backbone_path()), **QUERY), tmp_path / "prompts", prompt_name="query")
-
-
-def test_needs_nothing_of_ours(backbone_path, tmp_path):
-    model = last(RECIPES["prompteol"](backbone_path()))
-    save_plain(model, tmp_path / "plain")
-    np.save(tmp_path / "expected.npy", model.encode(LONG))
-    (tmp_path / "texts.json").write_text(json.dumps(LONG))
-    code = f"""
-import json, sys
-sys.modules["st_reba"] = None
-import numpy as np
-from sentence_transformers import SentenceTransformer
-texts = json.load(open({str(tmp_path / "texts.json")!r}))
-vectors = SentenceTransformer({str(tmp_path / "plain")!r}, device="cpu").encode(texts)
-assert np.abs(vectors - np.load({str(tmp_path / "expected.npy")!r})).max() < 1e-5
-print("the same")
-"""
-    script = tmp_path / "load.py"
-    script.write_text(code)
-    done = processes.run(script, out=tmp_path / "out.log")
-    assert "the same" in done.stdout, done.stdout
 
 
 def test_what_engines_read(backbone_path, tmp_path):
@@ -101,54 +73,28 @@ def test_what_engines_read(backbone_path, tmp_path):
     assert types == [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
 
 
-@given(text=st.text(st.sampled_from("ab .?\"'。？“”’‘、我，\n") | st.characters(codec="utf-8"), max_size=6))
-@example(text="\x1f")
-@example(text="a\x1f\x85")
-def test_texts_are_normalized_alike(text):
-    assert normalizers.Sequence(list(_normalizers())).normalize_str(text) == normalized(text)
-
-
-def test_every_blank_is_one_for_the_tokenizer_too():
-    blanks = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()]
-    read = normalizers.Sequence(list(_normalizers()))
-    for text in [*blanks, *(f"a{blank}" for blank in blanks)]:
-        assert read.normalize_str(text) == normalized(text), ascii(text)
-
-
 def filtered(path) -> SentenceTransformer:
     model = last(CausalTransformer(path()))
     return SentenceTransformer(modules=[*model.children(), Centering.fit(model, TEXTS)], device="cpu")
-
-
-def without_weights_in_its_norm(path) -> SentenceTransformer:
-    """As OLMo has it."""
-    module = CausalTransformer(path(), output_layer=2, final_norm=False)
-    module.model.norm = torch.nn.LayerNorm(32, elementwise_affine=False)
-    return last(module)
 
 
 @pytest.mark.parametrize(
     ("made", "message"),
     [
         (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass read as it is"),
-        (lambda path: last(KVReroutingModule(path(), hybrid=False)), "KVReroutingModule does more than one causal"),
         (lambda path: last(CausalTransformer(path(), bidirectional_layers=1)), "runs the language model unchanged"),
         (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
         (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
         (lambda path: pipeline(EchoModule(path())), r'Build it with Pooling\("lasttoken"\)'),
-        (lambda path: pipeline(CausalTransformer(path(), final_norm=False), "lasttoken"), "Add Normalize"),
+        (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "Use final_norm=True"),
         (lambda path: last(CausalTransformer(path(), template="prompteol")), r"as one string.*\(--pieces\)"),
+        (
+            lambda path: last(CausalTransformer(path(), template="prompteol", tokenization="pieces")),
+            r"normalize_text=True: .* with pieces \(--pieces\)",
+        ),
         (filtered, "stand Pooling, Normalize, Centering: an engine runs"),
-        (
-            lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY),
-            'The prompt "query" is the default',
-        ),
+        (lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY), '"query" is the default'),
         (lambda path: last(EchoModule(path()), **QUERY), r"The model has the prompts \['query'\]"),
-        (
-            lambda path: last(CausalTransformer(path("gpt2"), output_layer=2, final_norm=False)),
-            "changes more than a vector's length",
-        ),
-        (without_weights_in_its_norm, "changes more than a vector's length"),
     ],
 )
 def test_what_no_engine_carries_is_refused(made, message, backbone_path, tmp_path):
@@ -160,12 +106,13 @@ def test_what_no_engine_carries_is_refused(made, message, backbone_path, tmp_pat
 def test_pieces_are_those_of_a_model_that_is_built_so(backbone_path, tmp_path):
     whole = last(CausalTransformer(backbone_path(), template="prompteol"))
     save_plain(whole, tmp_path, pieces=True)
-    expected = last(CausalTransformer(backbone_path(), template="prompteol", tokenization="pieces")).encode(LONG)
+    expected = last(RECIPES["prompteol"](backbone_path())).encode(LONG)
     assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(LONG), expected) < 1e-5
-    assert whole[0].tokenization == "whole"
+    assert (whole[0].tokenization, whole[0].normalize_text) == ("whole", True)
 
 
 def test_what_is_not_the_same_is_refused(backbone_path, tmp_path, monkeypatch):
-    monkeypatch.setattr("st_reba.export.plain._normalizers", tuple)
+    nothing_around = processors.TemplateProcessing(single="$A", special_tokens=[])
+    monkeypatch.setattr("st_reba.export.plain._around", lambda around, tokenizer: nothing_around)
     with pytest.raises(ValueError, match="gives other vectors than the model itself"):
         save_plain(last(RECIPES["prompteol"](backbone_path())), tmp_path)

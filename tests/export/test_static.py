@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -11,15 +10,14 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding
 from transformers import AutoModel
-from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform
 from st_reba.data.demo import demo_sentences
 from st_reba.export import static_model, usual_layer
 from st_reba.hub.push import check_saved_model
 
 from ..backbones import TEXTS
+from ..cli import typed
 from ..conftest import relative_error
 
 #: Their means vary in all directions, so that the whitening has no rotation to choose.
@@ -116,10 +114,7 @@ def test_entries_beyond_the_embeddings_mean_nothing(backbone_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"layer": 4},
-            "layer=4: give 0 for the input embeddings, or the layer to read after, a whole number from 0 to 3",
-        ),
+        ({"layer": 4}, "layer=4: give 0 for the input embeddings, or the layer to read after, a whole number from 0"),
         ({"dimension": 33}, "dimension=33: give the directions to keep, a whole number from 1 to 32"),
         ({"texts": "a b"}, "texts is one string"),
         ({"texts": ["a"]}, "1 texts were given, and their embeddings do not differ"),
@@ -138,52 +133,30 @@ def test_a_slow_tokenizer(backbone_path, monkeypatch):
         static_model(module, FIT)
 
 
-class TestCommand:
-    def run(self, *arguments, expect=0):
-        result = CliRunner().invoke(cli.app, ["export", *map(str, arguments)], env={"COLUMNS": "120"})
-        assert result.exit_code == expect, result.output
-        return re.sub(r"\s+", " ", result.output)
-
-    def test_a_ready_directory(self, backbone_path, tmp_path):
-        (tmp_path / "texts.txt").write_text("\n".join(FIT), encoding="utf-8")
-        out = tmp_path / "static"
-        options = ("--model", backbone_path(), "--fit-texts", tmp_path / "texts.txt", "--device", "cpu")
-        output = self.run(*options, "--static", out, "--dimensions", 8)
-        assert f'on {len(FIT)} texts. Wrote {out}. Load it with: SentenceTransformer("{out}"); it needs' in output
-        types = [entry["type"] for entry in json.loads((out / "modules.json").read_text())]
-        assert not [name for name in types if not name.startswith("sentence_transformers.")]
-        assert "requirements" not in json.loads((out / "config_sentence_transformers.json").read_text())
-        check_saved_model(out)
-        loaded = SentenceTransformer(str(out), device="cpu")
-        assert isinstance(loaded[0], StaticEmbedding)
-        expected = static_model(CausalTransformer(backbone_path()), FIT, dimension=8)
-        assert relative_error(loaded.encode(NEW), expected.encode(NEW)) < 1e-5
-        card = (out / "README.md").read_text(encoding="utf-8")
-        for said in (
-            "**a table of token vectors**",
-            "print(embeddings.shape)  # (2, 8)",
-            "the state of token $t$ after layer 1 of the 3 of the language model",
-            f"over {len(FIT)} plain texts",
-            "its inverse document frequency",
-        ):
-            assert said in card, said
-        assert not any(unfilled in card for unfilled in ("{{", "{%", "Undefined", str(tmp_path), "import st_reba"))
-        assert "exists and is not an empty directory: choose another --static" in self.run(
-            *options, "--static", out, expect=1
-        )
-
-    @pytest.mark.parametrize(
-        "options",
-        [("--layer", 0), ("--dtype", "bfloat16")],
-        ids=lambda options: options[0],
-    )
-    def test_an_option_of_the_other_kind_is_not_passed_over(self, options, backbone_path, tmp_path):
-        output = self.run("--model", backbone_path(), "--plain", tmp_path / "out", *options, expect=1)
-        assert "What is exported is one of --static, --plain: give" in self.run("--model", backbone_path(), expect=1)
-        assert f"{options[0]}: for --static alone, as --plain writes the model as it is; leave it out." in output
-        assert not list(tmp_path.iterdir())
-
-    def test_a_refusal_leaves_nothing(self, backbone_path, tmp_path):
-        output = self.run("--model", backbone_path(), "--static", tmp_path / "out", "--layer", 9, expect=1)
-        assert "layer=9: give 0 for the input embeddings" in output
-        assert not list(tmp_path.iterdir())
+def test_the_command_writes_a_ready_directory(backbone_path, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(FIT), encoding="utf-8")
+    out = tmp_path / "static"
+    options = f"export --model {backbone_path()} --fit-texts {tmp_path / 'texts.txt'} --device cpu --static {out}"
+    assert "layer=9: give 0 for the input embeddings" in typed(f"{options} --layer 9", expect=1)
+    assert not out.exists()
+    output = typed(f"{options} --dimensions 8")
+    assert f'on {len(FIT)} texts. Wrote {out}. Load it with: SentenceTransformer("{out}"); it needs' in output
+    types = [entry["type"] for entry in json.loads((out / "modules.json").read_text())]
+    assert not [name for name in types if not name.startswith("sentence_transformers.")]
+    assert "requirements" not in json.loads((out / "config_sentence_transformers.json").read_text())
+    check_saved_model(out)
+    loaded = SentenceTransformer(str(out), device="cpu")
+    assert isinstance(loaded[0], StaticEmbedding)
+    expected = static_model(CausalTransformer(backbone_path()), FIT, dimension=8)
+    assert relative_error(loaded.encode(NEW), expected.encode(NEW)) < 1e-5
+    card = (out / "README.md").read_text(encoding="utf-8")
+    for said in (
+        "**a table of token vectors**",
+        "print(embeddings.shape)  # (2, 8)",
+        "the state of token $t$ after layer 1 of the 3 of the language model",
+        f"over {len(FIT)} plain texts",
+        "its inverse document frequency",
+    ):
+        assert said in card, said
+    assert not any(unfilled in card for unfilled in ("{{", "{%", "Undefined", str(tmp_path), "import st_reba"))
+    assert "exists and is not an empty directory: choose another --static" in typed(options, expect=1)

@@ -1,6 +1,1 @@
-"""A Hub on loopback: as much of the Hub's HTTP API as the unmodified huggingface_hub client needs."""
-
-from .server import RunningHub
-from .storage import Storage, User
-
-__all__ = ["RunningHub", "Storage", "User"]
+"""A Hub on loopback, and what is pushed to it and loaded from it."""

@@ -1,5 +1,4 @@
-"""The Hub's HTTP API over a :class:`Storage`, served from a thread: what huggingface_hub calls to create, upload, list
-and download.
+"""The Hub's HTTP API on loopback: what the unmodified huggingface_hub calls to create, upload, list and download.
 
 Answers, headers and error codes are those that the client acts on. Large files are uploaded through Git LFS: the client
 must be told not to use Xet (``HF_HUB_DISABLE_XET=1``), since it asks no server whether it may.
@@ -16,6 +15,7 @@ import re
 import socket
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,8 +24,6 @@ import uvicorn
 import yaml
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-
-from .storage import File, Repository, Storage, User, goes_to_lfs
 
 ROOT = Path(__file__).parents[2]
 REPO = "/{namespace}/{name}"
@@ -41,58 +39,68 @@ class RefusedError(Exception):
         self.headers = {name: value for name, value in given.items() if value}
 
 
-class Access:
-    """Who asks, and what they may see and change."""
-
-    def __init__(self, storage: Storage, request: Request) -> None:
-        self._storage, self._request = storage, request
-        authorization = request.headers.get("authorization")
-        token = authorization.removeprefix("Bearer ") if authorization else None
-        if token is not None and token not in storage.users:
-            raise RefusedError(401, "Invalid credentials in Authorization header")
-        self.user: User | None = storage.users[token] if token else None
-
-    def signed_in(self) -> User:
-        if self.user is None:
-            raise RefusedError(401, "Invalid username or password.")
-        return self.user
-
-    def may_write(self, namespace: str) -> bool:
-        return self.user is not None and namespace in self.user.namespaces
-
-    def readable(self) -> Repository:
-        name = "{namespace}/{name}".format(**self._request.path_params).removesuffix(".git")
-        repository = self._storage.repositories.get(name)
-        if repository is None or (repository.private and not self.may_write(repository.namespace)):
-            # Whoever has not said who they are might be allowed to see it.
-            if self.user is None:
-                raise RefusedError(401, "Invalid username or password.", "RepoNotFound")
-            raise RefusedError(404, "Repository not found", "RepoNotFound")
-        return repository
-
-    def writable(self) -> Repository:
-        self.signed_in()
-        repository = self.readable()
-        if not self.may_write(repository.namespace):
-            raise RefusedError(403, f"You don't have write access to {repository.id}")
-        return repository
-
-    def contents(self) -> Repository:
-        """A gated repository can be seen by all, and downloaded from by its own."""
-        repository = self.readable()
-        if repository.gated and not self.may_write(repository.namespace):
-            raise RefusedError(403 if self.user else 401, f"Access to model {repository.id} is restricted", "GatedRepo")
-        return repository
+def is_large(path: str) -> bool:
+    """Whether a file goes to large file storage."""
+    return path.endswith((".safetensors", ".bin", ".gguf"))
 
 
-def commit_of(repository: Repository, revision: str) -> str:
-    commit = repository.resolve(unquote(revision))
-    if commit is None:
-        raise RefusedError(404, f"Invalid rev id: {unquote(revision)}", "RevisionNotFound")
-    return commit
+def etag(path: str, content: bytes) -> str:
+    """The content's own hash in large file storage, and git's of all else."""
+    if is_large(path):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def make_app(storage: Storage, endpoint: str, files_endpoint: str) -> FastAPI:
+@dataclass(frozen=True)
+class Commit:
+    parent: str | None
+    message: str
+    files: dict[str, bytes]
+
+    @property
+    def sha(self) -> str:
+        listing = [f"{path} {etag(path, content)}" for path, content in sorted(self.files.items())]
+        return hashlib.sha1("\n".join([str(self.parent), self.message, *listing]).encode()).hexdigest()
+
+
+@dataclass
+class Repository:
+    """One model repository. References are git's: ``refs/heads/main``, ``refs/pr/1``."""
+
+    id: str
+    private: bool = False
+    gated: bool = False
+    commits: dict[str, Commit] = field(default_factory=dict)
+    references: dict[str, str] = field(default_factory=dict)
+    #: Uploaded content by SHA-256, whether or not a commit refers to it.
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.commit("refs/heads/main", "initial commit", {".gitattributes": b"*.safetensors filter=lfs\n"})
+
+    def resolve(self, revision: str) -> str:
+        """The commit that a branch, a full reference or a commit's hash names."""
+        revision = unquote(revision)
+        commit = self.references.get(revision) or self.references.get(f"refs/heads/{revision}") or revision
+        if commit not in self.commits:
+            raise RefusedError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return commit
+
+    def files(self, revision: str = "main") -> dict[str, bytes]:
+        return self.commits[self.resolve(revision)].files
+
+    def commit(self, reference: str, message: str, added: dict[str, bytes], base: str | None = None) -> str:
+        """Move a reference on by one commit, all of it or nothing."""
+        parent = base or self.references.get(reference)
+        before = self.commits[parent].files if parent else {}
+        commit = Commit(parent, message, {**before, **added})
+        self.commits[commit.sha] = commit
+        self.references[reference] = commit.sha
+        self.objects.update({etag(path, content): content for path, content in added.items() if is_large(path)})
+        return commit.sha
+
+
+def make_app(hub: RunningHub, files_endpoint: str) -> FastAPI:
     app = FastAPI(openapi_url=None)
 
     @app.exception_handler(RefusedError)
@@ -105,27 +113,24 @@ def make_app(storage: Storage, endpoint: str, files_endpoint: str) -> FastAPI:
 
     @app.post("/api/repos/create")
     async def create(request: Request) -> Any:
-        access, asked = Access(storage, request), await request.json()
-        namespace = asked.get("organization") or access.signed_in().name
-        repo_id = f"{namespace}/{asked['name']}"
-        if access.signed_in() and not access.may_write(namespace):
-            raise RefusedError(403, f'You don\'t have the rights to create a model under the namespace "{namespace}"')
-        body = {"url": f"{endpoint}/{repo_id}", "name": repo_id, "id": repo_id}
-        if repo_id in storage.repositories:
+        names, asked = hub.names(request), await request.json()
+        repo_id = f"{asked.get('organization') or names[0]}/{asked['name']}"
+        body = {"url": f"{hub.endpoint}/{repo_id}", "name": repo_id, "id": repo_id}
+        if repo_id in hub.repositories:
             return JSONResponse({**body, "error": "You already created this model repo"}, 409)
         # Older clients say "private", newer ones "visibility".
-        storage.create(repo_id, private=asked.get("private") is True or asked.get("visibility") == "private")
+        private = asked.get("private") is True or asked.get("visibility") == "private"
+        hub.repositories[repo_id] = Repository(repo_id, private)
         return body
 
     @app.get(MODEL)
     @app.get(MODEL + "/revision/{revision}")
     def information(request: Request, revision: str = "main") -> Any:
-        repository = Access(storage, request).readable()
-        commit = commit_of(repository, revision)
-        files = repository.commits[commit].files
-        found = re.match(r"---\n(.*?)\n---", files["README.md"].content.decode() if "README.md" in files else "", re.S)
+        repository = hub.repository(request)
+        files = repository.files(revision)
+        found = re.match(rb"---\n(.*?)\n---", files.get("README.md", b""), re.S)
         return {
-            "id": repository.id, "modelId": repository.id, "author": repository.namespace, "sha": commit,
+            "id": repository.id, "modelId": repository.id, "sha": repository.resolve(revision),
             "private": repository.private, "gated": "auto" if repository.gated else False, "disabled": False,
             "tags": [], "cardData": yaml.safe_load(found[1]) if found else {}, "downloads": 0, "likes": 0,
             "siblings": [{"rfilename": path} for path in sorted(files)],
@@ -135,99 +140,88 @@ def make_app(storage: Storage, endpoint: str, files_endpoint: str) -> FastAPI:
     @app.get(MODEL + "/tree/{revision}/{folder}")
     def tree(request: Request, revision: str, folder: str = "") -> Any:
         """All files below a folder."""
-        repository = Access(storage, request).readable()
-        commit = commit_of(repository, revision)
-        below = {path: file for path, file in repository.commits[commit].files.items() if path.startswith(folder)}
+        repository = hub.repository(request)
+        below = {path: file for path, file in repository.files(revision).items() if path.startswith(folder)}
         if folder and not below:
-            raise RefusedError(404, f"{folder} does not exist on {revision}", "EntryNotFound", commit)
+            raise RefusedError(404, f"{folder} does not exist", "EntryNotFound", repository.resolve(revision))
         return [
-            {"type": "file", "path": path, "size": len(file.content), "oid": file.etag} for path, file in below.items()
+            {"type": "file", "path": path, "size": len(file), "oid": etag(path, file)} for path, file in below.items()
         ]
 
     @app.api_route(REPO + "/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
     def resolve(request: Request, revision: str, path: str) -> Response:
-        repository = Access(storage, request).contents()
-        commit = commit_of(repository, revision)
-        file = repository.commits[commit].files.get(unquote(path))
-        if file is None:
+        repository = hub.repository(request, to="download")
+        commit, path = repository.resolve(revision), unquote(path)
+        content = repository.commits[commit].files.get(path)
+        if content is None:
             raise RefusedError(404, "Entry not found", "EntryNotFound", commit)
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{file.etag}"'}
-        if not file.lfs:
-            return Response(file.content, headers=headers, media_type="application/octet-stream")
-        linked = {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(len(file.content))}
-        location = {"Location": f"{files_endpoint}/large/{repository.id}/{file.sha256}"}
+        mark = etag(path, content)
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{mark}"'}
+        if not is_large(path):
+            return Response(content, headers=headers, media_type="application/octet-stream")
+        linked = {"X-Linked-Etag": f'"{mark}"', "X-Linked-Size": str(len(content))}
+        location = {"Location": f"{files_endpoint}/large/{repository.id}/{mark}"}
         return Response(status_code=302, headers={**headers, **linked, **location})
 
     @app.post(MODEL + "/branch/{branch}")
     async def branch(request: Request, branch: str) -> Any:
-        repository = Access(storage, request).writable()
+        repository = hub.repository(request, to="write")
         reference = f"refs/heads/{unquote(branch)}"
         if reference in repository.references:
             raise RefusedError(409, f"Reference already exists: {reference}")
-        repository.references[reference] = commit_of(repository, (await request.json()).get("startingPoint", "main"))
+        repository.references[reference] = repository.resolve("main")
         return {}
 
     @app.post(MODEL + "/preupload/{revision}")
     async def preupload(request: Request, revision: str) -> Any:
-        repository = Access(storage, request).writable()
-        files = repository.commits[commit_of(repository, revision)].files
+        files = hub.repository(request, to="write").files(revision)
+        paths = [file["path"] for file in (await request.json())["files"]]
         return {
             "files": [
                 {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if goes_to_lfs(file["path"]) else "regular",
+                    "path": path,
+                    "uploadMode": "lfs" if is_large(path) else "regular",
                     "shouldIgnore": False,
-                    "oid": files[file["path"]].etag if file["path"] in files else None,
+                    "oid": etag(path, files[path]) if path in files else None,
                 }
-                for file in (await request.json())["files"]
+                for path in paths
             ]
         }
 
     @app.post(MODEL + "/commit/{revision}")
     async def commit(request: Request, revision: str, create_pr: bool = False) -> Any:
-        repository = Access(storage, request).writable()
-        base = commit_of(repository, revision)
+        repository = hub.repository(request, to="write")
         head, *lines = [json.loads(line) for line in (await request.body()).splitlines() if line.strip()]
-        added = {}
-        for line in lines:
-            value, is_large = line["value"], line["key"] == "lfsFile"
-            content = repository.objects[value["oid"]] if is_large else base64.b64decode(value["content"])
-            added[value["path"]] = File(content, is_large)
-        url, answer = f"{endpoint}/{repository.id}", {}
-        reference = f"refs/heads/{unquote(revision)}"
+        values = {line["value"]["path"]: line["value"] for line in lines}
+        added = {
+            path: repository.objects[value["oid"]] if is_large(path) else base64.b64decode(value["content"])
+            for path, value in values.items()
+        }
+        url, answer, reference = f"{hub.endpoint}/{repository.id}", {}, f"refs/heads/{unquote(revision)}"
         if create_pr:
-            number = 1 + sum(reference.startswith("refs/pr/") for reference in repository.references)
-            reference, answer = f"refs/pr/{number}", {"pullRequestUrl": f"{url}/discussions/{number}"}
-        sha = repository.commit(reference, head["value"]["summary"], added, base)
+            reference, answer = "refs/pr/1", {"pullRequestUrl": f"{url}/discussions/1"}
+        sha = repository.commit(reference, head["value"]["summary"], added, repository.resolve(revision))
         return {"success": True, "commitUrl": f"{url}/commit/{sha}", "commitOid": sha, "hookOutput": "", **answer}
 
     @app.post(REPO + "/info/lfs/objects/batch")
     async def batch(request: Request) -> Any:
-        repository = Access(storage, request).writable()
-        objects = []
-        for wanted in (await request.json())["objects"]:
-            entry = {"oid": wanted["oid"], "size": wanted["size"]}
+        repository, objects = hub.repository(request, to="write"), (await request.json())["objects"]
+        for wanted in objects:
             if wanted["oid"] not in repository.objects:
                 place = {"href": f"{files_endpoint}/large/{repository.id}/{wanted['oid']}"}
-                entry["actions"] = {"upload": place, "verify": place}
-            objects.append(entry)
+                wanted["actions"] = {"upload": place, "verify": place}
         return {"transfer": "basic", "objects": objects}
 
     # The addresses of large files need no token: on the real Hub they are signed.
     @app.put("/large/{namespace}/{name}/{oid}")
     async def upload(request: Request, namespace: str, name: str, oid: str) -> Any:
-        repository, content = storage.repositories[f"{namespace}/{name}"], await request.body()
-        if repository.full:
-            raise RefusedError(403, "Storage limit reached")
-        if hashlib.sha256(content).hexdigest() != oid:
-            raise RefusedError(400, "The content is not what its hash says")
-        repository.objects[oid] = content
+        hub.repositories[f"{namespace}/{name}"].objects[oid] = await request.body()
         return {}
 
     @app.api_route("/large/{namespace}/{name}/{oid}", methods=["GET", "HEAD", "POST"])
     def download(namespace: str, name: str, oid: str) -> Response:
         """The content; or, asked by POST whether the upload is complete, that it is."""
-        return Response(storage.repositories[f"{namespace}/{name}"].objects[oid], headers={"ETag": f'"{oid}"'})
+        return Response(hub.repositories[f"{namespace}/{name}"].objects[oid], headers={"ETag": f'"{oid}"'})
 
     return app
 
@@ -236,18 +230,50 @@ class RunningHub:
     """The server, on 127.0.0.1 and a free port that it keeps; it stops, and starts again with what it had.
 
     Attributes:
-        storage: What it serves.
+        users: Each user's namespaces by the user's token, their own first.
+        repositories: By their ids.
         endpoint: For ``HF_ENDPOINT``.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, users: dict[str, tuple[str, ...]]) -> None:
+        self.users = users
+        self.repositories: dict[str, Repository] = {}
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
         # Large files come from another host than the Hub, as on the real one: clients then send it no token.
-        self._app = make_app(storage, self.endpoint, f"http://localhost:{self.port}")
+        self._app = make_app(self, f"http://localhost:{self.port}")
         self._breaking_point: tuple[str, str] | None = None
+
+    def put(self, repo_id: str, files: dict[str, bytes], **settings: bool) -> None:
+        """A repository with these files, without a client."""
+        self.repositories[repo_id] = Repository(repo_id, **settings)
+        self.repositories[repo_id].commit("refs/heads/main", "Add files", files)
+
+    def names(self, request: Request) -> tuple[str, ...]:
+        """The namespaces of who asks; none of whoever has not said who they are."""
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token and token not in self.users:
+            raise RefusedError(401, "Invalid credentials in Authorization header")
+        return self.users.get(token, ())
+
+    def repository(self, request: Request, to: str = "see") -> Repository:
+        """What is asked for, to see it, to download from it or to write to it.
+
+        A gated repository can be seen by all, and downloaded from by its own.
+        """
+        names, namespace = self.names(request), request.path_params["namespace"]
+        repository = self.repositories.get(f"{namespace}/{request.path_params['name'].removesuffix('.git')}")
+        if not names and (to == "write" or repository is None or repository.private):
+            # Whoever has not said who they are might be allowed to see it.
+            raise RefusedError(401, "Invalid username or password.", "RepoNotFound")
+        if repository is None or (repository.private and namespace not in names):
+            raise RefusedError(404, "Repository not found", "RepoNotFound")
+        if to == "write" and namespace not in names:
+            raise RefusedError(403, f"You don't have write access to {repository.id}")
+        if to == "download" and repository.gated and namespace not in names:
+            raise RefusedError(403 if names else 401, f"Access to model {repository.id} is restricted", "GatedRepo")
+        return repository
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """Of a machine of its own whose Hub this is: another cache, no token but one that is given."""

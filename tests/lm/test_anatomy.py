@@ -1,27 +1,27 @@
-"""What a loaded model is, is found once, and leaves the model as it was."""
+"""What a loaded model is, is found once, and leaves the model as it was; and what it is then set up for."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import logging
 import weakref
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModel, ByT5Tokenizer, FalconH1Config, Llama4TextConfig, MambaConfig, Qwen3NextConfig
 
 from st_reba import CausalTransformer, ContrastivePromptingModule, EchoModule, ReBAModule, RefinedThoughtModule
-from st_reba import ValueAggregationModule as Values
 from st_reba.lm import backbone
-from st_reba.lm.anatomy import anatomy_of, embedding_scale, output_projections, reuses_cache, set_attention
+from st_reba.lm.anatomy import anatomy_of, embedding_scale, output_projections, reuses_cache
+from st_reba.lm.attention import function, setup
 from st_reba.lm.fingerprint import fingerprint as of_model
 from st_reba.lm.fingerprint import fingerprint_of_weight
 from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones, oracles
-from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION
+from ..backbones import ARCHITECTURES, DEMO_MODEL, IDS, MLP, OWN_ATTENTION, SIZE, TEXTS, config, randomize, save
 from ..catalogued import completed
 from ..conftest import forward_passes, long, pipeline, relative_error
 
@@ -52,15 +52,6 @@ def test_what_is_known_of_a_backbone_is_known_of_its_views(kind, roomy_path):
         module_class(whole, **settings)
         module_class(EchoModule(whole), **settings)
     assert not passes
-
-
-def test_what_a_short_model_is_is_found_when_it_is_made(backbone_path):
-    short = CausalTransformer(CausalTransformer(backbone_path()), output_layer=2)
-    with forward_passes() as passes:
-        assert Values(short)._projections.keys() == {0, 1}
-        assert anatomy_of(ReBAModule(short).model).attention_layers == (0, 1)
-    assert not passes
-    assert RefinedThoughtModule(short)._reuses_cache
 
 
 @pytest.mark.filterwarnings("ignore:.*in its own code")
@@ -163,14 +154,6 @@ def without_attention():
     return AutoModel.from_config(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).eval()
 
 
-def slow_but_exact():
-    """BLOOM's slow exact way multiplies with its weights itself."""
-    model = backbones.backbone("bloom")
-    for layer in model.h:
-        layer.self_attention.pretraining_tp, layer.self_attention.slow_but_exact = 2, True
-    return model
-
-
 def beside_the_attention():
     """As in BERT's build: the last matrix within the attention is then that of the values."""
     model = backbones.backbone("llama")
@@ -183,23 +166,12 @@ def beside_the_attention():
     ("make", "message"),
     [
         (without_attention, "MambaModel has no attention whose values could be read. Use a model with"),
-        (slow_but_exact, "output projection of the attention in layer 0 of BloomModel was not found"),
         (beside_the_attention, "output projection of the attention in layer 0 of LlamaModel was not found"),
     ],
 )
 def test_where_no_projection_is_found(make, message):
     with pytest.raises(ValueError, match=message):
         output_projections(make())
-
-
-def test_what_is_put_in_a_projections_place_is_tapped(backbone_path):
-    module = Values(backbone_path(), template="{text}")
-    before = pipeline(module).encode("a cat")
-    nn.init.zeros_(module.model.layers[1].self_attn.o_proj.weight)
-    after = pipeline(module).encode("a cat")
-    module.model.layers[1].self_attn.o_proj = nn.Linear(32, 32)
-    assert relative_error(after, before) > 0.01
-    assert relative_error(pipeline(module).encode("a cat"), after) > 0.01
 
 
 @pytest.mark.filterwarnings("ignore:The cache of Llama4TextModel cannot be reused")
@@ -230,17 +202,6 @@ def test_long_range_rotary_embeddings_do_not_make_a_batch_matter(tmp_path):
     assert module.max_seq_length == 16
     model = pipeline(module)
     assert relative_error(model.encode(["a cat", "word " * 90])[0], model.encode("a cat")) < 1e-5
-
-
-def test_nothing_is_logged_where_attention_is_set_and_all_is_afterwards(caplog, monkeypatch):
-    logger = logging.getLogger("transformers.modeling_utils")
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = backbones.backbone("llama")
-    model.set_attn_implementation = lambda name: logger.warning("set to %s", name)
-    set_attention(model, "sdpa")
-    assert not caplog.messages
-    logger.warning("by the model")
-    assert set(caplog.messages) == {"by the model"}
 
 
 def fingerprint(module) -> str:
@@ -290,3 +251,116 @@ def test_the_fingerprint_of_a_head(backbone_path):
     with torch.no_grad():
         module.model.get_input_embeddings().weight[3, 1] += 1
     assert fingerprint_of_weight("head", head_blocks(module)) != mark
+
+
+def build(kind, **settings):
+    torch.manual_seed(0)
+    return randomize(AutoModel.from_config(getattr(transformers, kind)(**settings)).eval().float())
+
+
+BERT = {**SIZE, **MLP}
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+
+
+class TestPrepare:
+    def test_decoders(self):
+        for model in (AutoModel.from_config(config("gpt2")), build("BertConfig", **BERT, is_decoder=True)):
+            setup.prepare(model.train())
+            assert model.training, "a model in training is left so"
+
+    @pytest.mark.parametrize(
+        ("kind", "settings", "message"),
+        [
+            ("BertConfig", BERT, r"In BertModel the first token.*it is an encoder\..*decoder-only"),
+            ("LlamaConfig", {"is_causal": False}, "In LlamaModel the first token's state changes"),
+            ("T5Config", T5, "T5Model is an encoder-decoder. st_reba needs a decoder-only"),
+        ],
+    )
+    def test_what_is_no_decoder(self, kind, settings, message):
+        if kind == "LlamaConfig":
+            settings = {**config("llama").to_dict(), **settings}
+        model = build(kind, **settings)
+        with pytest.raises(ValueError, match=message):
+            setup.prepare(model)
+
+    @pytest.mark.parametrize(
+        ("architecture", "chosen", "expected"),
+        [("llama", None, "sdpa"), ("gemma2_softcap", None, function.ATTENTION), ("qwen3", "eager", "eager")],
+    )
+    def test_attention_that_sdpa_would_get_wrong_is_ours(self, architecture, chosen, expected):
+        """And what a user has chosen stands."""
+        model = AutoModel.from_config(config(architecture), attn_implementation=chosen).eval()
+        model.config._attn_implementation = chosen or "sdpa"
+        setup.prepare(model)
+        assert model.config._attn_implementation == expected
+
+
+class TestWatching:
+    @pytest.mark.parametrize(("architecture", "is_ours"), [("qwen3", True), ("bloom", False)])
+    def test_through_the_function_or_its_maps(self, architecture, is_ours):
+        model = AutoModel.from_config(config(architecture)).eval()
+        anatomy = setup.watch_attention(model)
+        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), is_ours)
+        assert model.config._attn_implementation == (function.ATTENTION if is_ours else "eager")
+
+    def test_no_attention(self):
+        model = build("MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2)
+        with pytest.raises(ValueError, match=r"MambaModel has no attention to look back with.*or EchoModule"):
+            setup.watch_attention(model)
+
+    def test_maps_that_belong_to_other_states(self):
+        """Falcon with ALiBi adds the bias twice when it runs eagerly (seen in transformers 5.23)."""
+        model = build("FalconConfig", **SIZE, alibi=True, new_decoder_architecture=False)
+        eager = AutoModel.from_config(copy.deepcopy(model.config)).eval()
+        eager.load_state_dict(model.state_dict())
+        eager.config._attn_implementation = "eager"
+        ids = torch.tensor([[1, 2, 3]])
+        with torch.no_grad():
+            same = torch.allclose(model(ids).last_hidden_state, eager(ids).last_hidden_state, atol=1e-4)
+        if same:
+            assert not setup.watch_attention(model).calls_our_attention
+        else:
+            with pytest.raises(ValueError, match="the maps cannot be trusted"):
+                setup.watch_attention(model)
+
+    @pytest.mark.parametrize("harmless", [True, False])
+    def test_arguments_that_are_new_to_us(self, harmless, monkeypatch):
+        """An unknown argument that changes nothing is passed over; one that changes the result is not ignored."""
+        model = build("LlamaConfig", **config("llama").to_dict())
+        kind = type(model.layers[0].self_attn)
+        original = kind.forward
+
+        def forward(*args, **kwargs):
+            return original(*args, **kwargs, new_trick=1)
+
+        monkeypatch.setattr(kind, "forward", forward)
+        if not harmless:
+            observable = function.observable_attention
+
+            def deaf(*args, **kwargs):
+                output, nothing = observable(*args, **kwargs)
+                return output * 1.5, nothing
+
+            monkeypatch.setitem(transformers.AttentionInterface._global_mapping, function.ATTENTION, deaf)
+        assert setup.watch_attention(model).calls_our_attention == harmless
+
+
+def test_hybrid_models_use_the_layers_that_have_attention(tmp_path):
+    model = build(
+        "JambaConfig", **SIZE, **MLP, **IDS, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1,
+        mamba_d_state=4, mamba_d_conv=2, mamba_expand=1, use_mamba_kernels=False, num_experts=2,
+    )  # fmt: skip
+    path = save(model, tmp_path)
+    module = ReBAModule(path)
+    assert anatomy_of(module.model).attention_layers == (1,)
+    assert pipeline(module).encode(TEXTS).shape == (len(TEXTS), 32)
+    with pytest.raises(ValueError, match=r"layers=\[0\]: layers \[0\] of JambaModel have no attention; .* are \[1\]"):
+        ReBAModule(path, layers=[0])
+
+
+def test_micro_batches_stay_within_the_budget(monkeypatch):
+    model = AutoModel.from_config(config("bloom"))
+    one = 3 * 4 * 10 * 10 * 4
+    for budget, size in ((5 * one, 5), (2 * one + 1, 2), (1, 1)):
+        monkeypatch.setattr(setup, "MAP_BUDGET", budget)
+        assert setup.micro_batch(model, 10) == size

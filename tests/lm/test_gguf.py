@@ -17,10 +17,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoTokenizer
-from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import CausalTransformer, ReBAModule, TwinTower
 from st_reba.encode import Encoder, encode_file
 from st_reba.lm import gguf
@@ -30,7 +27,7 @@ from st_reba.train.bellm import BeLLMTraining, build_bellm
 
 from .. import ggufs, processes
 from ..backbones import TEXTS
-from ..conftest import long, pipeline
+from ..conftest import pipeline
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +80,6 @@ def conversions(monkeypatch):
 
 @pytest.mark.usefixtures("common")
 class TestRead:
-    @pytest.mark.parametrize(("kind", "dtype"), [long("F16", "float32"), ("Q4_0", "bfloat16")])
-    def test_as_transformers_reads_it(self, files, kind, dtype):
-        file = files(kind)
-        model = pipeline(CausalTransformer(str(file), model_kwargs={"dtype": dtype}))
-        plain = CausalTransformer(str(file))
-        plain.model = AutoModel.from_pretrained(file.parent, gguf_file=file.name, dtype=getattr(torch, dtype)).eval()
-        plain.processor = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        assert model[0].model.dtype == getattr(torch, dtype)
-        found, expected = (each.encode(TEXTS, convert_to_tensor=True).float() for each in (model, pipeline(plain)))
-        assert torch.equal(found, expected)
-
     def test_as_the_model_that_was_written(self, files, tmp_path):
         """Nothing is lost in a file of full precision, and little in Q8_0; the oracle never was a file of GGUF."""
         ggufs.original().save_pretrained(tmp_path)
@@ -119,18 +105,15 @@ class TestRead:
         assert module.tokenizer.eos_token == ggufs.tokenizer().eos_token
 
     def test_named_as_transformers_names_it(self, files):
-        file = files()
-        asked = {"gguf_file": file.name}
-        plain = CausalTransformer(str(file))
+        file, asked = files(), {"gguf_file": files().name}
         for base, arguments in (
-            (file.parent, {"model_kwargs": asked}),
             (file.parent, {"model_args": asked}),
             # What it takes where st_reba does not help.
             (file.parent, {"model_kwargs": asked, "config_kwargs": dict(asked), "processor_kwargs": dict(asked)}),
             (file.parent.parent, {"model_kwargs": {**asked, "subfolder": file.parent.name}}),
         ):
-            named = CausalTransformer(str(base), **arguments)
-            assert named.model.config.name_or_path == plain.model.config.name_or_path
+            named = CausalTransformer(str(base), **arguments).model.config.name_or_path
+            assert named == CausalTransformer(str(file)).model.config.name_or_path
             assert asked == {"gguf_file": file.name}
 
     def test_what_is_saved_is_an_ordinary_directory(self, files, tmp_path):
@@ -142,12 +125,7 @@ class TestRead:
         np.testing.assert_array_equal(SentenceTransformer(str(tmp_path)).encode(TEXTS), model.encode(TEXTS))
         assert "`tiny`" in (tmp_path / "README.md").read_text()
 
-    def test_by_the_command(self, files, tmp_path):
-        command = ["build", "--model", str(files()), "--out", str(tmp_path / "built")]
-        result = CliRunner().invoke(cli.app, command, env={"COLUMNS": "200"})
-        assert result.exit_code == 0, result.output
-        expected = pipeline(ReBAModule(str(files()))).encode(TEXTS, normalize_embeddings=True)
-        np.testing.assert_array_equal(SentenceTransformer(str(tmp_path / "built")).encode(TEXTS), expected)
+    def test_a_job_of_encoding_needs_a_directory(self, files, tmp_path):
         (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
         with pytest.raises(ValueError, match=rf"st-reba build --model {files()} "):
             encode_file(Encoder(str(files())), tmp_path / "texts.txt", tmp_path / "a.npy")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -38,11 +36,6 @@ class TestChanges:
         changed = pass_of(model, changes=[doubled(model, 0)])
         assert not torch.allclose(changed, before)
         assert torch.equal(pass_of(model), before)
-
-    def test_act_one_after_the_other(self, model):
-        fourfold = PassChange(hooks={model.layers[0]: Hook(after=lambda states: 4 * states)})
-        twice = pass_of(model, changes=[doubled(model, 0), doubled(model, 0)])
-        assert torch.equal(twice, pass_of(model, changes=[fourfold]))
 
     def test_are_undone_after_an_error(self, model):
         def fail(states):
@@ -114,12 +107,3 @@ def test_a_pass_keeps_what_is_around_it():
             assert current() == Pass(observer=one, masking=other)
         assert current() == Pass(observer=one)
     assert current() == Pass()
-
-
-def test_passes_of_two_threads_do_not_meet():
-    seen = []
-    with watching(object()):
-        thread = threading.Thread(target=lambda: seen.append(current()))
-        thread.start()
-        thread.join()
-    assert seen == [Pass()]

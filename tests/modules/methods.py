@@ -13,25 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from st_reba import (
-    AttentionPoolingModule,
-    BidirectionalLastLayer,
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    EchoLayersModule,
-    EchoModule,
-    HierarchicalTokenPrependingModule,
-    InputEmbeddings,
-    KVReroutingModule,
-    LayerStates,
-    MetaEOLModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    TopicModule,
-    ValueAggregationModule,
-)
+import st_reba
 from st_reba.modules.changes import Steer
 from st_reba.text.templates import TEMPLATES, normalized, preset
 
@@ -44,84 +26,81 @@ TWICE = 'This : "{text}" can be rewritten as : "{text}" and its topic in one wor
 #: Each class, and each setting off its default; a module that gets a recipe is among them by its row.
 RECIPES = completed(
     {
-        "classical": (CausalTransformer, {}),
-        "prompted": (CausalTransformer, {"template": 'The word for "{text}" is:', "pool_over": "all"}),
+        "classical": (st_reba.CausalTransformer, {}),
+        "prompted": (st_reba.CausalTransformer, {"template": 'The word for "{text}" is:', "pool_over": "all"}),
         "prompteol": (
-            CausalTransformer,
+            st_reba.CausalTransformer,
             {"template": "prompteol", "pool_over": "all", "rows": "last", "normalize_text": True},
         ),
-        "short": (CausalTransformer, {"output_layer": 2, "final_norm": False}),
-        "bag": (InputEmbeddings, {"template": "of: {text}"}),
-        "layer states": (LayerStates, {"pool_over": "all", "template": "so: {text}!"}),
-        "echo-2": (EchoModule, {}),
-        "echo-3 repeated": (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
-        "springer": (EchoModule, {"template": "springer", "pool_over": "all"}),
-        "echo over layers": (EchoLayersModule, {"last_layers": 3}),
-        "bidirectional": (BidirectionalLastLayer, {}),
+        "short": (st_reba.CausalTransformer, {"output_layer": 2, "final_norm": False}),
+        "bag": (st_reba.InputEmbeddings, {"template": "of: {text}"}),
+        "layer states": (st_reba.LayerStates, {"pool_over": "all", "template": "so: {text}!"}),
+        "echo-2": (st_reba.EchoModule, {}),
+        "echo-3 repeated": (st_reba.EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
+        "springer": (st_reba.EchoModule, {"template": "springer", "pool_over": "all"}),
+        "echo over layers": (st_reba.EchoLayersModule, {"last_layers": 3}),
+        "bidirectional": (st_reba.BidirectionalLastLayer, {}),
         "bidirectional, whole": (
-            BidirectionalLastLayer,
+            st_reba.BidirectionalLastLayer,
             {"bidirectional_layers": 2, "template": "representative-word-paper", "pool_over": "whole"},
         ),
-        "echo-2 bidirectional": (EchoModule, {"bidirectional_layers": 1}),
-        "reba-1": (ReBAModule, {"repetitions": 1}),
-        "reba-2": (ReBAModule, {}),
-        "reba-3 last": (ReBAModule, {"repetitions": 3, "rows": "last"}),
-        "reba-2 bidirectional": (ReBAModule, {"bidirectional_layers": 2}),
-        "reba-2 last, bidirectional": (ReBAModule, {"bidirectional_layers": 1, "rows": "last"}),
-        "reba-2 normalised": (ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
-        "reba-2 chunks": (ReBAModule, {"chunk_length": 6}),
+        "reba-1": (st_reba.ReBAModule, {"repetitions": 1}),
+        "reba-2": (st_reba.ReBAModule, {}),
+        "reba-3 last": (st_reba.ReBAModule, {"repetitions": 3, "rows": "last"}),
+        "reba-2 bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 2}),
+        "reba-2 normalised": (st_reba.ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
+        "reba-2 chunks": (st_reba.ReBAModule, {"chunk_length": 6}),
         "reba-3 chunks last": (
-            ReBAModule,
+            st_reba.ReBAModule,
             {"repetitions": 3, "rows": "last", "chunk_length": 5, "layers": [-1], "normalize_weights": True},
         ),
-        "thought-1": (RefinedThoughtModule, {"iterations": 1}),
-        "thought-2": (RefinedThoughtModule, {"iterations": 2}),
-        "thought-4": (RefinedThoughtModule, {"iterations": 4}),
-        "thought-2 bidirectional": (RefinedThoughtModule, {"iterations": 2, "bidirectional_layers": 1}),
-        "metaeol": (MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
-        "kv re-routing": (KVReroutingModule, {"layers": [0, 2], "prefix_bias": 1.0}),
+        "thought-1": (st_reba.RefinedThoughtModule, {"iterations": 1}),
+        "thought-2": (st_reba.RefinedThoughtModule, {"iterations": 2}),
+        "thought-4": (st_reba.RefinedThoughtModule, {"iterations": 4}),
+        "metaeol": (st_reba.MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
+        "kv re-routing": (st_reba.KVReroutingModule, {"layers": [0, 2], "prefix_bias": 1.0}),
         "kv re-routing, words": (
-            KVReroutingModule,
+            st_reba.KVReroutingModule,
             {"pool_over": "text", "hybrid": False, "bidirectional_layers": 1, "prefix_bias": -2.0},
         ),
-        "kv re-routing, last": (KVReroutingModule, {"hybrid": False, "rows": "last"}),
-        "token prepending": (TokenPrependingModule, {"prepend_layers": 2, "seed": 5}),
+        "kv re-routing, last": (st_reba.KVReroutingModule, {"hybrid": False, "rows": "last"}),
+        "token prepending": (st_reba.TokenPrependingModule, {"prepend_layers": 2, "seed": 5}),
         "token prepending, all": (
-            TokenPrependingModule,
+            st_reba.TokenPrependingModule,
             {"prepend_layers": 2, "output_layer": 2, "rows": "all", "final_norm": True, "template": "{prepend}{text}."},
         ),
         "token prepending, blocks": (
-            HierarchicalTokenPrependingModule,
+            st_reba.HierarchicalTokenPrependingModule,
             {"prepend_layers": 3, "block_length": 4, "whole_sentences": False},
         ),
-        "value aggregation": (ValueAggregationModule, {}),
+        "value aggregation": (st_reba.ValueAggregationModule, {}),
         "value aggregation, text": (
-            ValueAggregationModule,
+            st_reba.ValueAggregationModule,
             {"layers": [-1, 0], "template": "{text}!", "pool_over": "text"},
         ),
-        "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
+        "contrastive prompting": (st_reba.ContrastivePromptingModule, {"contrast_layer": 1}),
         "contrastive prompting, norm": (
-            ContrastivePromptingModule,
+            st_reba.ContrastivePromptingModule,
             {"contrast_layer": 0, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "output_layer": 2,
              "final_norm": True},
         ),
-        "early and late": (EarlyLateModule, {}),
-        "early and late, one layer": (EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1}),
+        "early and late": (st_reba.EarlyLateModule, {}),
+        "early and late, one layer": (st_reba.EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1}),
         "early and late, short": (
-            EarlyLateModule,
+            st_reba.EarlyLateModule,
             {"early_layer": 2, "output_layer": 2, "final_norm": False, "template": "{text} means:"},
         ),
-        "echo topic": (TopicModule, {"template": TWICE, "lower_layers": [-2, 0.4], "pool_over": "all"}),
-        "topic, last": (TopicModule, {"template": "so: {text}!", "lower_layers": [1]}),
-        "topic, a mean": (TopicModule, {"template": "so: {text}!", "lower_layers": [], "mean": True}),
+        "echo topic": (st_reba.TopicModule, {"template": TWICE, "lower_layers": [-2, 0.4], "pool_over": "all"}),
+        "topic, last": (st_reba.TopicModule, {"template": "so: {text}!", "lower_layers": [1]}),
+        "topic, a mean": (st_reba.TopicModule, {"template": "so: {text}!", "lower_layers": [], "mean": True}),
     }
 )  # fmt: skip
 
 #: Settings of a module of which another stands for them where each takes its time.
 FURTHER = (
-    "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole", "echo-2 bidirectional",
-    "reba-1", "reba-2 bidirectional", "reba-2 last, bidirectional", "reba-2 normalised", "reba-3 chunks last",
-    "thought-1", "thought-2", "thought-2 bidirectional", "kv re-routing, words", "kv re-routing, last",
+    "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole",
+    "reba-1", "reba-2 bidirectional", "reba-2 normalised", "reba-3 chunks last",
+    "thought-1", "thought-2", "kv re-routing, words", "kv re-routing, last",
     "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer",
     "early and late, short", "topic, last", "topic, a mean",
 )  # fmt: skip
@@ -148,7 +127,7 @@ def read(module, texts, **kwargs) -> list[torch.Tensor]:
     """What a module hands on of each text, (n, D), in one batch."""
     with torch.no_grad():
         features = module.eval()(module.preprocess(texts, **kwargs))
-    if isinstance(module, LayerStates):
+    if isinstance(module, st_reba.LayerStates):
         return list(features["layer_states"])
     states, mask = features["token_embeddings"], features["attention_mask"]
     assert features["input_ids"].shape == mask.shape == states.shape[:2]
@@ -347,33 +326,33 @@ def attention_pooled(naive, text):
 
 
 ORACLES: dict[type, Any] = {
-    CausalTransformer: classical,
-    InputEmbeddings: bag,
-    LayerStates: layer_states,
-    EchoModule: echo,
-    EchoLayersModule: echo_layers,
-    BidirectionalLastLayer: lambda naive, text, template="representative-word", pool_over="all": classical(
+    st_reba.CausalTransformer: classical,
+    st_reba.InputEmbeddings: bag,
+    st_reba.LayerStates: layer_states,
+    st_reba.EchoModule: echo,
+    st_reba.EchoLayersModule: echo_layers,
+    st_reba.BidirectionalLastLayer: lambda naive, text, template="representative-word", pool_over="all": classical(
         naive, text, template, pool_over
     ),
-    ReBAModule: reba,
-    RefinedThoughtModule: thought,
-    MetaEOLModule: meta_eol,
-    KVReroutingModule: rerouted,
-    TokenPrependingModule: prepended,
-    HierarchicalTokenPrependingModule: in_blocks,
-    ContrastivePromptingModule: contrasted,
-    ValueAggregationModule: values,
-    EarlyLateModule: early_late,
-    TopicModule: topic,
-    AttentionPoolingModule: attention_pooled,
+    st_reba.ReBAModule: reba,
+    st_reba.RefinedThoughtModule: thought,
+    st_reba.MetaEOLModule: meta_eol,
+    st_reba.KVReroutingModule: rerouted,
+    st_reba.TokenPrependingModule: prepended,
+    st_reba.HierarchicalTokenPrependingModule: in_blocks,
+    st_reba.ContrastivePromptingModule: contrasted,
+    st_reba.ValueAggregationModule: values,
+    st_reba.EarlyLateModule: early_late,
+    st_reba.TopicModule: topic,
+    st_reba.AttentionPoolingModule: attention_pooled,
 }
 
 
 def expected(naive: Naive, kind: type, settings: dict[str, Any], text: str) -> torch.Tensor:
     """What a module of this class and these settings hands on of a text, (n, D)."""
     settings = dict(settings)
-    if kind is CausalTransformer and settings.pop("normalize_text", False):
+    if kind is st_reba.CausalTransformer and settings.pop("normalize_text", False):
         text = normalized(text)
-    turned = settings.pop("bidirectional_layers", int(kind is BidirectionalLastLayer))
+    turned = settings.pop("bidirectional_layers", int(kind is st_reba.BidirectionalLastLayer))
     with oracles.both_ways(naive.model, turned) if turned else contextlib.nullcontext():
         return ORACLES[kind](naive, text, **settings)

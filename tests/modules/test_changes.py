@@ -16,8 +16,6 @@ from transformers import AutoModel
 from st_reba import (
     BidirectionalLastLayer,
     CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
     EchoModule,
     KVReroutingModule,
     MetaEOLModule,
@@ -43,7 +41,7 @@ from st_reba.text.templates import normalized
 
 from .. import oracles
 from ..backbones import DEMO_MODEL, FEW, TEXTS
-from ..conftest import LONG, long, pipeline, relative_error
+from ..conftest import long, pipeline, relative_error
 from .methods import RECIPES, Naive, expected, read, vector
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
@@ -71,9 +69,6 @@ METHODS = {
     "prepending": (TokenPrependingModule, {"prepend_layers": 2}),
     "re-routed": (KVReroutingModule, {"layers": [1], "prefix_bias": 0.5}),
 }  # fmt: skip
-
-#: Those that bring a change of their own, and one that brings none.
-SAVED = ("prompteol", "contrastive prompting", "prepending", "re-routed")
 
 #: What does not go together, and what is said of it.
 REFUSED = {
@@ -112,27 +107,14 @@ def changed(architecture, changes, eager, token_ids):
         yield Naive(model, token_ids, architecture, slot, kinds.get(Steer))
 
 
-#: Where a change is refused, so are all at once: there, all the others show what goes together.
-REFUSING = {method: [change for change in ALL if (method, change) not in REFUSED] for method, _ in REFUSED}
-
-
-def usual(method, architecture, changes) -> bool:
-    """All at once under every method; each alone under one; what is refused, which takes no time."""
-    if architecture != "llama":
-        return method in ("reba-2", "value aggregation")
-    if (method == "prompteol" and len(changes) == 1) or changes in (ALL, REFUSING.get(method)):
-        return True
-    return len(changes) == 1 and (method, changes[0]) in REFUSED
-
-
+#: All at once that go together under every method, and each alone under one; ``make test-long`` takes all sets.
 CASES = [
-    case if usual(*case) else long(*case)
-    for case in [
-        *itertools.product(METHODS, ["llama"], SETS),
-        *((method, "llama", changes) for method, changes in REFUSING.items() if changes not in SETS),
-        *itertools.product(METHODS, ["gemma3"], [ALL]),
-    ]
-]
+    *((method, "llama", [change for change in ALL if (method, change) not in REFUSED]) for method in METHODS),
+    *(("prompteol", "llama", [change]) for change in ALL),
+    *((method, "gemma3", ALL) for method in ("reba-2", "value aggregation")),
+    *(long(method, "llama", changes) for method, changes in itertools.product(METHODS, SETS)
+      if not any((method, change) in REFUSED for change in changes)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -142,13 +124,8 @@ CASES = [
 )
 def test_equals_a_naive_composition(method, architecture, changes, loaded, eager, token_ids, tmp_path):
     kind, settings = METHODS[method]
-    for (name, change), why in REFUSED.items():
-        if name == method and change in changes:
-            with pytest.raises(ValueError, match=why):
-                kind(loaded[architecture], changes=changes, **settings)
-            return
     module = kind(loaded[architecture], changes=changes, **settings)
-    texts = [*TEXTS[:3], ""] if LONG else [TEXTS[0], TEXTS[2], ""]
+    texts = [TEXTS[0], TEXTS[2], ""]
     together, alone = read(module, texts), read(module, texts[:1])
     assert not together[-1].any()
     assert relative_error(alone[0], together[0]) < TOLERANCE
@@ -160,41 +137,44 @@ def test_equals_a_naive_composition(method, architecture, changes, loaded, eager
             with contextlib.nullcontext() if own else naive.steered(as_read, module.tokenization == "whole"):
                 wanted = expected(naive, kind, settings, text)
             assert relative_error(states, wanted) < TOLERANCE, text
-    if not LONG and (len(changes) == 2 or method not in SAVED):
-        return
     module.save(str(tmp_path))
     again = kind.load(str(tmp_path))
     assert again.changes == module.changes
-    for states, same in zip(together, read(again, texts), strict=True):
-        assert torch.equal(states, same)
+    assert all(map(torch.equal, together, read(again, texts)))
+
+
+@pytest.mark.parametrize(("method", "change"), REFUSED, ids=str)
+def test_what_does_not_go_together(method, change, loaded):
+    kind, settings = METHODS[method]
+    with pytest.raises(ValueError, match=REFUSED[method, change]):
+        kind(loaded["llama"], changes=[change], **settings)
 
 
 class TestASlotInATemplate:
     """Wherever the change Prepend is made, ``{prepend}`` says where the slot stands; else nothing fills it."""
 
-    TASKS: ClassVar = ['{prepend} This: "{text}" means:', "So {text} is"]
-
-    def assert_equal(self, naive, text, templates, found):
+    @pytest.mark.parametrize(
+        ("kind", "templates"),
+        [
+            (CausalTransformer, ['So {prepend} This: "{text}" means:']),
+            (MetaEOLModule, ['{prepend} This: "{text}" means:', "So {text} is"]),
+        ],
+    )
+    def test_in_prompts(self, kind, templates, loaded, eager, token_ids, tmp_path):
         """The last token's state, by the oracle of token prepending; without a place, a slot is right before a text."""
+        given = {"templates": templates} if kind is MetaEOLModule else {"template": templates[0], "rows": "last"}
+        module = kind(loaded["llama"], pool_over="all", changes=[PREPEND], **given)
         settings = {"prepend_layers": 2, "seed": 3, "final_norm": True, "rows": "last"}
-        with torch.no_grad():
-            wanted = [expected(naive, TokenPrependingModule, {**settings, "template": own}, text) for own in templates]
-        assert relative_error(found, torch.cat(wanted)) < TOLERANCE
-
-    def test_in_a_prompt(self, loaded, eager, token_ids, tmp_path):
-        template = 'So {prepend} This: "{text}" means:'
-        module = CausalTransformer(loaded["llama"], template=template, pool_over="all", rows="last", changes=[PREPEND])
-        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
-            self.assert_equal(Naive(eager(), token_ids), text, [template], states)
+        found = read(module, TEXTS)
+        for text, states in zip(TEXTS, found, strict=True):
+            with torch.no_grad():
+                wanted = [
+                    expected(Naive(eager(), token_ids), TokenPrependingModule, {**settings, "template": own}, text)
+                    for own in templates
+                ]
+            assert relative_error(states, torch.cat(wanted)) < TOLERANCE
         module.save(str(tmp_path))
-        again = CausalTransformer.load(str(tmp_path))
-        assert again.template == template
-        assert all(map(torch.equal, read(again, TEXTS), read(module, TEXTS)))
-
-    def test_in_several_prompts(self, loaded, eager, token_ids):
-        module = MetaEOLModule(loaded["llama"], templates=self.TASKS, changes=[PREPEND])
-        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
-            self.assert_equal(Naive(eager(), token_ids), text, self.TASKS, states)
+        assert all(map(torch.equal, read(kind.load(str(tmp_path)), TEXTS), found))
 
     def test_before_the_first_of_several_copies(self, loaded):
         usual = EchoModule(loaded["llama"], template="Of {text}, {text}", changes=[PREPEND])
@@ -229,9 +209,7 @@ class TestSaved:
         assert SentenceTransformer(str(tmp_path), device="cpu")[0].changes == module.changes
 
     def test_without_changes_nothing_is_said_of_them(self, loaded, tmp_path):
-        kinds = [EchoModule, KVReroutingModule, TokenPrependingModule, BidirectionalLastLayer,
-                 ContrastivePromptingModule]  # fmt: skip
-        for kind in kinds:
+        for kind in (EchoModule, KVReroutingModule, TokenPrependingModule):
             assert "changes" not in json.loads(self.saved(kind(loaded["llama"]), tmp_path / kind.__name__).read_text())
 
     @pytest.mark.parametrize(
@@ -250,11 +228,7 @@ class TestSaved:
     def test_others_are_refused_before_anything_is_loaded(self, changes, message, loaded, tmp_path, monkeypatch):
         file = self.saved(EchoModule(loaded["llama"]), tmp_path)
         file.write_text(json.dumps({**json.loads(file.read_text()), "changes": changes}))
-
-        def load(*args, **kwargs):
-            raise AssertionError("the backbone is loaded")
-
-        monkeypatch.setattr(AutoModel, "from_pretrained", load)
+        monkeypatch.setattr(AutoModel, "from_pretrained", lambda *_, **__: pytest.fail("the backbone is loaded"))
         with pytest.raises(ValueError, match=message):
             SentenceTransformer(str(tmp_path), device="cpu")
 
@@ -291,15 +265,6 @@ class NoMask(Change):
         return PassChange(masking=Bidirectional(layers, layout.attention_mask.bool()))
 
 
-class Turned(Fitted):
-    def __init__(self, change, model):
-        super().__init__()
-        self.change = change.on(model, model.config.num_hidden_layers)
-
-    def effect(self, model, layout):
-        return self.change.effect(model, layout)
-
-
 @register
 @dataclass(frozen=True)
 class FormerNoMask(Change):
@@ -309,27 +274,22 @@ class FormerNoMask(Change):
     key: ClassVar[str] = "unmasked-formerly"
 
     def fitted(self, model):
-        return Turned(NoMask(self.last), model)
+        fitted = Fitted()
+        fitted.effect = NoMask(self.last).on(model, model.config.num_hidden_layers).effect
+        return fitted
 
 
-def test_a_change_with_the_former_method(loaded, tmp_path):
-    texts = TEXTS[:2]
-    expected = read(EchoModule(loaded["llama"], changes=[NoMask(2)]), texts)
+def test_a_change_with_the_former_method(loaded):
+    expected = read(EchoModule(loaded["llama"], changes=[NoMask(2)]), TEXTS)
     with pytest.warns(DeprecationWarning, match="FormerNoMask has the method fitted, .* give it on and effect"):
         module = EchoModule(loaded["llama"], changes=[FormerNoMask(2)])
-    assert all(map(torch.equal, read(module, texts), expected))
-    module.save(str(tmp_path))
-    with pytest.warns(DeprecationWarning, match="has the method fitted"):
-        again = EchoModule.load(str(tmp_path))
-    assert again.changes == (FormerNoMask(2),)
-    assert all(map(torch.equal, read(again, texts), expected))
+    assert all(map(torch.equal, read(module, TEXTS), expected))
 
 
 def test_texts_with_prompts_of_their_own_are_steered_alike(loaded):
     module = CausalTransformer(loaded["llama"], changes=[STEER])
-    texts = [{"prompt": prompt, "text": text} for prompt, text in zip(("a: ", "b c: "), TEXTS, strict=False)]
-    both = read(module, texts)
-    for text, found in zip(texts, both, strict=True):
+    texts = [{"prompt": "a: ", "text": TEXTS[0]}, {"prompt": "b c: ", "text": TEXTS[1]}]
+    for text, found in zip(texts, read(module, texts), strict=True):
         assert relative_error(found, read(module, [text])[0]) < TOLERANCE
 
 
@@ -346,20 +306,18 @@ class TestBeforeTheFeedForwardPart:
                 CausalTransformer(shared(architecture), readout="before_mlp")
             return
         module = CausalTransformer(shared(architecture), readout="before_mlp")
-        with oracles.before_mlp(eager(architecture), architecture), torch.no_grad():
-            for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
-                assert relative_error(states, oracles.classical(eager(architecture), token_ids(text))) < TOLERANCE
+        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
+            with torch.no_grad():
+                expected = oracles.before_mlp(eager(architecture), architecture, token_ids(text))
+            assert relative_error(states, expected) < TOLERANCE
         assert relative_error(read(module, TEXTS)[0], read(shared(architecture), TEXTS)[0]) > 1e-2
 
     @pytest.mark.parametrize(
         ("kind", "settings", "final_norm"),
         [
             (CausalTransformer, {"template": "prompteol"}, True),
-            (CausalTransformer, {"rows": "last"}, False),
             (ReBAModule, {"chunk_length": 5}, False),
             (RefinedThoughtModule, {"iterations": 3}, True),
-            (MetaEOLModule, {"templates": ['This: "{text}" means:']}, False),
-            (EarlyLateModule, {"early_layer": 1}, True),
         ],
     )
     def test_what_a_model_without_it_gives(self, kind, settings, final_norm, shared, backbone_path, tmp_path):
@@ -406,10 +364,7 @@ def test_causality(architecture, count, shared):
     assert changed == [False] * (4 - count) + [True] * count
 
 
-@pytest.mark.parametrize(
-    ("module_class", "dtype"),
-    [(BidirectionalLastLayer, "bfloat16"), (ReBAModule, "float16")],
-)
+@pytest.mark.parametrize(("module_class", "dtype"), [(BidirectionalLastLayer, "bfloat16"), (ReBAModule, "float16")])
 def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
     """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""
     module = module_class(str(DEMO_MODEL), bidirectional_layers=1, model_kwargs={"dtype": dtype})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -26,7 +25,6 @@ from ..conftest import pipeline, relative_error
 from .methods import language_model
 
 SHARD = "model-00002-of-00002.safetensors"
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def rewrite(directory: Path, change, sharded: bool = False) -> None:
@@ -37,12 +35,11 @@ def rewrite(directory: Path, change, sharded: bool = False) -> None:
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
         return
     (directory / "model.safetensors").unlink()
-    names = sorted(weights)
-    parts = {f"model-0000{part}-of-00002.safetensors": names[part - 1 :: 2] for part in (1, 2)}
-    for file, own in parts.items():
-        save_file({name: weights[name] for name in own}, directory / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    places = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(sorted(weights))}
+    for file in {*places.values()}:
+        own = {name: weights[name] for name in weights if places[name] == file}
+        save_file(own, directory / file, metadata={"format": "pt"})
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
 def without(*parts: str):
@@ -60,15 +57,13 @@ class TestShardsOutside:
         shutil.move(tmp_path / "lm" / SHARD, tmp_path / SHARD)
         return tmp_path / "lm"
 
-    def renamed(self, index: Path, name: str) -> None:
-        said = json.loads(index.read_text())
-        said["weight_map"] = {key: name if file == SHARD else file for key, file in said["weight_map"].items()}
-        index.write_text(json.dumps(said))
-
     @pytest.mark.parametrize("load", [CausalTransformer, lambda path: list(head_blocks(path))], ids=["model", "head"])
     @pytest.mark.parametrize("name", ["../{}", "{root}/{}", "..\\{}", ""])
     def test_by_name(self, name, load, model):
-        self.renamed(model / "model.safetensors.index.json", name.format(SHARD, root=model.parent))
+        index = model / "model.safetensors.index.json"
+        names = json.loads(index.read_text())["weight_map"]
+        names |= {key: name.format(SHARD, root=model.parent) for key, file in names.items() if file == SHARD}
+        index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
         said = 'index.json has the path .*: a file lies inside its model, so give a relative path without "..".$'
         with pytest.raises(ValueError, match=said):
             load(str(model))
@@ -112,54 +107,42 @@ def test_embeddings_that_a_checkpoint_keeps_as_its_head_alone(tmp_path):
     """As the public TinyStories-656K does: they are refused, and the head is found for a filter."""
     language_model(tmp_path, tie_word_embeddings=True)
     expected = EmbeddingFilter.from_language_model(str(tmp_path))
-    rewrite(
-        tmp_path, lambda weights: {HEAD if name == EMBEDDINGS else name: weight for name, weight in weights.items()}
-    )
+    rewrite(tmp_path, lambda weights: {"lm_head.weight": weights.pop("model.embed_tokens.weight"), **weights})
     with pytest.raises(ValueError, match=r"lacks 1 weight that LlamaModel needs: embed_tokens.weight\. .* random"):
         ReBAModule(str(tmp_path))
     assert torch.equal(EmbeddingFilter.from_language_model(str(tmp_path)).directions, expected.directions)
 
 
-class TestMissing:
-    @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-    def test_names(self, sharded, tmp_path):
-        language_model(tmp_path, tie_word_embeddings=True)
-        rewrite(tmp_path, without("layers.1.mlp", "norm.weight"), sharded)
-        with pytest.raises(ValueError, match=r"lacks \d+ weights that LlamaModel needs: .*layers.1.mlp.down_proj"):
-            CausalTransformer(str(tmp_path))
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+def test_missing_weights_are_named(sharded, tmp_path):
+    """But those above the layer that is read are not run, and not saved."""
+    language_model(tmp_path, tie_word_embeddings=True)
+    expected = pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS)
+    rewrite(tmp_path, without("layers.2.mlp"), sharded)
+    assert relative_error(pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS), expected) == 0
+    with pytest.raises(ValueError, match=r"lacks \d+ weights that LlamaModel needs: .*layers.2.mlp.down_proj"):
+        CausalTransformer(str(tmp_path))
 
-    def test_shapes(self, tmp_path):
-        language_model(tmp_path, tie_word_embeddings=True)
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 400}))
-        with pytest.raises(
-            ValueError,
-            match=r"lacks 1 weight .*: embed_tokens.weight \(\(384, 32\) there, \(400, 32\) by its configuration\)",
-        ):
-            ReBAModule(str(tmp_path))
-        with pytest.raises(ValueError, match="lacks 1 weight"):
-            ReBAModule(str(tmp_path), model_kwargs={"ignore_mismatched_sizes": True})
 
-    def test_above_the_layer_that_is_read(self, tmp_path):
-        """They are not run, and not saved."""
-        language_model(tmp_path, tie_word_embeddings=True)
-        expected = pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS)
-        rewrite(tmp_path, without("layers.2."))
-        assert relative_error(pipeline(CausalTransformer(str(tmp_path), output_layer=2)).encode(TEXTS), expected) == 0
-        with pytest.raises(ValueError, match=r"lacks \d+ weights .*layers.2."):
-            CausalTransformer(str(tmp_path))
+def test_shapes(tmp_path):
+    language_model(tmp_path, tie_word_embeddings=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 400}))
+    said = r"lacks 1 weight .*: embed_tokens.weight \(\(384, 32\) there, \(400, 32\) by its configuration\)"
+    for settings in ({}, {"model_kwargs": {"ignore_mismatched_sizes": True}}):
+        with pytest.raises(ValueError, match=said):
+            ReBAModule(str(tmp_path), **settings)
 
-    def test_what_is_too_many_does_no_harm(self, tmp_path):
-        """A task's head, and the masks that old GPT-2 checkpoints hold."""
-        model = language_model(tmp_path, "gpt2", tie_word_embeddings=False)
-        mask = torch.ones(1, 1, 256, 256, dtype=torch.bool)
-        rewrite(
-            tmp_path, lambda weights: {**weights, "transformer.h.0.attn.bias": mask, "score.weight": mask[0, 0].float()}
-        )
-        expected = AutoModel.from_pretrained(tmp_path).state_dict()
-        found = ReBAModule(str(tmp_path)).model.state_dict()
-        assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-        assert model.config.tie_word_embeddings is False
+
+def test_what_is_too_many_does_no_harm(tmp_path):
+    """A task's head, and the masks that old GPT-2 checkpoints hold."""
+    language_model(tmp_path, "gpt2", tie_word_embeddings=False)
+    mask = torch.ones(1, 1, 256, 256, dtype=torch.bool)
+    further = {"transformer.h.0.attn.bias": mask, "score.weight": mask[0, 0].float()}
+    rewrite(tmp_path, lambda weights: {**weights, **further})
+    expected = AutoModel.from_pretrained(tmp_path).state_dict()
+    found = ReBAModule(str(tmp_path)).model.state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 class TestAdapters:
@@ -174,15 +157,13 @@ class TestAdapters:
         model.save_pretrained(str(tmp_path / "adapter"))
         return tmp_path / "adapter", model.encode(TEXTS)
 
-    def test_they_load(self, adapter):
+    def test_they_load_on_the_model_below(self, adapter, tmp_path):
+        """transformers reports on the adapter alone."""
         path, expected = adapter
         assert relative_error(SentenceTransformer(str(path), device="cpu").encode(TEXTS), expected) < 1e-6
-
-    def test_the_model_below(self, adapter, tmp_path):
-        """transformers reports on the adapter alone."""
         rewrite(tmp_path / "lm", without("layers.1.mlp.up_proj"))
         with pytest.raises(ValueError, match=r"lm lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
-            SentenceTransformer(str(adapter[0]), device="cpu")
+            SentenceTransformer(str(path), device="cpu")
 
     def test_the_tokenizer_of_the_model_below(self, adapter, tmp_path):
         for file in adapter[0].glob("tokenizer*"):
@@ -197,11 +178,11 @@ class TestAdapters:
         """Ranks that its weights have not, and nonsense."""
         path = adapter[0] / "adapter_config.json"
         said = json.loads(path.read_text())
-        ranks = [json.dumps({**said, **rank}) for rank in ({"r": 10**6}, {"rank_pattern": {"q_proj": 10**6}})]
-        for text in (*ranks, "[]", '{"r": "x"}', '{"layer_replication": [3]}', '{"peft_type": {}, "r": -1}'):
-            path.write_text(text)
-            message = r"adapter_config.json (is |sets |asks for a rank of 1000000, and no weight)"
-            with pytest.raises(ValueError, match=message):
+        for other in ({**said, "r": 10**6}, {**said, "rank_pattern": {"q_proj": 10**6}}, [], {"r": "x"}):
+            path.write_text(json.dumps(other))
+            with pytest.raises(
+                ValueError, match=r"adapter_config.json (is |sets |asks for a rank of 1000000, and no )"
+            ):
                 SentenceTransformer(str(adapter[0]), device="cpu")
 
     @pytest.mark.skipif(not compat.ADAPTERS_ARE_REPORTED, reason="this version of transformers does not report on them")
@@ -226,10 +207,6 @@ def test_a_tower_that_lacks_something(tower, encoder_paths, tmp_path):
         SentenceTransformer(str(tmp_path), device="cpu")
 
 
-class TestSizes:
-    """A checkpoint that has what its configuration says loads, however its weights are shared."""
-
-
 def test_should_st_load_in_another_way(tmp_path, monkeypatch):
     """Guards ``Transformer._load_model``, and what is done without it."""
     assert hasattr(Transformer, "_load_model")
@@ -245,38 +222,33 @@ def test_should_st_load_in_another_way(tmp_path, monkeypatch):
         ReBAModule(str(tmp_path))
 
 
-class TestSizesWhileLoading:
+def test_a_larger_model_is_not_filled(tmp_path):
     """transformers builds a model without memory before it fills it: what is too large ends there."""
+    language_model(tmp_path, tie_word_embeddings=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 10**6}))
+    made = []
+    hook = register_module_parameter_registration_hook(
+        lambda module, name, weight: made.append(weight) if not weight.is_meta else None
+    )
+    said = r"config.json describes a larger model .* numbers of weights or more"
+    with pytest.raises(SizeError, match=said):
+        CausalTransformer(str(tmp_path))
+    hook.remove()
+    assert not made
 
-    def test_a_larger_model_is_not_filled(self, tmp_path):
-        """No weight that its checkpoint lacks is ever made in memory."""
-        language_model(tmp_path, tie_word_embeddings=True)
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 10**6}))
-        made = []
-        hook = register_module_parameter_registration_hook(
-            lambda module, name, weight: made.append(weight) if not weight.is_meta else None
-        )
-        try:
-            with pytest.raises(SizeError, match=r"config.json describes a larger model .* numbers of weights or more"):
-                CausalTransformer(str(tmp_path))
-        finally:
-            hook.remove()
-        assert not made
 
-    def test_layers_that_share_their_weights_load(self, tmp_path, monkeypatch):
-        """They have more while they are built, and are built again without a limit, once they are known."""
-        language_model(tmp_path, tie_word_embeddings=True)
-        expected = CausalTransformer(str(tmp_path))
-        limits = []
+def test_layers_that_share_their_weights_load(tmp_path, monkeypatch):
+    """They have more while they are built, and are built again without a limit, once they are known."""
+    language_model(tmp_path, tie_word_embeddings=True)
+    expected = CausalTransformer(str(tmp_path))
+    limits = []
 
-        @contextlib.contextmanager
-        def within(stored, file):
-            limits.append(stored)
-            raise SizeError("more than that")
-            yield
+    def within(stored, file):
+        limits.append(stored)
+        raise SizeError("more than that")
 
-        monkeypatch.setattr(checkpoints, "within_size", within)
-        found = CausalTransformer(str(tmp_path))
-        assert limits == [sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())]
-        assert found.model.state_dict().keys() == expected.model.state_dict().keys()
+    monkeypatch.setattr(checkpoints, "within_size", within)
+    found = CausalTransformer(str(tmp_path))
+    assert limits == [sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())]
+    assert found.model.state_dict().keys() == expected.model.state_dict().keys()

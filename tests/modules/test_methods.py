@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -14,23 +15,11 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from transformers import GPT2Config, GPT2Model
+from transformers import GPT2Config, GPT2Model, masking_utils
 
-from st_reba import (
-    AttentionPoolingModule,
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EarlyLateModule,
-    KVReroutingModule,
-    LayerStates,
-    PartwiseWhitening,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    TopicModule,
-    WhiteningTransform,
-)
+import st_reba
 from st_reba.lm.anatomy import anatomy_of
+from st_reba.modules.changes import Steer
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
@@ -58,9 +47,9 @@ def made(recipe, backbone, **more):
 def refused_with_its_own_attention(recipe) -> bool:
     """Whether the method watches or changes the attention of each layer, and not by a fallback."""
     kind, given = RECIPES[recipe]
-    watches = kind is RefinedThoughtModule and given["iterations"] > 1
+    watches = kind is st_reba.RefinedThoughtModule and given["iterations"] > 1
     turns = given.get("bidirectional_layers") or recipe == "bidirectional"
-    return bool(watches or turns or kind in (KVReroutingModule, AttentionPoolingModule))
+    return bool(watches or turns or kind in (st_reba.KVReroutingModule, st_reba.AttentionPoolingModule))
 
 
 # Methods take turns in the architectures; ReBA, which looks at each of its maps, takes all.
@@ -107,13 +96,13 @@ def test_each_class_has_an_oracle():
 def test_gradients_are_those_of_the_definition(recipe, backbone_path, eager, token_ids):
     module = made(recipe, backbone_path()).train()
     features = module(module.preprocess(TEXTS[2:3]))
-    found = features["layer_states"] if isinstance(module, LayerStates) else features["token_embeddings"]
+    found = features["layer_states"] if isinstance(module, st_reba.LayerStates) else features["token_embeddings"]
     own = dict(module.model.named_parameters())
     # Something else for each value: the sum of what a norm gives has no gradient.
     slopes = torch.linspace(-1, 1, found[0].numel()).view_as(found[0])
     gradients = torch.autograd.grad((found[0] * slopes).sum(), list(own.values()), allow_unused=True)
     assert any(gradient is not None and gradient.norm() > 0 for gradient in gradients)
-    if isinstance(module, TokenPrependingModule):
+    if isinstance(module, st_reba.TokenPrependingModule):
         return  # its oracle computes with a copy of the weights
     reference = dict(eager().named_parameters())
     states = expected(Naive(eager(), token_ids), *RECIPES[recipe], TEXTS[2])
@@ -187,7 +176,7 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
         return original(self, layout, **kwargs)
 
     monkeypatch.setattr(kind, "_read", counted)
-    for budget in ("CPU_TOKENS", "WEIGHT_BUDGET") if kind is ReBAModule else ("CPU_TOKENS",):
+    for budget in ("CPU_TOKENS", "WEIGHT_BUDGET") if kind is st_reba.ReBAModule else ("CPU_TOKENS",):
         with monkeypatch.context() as patched, torch.no_grad():
             patched.setattr(kind, budget, 1)
             embeddings = whole(whole.preprocess(UNSORTED))["sentence_embedding"]
@@ -250,13 +239,39 @@ def test_saved_and_loaded(recipe, kind, shared, tmp_path):
 @pytest.fixture(scope="module")
 def apart(backbone_path):
     """Not shared with other tests: transformers cannot pickle a backbone once it has handed out all states."""
-    return CausalTransformer(backbone_path())
+    return st_reba.CausalTransformer(backbone_path())
 
 
 @pytest.mark.parametrize("recipe", EACH_MODULE)
 def test_pickled(recipe, apart):
     model = pipeline(made(recipe, apart))
     assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(FEW), model.encode(FEW))
+
+
+@pytest.mark.parametrize("case", [*EACH_MODULE, "steered", "one by one"])
+def test_nothing_but_the_layout_is_asked_for(case, shared, monkeypatch):
+    """An accelerator works on until the CPU asks it for a number: once a batch, for the layout.
+
+    The meta device stands in for an accelerator: its tensors have shapes and no values, so whatever else asks for a
+    value fails.
+    """
+    # transformers itself asks once a pass, before the first layer, whether positions are of several texts in a row.
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    further = {
+        "steered": (st_reba.CausalTransformer, {"template": "prompteol", "changes": [Steer()]}),
+        "one by one": (st_reba.CausalTransformer, {"deterministic": True}),
+    }
+    kind, settings = {**RECIPES, **further}[case]
+    module = copy.deepcopy(kind(shared(), **settings)).eval()
+    pool = Pooling(module.get_embedding_dimension(), "lasttoken")
+    with torch.no_grad():
+        expected = pool(module(module.preprocess(UNSORTED)))
+        module.to("meta")
+        found = pool(module(module.preprocess(UNSORTED)))
+    for name in ("token_embeddings", "attention_mask", "input_ids", "sentence_embedding"):
+        assert found[name].is_meta
+        assert found[name].shape == expected[name].shape
+    assert found.keys() == expected.keys()
 
 
 class TestDeterministic:
@@ -268,8 +283,11 @@ class TestDeterministic:
     def trained(self, tmp_path_factory):
         """``trained(dtype)``: a few layers of the demo model, which round as all do."""
         path = tmp_path_factory.mktemp("shortened")
-        CausalTransformer(str(DEMO_MODEL), output_layer=2).save(str(path))
-        return {dtype: CausalTransformer(str(path), model_kwargs={"dtype": dtype}) for dtype in ("float32", "bfloat16")}
+        st_reba.CausalTransformer(str(DEMO_MODEL), output_layer=2).save(str(path))
+        return {
+            dtype: st_reba.CausalTransformer(str(path), model_kwargs={"dtype": dtype})
+            for dtype in ("float32", "bfloat16")
+        }
 
     def encoded(self, model, texts, batch_size):
         return model.encode(list(texts), batch_size=batch_size, convert_to_tensor=True)
@@ -291,22 +309,22 @@ class TestDeterministic:
         model = pipeline(made(recipe, trained[dtype], deterministic=True))
         assert self.whatever_its_batch(SentenceTransformer(modules=[*model, Normalize()], device="cpu"))
 
-    @pytest.mark.parametrize("kind", [WhiteningTransform, PartwiseWhitening])
+    @pytest.mark.parametrize("kind", [st_reba.WhiteningTransform, st_reba.PartwiseWhitening])
     def test_what_stands_behind_keeps_to_it(self, kind, trained):
-        model = pipeline(CausalTransformer(trained["bfloat16"], deterministic=True))
+        model = pipeline(st_reba.CausalTransformer(trained["bfloat16"], deterministic=True))
         fitted = kind.fit(model, [f"{word} and {other}" for word in "abcd" for other in "efg"])
         assert self.whatever_its_batch(SentenceTransformer(modules=[*model, fitted], device="cpu"))
 
     def test_without_it_batches_round(self, trained):
         """So that the tests above can fail."""
-        assert not self.whatever_its_batch(pipeline(CausalTransformer(trained["bfloat16"])))
+        assert not self.whatever_its_batch(pipeline(st_reba.CausalTransformer(trained["bfloat16"])))
 
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
     """A backbone of as many layers as the papers' models have."""
     model = GPT2Model(GPT2Config(vocab_size=384, n_embd=8, n_layer=32, n_head=1, n_positions=256)).eval()
-    return CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("deep")))
+    return st_reba.CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("deep")))
 
 
 CONTRAST = ("contrast_layer", "scale", "output_layer", "final_norm")
@@ -317,27 +335,23 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
     ("kind", "settings", "layers", "names", "usual"),
     [
         # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
-        (ContrastivePromptingModule, {}, 32, CONTRAST, (4, 2.0, 27, False)),
-        (ContrastivePromptingModule, {"template": "knowledge"}, 32, CONTRAST, (6, 3.0, 31, False)),
-        (ContrastivePromptingModule, {"template": "knowledge"}, 12, CONTRAST, (2, 3.0, 11, False)),
-        (ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST, (1, 3.0, 2, False)),
-        (ContrastivePromptingModule, {}, 1, CONTRAST, (0, 2.0, 1, False)),
-        (TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
+        (st_reba.ContrastivePromptingModule, {}, 32, CONTRAST, (4, 2.0, 27, False)),
+        (st_reba.ContrastivePromptingModule, {"template": "knowledge"}, 32, CONTRAST, (6, 3.0, 31, False)),
+        (st_reba.ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST,
+         (1, 3.0, 2, False)),
+        (st_reba.ContrastivePromptingModule, {}, 1, CONTRAST, (0, 2.0, 1, False)),
+        (st_reba.TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
         # The middle third; those that are given, in order.
-        (KVReroutingModule, {}, 3, ("layers",), ([1],)),
-        (KVReroutingModule, {}, 8, ("layers",), ([2, 3, 4, 5],)),
-        (KVReroutingModule, {"output_layer": 2}, 12, ("layers",), ([0, 1],)),
-        (KVReroutingModule, {"layers": [-1, 0, 2]}, 3, ("layers",), ([0, 2],)),
+        (st_reba.KVReroutingModule, {}, 8, ("layers",), ([2, 3, 4, 5],)),
+        (st_reba.KVReroutingModule, {"layers": [-1, 0, 2]}, 3, ("layers",), ([0, 2],)),
         # An eighth of the way up the whole model, wherever it stops.
-        (EarlyLateModule, {}, 3, ("early_layer", "output_layer"), (1, None)),
-        (EarlyLateModule, {"output_layer": 15}, 30, ("early_layer", "output_layer"), (4, 15)),
-        (EarlyLateModule, {"output_layer": 2}, 30, ("early_layer", "output_layer"), (2, 2)),
+        (st_reba.EarlyLateModule, {"output_layer": 15}, 30, ("early_layer", "output_layer"), (4, 15)),
+        (st_reba.EarlyLateModule, {"output_layer": 2}, 30, ("early_layer", "output_layer"), (2, 2)),
         # A share of the layers that are run, and below the last.
-        (TopicModule, {}, 1, ("lower_layers",), ([1],)),
-        (TopicModule, {}, 3, ("lower_layers",), ([2],)),
-        (TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
+        (st_reba.TopicModule, {}, 1, ("lower_layers",), ([1],)),
+        (st_reba.TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
     ],
 )  # fmt: skip
 def test_what_is_usual(kind, settings, layers, names, usual, deep):
-    module = kind(CausalTransformer(deep, output_layer=layers), **settings)
+    module = kind(st_reba.CausalTransformer(deep, output_layer=layers), **settings)
     assert tuple(getattr(module, name) for name in names) == usual

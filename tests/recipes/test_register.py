@@ -66,11 +66,9 @@ def test_what_they_do_not_register_is_refused(theirs, backbone_path, tmp_path):
 
 
 def test_their_recipes_are_compared(theirs, backbone_path):
-    module = theirs().TheirModule
+    theirs()
     row = every_row()[-1]
-    assert (row.key, row.name, row.module, row.says) == (
-        "their-module", "TheirModule", module, "Reads a text as they do",
-    )  # fmt: skip
+    assert (row.key, row.name, row.says) == ("their-module", "TheirModule", "Reads a text as they do")
     assert [recipe.result for recipe in default_recipes()].count("TheirModule, mean") == 1
     assert find("TheirModule").row is row
     backbone = CausalTransformer(backbone_path())
@@ -81,22 +79,16 @@ def test_their_recipes_are_compared(theirs, backbone_path):
 
 
 def test_recipes_of_their_own(theirs):
-    source = THEIRS.replace(
-        "register(TheirModule)", 'register(TheirModule, st_reba.Row("a", "A", TheirModule, "as a"))'
-    )
-    module = theirs(source).TheirModule
+    row = 'register(TheirModule, st_reba.Row("a", "A", TheirModule, "as a"))'
+    module = theirs(THEIRS.replace("register(TheirModule)", row)).TheirModule
     assert [(row.key, row.says) for row in every_row() if row.module is module] == [("a", "as a")]
     assert find("a").says == "As a."
     # Again, as a notebook does.
     st_reba.register(module, Row("b", "B", module, "as b"))
     assert [row.key for row in every_row() if row.module is module] == ["b"]
-    for row in (
-        Row("reba-2", "Mine", module, ""),
-        Row("mine", "PromptEOL", module, ""),
-        Row("reba-9", "Nine", module, ""),
-    ):
+    for key, name in (("reba-2", "Mine"), ("mine", "PromptEOL"), ("reba-9", "Nine")):
         with pytest.raises(ValueError, match="already: give another key and name"):
-            st_reba.register(module, row)
+            st_reba.register(module, Row(key, name, module, ""))
     assert [row.key for row in every_row() if row.module is module] == ["b"]
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from .. import processes
 from ..backbones import TEXTS
+from ..script.installed import Running
 
 #: The command with a model that takes 20 ms for each batch, long enough for a test to see a queue; and with few
 #: connections.
@@ -36,23 +37,13 @@ app()
 """
 
 
-class Running:
+class Serving(Running):
     """``st-reba serve`` on a free port."""
 
-    def __init__(self, directory, *arguments):
-        self.printed = directory / "printed"
+    def __init__(self, printed, *arguments):
         given = ["serve", *arguments, "--port", "0", "--device", "cpu", "--dtype", "float32"]
-        self.process = processes.start("-c", PROGRAM, *given, out=self.printed)
-        deadline = time.monotonic() + 300
-        while not (found := re.search(r"at http://127\.0\.0\.1:(\d+)", self.said)):
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.02)
-        self.port = int(found[1])
-
-    @property
-    def said(self):
-        return self.printed.read_text(encoding="utf-8") if self.printed.exists() else ""
+        super().__init__(processes.start("-c", PROGRAM, *given, out=printed), printed)
+        self.port = int(self.until("/v1").partition("at http://127.0.0.1:")[2].split()[0])
 
     def ask(self, path, given=None, **headers):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
@@ -64,7 +55,8 @@ class Running:
         return answer.status, json.loads(content) if content.startswith(b"{") else content.decode()
 
     def value(self, name):
-        return float(re.search(rf"^{re.escape(name)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)[1])
+        shown = self.ask("/metrics", Authorization="Bearer secret")[1]
+        return float(re.search(rf"^{re.escape(name)} (\S+)$", shown, re.MULTILINE)[1])
 
 
 @pytest.fixture
@@ -72,12 +64,12 @@ def running(saved, tmp_path):
     opened = []
 
     def start(*arguments):
-        opened.append(Running(tmp_path, saved, *arguments))
+        opened.append(Serving(tmp_path / "printed", saved, *arguments))
         return opened[-1]
 
     yield start
     for server in opened:
-        server.process.kill()
+        server.kill()
 
 
 def embed(server, texts, **more):
@@ -104,11 +96,11 @@ def test_many_clients_and_the_end(running, model):
         late = [clients.submit(embed, server, texts) for _ in range(4)]
         while server.value("st_reba_waiting_texts") < 40:
             time.sleep(0.02)
-        server.process.send_signal(signal.SIGTERM)
+        server.kill(signal.SIGTERM)
         for own in late:
             assert np.array_equal(own.result(300), expected)
-    assert server.process.wait(300) == 0, server.said
-    assert "Stopped; every request was answered." in server.said
+    assert server.wait(300).code == 0, server.output
+    assert "Stopped; every request was answered." in server.output
     with pytest.raises(ConnectionRefusedError):
         server.ask("/health")
     for client in silent:
@@ -122,15 +114,14 @@ def test_who_leaves_is_not_waited_for(running):
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(body)}"
         client.sendall(f"{head}\r\n\r\n{body}".encode())
         deadline = time.monotonic() + 300
-        while "st_reba_waiting_texts 0.0" in server.ask("/metrics", Authorization="Bearer secret")[1]:
+        while server.value("st_reba_waiting_texts") == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    while "st_reba_waiting_texts 0.0" not in (shown := server.ask("/metrics", Authorization="Bearer secret")[1]):
+    while server.value("st_reba_waiting_texts") > 0:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert "st_reba_requests_left_total 1.0" in server.ask("/metrics", Authorization="Bearer secret")[1]
-    ran = float(re.search(r"^st_reba_batch_texts_sum (\S+)$", shown, re.MULTILINE)[1])
-    assert ran < 150
+    assert server.value("st_reba_requests_left_total") == 1
+    assert server.value("st_reba_batch_texts_sum") < 150
     assert server.ask("/v1/models")[0] == 401
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(300) == 0, server.said
+    server.kill(signal.SIGINT)
+    assert server.wait(300).code == 0, server.output

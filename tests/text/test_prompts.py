@@ -5,8 +5,6 @@ The tokenizer of these tests makes tokens that straddle the borders of a text.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from transformers import AutoModel, AutoTokenizer
 
 from st_reba import (
     TEMPLATES,
-    BidirectionalLastLayer,
     CausalTransformer,
     ContrastivePromptingModule,
     EchoModule,
@@ -30,7 +27,7 @@ from st_reba import (
 )
 from st_reba.text.templates import PRESETS, normalized
 
-from ..backbones import FEW, TEXTS, own
+from ..backbones import TEXTS
 from ..conftest import PROMPTS, pipeline, relative_error
 
 #: Modules that read a text once.
@@ -77,34 +74,21 @@ def test_plain_transformers_on_the_whole_string_gives_the_embedding(template, pr
 
 
 @pytest.mark.parametrize("recipe", ONCE)
-class TestOnce:
-    def test_a_batch_is_its_texts(self, recipe, shared):
-        module_class, settings = ONCE[recipe]
-        model = pipeline(module_class(shared("llama", "greedy"), **settings))
-        model[0]._warned_empty = True
-        texts = [TEXTS[1], "", '"', "自然语言" * 80, " a "]
-        together = model.encode(texts, batch_size=len(texts), prompt="query: ")
-        assert np.isfinite(together).all()
-        for text, vector in zip(texts, together, strict=True):
-            alone = model.encode([text], prompt="query: ")[0]
-            assert np.linalg.norm(vector - alone) <= 1e-5 * max(np.linalg.norm(alone), 1e-6), text
-            assert vector.any() == bool(text)
-
-    def test_a_long_text_is_cut_and_its_prompt_is_not(self, recipe, greedy, shared):
-        module_class, settings = ONCE[recipe]
-        module = module_class(shared("llama", "greedy"), **settings)
-        tokenizer, positions = greedy[2], 256
-        for text in ("I love " * 200, "自然语言" * 200, "🥊" * 300):
-            features = module.preprocess([text], prompt="query: ")
-            names = [name for name in ("", "_of_steer") if "input_ids" + name in features]
-            longest = max(int(features["attention_mask" + name].sum(dim=1).max()) for name in names)
-            # Slots in a text of one sentence take less room than those that were reserved for its blocks.
-            assert (positions // 2 if "blocks" in recipe else positions - 20) <= longest <= positions
-            for name in names:
-                for ids, copies in zip(features["input_ids" + name], features["copy_index" + name], strict=True):
-                    assert tokenizer.decode(ids).startswith("query: ")
-                    assert "\ufffd" not in tokenizer.decode(ids[copies == 0])
-                    assert (copies == 0).sum() <= module.max_seq_length
+def test_a_long_text_is_cut_and_its_prompt_is_not(recipe, greedy, shared):
+    module_class, settings = ONCE[recipe]
+    module = module_class(shared("llama", "greedy"), **settings)
+    tokenizer, positions = greedy[2], 256
+    for text in ("I love " * 200, "自然语言" * 200, "🥊" * 300):
+        features = module.preprocess([text], prompt="query: ")
+        names = [name for name in ("", "_of_steer") if "input_ids" + name in features]
+        longest = max(int(features["attention_mask" + name].sum(dim=1).max()) for name in names)
+        # Slots in a text of one sentence take less room than those that were reserved for its blocks.
+        assert (positions // 2 if "blocks" in recipe else positions - 20) <= longest <= positions
+        for name in names:
+            for ids, copies in zip(features["input_ids" + name], features["copy_index" + name], strict=True):
+                assert tokenizer.decode(ids).startswith("query: ")
+                assert "\ufffd" not in tokenizer.decode(ids[copies == 0])
+                assert (copies == 0).sum() <= module.max_seq_length
 
 
 def test_not_one_character_fits(greedy):
@@ -112,25 +96,6 @@ def test_not_one_character_fits(greedy):
     module = CausalTransformer(greedy[0], template="sentence {text}", max_seq_length=1)
     literal, text = (greedy[2](part)["input_ids"] for part in ("sentence ", "🥊🥊"))
     assert module.preprocess(["🥊🥊"])["input_ids"].tolist() == [[*literal, text[0]]]
-
-
-@pytest.mark.parametrize(
-    ("module_class", "settings"),
-    [(CausalTransformer, {"template": "prompteol", "tokenization": "whole"}), (EchoModule, {"tokenization": "pieces"})],
-)
-def test_saved_and_loaded(module_class, settings, greedy, tmp_path):
-    """What 0.1 saved says nothing of it, and is in pieces."""
-    model = pipeline(module_class(greedy[0], **settings), "lasttoken")
-    model.save_pretrained(str(tmp_path))
-    vectors = model.encode(TEXTS, prompt="query: ")
-    path = own(tmp_path) / "sentence_bert_config.json"
-    config = json.loads(path.read_text())
-    given = config.pop("tokenization")
-    for written in ({"tokenization": given}, {}):
-        path.write_text(json.dumps(config | written))
-        loaded = SentenceTransformer(str(tmp_path), device="cpu")
-        assert loaded[0].tokenization == written.get("tokenization", "pieces")
-        assert np.array_equal(loaded.encode(TEXTS, prompt="query: "), vectors) == (loaded[0].tokenization == given)
 
 
 @pytest.mark.parametrize("module_class", [EchoModule, ReBAModule])
@@ -142,7 +107,7 @@ def test_repeated_texts_are_in_pieces(module_class, shared):
         CausalTransformer(shared(), tokenization="all")
 
 
-def test_a_prompt_of_each_side_is_read_once_and_not_pooled(prompted_path, token_ids, monkeypatch):
+def test_a_prompt_of_each_side_is_read_and_not_pooled(prompted_path, token_ids):
     model = SentenceTransformer(prompted_path, device="cpu")
     for side in ("query", "document"):
         vectors = getattr(model, f"encode_{side}")(TEXTS)
@@ -150,12 +115,6 @@ def test_a_prompt_of_each_side_is_read_once_and_not_pooled(prompted_path, token_
         assert not np.allclose(vectors, model.encode(TEXTS), atol=1e-2)
     words = model.encode_query(TEXTS, output_value="token_embeddings")
     assert [len(vectors) for vectors in words] == [len(token_ids(text)) for text in TEXTS]
-    # What stands before all texts is otherwise run on its own, and kept.
-    monkeypatch.setattr(model[0], "prefix_caching", False)
-    seen = []
-    model[0].model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: seen.append(ids[0][0].tolist()))
-    model.encode_query(TEXTS[:1])
-    assert seen == [token_ids(PROMPTS["query"]) + 2 * token_ids(TEXTS[0])]
 
 
 # A template's name brings how its authors read it; what the caller or a saved model says comes first.
@@ -182,21 +141,6 @@ def test_a_prompt_is_read_at_its_end(shared):
         assert reading(module) == ("all", "last", not template.startswith("promptreps"), layer, norm)
 
 
-@pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", FEW)
-@pytest.mark.parametrize("template", ["prompteol", "knowledge-zh"])
-def test_oracle(architecture, template, shared, eager, token_ids):
-    """The last token of the prompt, of transformers' own hidden states: the last entry, or the last but one."""
-    vectors = pipeline(CausalTransformer(shared(architecture), template=template), "lasttoken").encode(TEXTS)
-    for text, vector in zip(TEXTS, vectors, strict=True):
-        before, after = (token_ids(part) for part in TEMPLATES[template].split("{text}"))
-        ids = torch.tensor([[*before, *token_ids(normalized(text)), *after]])
-        with torch.inference_mode():
-            states = eager(architecture)(input_ids=ids, output_hidden_states=True).hidden_states
-        expected = states[-2 if template == "knowledge-zh" else -1][0, -1]
-        assert relative_error(vector, expected) < 1e-5, text
-
-
 @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
 @pytest.mark.parametrize("template", ["prompteol", "promptsum-zh"])
 def test_the_very_last_token_is_read(kind, template, shared):
@@ -221,12 +165,10 @@ def test_what_the_caller_says_comes_first(shared):
     assert CausalTransformer(backbone, template="pretended-cot").output_layer == 1
 
 
-@pytest.mark.parametrize("module_class", [CausalTransformer, BidirectionalLastLayer, LayerStates])
-def test_a_text_is_read_as_any_template(module_class, shared):
+def test_a_text_is_read_as_any_template(shared):
     """Also that of a preset: saved models have texts."""
-    module = module_class(shared(), template=TEMPLATES["pretended-cot"])
-    usual = "all" if module_class is BidirectionalLastLayer else "text"
-    assert reading(module) == (usual, "all", False, None, True)
+    module = CausalTransformer(shared(), template=TEMPLATES["pretended-cot"])
+    assert reading(module) == ("text", "all", False, None, True)
 
 
 def test_what_each_module_takes_of_a_preset(shared):

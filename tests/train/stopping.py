@@ -7,7 +7,7 @@ import sys
 import pytest
 from transformers import TrainerCallback
 
-from st_reba.train import fit
+from st_reba.train import fit, fitting
 
 
 class StopAfter(TrainerCallback):
@@ -28,10 +28,12 @@ class StopAfter(TrainerCallback):
 
 def stop(train, settings, output, step: int, run: str = "") -> None:
     """Train, such as by ``train_bellm``, up to a step."""
+
+    def stopped(*args, **kwargs):
+        return fit(*args, **kwargs, callbacks=[StopAfter(step, run)])
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sys.modules[train.__module__], "fit",
-            lambda *args, **kwargs: fit(*args, **kwargs, callbacks=[StopAfter(step, run)]),
-        )  # fmt: skip
+        for module in (fitting, sys.modules[train.__module__]):
+            patch.setattr(module, "fit", stopped, raising=False)
         with pytest.raises(KeyboardInterrupt):
             train(settings, output, progress=False)

@@ -1,18 +1,24 @@
+"""BeLLM: what is built and trained, on weights of few bits too, by one process or several, and from a checkpoint."""
+
 from __future__ import annotations
 
 import json
+import os
+import socket
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
-from transformers import set_seed
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from transformers import TorchAoConfig, set_seed
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer
 from st_reba.hub.push import check_saved_model
-from st_reba.train import BeLLMTraining, add_lora, bellm, build_bellm, merge_adapter, train_bellm
+from st_reba.train import BeLLMTraining, add_lora, bellm, build_bellm, train_bellm
 
+from .. import processes
 from ..backbones import TEXTS
 from ..conftest import long, relative_error
 from .stopping import stop
@@ -21,20 +27,23 @@ pytest.importorskip("peft")
 
 
 @pytest.fixture
-def triplets(tmp_path):
+def given(backbone_path, tmp_path):
+    """Settings by name."""
     path = tmp_path / "triplets.tsv"
     rows = [
         f"{text} {n}\t{text} again {n}\t{TEXTS[(i + 2) % 5]} not {n}" for n in range(2) for i, text in enumerate(TEXTS)
     ]
     path.write_text("\n".join(rows), encoding="utf-8")
-    return str(path)
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    return lambda changes=(), **arguments: {
+        "model": backbone_path(), "triplets": str(path), "rank": 4, **dict(changes),
+        "arguments": {**usual, **arguments},
+    }  # fmt: skip
 
 
 @pytest.fixture
-def settings(backbone_path, triplets):
-    given = {"model": backbone_path(), "triplets": triplets, "rank": 4}
-    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2}
-    return lambda changes=(), **arguments: BeLLMTraining(**{**given, **dict(changes)}, arguments={**usual, **arguments})
+def settings(given):
+    return lambda changes=(), **arguments: BeLLMTraining(**given(changes, **arguments))
 
 
 @pytest.fixture
@@ -49,17 +58,13 @@ def shallow(settings, shallow_path):
      (2, BidirectionalLastLayer, 2), ("all", BidirectionalLastLayer, 3)],
 )  # fmt: skip
 def test_table_4(layers, module_class, count, settings):
-    """None, the last, all."""
     module = build_bellm(settings({"bidirectional_layers": layers}))[0]
     assert type(module) is module_class
     assert (module.bidirectional_layers, module.pool_over) == (count, "all")
     assert module.template == 'The representative word for sentence {text} is:"'
-
-
-@pytest.mark.parametrize("layers", ["none", "last"])
-def test_what_the_mean_is_over(layers, settings):
-    """Every token, as the authors' command averages; and a template's name is its text, however others read it."""
-    module = build_bellm(settings({"bidirectional_layers": layers, "pool_over": "whole", "template": "knowledge"}))[0]
+    # Every token, as the authors' command averages; and a template's name is its text, however others read it.
+    changes = {"bidirectional_layers": layers, "pool_over": "whole", "template": "knowledge"}
+    module = build_bellm(settings(changes))[0]
     assert (module.pool_over, module.rows, module.normalize_text) == ("whole", "all", False)
     assert (module.output_layer, module.final_norm, module.template) == (None, True, TEMPLATES["knowledge"])
 
@@ -112,6 +117,8 @@ def test_adapter_and_merged_model_are_one(layers, settings, tmp_path, monkeypatc
     adapter = SentenceTransformer("run/adapter", device="cpu")
     assert np.array_equal(whole.encode(TEXTS), embeddings)
     assert np.abs(adapter.encode(TEXTS) - embeddings).max() < 1e-5
+    assert all(parameter.requires_grad for parameter in merged.parameters()), "it can be trained on"
+    assert not any("lora" in name for name, _ in merged.named_parameters())
     for model in (whole, adapter):
         assert model[0].bidirectional_layers == int(layers == "last")
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
@@ -151,15 +158,6 @@ def test_pushing(shallow, tmp_path):
     config = tmp_path / "adapter/adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": "Qwen/Qwen3-0.6B"}))
     check_saved_model(tmp_path / "adapter")
-
-
-def test_a_merged_model_can_be_trained_on(settings):
-    model = build_bellm(settings())
-    add_lora(model, settings())
-    merge_adapter(model)
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert not any("lora" in name for name, _ in model.named_parameters())
-    add_lora(model, settings())
 
 
 def test_it_learns_and_says_so(shallow, tmp_path):
@@ -212,3 +210,75 @@ def test_what_a_stopped_run_goes_on_as(shallow, tmp_path, monkeypatch):
     moved = (tmp_path / "triplets.tsv").rename(tmp_path / "moved.tsv")
     resumed = train_bellm(shallow({"triplets": str(moved)}, **run), tmp_path / "broken", progress=False)
     assert np.array_equal(resumed.encode(TEXTS), straight.encode(TEXTS))
+
+
+def test_adapter_and_merged_model_are_close_on_weights_of_few_bits(settings, tmp_path):
+    """By torchao on a CPU; what is merged is the backbone as it was."""
+    quantization = pytest.importorskip("torchao.quantization")
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    coarse = settings({"model_kwargs": {"quantization_config": config}}, num_train_epochs=3, report_to="none")
+    before = build_bellm(coarse)
+    assert "torchao" in type(before[0].model.layers[0].mlp.up_proj.weight).__module__
+    merged = train_bellm(coarse, tmp_path / "run", progress=False)
+    assert type(merged[0].model.layers[0].mlp.up_proj.weight).__module__.startswith("torch.nn")
+    whole, adapter = (
+        SentenceTransformer(str(tmp_path / "run" / name), device="cpu").encode(TEXTS) for name in ("model", "adapter")
+    )
+    assert np.array_equal(whole, merged.encode(TEXTS))
+    assert np.abs(whole - adapter).max() < 0.1 * np.abs(whole - before.encode(TEXTS)).max()
+
+
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
+
+
+@pytest.fixture
+def launched(given, shallow_path):
+    """Settings of a run that several processes share, by the rows of a device's batch: SGD, so that a weight moves as
+    far as its gradient says."""
+    fixed = {"model": shallow_path, "dropout": 0.0, "angle_weight": 0.1}
+    return lambda batch, **more: given(
+        fixed, per_device_train_batch_size=batch, optim="sgd", learning_rate=0.5, dataloader_drop_last=True,
+        batch_sampler="batch_sampler", use_cpu=True, report_to="none", num_train_epochs=1, **more,
+    )  # fmt: skip
+
+
+def test_two_processes_are_one(launched, tmp_path):
+    """Negatives are those of both, and so is the angle loss; the gradient is that of the whole batch."""
+    alone, out = BeLLMTraining(**launched(4)), tmp_path / "two"
+    before = build_bellm(alone).encode(TEXTS)
+    one = train_bellm(alone, tmp_path / "one", progress=False).encode(TEXTS)
+
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(launched(2)), encoding="utf-8")
+    env = {
+        **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
+        "ACCELERATE_USE_CPU": "true",
+    }  # fmt: skip
+    command = ["train", "bellm", "--config", tmp_path / "settings.yaml", "--out", out]
+    running = [
+        processes.start(
+            "-c", "import runpy; runpy.run_module('st_reba', run_name='__main__')", *command,
+            out=tmp_path / f"printed-{rank}", env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    codes = [process.wait() for process in running]
+    printed = [(tmp_path / f"printed-{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
+    # One that fails takes the other with it: what both printed tells which was first.
+    assert codes == [0, 0], "\n\n".join(printed)
+    assert ["Load it with" in told for told in printed] == [True, False]
+    two = SentenceTransformer(str(out / "model"), device="cpu").encode(TEXTS)
+    assert np.abs(one - before).max() > 1e-2
+    assert np.abs(two - one).max() < 1e-5
+    run = json.loads((out / "checkpoints/run.json").read_text(encoding="utf-8"))
+    assert (run["per_device_train_batch_size"], run["devices"]) == (2, 2)
+
+
+def test_a_checkpoint_is_written_by_one(launched, tmp_path, monkeypatch):
+    """What is written by several at once may be read half-written."""
+    monkeypatch.setattr(SentenceTransformerTrainingArguments, "should_save", False)
+    train_bellm(BeLLMTraining(**launched(4, save_steps=1, max_steps=1)), tmp_path / "run", progress=False)
+    (checkpoint,) = (tmp_path / "run/checkpoints").glob("checkpoint-1")
+    assert not (checkpoint / "modules.json").exists()

@@ -41,10 +41,6 @@ def settings(backbone_path, files):
     return make
 
 
-def same(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("stage", ["cosines", "siamese", "autoencoder", "whitened"])
 def test_each_stage_trains_saves_and_loads(stage, settings, files):
     further = {"sentences": str(files / "sentences.txt")} if stage in ("autoencoder", "whitened") else {}
@@ -95,7 +91,8 @@ def test_one_pretraining_serves_several_runs(settings, files, monkeypatch):
     monkeypatch.setattr(ReconstructionLoss, "forward", lambda self, *args, **kwargs: seen.append(args))
     second = train_freeze(settings(**shared, loss="mse"), files / "second", progress=False)
     assert seen == []
-    assert same(second[1].state_dict(), alone[1].state_dict())
+    for name, weight in alone[1].state_dict().items():
+        assert torch.equal(second[1].state_dict()[name], weight), name
     with pytest.raises(ValueError, match="holds checkpoints of a run with bottlenecks=None, but now"):
         train_freeze(settings(**shared, bottlenecks=(4,)), files / "third", progress=False)
 
@@ -134,7 +131,8 @@ def test_epochs_cost_no_forward_passes(settings, files, monkeypatch):
     given = settings(evaluation=str(files / "pairs.tsv"), sentences=str(files / "sentences.txt"))
     for out in ("first", "second"):
         train_freeze(given, files / out, progress=False)
-        assert sum(texts) == len(TEXTS) + 2
+        # And three sentences of sentence-transformers' own, for its card.
+        assert sum(texts) == len(TEXTS) + 2 + 3
 
 
 @pytest.mark.parametrize("run", ["out/checkpoints", long("pretraining")])
@@ -150,7 +148,8 @@ def test_a_resumed_run_is_the_run(run, settings, files):
         cache=str(files / "other-cache"), arguments={"save_steps": 3, "eval_steps": 5},
     )  # fmt: skip
     resumed = train_freeze(changed, files / "out", progress=False)
-    assert same(resumed[1].state_dict(), whole[1].state_dict())
+    for name, weight in whole[1].state_dict().items():
+        assert torch.equal(resumed[1].state_dict()[name], weight), name
 
 
 def test_max_steps_ends_the_pretraining_too(settings, files):
@@ -179,15 +178,11 @@ def test_settings(changes, message, settings):
         settings(**changes)
 
 
-def test_several_processes_are_refused(settings, files, monkeypatch):
-    """The heads are trained past what would add up the gradients of several."""
+def test_what_is_refused_before_anything_is_read(settings, files, monkeypatch):
+    """A score out of range; and several processes: the heads are trained past what would add up their gradients."""
+    with pytest.raises(ValueError, match="pairs.tsv, pair 1: the score 5 is not from 0 to 4. Correct it, or set lowes"):
+        train_freeze(settings(highest_score=4.0), files / "out", progress=False)
     monkeypatch.setattr(SentenceTransformerTrainingArguments, "world_size", 2)
     with pytest.raises(ValueError, match="FreezeTraining is for one process, and there are 2"):
         train_freeze(settings(), files / "out", progress=False)
     assert not (files / "out").exists()
-
-
-def test_a_score_out_of_range_is_named(settings, files):
-    message = "pairs.tsv, pair 1: the score 5 is not from 0 to 4. Correct it, or set lowest"
-    with pytest.raises(ValueError, match=message):
-        train_freeze(settings(highest_score=4.0), files / "out", progress=False)

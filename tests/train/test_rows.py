@@ -9,15 +9,13 @@ from st_reba.train import read_conditional_pairs, read_scored_pairs, read_senten
 
 
 def write(tmp_path, name: str, text: str):
-    path = tmp_path / name
-    path.write_bytes(text.encode("utf-8"))
-    return path
+    (tmp_path / name).write_bytes(text.encode("utf-8"))
+    return tmp_path / name
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("rows.tsv", "a man\ta person\tno one\nice\twater\tfire\n"),
         ("rows.tsv", '\ufeffanchor\tpositive\tnegative\n\na man\ta person\tno one\r\nice\twater\tfire\n'),
         ("rows.csv", "sent0,sent1,hard_neg\na man,a person,no one\nice,water,fire\n"),
         ("rows.csv", "id,contradiction,premise,entailment\n1,no one,a man,a person\n2,fire,ice,water\n"),
@@ -55,10 +53,9 @@ def test_pairs_conditions_and_sentences(tmp_path):
     ],
 )
 def test_a_bad_row_is_named(reader, name, text, message, tmp_path):
-    path = write(tmp_path, name, text)
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        reader(path)
-    assert str(path) in str(raised.value)
+        reader(write(tmp_path, name, text))
+    assert str(tmp_path / name) in str(raised.value)
     assert message in str(raised.value)
 
 

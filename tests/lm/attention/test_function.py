@@ -111,11 +111,8 @@ PREFIX = (torch.tensor([8, 3, 5]), 0.7)
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("prefix", [None, PREFIX], ids=["", "a key rerouted"])
-@pytest.mark.parametrize(
-    ("differentiable", "dtype", "allowed"),
-    [(False, torch.float32, 1e-5), (False, torch.float64, 1e-12), (True, torch.float32, 1e-5),
-     (True, torch.float64, 1e-12)],
-)  # fmt: skip
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_output_weights_and_gradients_are_those_that_are_written_out(case, prefix, differentiable, dtype, allowed):
     """Watched or not, in the precision of what is given."""
     ours, theirs = problem(differentiable, dtype), problem(differentiable, dtype)
@@ -180,10 +177,6 @@ def test_dropout_is_dropout(rerouted):
     expected = naive(*(tensor[:1] for tensor in tensors), prefix=prefix)[0][0]
     assert outputs.std(dim=0).max() > 0.1
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
-    if rerouted:
-        # The first token sees itself and the prefix, which is dropped as often as anything else.
-        kept = torch.nn.functional.cosine_similarity(outputs[:, 0, 0], tensors[2][0, 0, 0][None], dim=-1).gt(0.9999)
-        assert 0.1 < kept.float().mean() < 0.4
 
 
 def test_a_key_is_rerouted_in_its_layers_and_in_its_block_alone():
@@ -250,19 +243,6 @@ class TestRunningMaximum:
             meaningful = torch.ones(last - first, last - first).triu().bool()
             found = result[:, chunk, : last - first, : last - first]
             torch.testing.assert_close(found[:, meaningful], expected[:, first:last, first:last].mT[:, meaningful])
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_chunks_of_every_kind_of_attention(case):
-    observer = RunningMaximum(slice(0, 4), slice(0, 4))
-    with torch.no_grad():
-        attention(problem(), case, InChunks(observer, 1, 4, 2))
-    _, weights = naive(*problem(), **CASES[case])
-    meaningful = torch.ones(4, 4).triu().bool()
-    for chunk, first in enumerate((1, 5)):
-        block = weights[:, :, first : first + 4, first : first + 4].amax(dim=1).mT
-        found = observer.result().exp().unflatten(0, (3, 2))[:, chunk]
-        torch.testing.assert_close(found[:, meaningful], block[:, meaningful])
 
 
 def test_a_maximum_of_nothing():

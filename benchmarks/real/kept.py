@@ -1,25 +1,32 @@
-"""Kept vectors behind each filter, fitted on a few hundred texts of the training part."""
+"""Kept vectors of a model, as they are and behind each filter, fitted on a few hundred texts of the training part."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from runs import kept
 from st_reba.modules import CausalModule, EmbeddingFilter
 from st_reba.modules.moments import Moments
 from st_reba.recipes import every_row
 from st_reba.recipes.rows import IDF, PARTS
 
-from .texts import FIT_TEXTS
-from .vectors import Vectors
+from .passes import Run
+from .sets import FIT_TEXTS, Sets, TextList
 
 Array = NDArray[np.float32]
+
+#: Texts that are run together, and texts of a file.
+BATCH, BLOCK = 32, 512
 
 #: Nothing first; then that of the language model's head, and those that are fitted on vectors.
 FILTERS = ("", *(name for name in PARTS if name != IDF))
@@ -49,6 +56,38 @@ class Variant:
     pooling: str
     layer: int | None = None
     filter: str = ""
+
+
+def embed(directory: Path, run: Run, texts_of: TextList, sets: Sets) -> None:
+    """Keep what one pass makes of one list: a file for each block of texts, so that a run that was stopped goes on.
+
+    A file has the vectors of each variant, of each layer where it has several; which texts of the list these are; and
+    how many texts the list has.
+    """
+    texts = texts_of.read(sets)
+    words = texts_of.words(sets).inputs()[1] if texts_of.words else None
+    order = np.argsort([-len(text) for text in texts], kind="stable")
+
+    def embedded(rows: NDArray[np.int64]) -> dict[str, Any]:
+        found: dict[str, list[Array]] = defaultdict(list)
+        with torch.inference_mode():
+            for batch in np.split(rows, range(BATCH, len(rows), BATCH)):
+                own = None if words is None else [words[row] for row in batch]
+                for variant, vectors in run([texts[row] for row in batch], own).items():
+                    layers = {"": vectors} if vectors.ndim == 2 else dict(enumerate(vectors.unbind(1)))
+                    for layer, each in layers.items():
+                        found[f"{variant}/{layer}"].append(each.float().cpu().numpy())
+        return {**{name: np.concatenate(several) for name, several in found.items()}, "rows": rows, "texts": len(texts)}
+
+    for number, first in enumerate(range(0, len(texts), BLOCK)):
+        kept(directory / f"{number:04}.npz", partial(embedded, order[first : first + BLOCK]))
+
+
+@cache
+def blocks(directory: Path) -> list[Any]:
+    """What :func:`embed` kept; nothing where it was stopped."""
+    found = [np.load(file) for file in sorted(directory.glob("*.npz"))]
+    return found if found and sum(len(block["rows"]) for block in found) == found[0]["texts"] else []
 
 
 @dataclass(frozen=True)
@@ -86,22 +125,26 @@ class Kept:
         for name in lists:
             own: dict[tuple[str, str], Source] = {}
             for directory in sorted((self.directory / name).glob("*")):
-                kept = Vectors(directory)
-                if not kept.done:
-                    continue
-                for variant in kept.variants():
+                layers: dict[str, int] = defaultdict(int)
+                for member in blocks(directory)[0].files if blocks(directory) else ():
+                    if "/" in member:
+                        variant, _, layer = member.rpartition("/")
+                        layers[variant] += layer != ""
+                for variant, count in layers.items():
                     recipe, comma, pooling = variant.rpartition(", ")
                     key = (recipe, pooling) if comma and pooling in ("mean", "last") else (variant, "")
-                    source = Source(directory.name, variant, kept.layers(variant))
                     # A pass that reads every layer says more.
-                    if key not in own or own[key].layers < source.layers:
-                        own[key] = source
+                    if key not in own or own[key].layers < count:
+                        own[key] = Source(directory.name, variant, count)
             found.append(own)
         return {key: source for key, source in found[0].items() if all(key in own for own in found)} if found else {}
 
     def vectors(self, name: str, source: Source, layer: int | None) -> Array:
         """(texts, D), of one list."""
-        return Vectors(self.directory / name / source.run).read(source.name, layer)
+        member = f"{source.name}/{'' if layer is None else layer}"
+        own = [(block["rows"], block[member]) for block in blocks(self.directory / name / source.run)]
+        rows, vectors = (np.concatenate(parts) for parts in zip(*own, strict=True))
+        return np.asarray(vectors[np.argsort(rows)])
 
     def filtered(
         self, lists: Sequence[str], source: Source, layer: int | None, filters: Sequence[str] = FILTERS

@@ -1,24 +1,153 @@
-"""What the modules of sentence-transformers read off ours, and off its own ``Transformer``, is the same."""
+"""Which layers' states are read: of a model without its last layers, without its final norm, and all of them."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer, losses  # type: ignore[attr-defined]
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, CosineSimilarityLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
+from transformers import AutoModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from st_reba import CausalTransformer, EarlyLateModule, EchoModule, MetaEOLModule, ReBAModule, RefinedThoughtModule
+from st_reba import (
+    CausalTransformer,
+    EarlyLateModule,
+    EchoModule,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+)
 from st_reba import ValueAggregationModule as Values
+from st_reba.lm.anatomy import layer_paths, shortened
+from st_reba.lm.backbone import _PER_LAYER
+from st_reba.lm.run import Hook, hooked
 
 from .. import oracles
-from ..backbones import TEXTS, VOCABULARY
+from ..backbones import FEW, TEXTS, VOCABULARY, own
 from ..catalogued import completed
 from ..conftest import pipeline, relative_error
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_stops_after_a_layer_and_is_saved_without_the_others(name, shared, eager, token_ids, tmp_path):
+    for layer in (1, 2):
+        module = CausalTransformer(shared(name), output_layer=layer)
+        assert len(layer_paths(module.model)) == layer
+        model = pipeline(module, "lasttoken")
+        vectors = model.encode(TEXTS[:3])
+        for vector, text in zip(vectors, TEXTS[:3], strict=True):
+            expected = oracles.after_each_layer(eager(name), name, token_ids(text))[layer][-1]
+            assert relative_error(vector, expected) < 1e-5
+    model.save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path))
+    assert again[0].output_layer == again[0].model.config.num_hidden_layers == 2
+    assert (again.encode(TEXTS[:3]) == vectors).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_shared_backbone_keeps_its_layers_and_its_weights(name, backbone_path):
+    whole = CausalTransformer(backbone_path(name))
+    before = pipeline(whole).encode(TEXTS)
+    short = CausalTransformer(whole, output_layer=2)
+    assert (whole.model.config.num_hidden_layers, short.model.config.num_hidden_layers) == (3, 2)
+    assert {id(weight) for weight in short.model.parameters()} < {id(weight) for weight in whole.model.parameters()}
+    assert (pipeline(whole).encode(TEXTS) == before).all()
+    assert shortened(whole.model, 3) is whole.model
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_lists_that_are_as_long_as_the_model_is_deep(name, eager):
+    """Those that say something of each layer are cut with the layers; the ids of end tokens are not."""
+    model = copy.deepcopy(eager(name))
+    model.config.eos_token_id = [5, 6, 7]
+    model.config.suppress_tokens = [1, 2, 3]
+    short = shortened(model, 2).config
+    assert short.eos_token_id == [5, 6, 7]
+    assert short.suppress_tokens == [1, 2, 3]
+    if name == "gemma3":
+        assert short.layer_types == model.config.layer_types[:2]
+        assert len(model.config.layer_types) == 3
+
+
+@pytest.mark.long
+def test_every_list_of_transformers_that_grows_with_the_depth_is_known():
+    """A new architecture's list that is not known would be saved too long for its model."""
+    unknown = {}
+    for kind in {CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING}:
+        # Some can have no such depth, whatever their own checks raise.
+        with contextlib.suppress(Exception):
+            shallow, deep = (vars(kind(num_hidden_layers=depth)) for depth in (7, 11))
+            lists = [name for name, value in shallow.items() if isinstance(value, list) and "layer" not in name]
+            grown = {name for name in lists if (len(shallow[name]), len(deep.get(name) or ())) == (7, 11)}
+            unknown |= dict.fromkeys(grown - _PER_LAYER, kind.__name__)
+    assert unknown == {}
+
+
+@pytest.mark.parametrize("layer", [0, 4, -4, True, 1.0, "2"])
+def test_layers_that_there_are_not(layer, shared):
+    with pytest.raises(ValueError, match=r"output_layer=.*LlamaModel has 3 layers; give .* 1 to 3"):
+        CausalTransformer(shared(), output_layer=layer)
+
+
+def test_hooks_nest_and_end_with_their_block():
+    linear = torch.nn.Linear(2, 2)
+    states = torch.ones(1, 1, 2)
+    plain = linear(states)
+    with hooked({linear: Hook(after=lambda out: out + 1)}), hooked({linear: Hook(after=lambda out: out * 2)}):
+        assert torch.equal(linear(states), (plain + 1) * 2)
+    with hooked({linear: Hook(before=lambda given: given * 0)}):
+        assert torch.equal(linear(input=states), linear(states * 0))
+    assert torch.equal(linear(states), plain)
+
+
+def test_a_short_model_that_computes_something_else_is_refused(backbone_path, monkeypatch):
+    model = CausalTransformer(backbone_path()).model
+    kind = type(model.layers[0])
+    forward = kind.forward
+
+    def by_the_depth(self, *args, **kwargs):
+        return forward(self, *args, **kwargs) + self.self_attn.config.num_hidden_layers
+
+    monkeypatch.setattr(kind, "forward", by_the_depth)
+    with pytest.raises(ValueError, match="cannot be shortened to 1 layers: it then computes something else"):
+        shortened(model, 1)
+
+
+@pytest.mark.parametrize("architecture", FEW)
+@pytest.mark.parametrize("layer", [3, 1])
+def test_every_architecture_without_the_final_norm(architecture, layer, shared, eager, token_ids):
+    """transformers' own hidden states; of the last layer, which come normed, what a hook sees."""
+    module = CausalTransformer(shared(architecture), output_layer=layer, final_norm=False)
+    words = pipeline(module).encode(TEXTS, output_value="token_embeddings")
+    for text, value in zip(TEXTS, words, strict=True):
+        expected = oracles.after_each_layer(eager(architecture), architecture, token_ids(text), normed=False)[layer]
+        assert relative_error(value, expected) < 1e-5
+
+
+def test_gradients_saved_models_and_those_who_share_a_backbone_keep_their_norm(backbone_path, tmp_path):
+    normed = pipeline(CausalTransformer(backbone_path()))
+    before = normed.encode(TEXTS)
+    raw = pipeline(CausalTransformer(normed[0], final_norm=False)).train()
+    raw(raw.preprocess(TEXTS))["sentence_embedding"].sum().backward()
+    assert raw[0].model.layers[-1].mlp.down_proj.weight.grad.norm() > 0
+    assert raw[0].model.norm.weight.grad is None
+    assert np.array_equal(normed.eval().encode(TEXTS), before)
+    raw.eval().save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert loaded[0].final_norm is False
+    assert np.array_equal(loaded.encode(TEXTS), raw.encode(TEXTS))
+    # The norm is still there, for whoever wants it.
+    assert torch.equal(AutoModel.from_pretrained(str(own(tmp_path))).norm.weight, normed[0].model.norm.weight)
+
 
 SHOWN = {"config_kwargs": {"output_hidden_states": True}}
 
@@ -73,23 +202,6 @@ def test_what_it_reads_off_transformer(reader, both):
         assert relative_error(alone[-1], expected) < 1e-6, text
     # What stands behind ours gives a text what it gives it alone, padding or none.
     assert relative_error(read(ours, following, TEXTS), torch.cat(alone)) < 1e-5
-
-
-@pytest.mark.filterwarnings("ignore:.*in its own code")
-@pytest.mark.parametrize("architecture", ["gemma2_softcap", "bloom"])
-def test_the_layers_are_those_of_transformer(architecture, backbone_path):
-    """The same, in the same order; and no hooks are left that cannot be pickled."""
-    theirs = st_transformer(backbone_path(architecture))
-    ours = CausalTransformer(backbone_path(architecture), **SHOWN).eval()
-    for text in TEXTS:
-        with torch.inference_mode():
-            expected = theirs(theirs.preprocess([text]))["all_layer_embeddings"]
-            found = ours(ours.preprocess([text]))["all_layer_embeddings"]
-        assert len(found) == len(expected) == 4
-        for one, other in zip(found, expected, strict=True):
-            assert relative_error(one, other) < 1e-6
-    model = pipeline(ours)
-    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), model.encode(TEXTS))
 
 
 META_EOL = {"metaeol": (MetaEOLModule, {"templates": ["so {text} is", "{text} means"]})}
@@ -169,21 +281,19 @@ def test_each_layer_is_read_as_the_last_one_is(architecture, kind, oracle, backb
 
 
 def test_a_refined_layer_is_that_of_the_last_pass(backbone_path):
-    """The cheap passes and the whole ones, whose states are there to be seen."""
+    """Of the whole passes, whose states are there to be seen."""
     module = RefinedThoughtModule(backbone_path(), iterations=3, **SHOWN).eval()
     with torch.inference_mode():
         cheap = module(module.preprocess(TEXTS))["all_layer_embeddings"]
         module._reuses_cache = False
-        whole = module(module.preprocess(TEXTS))["all_layer_embeddings"]
-        module.model.config.output_hidden_states = False
         runs = []
-        hook = module.model.layers[1].register_forward_hook(lambda layer, args, output: runs.append(output))
-        module(module.preprocess(TEXTS[:1]))
-        hook.remove()
+        module.model.layers[1].register_forward_hook(lambda layer, args, output: runs.append(output))
+        whole = module(module.preprocess(TEXTS))["all_layer_embeddings"]
     assert all(relative_error(one, other) < 1e-5 for one, other in zip(cheap, whole, strict=True))
-    end = runs[-1].shape[1] - 1
+    assert len(runs) == 3
     # The memory takes a place in the pass, and none in what is read.
-    assert relative_error(whole[2][0, end - 1], runs[-1][0, end]) < 1e-5
+    end = len(module.token_ids(TEXTS[:1])[0])
+    assert relative_error(whole[2][0, end], runs[-1][0, end + 1]) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -208,19 +318,10 @@ def test_a_loss_over_layers(backbone_path):
     for module in (st_transformer(path), CausalTransformer(path, pool_over="all")):
         model = pipeline(module).train()
         features = [model.preprocess(TEXTS[:1]), model.preprocess(TEXTS[2:3])]
-        inner = losses.CosineSimilarityLoss(model)
-        loss = losses.AdaptiveLayerLoss(model, inner, n_layers_per_step=-1, kl_temperature=0)
+        inner = CosineSimilarityLoss(model)
+        loss = AdaptiveLayerLoss(model, inner, n_layers_per_step=-1, kl_temperature=0)
         value = loss(features, torch.tensor([0.2]))
         value.backward()
         found.append((value.detach(), module.model.layers[0].mlp.up_proj.weight.grad))
     assert relative_error(found[1][0], found[0][0]) < 1e-5
     assert relative_error(found[1][1], found[0][1]) < 1e-4
-
-
-def test_it_survives_saving(backbone_path, tmp_path):
-    first = EchoModule(backbone_path(), **SHOWN)
-    model = SentenceTransformer(modules=[first, weighted_layers(), Pooling(32, "mean")], device="cpu")
-    model.save_pretrained(str(tmp_path))
-    vectors = model.encode(TEXTS)
-    assert np.array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), vectors)
-    assert relative_error(vectors, pipeline(EchoModule(backbone_path())).encode(TEXTS)) > 0.01

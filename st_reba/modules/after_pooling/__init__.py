@@ -1,1 +1,0 @@
-"""What stands after the pooling, fitted on plain texts."""

@@ -1,1 +1,0 @@
-"""The former name of :mod:`st_reba.reading`, with warnings in its files."""

@@ -1,0 +1,348 @@
+"""What single methods have of their own, besides their oracle in test_methods.py."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from st_reba import (
+    META_TASKS,
+    TEMPLATES,
+    CausalTransformer,
+    ContrastivePromptingModule,
+    HierarchicalTokenPrependingModule,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    ValueAggregationModule,
+)
+from st_reba.lm import anatomy
+from st_reba.modules.changes import Prepend
+from st_reba.modules.refined_thought import _Thought
+from st_reba.text.tokens import special_tokens
+
+from .. import backbones, oracles
+from ..backbones import TEXTS, own
+from ..conftest import pipeline, relative_error
+from .methods import TOLERANCE, Naive, laid_out_in_blocks, read, vector
+
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
+
+
+class TestReBA:
+    def test_mean_pooling_equals_the_sum_over_columns(self, shared, eager, token_ids):
+        """Eq. 7: summing each column of A first gives the same mean."""
+        ids = token_ids(TEXTS[2])
+        with torch.no_grad():
+            states, maps = oracles.run(eager(), ids * 2)
+        weights = oracles.algorithm_1(maps)
+        columns = torch.stack([weights[: min(len(ids), k + 1), k].sum() for k in range(2 * len(ids))])
+        found = pipeline(ReBAModule(shared())).encode(TEXTS[2])
+        assert relative_error(found, columns @ states / len(ids)) < TOLERANCE
+
+    @pytest.mark.parametrize("architecture", ["llama", "gpt_neo"])
+    @pytest.mark.filterwarnings("ignore:.*in its own code")
+    def test_one_chunk_is_reba(self, architecture, shared):
+        """Beside longer texts, too."""
+        whole, chunked = (
+            pipeline(ReBAModule(shared(architecture), repetitions=3, chunk_length=length)).encode(TEXTS)
+            for length in (None, 12)
+        )
+        assert relative_error(chunked[3], whole[3]) < 1e-6
+        assert relative_error(chunked[2], whole[2]) > 1e-3
+
+
+class TestMetaEOL:
+    TASKS = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text}" means:"', "promptsth"]
+
+    def test_a_prompt_stands_before_each(self, shared, eager, token_ids):
+        whole = ["query: " + TEMPLATES.get(task, task).replace("{text}", "the cat") for task in self.TASKS]
+        with torch.no_grad():
+            expected = oracles.meta_eol(eager(), list(map(token_ids, whole))).mean(dim=0)
+        found = pipeline(MetaEOLModule(shared(), templates=self.TASKS)).encode("the cat", prompt="query: ")
+        assert relative_error(found, expected) < TOLERANCE
+
+    def test_what_stands_before_the_texts_runs_once_and_then_all_prompts_in_one_batch(self, shared, token_ids):
+        module = MetaEOLModule(shared(), templates=self.TASKS)
+        shapes = []
+        module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
+        for texts in (["a", "a"], ["a"]):
+            with torch.no_grad():
+                assert module(module.preprocess(texts))["token_embeddings"].shape == (len(texts), 4, 32)
+        literals = [TEMPLATES.get(task, task).split("{text}") for task in self.TASKS]
+        before, after = (max(len(token_ids(text)) for text in side) for side in zip(*literals, strict=True))
+        width = len(token_ids("a")) + after
+        assert shapes == [(4, before), (8, width), (4, width)]
+
+    def test_room_is_that_of_the_longest_prompt(self, backbone_path):
+        path = backbone_path("gpt2")
+        short, long = "{text}", "a rather long prompt for so small a model: {text}"
+        alone = {task: MetaEOLModule(path, templates=[task]).max_seq_length for task in (short, long)}
+        both = MetaEOLModule(path, templates=[short, long])
+        assert both.max_seq_length == alone[long] < alone[short] == 256
+        features = both.preprocess(["word " * 3_000], prompt="query: ")
+        assert features["input_ids"].shape == (2, 256)
+        # All prompts are given the same tokens.
+        assert len(set((features["copy_index"] == 0).sum(dim=1).tolist())) == 1
+
+    def test_the_papers_prompts(self, roomy_path):
+        """Eight, which change the texts; a list of one's own does not."""
+        module = MetaEOLModule(roomy_path)
+        assert module.templates == list(META_TASKS)
+        assert "8 passes, in one batch" in module.cost
+        assert module.normalize_text
+        assert not MetaEOLModule(roomy_path, templates=list(META_TASKS)).normalize_text
+        few = MetaEOLModule(roomy_path, templates="ck").templates
+        assert few == [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]]
+
+
+class TestProjections:
+    """Value aggregation and contrastive prompting read and change what the output projections of attention do."""
+
+    @pytest.mark.parametrize("layer", range(3))
+    def test_values_are_the_aligned_sum_of_value_vectors(self, layer, shared, eager, token_ids):
+        module = ValueAggregationModule(shared(), layers=[layer], template="{text}", pool_over="text")
+        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
+            wanted = oracles.aligned_values(eager(), token_ids(text), layer).detach()
+            assert relative_error(states[0], wanted) < TOLERANCE
+
+    def ran(self, module) -> list[str]:
+        """The parts of a model that run for one text, behind a prompt whose states are kept already."""
+        pipeline(module, "lasttoken").encode(TEXTS[0])
+        names: list[str] = []
+        for name, part in module.model.named_modules():
+            part.register_forward_pre_hook(lambda module, args, name=name: names.append(name))
+        pipeline(module, "lasttoken").encode(TEXTS[0])
+        return names
+
+    def test_no_pass_goes_on_above_where_it_is_read(self, shared):
+        names = self.ran(ValueAggregationModule(shared(), layers=[0, 1]))
+        assert names[-1] == "layers.1.self_attn.o_proj"  # nothing behind it, in its own layer either
+        assert "layers.0.mlp" in names
+        names = self.ran(ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1))
+        assert names.count("layers.0.mlp") == names.count("layers.1.self_attn.v_proj") == 2
+        assert names.count("layers.1.mlp") == names.count("layers.2") == 1
+
+    def test_where_both_prompts_say_the_same_nothing_is_left(self, shared, eager):
+        for scale in (0.5, "norm"):
+            settings = {"template": "x {text}", "auxiliary_template": "x {text}", "contrast_layer": 2, "scale": scale}
+            module = ContrastivePromptingModule(shared(), **settings)
+            ids = module.tokenizer("x the cat")["input_ids"]
+            nothing = oracles.changed(eager(), "layers.2.self_attn.o_proj", before=lambda states: states * 0)
+            with torch.no_grad(), nothing:
+                expected = oracles.seen(eager(), "layers.2", ids, "after")[-1]
+            assert relative_error(pipeline(module, "lasttoken").encode("the cat"), expected) < TOLERANCE
+
+
+class TestRefinedThought:
+    def test_no_pass_copies_the_cache(self, shared, monkeypatch):
+        """Keys and values are not repeated for the heads that share them."""
+        module = RefinedThoughtModule(shared("qwen2"), iterations=3)
+        assert module._reuses_cache
+        assert module.model.config.num_key_value_heads < module.model.config.num_attention_heads
+        monkeypatch.setattr(
+            "transformers.integrations.sdpa_attention.repeat_kv", lambda states, times: pytest.fail("repeated")
+        )
+        assert np.isfinite(pipeline(module, "lasttoken").encode(TEXTS[:1])).all()
+
+    def test_a_cache_that_cannot_be_reused(self, backbone_path, monkeypatch):
+        expected = pipeline(RefinedThoughtModule(backbone_path()), "lasttoken").encode(TEXTS)
+        # As where a model makes a cache of its own.
+        monkeypatch.setattr(anatomy, "DynamicCache", lambda: None)
+        with pytest.warns(UserWarning, match="The cache of LlamaModel cannot be reused, so every pass runs over the"):
+            module = RefinedThoughtModule(backbone_path())
+        assert relative_error(pipeline(module, "lasttoken").encode(TEXTS), expected) < TOLERANCE
+
+    def test_one_pass_is_the_base_model_to_the_bit(self, tmp_path):
+        """Beside a CausalTransformer whose tokenizer appends EOS itself."""
+        backbones.save(backbones.backbone("llama"), tmp_path)
+        ours = RefinedThoughtModule(str(tmp_path), iterations=1)
+        expected = pipeline(ours, "lasttoken").encode(TEXTS)
+        tokenizer = copy.deepcopy(ours.tokenizer)
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A <|end|>", special_tokens=[("<|end|>", 0)]
+        )
+        tokenizer.save_pretrained(tmp_path)
+        base = pipeline(CausalTransformer(str(tmp_path), pool_over="all"), "lasttoken").encode(TEXTS)
+        assert np.array_equal(expected, base)
+
+    @pytest.mark.parametrize(("kind", "end"), [("bytes", 0), ("bert", 3), ("sentencepiece", 2)])
+    def test_eos_is_the_tokenizers_end(self, kind, end, shared):
+        layout = RefinedThoughtModule(shared("llama", kind), iterations=1).lay_out(["a", "the cat"])
+        lengths = layout.attention_mask.sum(dim=1)
+        assert [row[length - 1] for row, length in zip(layout.input_ids, lengths, strict=True)] == [end, end]
+
+    def test_settled_texts_stop(self, shared):
+        def passes(tolerance, texts=TEXTS):
+            model = pipeline(RefinedThoughtModule(shared(), iterations=6, tolerance=tolerance), "lasttoken")
+            items = model.encode(texts, output_value=None, batch_size=len(texts))
+            return [int(item["passes"]) for item in items], [item["sentence_embedding"] for item in items]
+
+        assert passes(None)[0] == passes(0)[0] == [6] * 5
+        assert passes(1.99)[0] == [2] * 5
+        models = [pipeline(RefinedThoughtModule(shared(), iterations=t), "lasttoken") for t in range(1, 7)]
+        steps = [model.encode(TEXTS, convert_to_tensor=True) for model in models]
+        moved = torch.stack([1 - torch.cosine_similarity(a, b) for a, b in pairwise(steps)])
+        # Between two texts, so that rounding does not decide.
+        tolerance = float(moved[2].sort().values[1:3].mean())
+        taken, vectors = passes(tolerance)
+        assert len(set(taken)) > 1
+        for text, (count, found) in enumerate(zip(taken, vectors, strict=True)):
+            settled = (moved[:, text] < tolerance).nonzero()
+            assert count == (int(settled[0]) + 2 if len(settled) else 6)
+            # Rounding grows with every pass, and the batches differ.
+            assert relative_error(found, steps[count - 1][text]) < 10 * TOLERANCE
+            assert passes(tolerance, [TEXTS[text]])[0] == [count]
+
+    def test_a_settled_text_stays_so(self):
+        """Beside one that moves on, a further pass neither changes it nor wakes it."""
+        thought = _Thought(torch.tensor([[1.0, 0], [1, 0]]), tolerance=0.5)
+        for states in ([[1.0, 0], [0, 1]], [[-1.0, 0], [1, 0]], [[0.0, 1], [0, 1]]):
+            thought.refine(torch.tensor(states))
+        assert thought.passes.tolist() == [2, 4]
+        assert thought.embedding.tolist() == [[1, 0], [0, 1]]
+
+    @pytest.mark.parametrize("cached", [True, False])
+    def test_what_every_pass_can_take_reaches_every_pass(self, cached, shared, monkeypatch):
+        module, seen = RefinedThoughtModule(shared(), iterations=3), []
+        module._reuses_cache = cached
+        forward = module.model.forward
+        monkeypatch.setattr(module.model, "forward", lambda **kwargs: seen.append(kwargs) or forward(**kwargs))
+        features = module.preprocess(TEXTS)
+        expected = module(dict(features))["token_embeddings"]
+        found = module(dict(features), output_attentions=False, task="query")["token_embeddings"]
+        assert [kwargs.get("output_attentions") for kwargs in seen] == [None] * 3 + [False] * 3
+        # What ST keeps from a backbone is kept from it in every pass.
+        assert not any("task" in kwargs for kwargs in seen)
+        assert torch.equal(found, expected)
+        for given, named in (
+            ({"position_ids": torch.arange(9)}, "position_ids"),
+            ({"use_cache": True, "past_key_values": None}, "past_key_values, use_cache"),
+        ):
+            with pytest.raises(ValueError, match=f"forward was given {named}: with iterations=3 each pass reads other"):
+                module(module.preprocess(TEXTS), **given)
+
+    @pytest.mark.parametrize("architecture", ["llama", "bloom"])
+    def test_a_tokenizer_without_an_end(self, architecture, tmp_path):
+        """It is refused when the module is made, also where the model has no limit of positions, as BLOOM."""
+        backbones.backbone(architecture).save_pretrained(tmp_path)
+        tokenizer = backbones.tokenizer("bytes")
+        tokenizer.eos_token = None
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="has no end-of-sequence token: set tokenizer.eos_token"):
+            RefinedThoughtModule(str(tmp_path), iterations=1)
+
+
+class TestTokenPrepending:
+    @pytest.mark.parametrize("kind", ["bert", "sentencepiece"])
+    def test_with_special_tokens_and_a_prompt(self, kind, shared):
+        module = TokenPrependingModule(shared("gpt2", kind), template="{prepend} {text}.", rows="last")
+        plain = CausalTransformer(shared("gpt2", kind)).model
+        model, slot = oracles.with_slot(plain, vector(Naive(plain, None), seed=0))
+        # As the authors do it: the slot is an entry that is added to the vocabulary.
+        tokenizer = copy.deepcopy(module.tokenizer)
+        tokenizer.add_tokens(["<PST>"])
+        added = tokenizer.convert_tokens_to_ids("<PST>")
+        encode = pipeline(module, "lasttoken").encode
+        for text in TEXTS[:3]:
+            ids = [slot if id == added else id for id in tokenizer(f"query:<PST> {text}.")["input_ids"]]
+            with torch.no_grad():
+                states = oracles.token_prepending(model, "gpt2", ids, {ids.index(slot): -1}, 2, 3)
+            assert relative_error(encode(text, prompt="query:"), states[-1]) < TOLERANCE
+
+    def test_a_prompt_with_a_slot_is_a_prompt(self, shared):
+        """Only templates have slots: a text or a prompt that looks like one stays text."""
+        features = TokenPrependingModule(shared()).preprocess(["{prepend}"], prompt="{prepend}")
+        assert (features["copy_index"] == -2).sum() == 1
+
+    def test_the_vector_is_saved(self, shared, tmp_path):
+        model = pipeline(TokenPrependingModule(shared(), seed=7), "lasttoken")
+        other = pipeline(TokenPrependingModule(shared(), seed=8), "lasttoken")
+        assert relative_error(model.encode(TEXTS), other.encode(TEXTS)) > 1e-3
+        # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
+        model[0].initial_state.mul_(-2)
+        model.save_pretrained(str(tmp_path))
+        file = own(tmp_path) / Prepend.FILE
+        assert list(load_file(file)) == ["initial_state"]
+        loaded = SentenceTransformer(str(tmp_path), device="cpu")
+        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+        for state in ({"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}):
+            save_file(state, file)
+            with pytest.raises(ValueError, match='under "initial_state", and the model.s input embeddings have 32 val'):
+                SentenceTransformer(str(tmp_path), device="cpu")
+
+
+class TestBlocks:
+    """Hierarchical token prepending: where its slots stand."""
+
+    LONG = "The dog sat. The cat ran; it was late! 他不喜欢苹果。我爱自然语言处理。 Who knows?"
+
+    def of(self, module, text):
+        """Ids of each block: what stands behind the slots within the text."""
+        features = module.preprocess([text])
+        marked = list(zip(features["input_ids"][0].tolist(), features["copy_index"][0].tolist(), strict=True))
+        first = next((i for i, (_, copy) in enumerate(marked) if copy == 0), len(marked))
+        blocks = []
+        for token, of_copy in marked[max(0, first - 1) :]:
+            if of_copy < -1:
+                blocks.append([])
+            elif of_copy == 0:
+                blocks[-1].append(token)
+        return blocks
+
+    @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
+    def test_whole_sentences(self, kind, shared, eager):
+        settings = {"block_length": 1, "template": "x{prepend}{text} y"}
+        module = HierarchicalTokenPrependingModule(shared("llama", kind), **settings)
+        fewer = HierarchicalTokenPrependingModule(shared("llama", kind), block_length=12)
+        blocks, tokenizer = self.of(module, self.LONG), module.tokenizer
+        expected = ["The dog sat.", "The cat ran; it was late!", "他不喜欢苹果。", "我爱自然语言处理。", "Who knows?"]
+        if kind == "bytes":
+            assert [tokenizer.decode(block).strip() for block in blocks] == expected
+        assert len(blocks) == len(expected)
+        assert all(len(block) >= 12 for block in self.of(fewer, self.LONG)[:-1])
+        text, before, behind = (
+            tokenizer(each, add_special_tokens=False)["input_ids"] for each in (self.LONG, "x", " y")
+        )
+        assert list(chain(*blocks)) == text
+        front = [*special_tokens(tokenizer)[0], *before]
+        with torch.no_grad():
+            states = laid_out_in_blocks(Naive(eager(), None), blocks, 2, 3, front=front, behind=behind)
+        assert relative_error(read(module, [self.LONG, "a"])[0], states) < TOLERANCE
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ('Version 3.14 of it.\n\nHe said: "No!"', ["Version 3.14 of it.", 'He said: "No!"']),
+            ("Really?! 什么？好。 e.g.", ["Really?!", "什么？", "好。", "e.g."]),
+            ("", []),
+        ],
+    )
+    def test_ends_of_sentences(self, text, expected, shared):
+        """And of the three tokens of a Chinese full stop, each lies where the whole of it lies."""
+        module = HierarchicalTokenPrependingModule(shared(), block_length=1)
+        found = [module.tokenizer.decode(block).strip() for block in self.of(module, text)]
+        assert [sentence for sentence in found if sentence] == expected
+
+    @pytest.mark.parametrize("length", [1, 32, 1000])
+    def test_long_texts_fill_the_room_and_no_more(self, length, shared):
+        for whole in (False, True):
+            settings = {"block_length": length, "whole_sentences": whole}
+            module = HierarchicalTokenPrependingModule(shared("gpt2"), **settings)
+            width = module.preprocess(["word " * 600 + "end. " * 3])["input_ids"].shape[1]
+            assert (0 if whole else 254) <= width <= 256
+
+    def test_a_tokenizer_that_does_not_say_where_its_tokens_lie(self, shared, monkeypatch):
+        monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
+        with pytest.raises(ValueError, match="does not say where its tokens lie, .* or whole_sentences=False"):
+            HierarchicalTokenPrependingModule(shared())
+        assert HierarchicalTokenPrependingModule(shared(), whole_sentences=False).block_length == 32
