@@ -13,9 +13,10 @@ import argparse
 import csv
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,17 +26,17 @@ from torch import Tensor
 import records
 from compared import FOLDERS, MODEL, TOKENS, sets
 from real.labelled import texts_by_class
-from real.models import MODELS
+from real.models import MODELS, RealModel
 from runs import kept, options, parser, pooled
 from st_reba.compare.choice import Halves, joined
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation.bootstrap import Splits, difference, interval
 from st_reba.evaluation.tasks import Role, Vectors, task_of
-from st_reba.modules import CausalTransformer
+from st_reba.modules import CausalModule, CausalTransformer
 from st_reba.modules.moments import Moments
 from st_reba.recipes.lookup import find, in_language
-from st_reba.recipes.recipe import Part
+from st_reba.recipes.recipe import Part, Recipe
 
 RECIPES = ("echo-topic", "topic", "early-late")
 #: What a recipe is fitted on; the first is what the others are held against.
@@ -108,9 +109,8 @@ def look_up(part: Part, shares: Sequence[float], rows: Rows, texts: Sequence[str
     filtered = part.from_moments(moments, shares)
 
     def vectors(texts: Sequence[str], role: Role) -> Tensor:
-        found: Tensor = filtered({"sentence_embedding": torch.stack([rows[text] for text in texts])})[
-            "sentence_embedding"
-        ]
+        features = {"sentence_embedding": torch.stack([rows[text] for text in texts])}
+        found: Tensor = filtered(features)["sentence_embedding"]
         return found
 
     return Vectors(vectors)
@@ -154,10 +154,41 @@ def mean_of(found: Sequence[Splits]) -> Splits:
     """The mean over sets, of the fits that all of them have."""
     names = [name for name in found[0].recipes if all(name in each.recipes for each in found)]
     return Splits([
-        type(half)(half.kind, {name: half.values[name] for name in names}, half.labels)
-        for each in found
-        for half in each.parts
+        replace(half, values={name: half.values[name] for name in names}) for each in found for half in each.parts
     ])  # fmt: skip
+
+
+def embedded(
+    recipe: Recipe, model: RealModel, lists: Mapping[str, Sequence[str]], given: argparse.Namespace
+) -> tuple[Rows, list[float]]:
+    """The vectors of lists of texts, and how much each part of them counts. They are computed once.
+
+    Args:
+        recipe: What reads them; its filter is left out.
+        model: Which is made only if some are missing.
+        lists: By the name of the file that keeps their vectors.
+        given: What was typed.
+    """
+
+    @cache
+    def reader() -> SentenceTransformer:
+        path = str(model.located(given.models))
+        backbone = CausalTransformer(path, model_kwargs={"dtype": given.precision}, max_seq_length=TOKENS)
+        return pooled(recipe.row.build(backbone, recipe.pooling), recipe.pooling)
+
+    def make(texts: Sequence[str]) -> dict[str, np.ndarray]:
+        vectors = reader().encode(list(texts), batch_size=32, convert_to_tensor=True, show_progress_bar=False)
+        module = cast(CausalModule, reader()[0])
+        return {"vectors": vectors.float().cpu().numpy(), "shares": np.array(module.shares)}
+
+    directory = given.out / model.name / given.precision / recipe.key
+    found: dict[str, Tensor] = {}
+    shares: list[float] = []
+    for name, texts in lists.items():
+        arrays = kept(directory / f"{name}.npz", partial(make, texts))
+        found |= zip(texts, torch.from_numpy(arrays["vectors"]), strict=True)
+        shares = arrays["shares"].tolist()
+    return found, shares
 
 
 def measure(language: str, name: str, own: Sequence[Domain], given: argparse.Namespace) -> Iterator[records.Record]:
@@ -166,28 +197,10 @@ def measure(language: str, name: str, own: Sequence[Domain], given: argparse.Nam
     [recipe] = in_language([find(name)], "zh" if language == "zh" else "en")
     part = recipe.row.around
     assert part is not None, f"{name} is fitted on nothing."
-
-    @cache
-    def made() -> tuple[SentenceTransformer, list[float]]:
-        path = str(model.located(given.models))
-        backbone = CausalTransformer(path, model_kwargs={"dtype": given.precision}, max_seq_length=TOKENS)
-        module = recipe.row.build(backbone, recipe.pooling)
-        return pooled(module, recipe.pooling), list(module.shares)
-
-    def embedded(file: str, texts: Sequence[str]) -> tuple[Rows, list[float]]:
-        def make() -> dict[str, np.ndarray]:
-            reader, shares = made()
-            vectors = reader.encode(list(texts), batch_size=32, convert_to_tensor=True, show_progress_bar=False)
-            return {"vectors": vectors.float().cpu().numpy(), "shares": np.array(shares)}
-
-        arrays = kept(given.out / model.name / name / f"{file}.npz", make)
-        return dict(zip(texts, torch.from_numpy(arrays["vectors"]), strict=True)), arrays["shares"].tolist()
-
-    rows, shares = embedded("package", demo_sentences())
-    rows = dict(rows)
+    lists: dict[str, Sequence[str]] = {"package": demo_sentences()}
     for each in own:
-        rows |= embedded(f"{each.name}, pairs", each.pairs.texts())[0]
-        rows |= embedded(f"{each.name}, train", each.train)[0]
+        lists |= {f"{each.name}, pairs": each.pairs.texts(), f"{each.name}, train": each.train}
+    rows, shares = embedded(recipe, model, lists, given)
     about: records.Record = {
         "model": model.name, "precision": given.precision, "recipe": name, **records.today()
     }  # fmt: skip
