@@ -48,6 +48,10 @@ HELD_OUT = {
     "TNews, accuracy": "TNews test",
     "mean, Chinese": f"mean of {CHINESE}, TNews test",
 }
+#: What recipes are fitted on in fitted.csv, besides the other half.
+FITTED_ON = (
+    "the package's sentences", "another set", *(f"{count} training texts" for count in ("50", "100", "200", "1,000")),
+)  # fmt: skip
 #: How well labelled texts are told apart, and the sets; their mean is over all of them.
 NEAREST = "accuracy of 5 neighbours"
 TOLD_APART = (NEAREST, "accuracy of logistic regression", "V-measure of k-means")
@@ -546,6 +550,17 @@ BLOCKS |= {
         caption=WHEN,
     ),
 }  # fmt: skip
+
+
+@block("fitted")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("fitted")
+    mean = c.set == "mean"
+    rows = rows.sort(mean, maintain_order=True).drop("at").with_row_index("at")
+    rows = rows.with_columns(label=pl.when(mean).then(pl.format("mean of {} sets", c.sets)).otherwise(c.set))
+    others = alike({title: c.fitted_on == title for title in FITTED_ON}, grid.ahead)
+    made = [cells(rows.filter(c.ahead.is_null()), "{fitted_on}"), *columns(rows, others)]
+    return table(made, {"set": "{label}"}, ("model", "recipe"))
 
 
 def spread(

@@ -46,6 +46,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
     "beginnings": ("model", "precision", "language", "task", "layout"),
     "compared": ("version", "model", "set", "metric"),
+    "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.
@@ -54,7 +55,7 @@ FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "agreement")
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
         ("layer", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs", "seed",
-         "seeds", "ahead_seeds", "texts", "steps", "copies", "packages"), pl.Int64,
+         "seeds", "ahead_seeds", "texts", "steps", "copies", "packages", "sets"), pl.Int64,
     ),
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "median", "value", "share",
