@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize
+from torch import nn
 
 from .data.demo import demo_sentences
 from .hub.card import add_recipe
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(
-    model_name_or_path: str | Transformer,
+    model_name_or_path: str | nn.Module,
     recipe: str | Recipe,
     texts: Iterable[str] | None = None,
     *,

@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from rich.progress import track
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..lm.anatomy import final_norm
 from ..lm.backbone import depth, device, weighted_sum
@@ -58,7 +57,7 @@ class RecipeSweep:
 
     def __init__(
         self,
-        backbone: str | Transformer,
+        backbone: str | nn.Module,
         repetitions: int = 3,
         poolings: Sequence[str] = ("mean", "lasttoken"),
         layers: Sequence[int] = (),

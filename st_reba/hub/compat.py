@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import sentence_transformers
@@ -83,6 +84,24 @@ def tokenizer_apart() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_other_advice)
+
+
+def around(model: PreTrainedModel, tokenizer: Any) -> Transformer:
+    """ST's ``Transformer`` around a loaded model and a copy of its tokenizer, or of its processor.
+
+    ST loads what it is around, by two private methods, and makes its tokenizer from files.
+    """
+
+    class Around(Transformer):
+        def _load_config(self, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+            return model.config, False
+
+        def _load_model(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
+            return model
+
+    with TemporaryDirectory() as directory:
+        tokenizer.save_pretrained(directory)
+        return Around(directory)
 
 
 def share(transformer: Transformer, module: Transformer) -> None:

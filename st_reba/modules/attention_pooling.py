@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sentence_transformers.base.modules import Transformer
+from torch import nn
 
 from ..lm import backbone
 from ..lm.attention.observers import MeanWeights
@@ -37,7 +37,7 @@ class AttentionPoolingModule(CausalTransformer):
     method = "Attention pooling"
     equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
 
-    def __init__(self, model_name_or_path: str | Transformer, **transformer_kwargs: Any) -> None:
+    def __init__(self, model_name_or_path: str | nn.Module, **transformer_kwargs: Any) -> None:
         super().__init__(model_name_or_path, **transformer_kwargs)
         self._last_layer = watched_last_layer(self.model, "ReBAModule")
 

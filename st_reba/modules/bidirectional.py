@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sentence_transformers.base.modules import Transformer
+from torch import nn
 
 from .causal_module import PoolOver
 from .causal_transformer import CausalTransformer
@@ -42,7 +42,7 @@ class BidirectionalLastLayer(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         bidirectional_layers: int = 1,
         template: str = "representative-word",

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from ..lm.attention.observers import Observer
 from ..lm.prefixes import Ids, KeptPrefixes, Prefixes, behind, shared_ids
 from ..lm.run import Halt, PassChange, current, recording, run
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
+from ..text.chat import Chat, is_conversation, read_as
 from ..text.layout import NOT_TEXT, Layout
 from ..text.layouts import Frame, Tokenization, frames, lay_out, room
 from ..text.templates import PREPEND, Preset, Template, normalized
@@ -55,8 +55,10 @@ NORMALIZE_TEXT = flag("normalize_text")
 TOKENIZATION: Setting[Tokenization | None] = optional(choice("tokenization", "whole", "pieces"))
 DETERMINISTIC = flag("deterministic")
 PREFIX_CACHING = flag("prefix_caching")
+CHAT: Setting[Chat] = choice("chat", "turn", "conversation")
 _SAVED = (
     POOL_OVER, BIDIRECTIONAL_LAYERS, FINAL_NORM, READOUT, NORMALIZE_TEXT, TOKENIZATION, DETERMINISTIC, PREFIX_CACHING,
+    CHAT,
 )  # fmt: skip
 # Those that several methods have.
 ROWS: Setting[Rows] = choice("rows", "all", "last", says='use "all" for every token, or "last" for the last alone.')
@@ -130,6 +132,9 @@ class CausalModule(SafeTransformer):
             :attr:`~st_reba.lm.prefixes.KeptPrefixes.MOST` prefixes are kept, 46 kB a token for a model of 135M
             parameters in float32, 0.5 MB for one of 7B in half precision without shared heads; they are neither saved
             nor copied.
+        chat: What is read of a conversation, a list of ``{"role": ..., "content": ...}``, which the tokenizer's chat
+            template writes. ``"turn"``: its last message is the text, and what the template writes before that stands
+            there, is seen and is not pooled. ``"conversation"``: all of it is the text.
         changes: What is changed while the model reads, besides what is named here: a list of
             :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
@@ -181,9 +186,6 @@ class CausalModule(SafeTransformer):
     #: Whether every token that is read is handed on, or the last alone.
     rows: Rows = "all"
 
-    #: What the module takes, whatever else the backbone could.
-    modalities = ["text"]
-
     #: How many rows of a layout a text has.
     rows_per_text: int = 1
 
@@ -194,7 +196,7 @@ class CausalModule(SafeTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         template: str | Template = "{text}",
         preset: Preset | None = None,
@@ -208,6 +210,7 @@ class CausalModule(SafeTransformer):
         tokenization: Tokenization | None = None,
         deterministic: bool = False,
         prefix_caching: bool = True,
+        chat: Chat = "turn",
         changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
@@ -222,6 +225,7 @@ class CausalModule(SafeTransformer):
         self.normalize_text = NORMALIZE_TEXT.check(chosen(normalize_text, preset.normalize_text, False))
         self.deterministic = DETERMINISTIC.check(deterministic)
         self.prefix_caching = PREFIX_CACHING.check(prefix_caching)
+        self.chat = CHAT.check(chat)
         self._kept_prefixes = KeptPrefixes()
         self.tokenization = TOKENIZATION.check(tokenization) or ("pieces" if self.repeats_text else "whole")
         if self.repeats_text and self.tokenization == "whole":
@@ -380,6 +384,11 @@ class CausalModule(SafeTransformer):
             self.processor.tokenizer = copy.copy(self._tokenizer)
         self._tokenizer.model_max_length = NO_LIMIT if value is None else value
 
+    @property
+    def modalities(self) -> list[Any]:
+        """What the module takes, whatever else the backbone could: texts, and conversations with a chat template."""
+        return ["text", "message"] if self._tokenizer.chat_template else ["text"]
+
     def _limit(self, *limits: int | None) -> int | None:
         """The lowest of these and the tokenizer's own, or None if there is none."""
         limit = min(limit for limit in (self._tokenizer.model_max_length, *limits, NO_LIMIT) if limit is not None)
@@ -412,7 +421,8 @@ class CausalModule(SafeTransformer):
         """Lay texts out.
 
         Args:
-            inputs: B texts: strings, or ``{"prompt": str, "text": str}`` for a text with a prompt of its own.
+            inputs: B texts: strings, or ``{"prompt": str, "text": str}`` for a text with a prompt of its own, or
+                conversations, lists of ``{"role": str, "content": str}``: see the setting ``chat``.
             prompt: Literal text at the front of each layout: context, never repeated, never pooled. A prompt of the
                 text's own comes after it.
             processing_kwargs: ``{"text": {"max_length": n}}`` truncates to n tokens a copy for this call.
@@ -424,7 +434,7 @@ class CausalModule(SafeTransformer):
             and those of the changes' companions, ``input_ids_of_steer`` and so on.
 
         Raises:
-            ValueError: If an input is neither, or the prompt leaves no room for text, or the tokenizer has a token
+            ValueError: If an input is none of these, or the prompt leaves no room for text, or the tokenizer has a token
                 that the model has no embedding for.
         """
         if not inputs:
@@ -478,11 +488,14 @@ class CausalModule(SafeTransformer):
         """What stands in front of each text, and the texts."""
         prompts, texts = [], []
         for index, given in enumerate(inputs):
+            if is_conversation(given):
+                given = dict(zip(("prompt", "text"), read_as(self._tokenizer, given, self.chat), strict=True))
             parts = {"prompt": "", "text": given} if isinstance(given, str) else given
             if not isinstance(parts, dict) or [type(parts.get(name)) for name in ("prompt", "text")] != [str, str]:
                 raise ValueError(
-                    f"Input {index} is a {type(given).__name__}: {type(self).__name__} embeds strings, or "
-                    '{"prompt": ..., "text": ...} with two strings.'
+                    f"Input {index} is a {type(given).__name__}: {type(self).__name__} embeds strings, "
+                    '{"prompt": ..., "text": ...} with two strings, or conversations, lists of '
+                    '{"role": ..., "content": ...}.'
                 )
             prompts.append(prompt + parts["prompt"])
             texts.append(parts["text"])
@@ -786,7 +799,7 @@ class CausalModule(SafeTransformer):
     def get_config_dict(self) -> dict[str, Any]:
         config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
         # Settings that came later are written only where they are not what every model had before.
-        for name, usual in (("readout", "layer"), (PREFIX_CACHING.name, True)):
+        for name, usual in (("readout", "layer"), (PREFIX_CACHING.name, True), (CHAT.name, "turn")):
             if config[name] == usual:
                 del config[name]
         added = [change.settings() for change in self.changes if change not in self.own_changes]

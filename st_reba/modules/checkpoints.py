@@ -23,7 +23,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from sentence_transformers.base.modules import Transformer
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, utils
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    utils,
+)
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
@@ -32,6 +40,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from ..hub import card, compat, saved_files
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
 from ..lm import backbone, gguf
+from ..lm.loaded import body_of
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, SizeError, check_size, in_a_line, within_size
 from ..settings import Setting, choice, described, flag, optional, tokens
 from ..version import REQUIREMENT
@@ -104,8 +113,10 @@ class SafeTransformer(compat.ReportingTransformer):
 
     Args:
         model_name_or_path: A path or Hub id, or those of a GGUF file (see :func:`st_reba.lm.gguf.as_directory`); or a
-            loaded ``Transformer``, whose weights and tokenizer are then shared, not copied.
-        **kwargs: As for ST's ``Transformer``; none beside a loaded one.
+            loaded ``Transformer``, whose weights and tokenizer are then shared, not copied; or a language model that
+            the program has loaded with transformers, whose weights are shared: see :func:`st_reba.lm.loaded.body_of`.
+        **kwargs: As for ST's ``Transformer``; none beside a loaded one. Beside a language model, its ``tokenizer``,
+            ``max_seq_length``, and ``disable_adapter=True`` to read it without the adapters that peft put on it.
 
     Raises:
         ValueError: If the model's files ask for more than they may, it has no tokenizer, or a setting of ST's is one
@@ -119,8 +130,19 @@ class SafeTransformer(compat.ReportingTransformer):
     lacking: Mapping[str, str] = {}
     #: The checkpoint that lacks them.
     checkpoint: str = ""
+    #: Whether the backbone is a view of a language model that somebody else has loaded, moves and casts.
+    is_borrowed: bool = False
 
-    def __init__(self, model_name_or_path: str | Transformer, **kwargs: Any) -> None:
+    def __init__(self, model_name_or_path: str | nn.Module, **kwargs: Any) -> None:
+        borrows = False
+        if isinstance(model_name_or_path, nn.Module) and not isinstance(model_name_or_path, Transformer):
+            model_name_or_path, kwargs = self._around(model_name_or_path, **kwargs), {}
+            borrows = True
+        elif unfit := sorted({"tokenizer", "disable_adapter"} & kwargs.keys()):
+            raise ValueError(
+                f"{unfit[0]} goes with a language model that is already loaded, and {model_name_or_path} is "
+                f"{'a path or Hub id' if isinstance(model_name_or_path, str) else 'a Transformer'}: leave it out."
+            )
         loaded = model_name_or_path if isinstance(model_name_or_path, Transformer) else None
         asked = {**({} if loaded is None else vars(loaded)), **kwargs}
         for setting in _OF_TRANSFORMER:
@@ -132,10 +154,37 @@ class SafeTransformer(compat.ReportingTransformer):
             raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
         else:
             self._share(loaded)
+            self.is_borrowed |= borrows
         compat.check_placement(self.model)
         if self.tokenizer is None:
             raise ValueError(f"{model_name_or_path} has no tokenizer: st_reba embeds text.")
         tokens("the tokenizer's model_max_length").check(self._tokenizer.model_max_length)
+
+    @staticmethod
+    def _around(
+        model: nn.Module,
+        *,
+        tokenizer: Any = None,
+        max_seq_length: int | None = None,
+        disable_adapter: bool = False,
+        **others: Any,
+    ) -> Transformer:
+        """ST's ``Transformer`` around a view of a loaded language model."""
+        if others:
+            raise ValueError(
+                f"{sorted(others)} cannot be set on a language model that is already loaded: leave them out."
+            )
+        tokens("max_seq_length").check(max_seq_length)
+        body = body_of(model, disable_adapter=disable_adapter)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase | ProcessorMixin):
+            raise ValueError(
+                f"tokenizer={tokenizer!r}: a loaded language model does not bring its tokenizer. Give it, such as "
+                "tokenizer=AutoTokenizer.from_pretrained(...)."
+            )
+        made = compat.around(body, tokenizer)
+        if max_seq_length is not None:
+            made.max_seq_length = max_seq_length
+        return made
 
     def _load(self, name: str, kwargs: dict[str, Any]) -> None:
         """Load a checkpoint, once its files are known to be harmless, and note which weights it lacks."""
@@ -196,9 +245,19 @@ class SafeTransformer(compat.ReportingTransformer):
         compat.share(other, self)
         if isinstance(other, SafeTransformer):
             self.lacking, self.checkpoint = other.lacking, other.checkpoint
+        self.is_borrowed = getattr(other, "is_borrowed", False)
         self.unpad_inputs = False
         # What is set here, and by what follows, is not the other's to bear.
         self.model = backbone.view(other.model)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """As :meth:`torch.nn.Module._apply`, which moves and casts; a borrowed backbone is left to who loaded it."""
+        if not self.is_borrowed:
+            return super()._apply(fn, recurse)
+        for name, child in self.named_children():
+            if recurse and name != "model":
+                child._apply(fn)
+        return super()._apply(fn, recurse=False)
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from sentence_transformers.base.modules import Transformer
+from torch import nn
 
 from ..lm import backbone
 from ..settings import Setting, choice
@@ -67,7 +67,7 @@ class ContrastivePromptingModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         contrast_layer: int | None = None,
         scale: Scale | None = None,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
 
 from ..lm import backbone
 from ..lm.anatomy import anatomy_of, layer_paths
@@ -75,7 +75,7 @@ class EarlyLateModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         template: str = "prompteol",
         early_layer: int | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from sentence_transformers.base.modules import Transformer
 from torch import nn
 
 from ..lm import backbone
@@ -55,7 +54,7 @@ class EchoModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         repetitions: int | None = None,
         template: str | None = None,
@@ -115,9 +114,7 @@ class EchoLayersModule(EchoModule):
     method = "Echo over layers"
     equation = r"e_i = \frac{2}{m (m + 1)} \sum_{l=1}^{m} l \, v^{(L-m+l)}_{(k-1)n+i}"
 
-    def __init__(
-        self, model_name_or_path: str | Transformer, *, last_layers: int = 2, **transformer_kwargs: Any
-    ) -> None:
+    def __init__(self, model_name_or_path: str | nn.Module, *, last_layers: int = 2, **transformer_kwargs: Any) -> None:
         super().__init__(model_name_or_path, **transformer_kwargs)
         layers = backbone.depth(self.model)
         says = f"the model runs {layers} layers; give 1 to {layers}."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sentence_transformers.base.modules import Transformer
+from torch import nn
 
 from ..lm.backbone import for_summing
 from ..settings import flag
@@ -67,7 +67,7 @@ class KVReroutingModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         layers: Sequence[int] | None = None,
         prefix_bias: float = 0.0,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sentence_transformers.base.modules import Transformer
+from torch import nn
 
 from ..lm.anatomy import layer_paths
 from ..lm.run import StatesAt
@@ -59,7 +59,7 @@ class LayerStates(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         template: str = "{text}",
         pool_over: PoolOver | None = None,

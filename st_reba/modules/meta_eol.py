@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sentence_transformers.base.modules import Transformer
+from torch import nn
 
 from ..settings import Setting, choice
 from ..text.layout import Layout
@@ -56,7 +56,7 @@ class MetaEOLModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         templates: str | Sequence[str] | None = None,
         pool_over: PoolOver = "all",

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from sentence_transformers.base.modules import Transformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
@@ -84,7 +83,7 @@ class PromptRepsModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         template: str = "promptreps",
         top_k: int = 128,

@@ -8,8 +8,7 @@ from math import ceil
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from sentence_transformers.base.modules import Transformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..lm import backbone
@@ -103,7 +102,7 @@ class ReBAModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         repetitions: int = 2,
         layers: Literal["all"] | Sequence[int] = "all",

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
@@ -83,7 +82,7 @@ class RefinedThoughtModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         iterations: int = 2,
         tolerance: float | None = None,

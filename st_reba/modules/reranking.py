@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sentence_transformers import CrossEncoder
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from torch import nn
 
@@ -64,7 +63,7 @@ class RerankModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         template: str = CHOICE,
         choices: Sequence[str] = CHOICES,

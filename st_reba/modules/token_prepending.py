@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
-from sentence_transformers.base.modules import Transformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..settings import flag, whole
 from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Blocks, Preset, Template
@@ -75,7 +74,7 @@ class TokenPrependingModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         prepend_layers: int | None = None,
         template: str | None = None,
@@ -154,7 +153,7 @@ class HierarchicalTokenPrependingModule(TokenPrependingModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         block_length: int = 32,
         whole_sentences: bool = True,

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..lm import backbone
 from ..lm.run import StatesAt, at
@@ -86,7 +85,7 @@ class TopicModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         template: str = "echo-topic",
         mean: bool | None = None,

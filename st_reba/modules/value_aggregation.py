@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from sentence_transformers.base.modules import Transformer
+from torch import nn
 
 from ..lm import backbone
 from ..lm.anatomy import output_projections
@@ -67,7 +67,7 @@ class ValueAggregationModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | nn.Module,
         *,
         layers: Literal["all"] | Sequence[int] = "all",
         template: str = "prompteol",
