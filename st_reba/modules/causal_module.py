@@ -434,8 +434,8 @@ class CausalModule(SafeTransformer):
             and those of the changes' companions, ``input_ids_of_steer`` and so on.
 
         Raises:
-            ValueError: If an input is none of these, or the prompt leaves no room for text, or the tokenizer has a token
-                that the model has no embedding for.
+            ValueError: If an input is none of these, or the prompt leaves no room for text, or the tokenizer has a
+                token that the model has no embedding for.
         """
         if not inputs:
             return {}

@@ -17,6 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..hub.saved_files import shards_of
 from ..lm import gguf
+from ..lm.loaded import unwrapped
 from .checkpoints import Files, backbone_of, check_model, read_config
 from .stored import check_magnitudes
 
@@ -40,6 +41,7 @@ class Head(nn.Module):
         file: Under which name the module saves it beside the backbone.
         model_kwargs: What the backbone was loaded with.
         rows: The tokens whose rows are read. None: all, which need not be kept where they are the input embeddings.
+        source: What the backbone was made of. If that is a loaded language model, the head is its own.
 
     Raises:
         ValueError: If there is no head, it has a bias, or the file has that of another model.
@@ -49,7 +51,12 @@ class Head(nn.Module):
     weight: Tensor | None
 
     def __init__(
-        self, backbone: PreTrainedModel, file: str, model_kwargs: Any = None, rows: Sequence[int] | None = None
+        self,
+        backbone: PreTrainedModel,
+        file: str,
+        model_kwargs: Any = None,
+        rows: Sequence[int] | None = None,
+        source: str | nn.Module = "",
     ) -> None:
         super().__init__()
         check_plain(backbone.config)
@@ -60,7 +67,9 @@ class Head(nn.Module):
         if saved is not None:
             weight = self._saved(saved, backbone)
         elif rows is not None or not _is_tied(backbone.config):
-            weight = torch.cat([*head_blocks(backbone, **files.where)])
+            loaded = isinstance(source, nn.Module) and not isinstance(source, Transformer)
+            own = _loaded_head(unwrapped(source)) if loaded else None
+            weight = torch.cat([*head_blocks(backbone, **files.where)]) if own is None else own
             weight = weight if rows is None else weight[[*rows]]
         weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
         self.register_buffer("weight", weight, persistent=False)
@@ -135,13 +144,9 @@ def head_blocks(
             f"A {type(model).__name__} has no language model's head: give a language model's path or Hub id, or a "
             "loaded one."
         )
-    head = model.get_output_embeddings()
-    if head is None and _is_tied(model.config):
-        head = model.get_input_embeddings()
-    weight = getattr(head, "weight", None)
-    # What accelerate has offloaded is nowhere.
-    if weight is not None and not weight.is_meta:
-        return iter(_checked(weight.detach(), "The loaded head").split(BLOCK))
+    weight = _loaded_head(model)
+    if weight is not None:
+        return iter(weight.split(BLOCK))
     path = model.config.name_or_path
     if not path:
         raise ValueError(
@@ -149,6 +154,15 @@ def head_blocks(
             "language model's path or Hub id."
         )
     return _checkpoint_blocks(path, asked)
+
+
+def _loaded_head(model: PreTrainedModel) -> Tensor | None:
+    """The head of a loaded model, (V, D), not copied; None if it has none, or accelerate has offloaded it."""
+    head = model.get_output_embeddings()
+    if head is None and _is_tied(model.config):
+        head = model.get_input_embeddings()
+    weight = getattr(head, "weight", None)
+    return None if weight is None or weight.is_meta else _checked(weight.detach(), "The loaded head")
 
 
 def check_plain(config: Any) -> None:

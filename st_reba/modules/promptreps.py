@@ -96,7 +96,7 @@ class PromptRepsModule(CausalTransformer):
         WORDS.check(stop_words)
         settings = at_its_end(transformer_kwargs, type(self))
         super().__init__(model_name_or_path, template=template, **settings)
-        self.head = Head(self.model, self.FILE, transformer_kwargs.get("model_kwargs"))
+        self.head = Head(self.model, self.FILE, transformer_kwargs.get("model_kwargs"), source=model_name_or_path)
         self.top_k = top_k
         self.expansion = expansion
         self.stop_words = None if stop_words is None else list(stop_words)

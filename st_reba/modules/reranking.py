@@ -79,7 +79,9 @@ class RerankModule(CausalTransformer):
         super().__init__(model_name_or_path, template=SLOT + behind, **settings)
         self.template = template
         self.choices = listed
-        self.head = Head(self.model, self.FILE, transformer_kwargs.get("model_kwargs"), self._rows(behind))
+        self.head = Head(
+            self.model, self.FILE, transformer_kwargs.get("model_kwargs"), self._rows(behind), model_name_or_path
+        )
 
     def _rows(self, behind: str) -> list[int]:
         """The tokens that the choices add behind the end of the prompt."""

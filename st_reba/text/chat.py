@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from .tokens import special_tokens
+
 #: What is read of a conversation.
 Chat = Literal["turn", "conversation"]
 
@@ -62,17 +64,14 @@ def read_as(
 def _text_of(content: Any) -> str:
     """The text of a message, which may come in parts."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    texts = [part.get("text") for part in parts or () if isinstance(part, Mapping) and part.get("type") == "text"]
-    if not texts or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"A message has the content {content!r}: st_reba reads text, or a list of parts that are text."
-        )
-    return "\n".join(texts)
+    if not parts or not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
+        raise ValueError(f"A message has the content {content!r}: st_reba reads text, or a list of parts with text.")
+    return "\n".join(part["text"] for part in parts)
 
 
-def _written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> str:
+def _written(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> str:
     try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
     except Exception as error:  # whatever the template raises
         raise ValueError(f"The tokenizer's chat template refuses the conversation: {error}") from error
 
@@ -80,6 +79,5 @@ def _written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str,
 def _without_begin(tokenizer: PreTrainedTokenizerBase, written: str) -> str:
     """Without the beginning-of-text token, where the tokenizer puts one before every text itself."""
     begin = tokenizer.bos_token
-    ids = tokenizer.build_inputs_with_special_tokens([])
-    puts_it = begin and ids and ids[0] == tokenizer.bos_token_id
+    puts_it = begin and tokenizer.bos_token_id in special_tokens(tokenizer)[0]
     return written.removeprefix(begin) if puts_it else written
