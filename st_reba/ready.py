@@ -18,12 +18,15 @@ from .recipes.lookup import in_language, matching
 from .recipes.recipe import POOLINGS
 from .text.templates import PromptLanguage, language_of, preset
 
+#: What suits most models and texts, as ``benchmarks/results/held_out.csv`` has it.
+RECOMMENDED = "echo-topic"
+
 logger = logging.getLogger(__name__)
 
 
 def build(
     model_name_or_path: str | nn.Module,
-    recipe: str | Recipe,
+    recipe: str | Recipe = RECOMMENDED,
     texts: Iterable[str] | None = None,
     *,
     language: PromptLanguage | None = None,
@@ -42,8 +45,11 @@ def build(
         model = st_reba.build("HuggingFaceTB/SmolLM2-135M-Instruct", "echo-topic", texts=texts)
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        model_name_or_path: A decoder-only model's path or Hub id; or a loaded ``Transformer`` to share; or a language
+            model that the program has loaded, with ``tokenizer=`` among the settings: its weights are shared, and it
+            generates as before, also meanwhile.
         recipe: A row of any table, by its key or its name: ``"echo-topic"``, ``"prompteol+whitened"``, ``"ReBA-2"``.
+            Left out: ``"echo-topic"``, which is ahead of the others on most of the sets in ``benchmarks/RESULTS.md``.
         texts: Plain texts like those to embed, some fifty or more, without labels. What the recipe has behind its
             pooling is fitted on them, and its prompt is in their language. None: it is fitted on the sentences of the
             package, with a logged line that says so, and the prompt is in English.
@@ -53,7 +59,7 @@ def build(
         prompts: What stands before a ``"query"`` and before a ``"document"``. None: what the recipe's authors put
             there, where they put something.
         max_seq_length: Tokens of one copy of a text. None: as many as the model has room for.
-        device: Where the model is. None: as ``SentenceTransformer`` chooses.
+        device: Where the model is. None: as ``SentenceTransformer`` chooses, or where a loaded language model is.
         **settings: More arguments of the recipe's module: ``template``, ``repetitions``, ``model_kwargs`` and so on.
 
     Raises:
@@ -61,6 +67,10 @@ def build(
     """
     if isinstance(texts, str):
         raise ValueError("texts is one string: give an iterable of texts, such as a list.")
+    if isinstance(model_name_or_path, nn.Module) and device is not None and "tokenizer" in settings:
+        raise ValueError(
+            f"device={device!r}: a loaded language model stays where it is. Move it yourself, or leave device out."
+        )
     if isinstance(recipe, str):
         recipe = _asked_for(recipe, () if texts is None else tuple(texts), language, settings.get("template"))
     if recipe.fitted and not recipe.fit_texts:
@@ -79,6 +89,8 @@ def build(
     module = recipe.row.module(model_name_or_path, **arguments)
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
+    if module.is_borrowed:
+        device = str(module.model.device)
     parts = recipe.pipeline(module, mode)
     if recipe.filter is not None:
         pooled = SentenceTransformer(modules=parts, device=device)

@@ -17,7 +17,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.demo import DEMO_PAIRS
 from ..data.tables import Data, Labelled, Retrieval, read_pairs
@@ -34,6 +34,7 @@ from .cost import FINALISTS, seconds_of, unit_of_cost
 from .recipes import Recipes, listed_of
 from .results import Comparison, Result, SavedItems, has_number, rank
 from .tf_idf import TfIdf
+from .usual import usual
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
 _NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared where there are labels alone."
@@ -101,10 +102,11 @@ class PlainTexts:
 
 
 def compare(
-    recipes: Recipes,
+    recipes: Recipes | str | nn.Module,
     data: Data | Sequence[str],
     words: OddOneOutEvaluator | None = None,
     *,
+    tokenizer: Any = None,
     fit_texts: Sequence[str] | None = None,
     chosen: str = "",
     random: bool = True,
@@ -113,9 +115,11 @@ def compare(
     """Score and time every recipe.
 
     Args:
-        recipes: On one model.
+        recipes: On one model; or the model, its path or one that is loaded, on which those of :func:`.usual.usual` are
+            compared, as ``st-reba compare`` does.
         data: Labelled pairs, triplets or a retrieval task; or plain texts, and then there are only proxies.
         words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
+        tokenizer: That of a loaded language model.
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
             :mod:`st_reba.compare.search` chose. Empty: these scores choose.
@@ -130,6 +134,10 @@ def compare(
     Raises:
         ValueError: If there are too few texts.
     """
+    if not isinstance(recipes, Recipes):
+        recipes, halves = usual(recipes, data, texts_of(data), tokenizer)
+    elif tokenizer is not None:
+        raise ValueError("tokenizer goes with a loaded language model, and Recipes have one: leave it out.")
     parts = [data] if halves is None else halves.parts
     task, inputs, tf_idf = _task(data if halves is None else halves.whole), inputs_of(data), None
     tasks = [_task(part) for part in parts]

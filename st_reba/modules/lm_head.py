@@ -67,8 +67,7 @@ class Head(nn.Module):
         if saved is not None:
             weight = self._saved(saved, backbone)
         elif rows is not None or not _is_tied(backbone.config):
-            loaded = isinstance(source, nn.Module) and not isinstance(source, Transformer)
-            own = _loaded_head(unwrapped(source)) if loaded else None
+            own = None if isinstance(source, str | Transformer) else _loaded_head(unwrapped(source))
             weight = torch.cat([*head_blocks(backbone, **files.where)]) if own is None else own
             weight = weight if rows is None else weight[[*rows]]
         weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
