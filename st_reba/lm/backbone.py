@@ -68,10 +68,13 @@ def positions(model: PreTrainedModel) -> int | None:
 def device(model: PreTrainedModel) -> torch.device:
     """Where a model takes its input.
 
-    That is where its first parameter is, unless accelerate has placed the model: what is offloaded is nowhere.
+    That is where its first parameter is, unless accelerate has placed the model: what is offloaded is nowhere. Where
+    accelerate has placed a model with its head, the hook may be on modules within its body alone.
     """
-    placed = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
-    return model.device if placed is None else torch.device(placed)
+    within = model.modules() if model.device.type == "meta" else [model]
+    placed = (getattr(vars(module).get("_hf_hook"), "execution_device", None) for module in within)
+    found = next((device for device in placed if device is not None), None)
+    return model.device if found is None else torch.device(found)
 
 
 def is_checkpointing(model: PreTrainedModel) -> bool:

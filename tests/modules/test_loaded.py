@@ -1,0 +1,320 @@
+"""A language model that the program has loaded: its weights are shared, and it is as if nobody else read with it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+import st_reba
+from st_reba import CausalTransformer, EchoModule, PromptRepsModule
+from st_reba.compare import compare
+from st_reba.data.tables import Pairs
+from st_reba.lm.loaded import body_of
+
+from .. import backbones
+from ..backbones import TEXTS
+from ..conftest import pipeline
+from .methods import RECIPES
+
+CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</>{% endfor %}"
+
+
+def language_model(name: str = "llama", seed: int = 0):
+    """A tiny one with its head."""
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(backbones.config(name)).eval()
+
+
+@pytest.fixture
+def lm():
+    return language_model()
+
+
+@pytest.fixture
+def tokenizer():
+    return backbones.tokenizer()
+
+
+def generated(lm, steps=24):
+    ids = torch.arange(5, 15)[None]
+    return lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=steps, do_sample=False, pad_token_id=0)
+
+
+def kept(lm):
+    """All that could be set on a model, besides its weights' values."""
+    return {
+        "configurations": [copy.deepcopy(lm.config.to_dict()), lm.generation_config.to_dict()],
+        "attention": lm.config._attn_implementation,
+        "training": [module.training for module in lm.modules()],
+        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in lm.modules()],
+        "names": [sorted(vars(module)) for module in lm.modules()],
+        "weights": [(id(weight), weight.data_ptr(), weight._version) for weight in lm.parameters()],
+    }
+
+
+@pytest.mark.parametrize("name", ["classical", "echo-2", "reba-2", "thought-2", "kv re-routing", "metaeol", "short"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2_softcap"])
+def test_it_reads_as_if_it_were_loaded_by_its_path_and_nothing_of_the_model_changes(
+    name, architecture, tokenizer, tmp_path
+):
+    lm = language_model(architecture)
+    lm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    kind, settings = RECIPES[name]
+    before, tokens, state = kept(lm), generated(lm), tokenizer.__getstate__()
+    module = kind(lm, tokenizer=tokenizer, **settings)
+    found = pipeline(module).encode(TEXTS)
+    np.testing.assert_allclose(found, pipeline(kind(str(tmp_path), **settings)).encode(TEXTS), atol=1e-6)
+    assert kept(lm) == before
+    assert str(tokenizer.__getstate__()) == str(state)
+    assert torch.equal(generated(lm), tokens)
+    own = {weight.data_ptr() for weight in lm.parameters()}
+    assert {weight.data_ptr() for weight in module.model.parameters()} <= own
+
+
+def test_it_generates_in_another_thread_at_the_same_time(lm, tokenizer):
+    tokens, found = generated(lm, 150), []
+    model = pipeline(EchoModule(lm, tokenizer=tokenizer))
+    alone = model.encode(TEXTS)
+    thread = threading.Thread(target=lambda: found.append(generated(lm, 150)))
+    thread.start()
+    beside = [model.encode(TEXTS)]
+    while thread.is_alive():
+        beside.append(model.encode(TEXTS))
+    thread.join()
+    assert torch.equal(found[0], tokens)
+    assert all(np.array_equal(each, alone) for each in beside)
+
+
+def test_frequencies_that_follow_the_length_of_a_text_are_not_shared(tokenizer):
+    """A long generation would turn the embeddings of texts, and the texts its tokens."""
+    config = backbones.config("llama", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
+    lm = AutoModelForCausalLM.from_config(config).eval()
+    model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
+    alone = model.encode(TEXTS)
+    lm(torch.ones(1, 2 * backbones.POSITIONS, dtype=torch.long))
+    assert np.array_equal(model.encode(TEXTS), alone)
+
+
+def test_it_is_moved_and_cast_by_its_owner(lm, tokenizer):
+    model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
+    model.half()
+    assert lm.dtype == model[0].model.dtype == torch.float32
+    lm.double()
+    assert model[0].model.dtype == torch.float64
+    # So is one that is made on it.
+    assert pipeline(EchoModule(model[0])).half()[0].model.dtype == torch.float64
+
+
+def test_a_model_in_training_is_read_in_evaluation(tokenizer):
+    config = backbones.config("llama", attention_dropout=0.5)
+    lm = AutoModelForCausalLM.from_config(config).train()
+    module = CausalTransformer(lm, tokenizer=tokenizer)
+    first, second = (pipeline(module).encode(TEXTS) for _ in range(2))
+    assert np.array_equal(first, second)
+    assert all(part.training for part in lm.modules())
+
+
+@pytest.mark.parametrize("way", ["torch.compile", "compile", "forward", "body's forward"])
+def test_a_compiled_model_is_read_as_it_was(way, lm, tokenizer):
+    expected = pipeline(CausalTransformer(lm, tokenizer=tokenizer)).encode(TEXTS)
+    given = lm
+    if way == "torch.compile":
+        given = torch.compile(lm, backend="eager")
+    elif way == "compile":
+        lm.compile(backend="eager")
+        lm.model.compile(backend="eager")
+    else:
+        part = lm if way == "forward" else lm.model
+        part.forward = torch.compile(part.forward, backend="eager")
+    assert np.array_equal(pipeline(CausalTransformer(given, tokenizer=tokenizer)).encode(TEXTS), expected)
+
+
+def test_a_quantised_model(backbone_path, tokenizer):
+    quantization = pytest.importorskip("torchao.quantization")
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    lm = AutoModelForCausalLM.from_pretrained(backbone_path(), quantization_config=config)
+    by_path = CausalTransformer(backbone_path(), model_kwargs={"quantization_config": config, "dtype": lm.dtype})
+    expected = pipeline(by_path).encode(TEXTS)
+    np.testing.assert_allclose(pipeline(CausalTransformer(lm, tokenizer=tokenizer)).encode(TEXTS), expected, atol=1e-6)
+
+
+def test_a_dispatched_model(lm, tokenizer):
+    accelerate = pytest.importorskip("accelerate")
+    expected = pipeline(CausalTransformer(lm, tokenizer=tokenizer)).encode(TEXTS)
+    accelerate.cpu_offload(lm)
+    assert any(weight.is_meta for weight in lm.parameters())
+    module = CausalTransformer(lm, tokenizer=tokenizer)
+    found = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+class TestAdapters:
+    @pytest.fixture
+    def adapted(self, lm):
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+        return peft.get_peft_model(lm, config).eval()
+
+    def test_the_active_one_is_read_or_left_out(self, adapted, tokenizer):
+        bare = pipeline(CausalTransformer(language_model(), tokenizer=tokenizer)).encode(TEXTS)
+        found = pipeline(CausalTransformer(adapted, tokenizer=tokenizer)).encode(TEXTS)
+        without = CausalTransformer(adapted, tokenizer=tokenizer, disable_adapter=True)
+        assert np.array_equal(pipeline(without).encode(TEXTS), bare)
+        assert np.abs(found - bare).max() > 1e-3
+        merged = copy.deepcopy(adapted).merge_and_unload()
+        np.testing.assert_allclose(
+            found, pipeline(CausalTransformer(merged, tokenizer=tokenizer)).encode(TEXTS), atol=1e-6
+        )
+        # The model's own adapter is where it was.
+        assert any("lora" in name for name, _ in adapted.named_parameters())
+
+    def test_it_is_saved_as_an_adapter(self, backbone_path, tokenizer, tmp_path):
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+        lm = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone_path()), config).eval()
+        model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
+        model.save_pretrained(str(tmp_path))
+        assert list(tmp_path.rglob("adapter_model.safetensors"))
+        loaded = SentenceTransformer(str(tmp_path), device="cpu")
+        np.testing.assert_allclose(loaded.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+
+    def test_refusals(self, adapted, lm, tokenizer):
+        peft = pytest.importorskip("peft")
+        with pytest.raises(ValueError, match="this model has no adapter. Leave it out"):
+            CausalTransformer(language_model(), tokenizer=tokenizer, disable_adapter=True)
+        adapted.merge_adapter()
+        with pytest.raises(ValueError, match=r"is merged into the weights of layers.0.self_attn.q_proj. Call unmerge"):
+            CausalTransformer(adapted, tokenizer=tokenizer, disable_adapter=True)
+        prompted = peft.get_peft_model(
+            language_model(), peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+        )
+        with pytest.raises(ValueError, match="is a learned prompt, which no recipe of st_reba can read"):
+            CausalTransformer(prompted, tokenizer=tokenizer)
+
+
+def test_refusals(lm, tokenizer, backbone_path):
+    def others_forward(*args, **kwargs):
+        raise AssertionError
+
+    patched = language_model()
+    patched.model.layers[1].forward = others_forward
+    for given, settings, message in [
+        (lm, {}, "a loaded language model does not bring its tokenizer. Give it, such as"),
+        (lm, {"tokenizer": "gpt2"}, "tokenizer='gpt2': a loaded language model does not"),
+        (lm, {"tokenizer": tokenizer, "model_kwargs": {}}, r"\['model_kwargs'\] cannot be set on a language model"),
+        (lm, {"tokenizer": tokenizer, "max_seq_length": 0}, "max_seq_length=0: give a number of tokens"),
+        (nn.Linear(2, 2), {"tokenizer": tokenizer}, "A Linear was given: give a path, a Hub id, a language model"),
+        (backbone_path(), {"tokenizer": tokenizer}, "tokenizer goes with a language model that is already loaded"),
+        (patched, {"tokenizer": tokenizer}, "layers.1 of this model has a forward that is not its class's own"),
+        (backbones.encoder("bert"), {"tokenizer": tokenizer}, "it is an encoder"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            CausalTransformer(given, **settings)
+
+
+def test_the_head_is_the_model_s_own(lm, tokenizer):
+    """Nothing is read from a file: this model never was in one."""
+    assert not lm.config.tie_word_embeddings
+    assert lm.config.name_or_path == ""
+    module = PromptRepsModule(lm, tokenizer=tokenizer)
+    assert module.head.weight.data_ptr() == lm.lm_head.weight.data_ptr()
+
+
+def test_build_and_compare_take_it(lm, tokenizer, quick):
+    model = st_reba.build(lm, tokenizer=tokenizer, texts=[f"{text} {n}" for n in range(8) for text in TEXTS if text])
+    assert type(model[0]).__name__ == "TopicModule"
+    assert model[0].mean
+    with pytest.raises(ValueError, match="device='cpu': a loaded language model stays where it is"):
+        st_reba.build(lm, "classical", tokenizer=tokenizer, device="cpu")
+    sides = [[f"{text} {n} {side}" for n in range(4) for text in TEXTS if text] for side in ("a", "b")]
+    data = Pairs(*sides, [float(n % 5) for n in range(len(sides[0]))])
+    found = compare(lm, data, tokenizer=tokenizer, random=False)
+    assert "Echo topic, standardised sum, mean" in [result.name for result in found.results]
+
+
+def test_an_embedder_under_another_pooling_is_told(lm, tokenizer, tmp_path):
+    """Its vectors would look sound: nothing else tells."""
+    own = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
+    (tmp_path / "1_Pooling").mkdir()
+    Pooling(own.get_embedding_dimension(), "lasttoken").save(str(tmp_path / "1_Pooling"))
+    lm.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="was trained as an embedder that is pooled by lasttoken, as its 1_Pooling"):
+        st_reba.build(loaded, "classical", tokenizer=tokenizer, pooling="mean")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        st_reba.build(loaded, "classical", tokenizer=tokenizer, pooling="last")
+
+
+class TestConversations:
+    MESSAGES = (
+        {"role": "user", "content": "a dog"},
+        {"role": "assistant", "content": "what of it"},
+        {"role": "user", "content": [{"type": "text", "text": "it barks"}]},
+    )
+
+    @pytest.fixture
+    def talking(self, tokenizer):
+        tokenizer.chat_template = CHAT
+        return tokenizer
+
+    @pytest.mark.parametrize("name", ["classical", "prompted", "echo-2", "reba-2", "thought-2", "metaeol"])
+    def test_a_turn_is_a_text_behind_what_was_said(self, name, lm, talking):
+        kind, settings = RECIPES[name]
+        model = pipeline(kind(lm, tokenizer=talking, **settings))
+        before = "<user>a dog</><assistant>what of it</><user>"
+        found = model.encode([list(self.MESSAGES)])
+        np.testing.assert_allclose(found[0], model.encode("it barks", prompt=before), atol=1e-6)
+        assert np.abs(found[0] - model.encode("it barks")).max() > 1e-4
+
+    def test_a_conversation_is_a_text(self, lm, talking, tmp_path):
+        model = pipeline(EchoModule(lm, tokenizer=talking, chat="conversation"))
+        whole = "<user>a dog</><assistant>what of it</><user>it barks</>"
+        # One conversation is one input, and a list of them are several; texts may stand among them.
+        found = model.encode([list(self.MESSAGES), [self.MESSAGES[0]], "a text"])
+        np.testing.assert_allclose(found, model.encode([whole, "<user>a dog</>", "a text"]), atol=1e-6)
+        np.testing.assert_allclose(model.encode(list(self.MESSAGES)), found[0], atol=1e-6)
+        model.save_pretrained(str(tmp_path))
+        assert SentenceTransformer(str(tmp_path), device="cpu")[0].chat == "conversation"
+
+    def test_a_begin_of_text_is_not_doubled(self, lm):
+        tokenizer = backbones.tokenizer("bert")
+        tokenizer.bos_token = tokenizer.cls_token
+        tokenizer.chat_template = "{{ bos_token }}" + CHAT
+        module = CausalTransformer(lm, tokenizer=tokenizer, chat="conversation")
+        ids = module.preprocess([list(self.MESSAGES)])["input_ids"][0]
+        assert (ids == tokenizer.bos_token_id).sum() == 1
+
+    def test_refusals(self, lm, talking):
+        module = CausalTransformer(lm, tokenizer=talking)
+        twice = copy.deepcopy(talking)
+        twice.chat_template = CHAT + CHAT
+        refusing = copy.deepcopy(talking)
+        refusing.chat_template = "{{ raise_exception('roles must alternate') }}"
+        image = [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]
+        for own, given, message in [
+            (module, image, "a message has the content .*: st_reba reads text"),
+            (CausalTransformer(lm, tokenizer=backbones.tokenizer()), [self.MESSAGES[0]], "has no chat template"),
+            (CausalTransformer(lm, tokenizer=twice), [self.MESSAGES[0]], "writes the last message 2 times"),
+            (CausalTransformer(lm, tokenizer=refusing), [self.MESSAGES[0]], "refuses the conversation: roles must alt"),
+        ]:
+            with pytest.raises(ValueError, match=f"(?i){message}"):
+                own.preprocess([given])
+        with pytest.raises(ValueError, match='chat=\'all\': use "turn" or "conversation"'):
+            CausalTransformer(lm, tokenizer=talking, chat="all")
+
+
+def test_a_view_has_a_configuration_of_its_own(lm):
+    view = body_of(lm)
+    assert view.config is not lm.config
+    assert type(view).__name__ == "LlamaModel"
