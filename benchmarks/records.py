@@ -47,6 +47,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "beginnings": ("model", "precision", "language", "task", "layout"),
     "compared": ("version", "model", "set", "metric"),
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
+    "loaded": ("model", "precision", "quantity"),
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.

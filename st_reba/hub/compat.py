@@ -6,6 +6,7 @@ upstream and used all the same.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ import sentence_transformers
 from packaging.version import Version
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
@@ -86,10 +89,11 @@ def tokenizer_apart() -> Iterator[None]:
         log.removeFilter(is_other_advice)
 
 
-def around(model: PreTrainedModel, tokenizer: Any) -> Transformer:
-    """ST's ``Transformer`` around a loaded model and a copy of its tokenizer, or of its processor.
+def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transformer:
+    """ST's ``Transformer`` around a loaded model and its tokenizer, neither of which is copied.
 
-    ST loads what it is around, by two private methods, and makes its tokenizer from files.
+    ST loads what it is around, by two private methods, and its tokenizer from a directory, so that it is given one of
+    two tokens first. Settings of the tokenizer's Python object are the module's own.
     """
 
     class Around(Transformer):
@@ -100,8 +104,12 @@ def around(model: PreTrainedModel, tokenizer: Any) -> Transformer:
             return model
 
     with TemporaryDirectory() as directory:
-        tokenizer.save_pretrained(directory)
-        return Around(directory)
+        smallest = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        PreTrainedTokenizerFast(tokenizer_object=smallest).save_pretrained(directory)
+        made = Around(directory)
+    made.processor = copy.copy(tokenizer)
+    made.modality_config, made.module_output_name = made.infer_modalities(model, made.processor)
+    return made
 
 
 def share(transformer: Transformer, module: Transformer) -> None:

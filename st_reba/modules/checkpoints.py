@@ -29,7 +29,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
-    ProcessorMixin,
     utils,
 )
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
@@ -176,7 +175,7 @@ class SafeTransformer(compat.ReportingTransformer):
             )
         tokens("max_seq_length").check(max_seq_length)
         body = body_of(model, disable_adapter=disable_adapter)
-        if not isinstance(tokenizer, PreTrainedTokenizerBase | ProcessorMixin):
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ValueError(
                 f"tokenizer={tokenizer!r}: a loaded language model does not bring its tokenizer. Give it, such as "
                 "tokenizer=AutoTokenizer.from_pretrained(...)."

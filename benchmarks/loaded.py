@@ -1,0 +1,98 @@
+"""What embeddings cost beside a language model that a program has loaded: rows of ``benchmarks/results/loaded.csv``.
+
+    python benchmarks/loaded.py --models DIR
+
+The model is loaded once, by transformers, and generates a text; then ``st_reba.build`` puts Echo topic on it, which
+embeds, generates beside it in another thread, and embeds meanwhile. Each model has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import records
+import st_reba
+from real.models import MODELS, USUAL
+from runs import options, parser
+from st_reba.data.demo import demo_sentences
+
+#: Texts that are embedded at a time beside the generation, and tokens that are generated.
+TEXTS, TOKENS = 16, 64
+QUESTION = "Which rivers flow through Europe?"
+
+
+def megabytes() -> float:
+    """What the process has in memory."""
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
+def measure(name: str, given: argparse.Namespace) -> dict[str, float]:
+    """By what is measured."""
+    path: Path = MODELS[name].located(given.models)
+    file = {"gguf_file": path.name}
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
+    lm = AutoModelForCausalLM.from_pretrained(path.parent, dtype=given.precision, **file)
+    question = tokenizer(QUESTION, return_tensors="pt")
+
+    def generated() -> torch.Tensor:
+        tokens: torch.Tensor = lm.generate(**question, min_new_tokens=TOKENS, max_new_tokens=TOKENS, do_sample=False)
+        return tokens
+
+    before, sentences = generated(), demo_sentences("en")
+    settings = [lm.config.to_dict(), lm.generation_config.to_dict(), lm.config._attn_implementation]
+    weights = sum(weight.nbytes for weight in lm.parameters()) / 2**20
+    held, start = megabytes(), time.process_time()
+    model = st_reba.build(lm, "classical", tokenizer=tokenizer)
+    made = time.process_time() - start
+    grown = megabytes() - held
+    own = {weight.data_ptr() for weight in lm.parameters()}
+    copied = sum(weight.nbytes for weight in model.parameters() if weight.data_ptr() not in own) / 2**20
+    model = st_reba.build(lm, "echo-topic", sentences[:64], tokenizer=tokenizer)
+    texts = sentences[-TEXTS:]
+    alone, found, beside = model.encode(texts), [], []
+    thread = threading.Thread(target=lambda: found.append(generated()))
+    thread.start()
+    while thread.is_alive():
+        beside.append(model.encode(texts))
+    return {
+        "MB of weights": weights, "MB of weights copied": copied, "MB more in memory": grown,
+        "seconds to build it": made,
+        "tokens generated beside it that differ": int((found[0] != before).sum() + (generated() != before).sum()),
+        "batches embedded meanwhile": len(beside),
+        "largest difference of these": max((float(np.abs(each - alone).max()) for each in beside), default=0.0),
+        "settings of the model that differ": sum(
+            was != now for was, now in zip(
+                settings, [lm.config.to_dict(), lm.generation_config.to_dict(), lm.config._attn_implementation],
+                strict=True,
+            )
+        ),
+    }  # fmt: skip
+
+
+def main() -> None:
+    made = parser(__doc__, out="build/loaded", data=False, threads=1)
+    made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models")
+    made.add_argument("--only", nargs="+", default=[name for name in USUAL if not MODELS[name].embedder])
+    given = options(made)
+    if len(given.only) > 1:
+        for name in given.only:
+            subprocess.run([sys.executable, *sys.argv, "--only", name], check=True)
+        return
+    [name] = given.only
+    about: records.Record = {"model": name, "precision": given.precision, "threads": given.threads, **records.today()}
+    rows = [{**about, "quantity": what, "value": round(value, 7)} for what, value in measure(name, given).items()]
+    records.append("loaded", rows, given.results)
+
+
+if __name__ == "__main__":
+    main()
