@@ -545,6 +545,10 @@ BLOCKS |= {
         "batches", {"{precision}": Shown(grid.number("distance", ".1e"))}, fields("module"), split=["model"],
         caption=WHEN,
     ),
+    "loaded": of_file(
+        "loaded", {"{model}": Shown(grid.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
+        caption=("date", "versions"),
+    ),
     "serving": of_file(
         "serving", {"{quantity}": Shown(grid.number("value", ",.4g"))}, fields("clients"), split=["model"],
         caption=WHEN,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import runpy
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import read_pairs
@@ -67,6 +69,19 @@ def run(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out
 
     return shown
+
+
+def test_a_chat_recalls_what_was_said(run, roomy_path, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(roomy_path)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    model = AutoModelForCausalLM.from_pretrained(roomy_path)
+    for each in (tokenizer, model):
+        each.save_pretrained("talking")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ice is cold\nfire is hot\nice is cold\n\nnot read\n"))
+    shown = run("chat.py", "--model talking --recalled 1 --words 3")
+    assert [line for line in shown.splitlines() if line.startswith("(")] == [
+        "(recalls: )", "(recalls: ice is cold)", "(recalls: ice is cold)"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RUNS)
