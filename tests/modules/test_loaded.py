@@ -178,16 +178,6 @@ class TestAdapters:
         # The model's own adapter is where it was.
         assert any("lora" in name for name, _ in adapted.named_parameters())
 
-    def test_it_is_saved_as_an_adapter(self, backbone_path, tokenizer, tmp_path):
-        peft = pytest.importorskip("peft")
-        config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-        lm = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone_path()), config).eval()
-        model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
-        model.save_pretrained(str(tmp_path))
-        assert list(tmp_path.rglob("adapter_model.safetensors"))
-        loaded = SentenceTransformer(str(tmp_path), device="cpu")
-        np.testing.assert_allclose(loaded.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
-
     def test_refusals(self, adapted, lm, tokenizer):
         peft = pytest.importorskip("peft")
         with pytest.raises(ValueError, match="this model has no adapter. Leave it out"):
@@ -200,6 +190,17 @@ class TestAdapters:
         )
         with pytest.raises(ValueError, match="is a learned prompt, which no recipe of st_reba can read"):
             CausalTransformer(prompted, tokenizer=tokenizer)
+
+
+def test_an_adapter_is_saved_as_one(backbone_path, tokenizer, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    lm = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone_path()), config).eval()
+    model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
+    model.save_pretrained(str(tmp_path))
+    assert list(tmp_path.rglob("adapter_model.safetensors"))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    np.testing.assert_allclose(loaded.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
 
 
 def test_refusals(lm, tokenizer, backbone_path):
