@@ -53,6 +53,8 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
          "--no-normalize: --rerank reads a query and a document together; leave them out."),
         ("--sparse --pooling mean --no-normalize", 1, "--pooling, --no-normalize: --sparse reads the end of a prompt"),
         ("--expansion 3 --top-k 2", 1, "--expansion, --top-k: without --sparse no token of the vocabulary is weighed"),
+        ("--fit-half 1 --columns a,b", 1, "--fit-half, --columns: without --fit-texts nothing is read; leave"),
+        ("--recipe topic --fit-texts texts.txt --fit-half 3", 2, "Invalid value"),
         ("--dimensions 8 --keep-punctuation", 1, "--dimensions, --keep-punctuation: without --multi-vector"),
         ("--template {text}: --prompt-language zh", 1, "--prompt-language: --template says which prompt is read"),
         ("--recipe reba-2 --method reba", 1, "--method: --recipe says the same thing; leave it out."),
@@ -87,6 +89,9 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--saved c.json --out new --save-best best", 1, f"--model, --out, --save-best: {SAVED} them out."),
         ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes or tasks with"),
         ("--seed 5", 2, "No such option: --seed"),
+        ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is; leave"),
+        ("--mteb STSB --no-choose", 1, "--no-choose: --mteb brings its own texts"),
+        ("--prompts no.txt", 2, NO_FILE),
     ],
     "distil": [
         ("", 1, "--recipe, --model, --texts missing: give a recipe, its model and texts; or --config."),
@@ -136,6 +141,15 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--method early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
         ("--model no/such-model", NO_SUCH),
         ("--model damaged", DAMAGED),
+        (
+            "--recipe classical+centred --fit-texts texts.txt --shares 1,2",
+            "--shares: Classical, centred has no parts; le",
+        ),
+        (
+            "--recipe topic --fit-texts texts.txt --shares 1,2,3",
+            "--shares '1,2,3': Topic, standardised sum has 2 pa",
+        ),
+        ("--recipe topic --fit-texts texts.txt --fit-half 1", "--fit-half"),
         ("--method echo --fit-texts texts.txt", "or --recipe echo-2+whitened; Echo-2 is not."),
     ],
     "compare": [
@@ -147,6 +161,10 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data pairs.tsv --recipes tf-idf", "'tf-idf' is a control, to be compared with: it is no model to be"),
         ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "--prompt-language zh: classical, echo-2"),
         ("--data texts.txt --save-best best", "--save-best needs labels, and plain texts have none"),
+        ("--data texts.txt --prompts ending.txt", "--prompts: plain texts have no labels to choose by; leave it out."),
+        ("--data pairs.tsv --prompts ending.txt", "--prompts: "),
+        ("--data pairs.tsv --prompts pairs.tsv", "has 0 slots: write {text} once, where the text stands, as in"),
+        ("--data pairs.tsv --recipes classical --prompts ending.txt", "--prompts: none of the recipes asks for one"),
         ("--against pairs.tsv", "pairs.tsv is no comparison that st_reba"),
     ],
     "distil": [
