@@ -143,7 +143,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--model damaged", DAMAGED),
         (
             "--recipe classical+centred --fit-texts texts.txt --shares 1,2",
-            "--shares: Classical, centred has no parts; le",
+            "--shares: Classical, centred has no parts",
         ),
         (
             "--recipe topic --fit-texts texts.txt --shares 1,2,3",
