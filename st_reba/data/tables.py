@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from .columns import CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, read_table
+from .columns import CLASSES, CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, read_table
 from .sources import is_remote
 
 #: Fewer different texts than this have no spread to measure.
 LEAST_TEXTS = 3
+
+#: What a table to measure on may hold: the first that its columns fit is taken.
+MEASURED = (PAIRS, TRIPLETS, CLASSES, TEXTS)
 
 #: Called with a line that says what was read.
 Tell = Callable[[str], None]
@@ -174,8 +178,47 @@ class Retrieval:
         return f"{len(self):,} queries, {len(self.documents):,} documents, {judged:,} judged relevant"
 
 
+@dataclass(frozen=True)
+class Classes:
+    """Texts, each of one class.
+
+    Attributes:
+        labels: By the text, the name of its class.
+    """
+
+    labels: dict[str, str]
+
+    #: What its items are.
+    noun: ClassVar[str] = "texts"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def texts(self) -> list[str]:
+        """Every text, in order."""
+        return list(self.labels)
+
+    def items(self) -> list[tuple[str, ...]]:
+        """Each text."""
+        return [(text,) for text in self.labels]
+
+    def part(self, indices: Sequence[int]) -> Classes:
+        """Some of the texts."""
+        items = list(self.labels.items())
+        return Classes(dict(items[index] for index in indices))
+
+    def head(self, count: int) -> Classes:
+        """The first few."""
+        return self.part(range(count))
+
+    @property
+    def in_words(self) -> str:
+        """How many of what."""
+        return f"{len(self):,} texts in {len(set(self.labels.values())):,} classes"
+
+
 #: What has labels.
-Labelled: TypeAlias = Pairs | Triplets | Retrieval
+Labelled: TypeAlias = Pairs | Triplets | Retrieval | Classes
 #: What recipes are measured on; plain texts have no labels.
 Data: TypeAlias = Labelled | list[str]
 
@@ -185,10 +228,10 @@ def _quietly(line: str) -> None:
 
 
 def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> Data:
-    """Read pairs, triplets, a retrieval task or plain texts, whichever a source holds.
+    """Read pairs, triplets, a retrieval task, texts with labels or plain texts, whichever a source holds.
 
-    A table is told by the names of its columns; without a header, rows of two texts and a number are pairs. A file that
-    ends in ``.txt``, or in nothing known, holds rows where its first line has tabs, and else plain texts. A folder with
+    A table is told by the names of its columns; without a header, rows of two texts and a number are pairs, and rows of
+    two columns a text and its label. A file that ends in ``.txt``, or in nothing known, holds rows where its first line has tabs, and else plain texts. A folder with
     ``corpus``, ``queries`` and ``qrels`` is a retrieval task.
 
     Args:
@@ -204,9 +247,11 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     """
     if columns is None and (retrieval := _in_layout_of_beir(source)) is not None:
         return read_retrieval(*retrieval, tell=tell)
-    table = read_table(source, (PAIRS, TRIPLETS, TEXTS), columns)
+    table = read_table(source, MEASURED, columns)
     if table.header.schema is PAIRS:
         return _pairs(table, columns, tell)
+    if table.header.schema is CLASSES:
+        return _classes(table, columns, tell)
     if table.header.schema is TEXTS:
         return _texts(table, tell)
     triplets = Triplets(*table.values.values())
@@ -325,6 +370,31 @@ def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
     _check_order(table, pairs, columns)
     tell(f"{table.name}: {pairs.in_words}; {table.in_words}.")
     return pairs
+
+
+def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
+    """A text that stands again counts once, with its first label: it would be its own neighbour."""
+    texts, labels = table.values.values()
+    first: dict[str, str] = {}
+    for text, label in zip(texts, labels, strict=True):
+        first.setdefault(text, label)
+    classes = Classes(first)
+    sizes = Counter(classes.labels.values())
+    title, other = (table.header.titles[column.name] for column in CLASSES.columns)
+    remedy = f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."
+    if len(sizes) < 2:
+        raise ValueError(f'{table.name}: all texts have the label "{labels[0]}"; two classes are needed. {remedy}')
+    if max(sizes.values()) < 2:
+        raise ValueError(f"{table.name}: no two of {len(classes):,} texts have one label, so none is a class. {remedy}")
+    if table.header.unsure and columns is None and sizes[labels[0]] < 2:
+        raise ValueError(
+            f'{table.where(0)}: no other text has the label "{labels[0]}". Does this line name the columns? {remedy}'
+        )
+    again = len(table) - len(classes)
+    others = sum(first[text] != label for text, label in zip(texts, labels, strict=True))
+    twice = f"; left out, for the same text stands before: {again:,}, {others:,} with another label" if again else ""
+    tell(f"{table.name}: {classes.in_words}{twice}; {table.in_words}.")
+    return classes
 
 
 def _check_order(table: Table, pairs: Pairs, columns: str | None) -> None:
