@@ -110,7 +110,7 @@ def compare(
 
     Args:
         recipes: On one model.
-        data: Labelled pairs, triplets or a retrieval task; or plain texts, and then there are only proxies.
+        data: Labelled pairs, triplets, a retrieval task or texts in classes; or plain texts: proxies alone.
         words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what

@@ -1,8 +1,8 @@
 """A search over recipes: template, repetition, change, output layer, pooling and filter, by successive halving.
 
 The choice is made on one half of the data and reported on the other. There, all candidates are scored on a few items
-(pairs, triplets or queries), the better third of them on three times as many, and so on, until few are left and have
-seen the whole half to choose on (Jamieson and Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter
+(pairs, triplets, queries or texts), the better third of them on three times as many, and so on, until few are left and
+have seen the whole half to choose on (Jamieson and Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter
 Optimization, AISTATS 2016).
 """
 
@@ -33,7 +33,7 @@ from .results import Comparison
 FACTOR = 3
 #: How many candidates are reported in the end.
 FINALISTS = 5
-#: The fewest pairs, triplets or queries that recipes are told apart by.
+#: The fewest pairs, triplets, queries or texts that recipes are told apart by.
 LEAST_PAIRS = 30
 
 #: The recipe without any choice: what a search has to beat.
@@ -69,7 +69,7 @@ class Rung:
 
     Attributes:
         candidates: How many there were.
-        items: How many pairs, triplets or queries each was scored on.
+        items: How many pairs, triplets, queries or texts each was scored on.
     """
 
     candidates: int
@@ -126,7 +126,7 @@ def search(
 
     Args:
         backbone: The loaded model, whose weights are shared.
-        data: Pairs, triplets or a retrieval task.
+        data: Pairs, triplets, a retrieval task or texts in classes.
         every: What to try; :func:`candidates` if None. What the model cannot run is left out.
         seed: Of the split.
         batch_size: Texts at a time.
@@ -234,7 +234,7 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
     steps = ", then ".join(f"{rung.candidates} recipes on {rung.items} {noun}" for rung in found.rungs)
     says = [
         f"The search scored {steps}, and chose {chosen}. The scores shown are of {len(found.held_out)} other {noun}, "
-        + ("which it never read." if noun == "queries" else "whose texts it never read."),
+        + ("which it never read." if noun in ("queries", "texts") else "whose texts it never read."),
     ]
     if found.finalists[0] == PLAIN:
         says.append("It found nothing better than the recipe without any choice.")

@@ -231,8 +231,8 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     """Read pairs, triplets, a retrieval task, texts with labels or plain texts, whichever a source holds.
 
     A table is told by the names of its columns; without a header, rows of two texts and a number are pairs, and rows of
-    two columns a text and its label. A file that ends in ``.txt``, or in nothing known, holds rows where its first line has tabs, and else plain texts. A folder with
-    ``corpus``, ``queries`` and ``qrels`` is a retrieval task.
+    two columns a text and its label. A file that ends in ``.txt``, or in nothing known, holds rows where its first line
+    has tabs, and else plain texts. A folder with ``corpus``, ``queries`` and ``qrels`` is a retrieval task.
 
     Args:
         source: As for :func:`st_reba.data.sources.files_of`.

@@ -48,8 +48,8 @@ def test_columns_of_other_names_or_none(titles, columns, tmp_path):
 @pytest.mark.parametrize(
     ("labels", "read"),
     [([0, 1, 0], "0 1 0"), ([1.0, 2.0, 1.0], "1 2 1"), ([0.5, 0.25, 0.5], "0.5 0.25 0.5"),
-     ([True, False, True], "true false true"), (["", "x", "x"], None), ([None, "x", "x"], None), ([[1], [2], [1]], None),
-     ([float("nan"), 1.0, 1.0], None)],
+     ([True, False, True], "true false true"), (["", "x", "x"], None), ([None, "x", "x"], None),
+     ([[1], [2], [1]], None), ([float("nan"), 1.0, 1.0], None)],
 )  # fmt: skip
 def test_a_label_is_what_stands_there(labels, read, tmp_path):
     path = table(tmp_path / "t.parquet", [("text", "label"), *zip("abc", labels, strict=True)])
@@ -81,9 +81,9 @@ def test_a_text_counts_once_with_its_first_label(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([("text", "label"), ("a", "x"), ("b", "x")], 'all texts have the label "x"; two classes are needed. --columns t'),
+        ([("text", "label"), ("a", "x"), ("b", "x")], 'all texts have the label "x"; two classes are needed. --col'),
         ([("text", "label"), ("a", "x"), ("b", "y")], "no two of 2 texts have one label, so none is a class"),
-        ([(), ("a b", "c d"), ("e f", "g h")], "none is a class. --columns 1,2 says which is the text, which the label;"),
+        ([(), ("a b", "c d"), ("e f", "g h")], "is a class. --columns 1,2 says which is the text, which the label;"),
         ([("comment", "mood"), ("a", "x"), ("b", "y"), ("c", "x")],
          't.tsv, line 1: no other text has the label "mood". Does this line name the columns?'),
         ([("comment", "label", "text1"), ("a", "x", "b")], f"t.tsv, line 1 lacks .* {CLASSES.in_words[:40]}"),

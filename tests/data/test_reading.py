@@ -189,7 +189,7 @@ def test_a_directory(read, tmp_path):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("columns", ["a,b,c,d", "sentence1=a,sentence2=b", "sentence1=a,sentence2=b,points=c", "a=,b=,c="])
+@pytest.mark.parametrize("columns", ["a,b,c,d", "score=a,sentence2=b", "sentence1=a,sentence2=b,points=c", "a=,b=,c="])
 def test_columns_that_do_not_fit(columns, tmp_path):
     path = written(tmp_path, **{"t.csv": as_csv(ROWS, ("a", "b", "c"))})
     with pytest.raises(ValueError, match=r"give sentence1=...,sentence2=...,score=... \(pairs\) or anchor="):
