@@ -92,7 +92,7 @@ def beside_classical(module: CausalModule, classical: CausalModule, batches: Seq
         for texts in batches:
             features = module.preprocess(list(texts))
             with torch.inference_mode():
-                new, _ = module._behind_prefixes(Layout.of(features), module.rows_per_text)
+                new, _ = module.behind_prefixes(Layout.of(features), module.rows_per_text)
                 # Each further pass of refined thought reads two tokens more.
                 further = 2 * (module.iterations - 1) if isinstance(module, RefinedThoughtModule) else 0
                 ids, real = pad(new.input_ids, (0, further)), pad(new.attention_mask, (0, further), value=True)

@@ -45,6 +45,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "several": ("model", "precision", "copies", "set", "recipe", "against"),
     "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
     "beginnings": ("model", "precision", "language", "task", "layout"),
+    "compared": ("version", "model", "set", "metric"),
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.
@@ -57,7 +58,9 @@ TYPES: dict[str, type[pl.DataType]] = {
     ),
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "median", "value", "share",
-         "share_low", "share_high", "neighbours", "seconds", "speed", "size", "rate", "megabytes", "distance"),
+         "share_low", "share_high", "control_score", "control_ahead", "control_low", "control_high", "plain_score",
+         "plain_ahead", "plain_low", "plain_high",
+         "neighbours", "seconds", "speed", "size", "rate", "megabytes", "distance"),
         pl.Float64,
     ),
 }  # fmt: skip

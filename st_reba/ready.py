@@ -72,7 +72,8 @@ def build(
         )
     mode = POOLINGS[recipe.pooling] if pooling is None else POOLINGS.get(pooling, pooling)
     check_pooling(recipe, mode, f"pooling={pooling!r}")
-    arguments = {**recipe.row.arguments(mode, recipe.layer), **recipe.row.with_own_template(settings)}
+    own = recipe.row.with_own_template({**recipe.settings, **settings})
+    arguments = {**recipe.row.arguments(mode, recipe.layer), **own}
     if isinstance(model_name_or_path, str):
         arguments.setdefault("model_kwargs", {"dtype": "auto"})
     module = recipe.row.module(model_name_or_path, **arguments)
@@ -80,7 +81,8 @@ def build(
         module.max_seq_length = max_seq_length
     parts = recipe.pipeline(module, mode)
     if recipe.filter is not None:
-        parts.append(recipe.filter.made(SentenceTransformer(modules=parts, device=device), recipe.fit_texts))
+        pooled = SentenceTransformer(modules=parts, device=device)
+        parts.append(recipe.filter.made(pooled, recipe.fit_texts, recipe.shares))
     if normalize:
         parts.append(Normalize())
     prompts = prompts_or_own(prompts, arguments)

@@ -29,7 +29,9 @@ DEFAULT = "reba"
 SPARSE = "promptreps"
 
 #: What ``--rerank`` and ``--sparse`` leave nothing to do for.
-_LAYOUT = ("--repetitions", "--layers", "--chunk-length", "--fit-texts", "--multi-vector", "--no-normalize")
+_LAYOUT = (
+    "--repetitions", "--layers", "--chunk-length", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
+)  # fmt: skip
 
 
 def build(
@@ -63,7 +65,10 @@ def build(
     template: Annotated[
         str | None, option('Text with {text} slots, or a name such as "springer" (echo) or "prompteol".')
     ] = None,
+    shares: options.Shares = None,
     fit_texts: options.FitTexts = None,
+    fit_half: options.FitHalf = None,
+    columns: options.Columns = None,
     prompt_language: options.PromptLanguage = None,
     sparse: Annotated[
         bool,
@@ -119,6 +124,8 @@ def build(
     else:
         of_tokens = ("--dimensions", "--skip-punctuation", "--keep-punctuation")
         refuse(context, "without --multi-vector no token has a vector of its own", *of_tokens)
+    if fit_texts is None:
+        refuse(context, "without --fit-texts nothing is read", "--fit-half", "--columns")
     if template is not None:
         refuse(context, "--template says which prompt is read", "--prompt-language")
     if recipe:
@@ -168,7 +175,9 @@ def build(
             settings = {**chosen.row.settings, **settings}
         else:
             mode = _checked_pooling(chosen, pooling, settings, multi_vector)
-            chosen = _with_texts(chosen, fit_texts, dimensions, by_language=not (prompt_language or template))
+            by_language = not (prompt_language or template)
+            chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, fit_half)
+            chosen = _with_shares(chosen, shares)
     with atomic_directory(out) as scratch:
         built: Any
         if rerank:
@@ -240,7 +249,37 @@ def _checked_pooling(chosen: Recipe, pooling: str | None, settings: Mapping[str,
     return mode
 
 
-def _with_texts(chosen: Recipe, fit_texts: str | None, dimensions: int | None, by_language: bool) -> Recipe:
+def _with_shares(chosen: Recipe, shares: str | None) -> Recipe:
+    """The recipe with what each part of its vectors counts for.
+
+    Raises:
+        ValueError: If these are no numbers above 0, one for each part.
+    """
+    if shares is None:
+        return chosen
+    parts = chosen.row.parts
+    if parts == 1:
+        raise ValueError(f"--shares: {chosen.name} has no parts; leave it out, or give a recipe such as topic.")
+    try:
+        counts = [float(share) for share in shares.split(",")]
+    except ValueError:
+        counts = []
+    if len(counts) != parts or not all(0 < count < float("inf") for count in counts):
+        raise ValueError(
+            f"--shares {shares!r}: {chosen.name} has {parts} parts; give a number above 0 for each, with commas, such "
+            f"as {','.join(['2', *['1'] * (parts - 1)])}."
+        )
+    return replace(chosen, shares=tuple(count / sum(counts) for count in counts))
+
+
+def _with_texts(
+    chosen: Recipe,
+    fit_texts: str | None,
+    dimensions: int | None,
+    by_language: bool,
+    columns: str | None,
+    half: int | None,
+) -> Recipe:
     """The recipe with the texts that its filter, or the projection of token vectors, is fitted on, which is told.
 
     Args:
@@ -248,6 +287,8 @@ def _with_texts(chosen: Recipe, fit_texts: str | None, dimensions: int | None, b
         fit_texts: The user's own texts; None: those of the package.
         dimensions: Of the projection; None: there is none.
         by_language: Whether the language of the user's texts is that of the prompt.
+        columns: What theirs are called.
+        half: Of labelled data the half whose texts they are; None: all.
 
     Raises:
         ValueError: If there are texts, and nothing is fitted.
@@ -267,7 +308,7 @@ def _with_texts(chosen: Recipe, fit_texts: str | None, dimensions: int | None, b
             f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "
             f"{chosen.row.key}+whitened; {chosen.name} is not."
         )
-    texts = texts_to_fit(fit_texts)
+    texts = texts_to_fit(fit_texts, columns, half)
     say_fitted(fitted, len(texts) if chosen.part is None else len(chosen.part.drawn(texts)), fit_texts)
     if by_language and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))

@@ -47,6 +47,20 @@ def compare(
         ),
     ] = None,
     fit_texts: options.FitTexts = None,
+    prompts: Annotated[
+        Path | None,
+        file(
+            "Endings to try in place of a prompt's own, one a line, as in "
+            '{text}" and its topic in one word is:" (topic, echo-topic).'
+        ),
+    ] = None,
+    choose: Annotated[
+        bool,
+        option(
+            "Try other layers, words and weights of each recipe, choosing on one half of the data and scoring on the "
+            "other."
+        ),
+    ] = True,
     prompt_language: options.PromptLanguage = None,
     repetitions: Annotated[
         int | None, option("Copies of the text, at most (--recipes all; default: 3).", min=1, max=64)
@@ -83,9 +97,12 @@ def compare(
         others = [name for name in typed(context) if name not in ("--saved", "--against")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
     if mteb:
-        refuse(context, "--mteb brings its own texts, which are not known before they are run", *_TEXTS, "--dry-run")
+        known = (*_TEXTS, "--dry-run", "--prompts", "--no-choose")
+        refuse(context, "--mteb brings its own texts, which are not known before they are run", *known)
     else:
         refuse(context, "without --mteb there are no tasks of it", "--mteb-results")
+    if not choose:
+        refuse(context, "with --no-choose each recipe is compared as it is", "--prompts")
     if "all" not in separated(recipes or []):
         refuse(context, "it is for --recipes all, as the few have at most two copies", "--repetitions")
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
@@ -93,11 +110,13 @@ def compare(
 
     from st_reba.compare import Recipes, compare_tasks, forecast, texts_of
     from st_reba.compare import compare as compared
+    from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates
     from st_reba.compare.mteb import language_of_tasks, resolve_tasks
     from st_reba.compare.results import Comparison
-    from st_reba.data.demo import demo_questions
+    from st_reba.data.demo import demo_questions, demo_sentences
     from st_reba.data.tables import Labelled
     from st_reba.evaluation import OddOneOutEvaluator
+    from st_reba.lm.backbone import depth
     from st_reba.recipes import asked_for
     from st_reba.text.templates import language_of
 
@@ -122,7 +141,7 @@ def compare(
     if words is None and source.own is None and not tasks and demo != "retrieval":
         words = demo_questions(language or "en")
     questions = None if words is None else OddOneOutEvaluator.from_csv(words)
-    fit_on = texts_to_fit(fit_texts)
+    fit_on = texts_to_fit(fit_texts) if fit_texts else []
     asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
     asked = in_asked_language(asked, prompt_language, language_of_tasks(tasks) if tasks else language_of(texts))
     counted = controls and isinstance(labelled, Labelled)
@@ -132,10 +151,33 @@ def compare(
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
     random = random and controls
-    sample = fit_on if tasks else texts
+    # The demo's texts are the package's own.
+    fits_own = source.own is not None and not fit_texts
+    lines = [] if prompts is None else prompts.read_text(encoding="utf-8-sig").splitlines()
+    if not any(recipe.row.reworded for recipe in asked):
+        refuse(context, "none of the recipes asks for one word in other words, as topic does", "--prompts")
+    halves, fit_halves = None, []
+    if choose and isinstance(labelled, Labelled):
+        try:
+            halves = Halves.of(labelled)
+        except ValueError as error:
+            notes.say(f"{error} Recipes are compared as they are.")
+        else:
+            fit_halves = halves.fit_on if fits_own else []
+            if fits_own and not fit_halves and any(recipe.fitted for recipe in asked):
+                notes.say(
+                    f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
+                    "package: give more texts, or --fit-texts."
+                )
+    sample = demo_sentences() if tasks else texts
     backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
     left = None if tasks or dry_run else kept(out)
-    run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left)
+    if halves is not None:
+        asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]
+    run = Recipes(
+        backbone, asked, batch_size=batch_size, controls=controls, kept=left,
+        fit_on=fit_halves,
+    )  # fmt: skip
     total = None
     if not tasks:
         expected = forecast(run, texts, questions, random)
@@ -147,9 +189,13 @@ def compare(
         if tasks:
             found = compare_tasks(run, tasks, model=model_name(model), output=mteb_results, random=random)
         else:
-            found = compared(run, labelled, questions, fit_texts=fit_on if fit_texts else None, random=random)
+            found = compared(run, labelled, questions, fit_texts=fit_on or None, random=random, halves=halves)
     on = f"{len(tasks)} tasks of mteb" if tasks else described(source, labelled)
-    found = with_command(found, context.obj, model, on, fit_texts=fit_texts, max_seq_length=max_seq_length)
+    half = bool(fit_halves)
+    found = with_command(
+        found, context.obj, model, on, fit_texts=data if half else fit_texts, max_seq_length=max_seq_length,
+        columns=columns if half else None, half=half, unbuilt=half and data is None,
+    )  # fmt: skip
     show(found, [] if recipes else ["--recipes all compares every recipe."])
     write(found, run, out, with_page, save_best)
     if old is not None:

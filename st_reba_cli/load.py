@@ -23,9 +23,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from st_reba.compare.choice import Halves
 from st_reba.compare.cost import AGREED, agreement, cosines, fastest_on_cpu, pairwise_cosines, sampled
 from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
-from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval, read_texts
+from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
 from st_reba.encode import Encoder
 from st_reba.files import atomic_directory, is_full
 from st_reba.hub.saved_files import check_saved
@@ -76,14 +77,27 @@ def described(source: Source, found: Data) -> str:
     return f"{len(found)} {items} of {source.own.rstrip('/').rpartition('/')[2]}"
 
 
-def texts_to_fit(source: str | None) -> list[str]:
+def texts_to_fit(source: str | None, columns: str | None = None, half: int | None = None) -> list[str]:
     """The plain texts that a command fits something on: every command takes the same ones, so that the model that one
     of them has scored is the model that another one builds.
 
     Args:
-        source: The user's own, as for :func:`st_reba.data.tables.read_texts`; None: all of those in the package.
+        source: The user's own, plain or labelled, as for :func:`st_reba.data.tables.read_data`; None: all of those in
+            the package.
+        columns: What the columns are called; None: as usual.
+        half: 1 or 2: the texts of that half of labelled data, as ``compare`` cuts them. None: all texts.
+
+    Raises:
+        ValueError: If there are no texts, or no halves.
     """
-    return demo_sentences() if source is None else read_texts(source)
+    if source is None:
+        return demo_sentences()
+    found = read_data(source, columns)
+    if half is None:
+        return found.texts() if isinstance(found, Labelled) else found
+    if not isinstance(found, Labelled):
+        raise ValueError(f"--fit-half {half}: {source} has plain texts, and only labelled data have halves.")
+    return Halves.of(found).parts[half - 1].texts()
 
 
 def say_fitted(what: str, count: int, source: str | None) -> None:

@@ -237,9 +237,17 @@ Poolings = Literal["mean", "last", "lasttoken", "weightedmean", "max", "cls"]
 FitTexts = Annotated[
     str | None,
     source(
-        "Plain texts, one a line or the column text of a table, some hundreds like your own, to fit on: filters such "
-        "as whitening, and the weights of words. Default: demo texts; compare's tf-idf: the data."
+        "Texts like your own, fifty or more, to fit on: filters such as whitening, and the weights of words. One a "
+        "line, a table, or any labelled data, whose labels are not read. Default: those of the package; compare: those "
+        "of its data."
     ),
+]
+Shares = Annotated[
+    str | None,
+    option('How much each part counts, of a recipe that has parts (topic, echo-topic, early-late): "1,2,2".'),
+]
+FitHalf = Annotated[
+    int | None, option("Of the labelled data that --fit-texts names, this half, as compare cuts them.", min=1, max=2)
 ]
 NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet, or be empty.")]
 

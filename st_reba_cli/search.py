@@ -71,7 +71,7 @@ def search(
         found = compare(recipes, chosen.held_out, chosen=chosen.chosen, random=random)
     found = with_command(
         with_selection(chosen, found), context.obj, model, f"{described(source, chosen.held_out)}, held out",
-        max_seq_length=max_seq_length, fitted_on_data=True,
+        max_seq_length=max_seq_length, unbuilt=True,
     )  # fmt: skip
     show(found)
     write(found, recipes, out, with_page, save_best)

@@ -27,6 +27,7 @@ from .printing import Shown, best_in_bold, console, model_name, notes
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
+_READ_WIDTH = 14
 
 
 def has_page(out: Path | None) -> bool:
@@ -50,7 +51,9 @@ def with_command(
     *,
     fit_texts: str | None = None,
     max_seq_length: int | None = None,
-    fitted_on_data: bool = False,
+    columns: str | None = None,
+    half: bool = False,
+    unbuilt: bool = False,
 ) -> Comparison:
     """A comparison with what only the command line knows.
 
@@ -61,13 +64,16 @@ def with_command(
         data: In words.
         fit_texts: As given.
         max_seq_length: As given.
-        fitted_on_data: Whether filters were fitted on part of the data, which no command builds again.
+        columns: What the columns of ``fit_texts`` are called.
+        half: Whether filters were fitted on the texts of one half of these.
+        unbuilt: Whether filters were fitted on texts that no command reads again.
     """
     build = ""
-    if found.use and not (fitted_on_data and find(found.choice().spec).fitted):
+    if found.use and not (unbuilt and find(found.choice().spec).fitted):
         build = build_command(
-            found.choice(), model, fit_texts, max_seq_length, found.prompts, found.settings.get("precision", "")
-        )
+            found.choice(), model, fit_texts, max_seq_length, found.prompts, found.settings.get("precision", ""),
+            columns, half,
+        )  # fmt: skip
     return replace(found, model=model_name(model), data=data, command=command, build=build)
 
 
@@ -177,6 +183,9 @@ def _table(found: Comparison) -> Table:
         table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
         if random:
             table.add_column("Random", justify="right", style="dim", no_wrap=True)
+    chosen = any(result.read_at for result in found.results)
+    if chosen:
+        table.add_column("Read", max_width=_READ_WIDTH)
     timed = any(result.cost is not None for result in found.results)
     for name in ("Text/s", "Cost") if timed else ():
         table.add_column(name, justify="right", no_wrap=True)
@@ -188,6 +197,8 @@ def _table(found: Comparison) -> Table:
             cells.append(_cell(task, cell, with_interval=number == 0))
             if random:
                 cells.append("" if cell is None or cell.random is None else task.show(cell.random.value))
+        if chosen:
+            cells.append(result.read_at)
         if timed:
             cells.append("" if result.sentences_per_second is None else measured(result.sentences_per_second))
             cells.append("" if result.cost is None else f"{measured(result.cost)}x")
@@ -215,6 +226,8 @@ def _legend(found: Comparison) -> list[str]:
     last = f"The best stands first. In brackets: 95% intervals; {TIED}: cannot be told from the best."
     if found.on_random_weights:
         last += " Random: the same on random weights, for the best alone."
+    if any(result.read_at for result in found.results):
+        last += " Read: what was chosen on the first half / on the second; @27: after layer 27."
     if any(result.cost is not None for result in found.results):
         last += " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s."
     return [*told, last]

@@ -166,6 +166,11 @@ def _by_class(name: str, labelled: Path, data: Path, part: str) -> dict[str, lis
         path, header = labelled / ENGLISH[name] / "origin_data" / f"{part}.tsv", 1
     else:
         path, header = data / f"{CHINESE[name].replace('train', part)}.tsv", 0
+    return texts_by_class(path, header)
+
+
+def texts_by_class(path: Path, header: int = 1) -> dict[str, list[str]]:
+    """The texts of each class in a file of rows with a text and its class, behind so many lines."""
     of_class: dict[str, list[str]] = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.reader(file, delimiter="\t") if len(row) == 2]

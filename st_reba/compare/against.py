@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..evaluation import bootstrap
-from ..evaluation.bootstrap import Estimate, Items
+from ..evaluation.bootstrap import Estimate, Resampled
 from ..evaluation.tasks import Measure
 from .results import Comparison, Result, has_number
 
@@ -81,11 +81,11 @@ def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
     return SideBySide(task, changes, items is not None, _says(new, old, task, changes, items is not None))
 
 
-def _paired(new: Comparison, old: Comparison) -> Items | None:
+def _paired(new: Comparison, old: Comparison) -> Resampled | None:
     """The scores of both on the same items, by ``"new name"`` and ``"old name"``; None if the items differ."""
     if new.items is None or old.items is None or not new.items.data or new.items.data != old.items.data:
         return None
-    if new.items.kind != old.items.kind:
+    if (new.items.kind, new.items.first) != (old.items.kind, old.items.first):
         return None
     values = {
         **{f"new {name}": own for name, own in new.items.values.items()},
@@ -94,7 +94,7 @@ def _paired(new: Comparison, old: Comparison) -> Items | None:
     return replace(new.items, values=values).items()
 
 
-def _change(now: Result, then: Result, task: Measure, items: Items | None) -> Difference:
+def _change(now: Result, then: Result, task: Measure, items: Resampled | None) -> Difference:
     new, old = now.scores[task.name], then.scores[task.name]
     value = new.value - old.value
     if items is not None and {f"new {now.name}", f"old {now.name}"} <= set(items.recipes):
@@ -123,6 +123,8 @@ def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Dif
         how = f"The intervals are paired: both comparisons are of the same {task.unit}."
     elif new.items is None or old.items is None:
         how = "The intervals are not paired: what each item gave was not kept."
+    elif new.items.data == old.items.data:
+        how = "The intervals are not paired: one is of all items at once, the other of two halves that choose in turn."
     else:
         how = f"The intervals are not paired: the {task.unit} are others, which may itself be what changed."
     now, then = (comparison.use or "none" for comparison in (new, old))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..evaluation.tasks import Measure
 from ..recipes import find
 from ..recipes.recipe import TF_IDF, Kind
 from ..text.templates import preset
+from .choice import CHOICE, Choice
 from .results import Result, best_of, has_number, listed, rank
 
 #: What one has without any recipe: the names of these results, and what they are.
@@ -44,11 +45,15 @@ class Standing:
         column: The one that decides.
         items: What makes its scores, by the results' names, for the intervals of paired differences; None if nothing
             can be resampled.
+        choices: What was taken of their candidates on each half, by the results' names; empty: nothing was chosen.
+        choice: What choosing among all candidates scores on the other half; None: nothing was chosen.
     """
 
     results: Sequence[Result]
     column: Measure
     items: Resampled | None
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    choice: Estimate | None = None
 
     @property
     def best(self) -> Result | None:
@@ -64,6 +69,12 @@ class Standing:
     def plain(self) -> Result | None:
         """The better of what one has without a recipe."""
         return best_of([result for result in self.results if result.name in WITHOUT], self.column)
+
+    def judged(self, lead: Result) -> Result:
+        """What the best recipe is judged by: the choice among all candidates, which its own score had a part in."""
+        if self.choice is None or lead is not self.best:
+            return lead
+        return Result(CHOICE, "", False, {self.column.name: self.choice})
 
     def value(self, result: Result) -> str:
         """Its score as people read it."""
@@ -136,9 +147,10 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
     own = [result for result in scored if not (result.control or result.name in WITHOUT)]
     lead = next((result for result in scored if result.name == chosen), best)
     which = f"the best, {lead.read}," if lead is best else f"{lead.read}, which was chosen,"
-    value = table.value(lead)
-    if control is not None and table.as_high(control, lead):
-        beaten, more = f"{control.in_words} ({table.value(control)})", table.more(control, lead)
+    judged = lead if chosen else table.judged(lead)
+    value = table.value(judged)
+    if control is not None and table.as_high(control, judged):
+        beaten, more = f"{control.in_words} ({table.value(control)})", table.more(control, judged)
         if table.as_high(control, best):
             return f"None: no recipe beats {beaten}; {which} has {value}. {more}", ""
         return f"None: {which} has {value} and does not beat {beaten}. {more}", ""
@@ -149,13 +161,13 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
             return f"None: no recipe is ahead of {have}.{f' {table.more(plain, second)}' if second else ''}", ""
         if lead is plain:
             return f"None: {which} is {have}.", ""
-        if table.as_high(plain, lead):
+        if table.as_high(plain, judged):
             place = "level with" if value == table.value(plain) else "behind"
-            return f"None: {which} has {value}, {place} {have}. {table.more(plain, lead)}", ""
-        if table.ahead(lead, plain).tied:
+            return f"None: {which} has {value}, {place} {have}. {table.more(plain, judged)}", ""
+        if table.ahead(judged, plain).tied:
             another = None if chosen else best_of([result for result in own if table.stands(result)], column)
             if another is None:
-                return f"None: {which} has {value}, and cannot be told from {have}. {table.more(lead, plain)}", ""
+                return f"None: {which} has {value}, and cannot be told from {have}. {table.more(judged, plain)}", ""
             more = f"The best, {best.read}, has {table.value(best)}, and cannot be told from what you have."
             return f"{_use(table, another, [another])[0]} {more}", another.name
     tied = [result for result in table.results if result is lead or (result in own and result.scores[column.name].tied)]
@@ -169,18 +181,22 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, s
     cheaper = [peer for peer in peers if costs.get(peer.name, math.inf) <= most and table.stands(peer)]
     advised = min(cheaper, key=lambda peer: (costs[peer.name], rank(peer, table.column)), default=lead)
     count = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, "
-    clauses, more = [f"{count if cheaper else 'Use '}{advised.read}: {table.score(advised)}"], ""
+    judged = table.judged(advised)
+    clauses, more = [f"{count if cheaper else 'Use '}{advised.read}: {table.score(judged)}"], ""
     if (plain := table.plain) is not None:
-        ahead = table.ahead(advised, plain).value
+        ahead = table.ahead(judged, plain).value
         # Decimals of a large difference are lost in its interval.
         by = table.column.show(ahead, 0 if abs(ahead) * table.column.scale >= 10 else None)
         side = "above" if table.column.greater_is_better else "below"
         clauses.append(f"{by} {side} what you have ({WITHOUT[plain.name]})")
     controls = [result for result in table.results if result.control and has_number(result, table.column)]
-    close = best_of([each for each in controls if table.ahead(advised, each).tied], table.column, control=True)
+    # The cheaper one was found beside the lead, which the choice among all candidates is judged for.
+    both = (judged, table.judged(lead))
+    tied = [each for each in controls if any(table.ahead(own, each).tied for own in both)]
+    close = best_of(tied, table.column, control=True)
     if close is not None:
         clauses.append(f"not surely ahead of {close.in_words} ({table.value(close)})")
-        more = f" {table.more(advised, close)}"
+        more = f" {table.more(judged, close)}"
     else:
         clauses.append("ahead of every control" if controls else "and no control was run beside it")
     if not cheaper and len(peers) > 1:
@@ -242,7 +258,8 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
             )
     else:
         says.append(f"{'Lowest' if column.proxy else 'Best'} on {column.name}: {best.name}, {table.score(best)}.")
-        if len(own) > 1 and not column.proxy:
+        says += _chosen(table, best)
+        if len(own) > 1 and not column.proxy and table.choice is None:
             says.append(f"A score that chose among {len(own)} recipes is likely too high: on other texts expect less.")
         tied = sum(result.scores[column.name].tied for result in own if result is not best)
         which = "the other recipe" if len(own) == 2 else f"{tied} of the {len(own) - 1} other recipes"
@@ -272,6 +289,26 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
         else:
             says.append(f"It beats {what} by {by}.")
     return says + _beaten(table, own, scored)
+
+
+def _chosen(table: Standing, best: Result) -> list[str]:
+    """What choosing on one half is worth on the other: among all candidates, and among those of the best recipe."""
+    if table.choice is None:
+        return []
+    column, unit, choice = table.column, table.column.unit, table.choices[best.name]
+    says = [
+        f"Chosen among all {table.choices[CHOICE].candidates} candidates on one half of the {unit} and scored on the "
+        f"other, and the other way round: {column.show_with_interval(table.choice)}. The answer is judged by that."
+    ]
+    if choice.gain is not None and not best.read_at:
+        says.append(f"Of the {choice.candidates} ways to read the best recipe the usual one stands.")
+    elif choice.gain is not None:
+        told = ", which cannot be told from 0" if choice.gain.tied else ""
+        says.append(
+            f"Choosing among the {choice.candidates} ways to read it ({best.read_at}) gains "
+            f"{column.show_with_interval(choice.gain)}{told}."
+        )
+    return says
 
 
 def _beaten(table: Standing, own: Sequence[Result], scored: Mapping[str, Result]) -> list[str]:
@@ -307,6 +344,8 @@ def build_command(
     max_seq_length: int | None = None,
     prompts: Mapping[str, str] | None = None,
     precision: str = "",
+    columns: str | None = None,
+    half: bool = False,
 ) -> str:
     """What to type to have a recipe as a model of its own.
 
@@ -317,14 +356,21 @@ def build_command(
         max_seq_length: Tokens of one copy of a text, at most; None: the model's own.
         prompts: What stood before a query and before a document.
         precision: Of the weights, such as ``"float32"``, on which depends what is fitted; empty: the model's own.
+        columns: What the columns of ``fit_texts`` are called, as ``--columns`` takes it; None: as usual.
+        half: Whether it was fitted on the texts of their first half.
     """
     recipe = find(result.spec)
     words = ["st-reba", "build", "--model", model, "--recipe", result.spec]
     if result.pooling != recipe.pooling:
         words += ["--pooling", result.pooling]
+    if result.template:
+        words += ["--template", result.template]
+    if result.shares:
+        words += ["--shares", ",".join(f"{share / min(result.shares):g}" for share in result.shares)]
     if fit_texts is not None and recipe.fitted:
-        words += ["--fit-texts", fit_texts]
-        if recipe.row.chinese:
+        words += ["--fit-texts", fit_texts, *(["--fit-half", "1"] if half else [])]
+        words += ["--columns", columns] if columns else []
+        if recipe.row.chinese and not result.template:
             # Otherwise their script would choose.
             words += ["--prompt-language", "en"]
     if max_seq_length is not None:

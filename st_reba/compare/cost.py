@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from ..evaluation import OddOneOutEvaluator
 from ..modules import CausalModule
 from ..recipes import Recipe, find
-from .recipes import Recipes, tokens
+from .recipes import Recipes, listed_of, tokens
 from .sweep import RecipeSweep
 
 #: How many batches each recipe is timed on, of how many texts at most, and how often: enough to tell recipes apart, few
@@ -43,17 +44,22 @@ def unit_of_cost(pooling: str) -> Recipe:
     return replace(find("classical"), pooling=pooling)
 
 
-def seconds_of(recipes: Recipes, texts: Sequence[str]) -> dict[str, float]:
+def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) -> dict[str, float]:
     """What each recipe takes for a text like these, run alone, by result: see :func:`costs`.
 
     The classical embedding is timed under every pooling that there is, compared or not: it is the unit.
+
+    Args:
+        recipes: On one model.
+        texts: Like those to embed.
+        timed: Which of the recipes.
     """
-    units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in recipes.all)]
+    units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in timed)]
     models = {unit.result: unit.model(recipes.backbone) for unit in units}
-    models |= {key: recipes.model(key) for key in recipes.keys}
+    models |= {recipe.result: recipes.model(recipe.result) for recipe in timed}
     batches = timed_batches(texts, recipes.batch_size)
-    timed = [text for batch in batches for text in batch]
-    counted = {key: tokens(model[0], timed, recipes.backbone) for key, model in models.items()}
+    run = [text for batch in batches for text in batch]
+    counted = {key: tokens(model[0], run, recipes.backbone) for key, model in models.items()}
     on_cpu = recipes.backbone.model.device.type == "cpu"
     return costs(models, batches, lambda key: recipes.on_progress("Timing", counted[key]), on_cpu=on_cpu)
 
@@ -153,7 +159,7 @@ def forecast(
         random: Whether the best are run on random weights, too; which ones is not known yet: the dearest count.
     """
     lengths = recipes.lengths(texts)
-    asked = [recipe for recipe in recipes.asked if not recipe.control]
+    asked = [recipe for recipe in listed_of(recipes.asked) if not recipe.control]
     copies = max((recipe.copies or 1 for recipe in asked), default=1)
     weights, peak = memory(recipes.backbone, max(lengths), recipes.batch_size, copies, random)
     measured = speed(recipes.backbone, list(zip(lengths, texts, strict=True)), recipes.batch_size)
@@ -166,14 +172,15 @@ def total_tokens(
     """How many tokens a comparison will report the progress of, about: see :func:`forecast`."""
     sentences = [] if words is None else words.inputs()[0]
     timed = [text for batch in timed_batches(texts, recipes.batch_size) for text in batch]
-    found, by_pass = 0.0, []
+    found, by_pass, there = 0.0, [], set(texts)
     for run in recipes.passes:
-        own = tokens(run.module, texts, recipes.backbone)
+        own = run.tokens(texts)
         if run.words:
-            own += tokens(run.module, sentences, recipes.backbone)
-        for fitted in {recipe.fitted_on for recipe in run.recipes if recipe.filter is not None and recipe.fitted}:
-            own += tokens(run.module, fitted, recipes.backbone)
-        for recipe in run.recipes:
+            own += run.tokens(sentences)
+        # What is embedded anyway is fitted on for nothing.
+        for fitted in recipes.fitted_on(run) if not there.issuperset(chain(*recipes.fitted_on(run))) else ():
+            own += run.tokens(fitted)
+        for recipe in listed_of(run.recipes):
             found += TIMED_ROUNDS * tokens(recipe.build(recipes.backbone), timed, recipes.backbone)
         by_pass.append(own)
     return found + sum(by_pass) + (sum(sorted(by_pass)[-FINALISTS:]) if random else 0)

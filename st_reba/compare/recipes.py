@@ -6,32 +6,43 @@ it, in the layer that is read or in the number of repetitions come out of one pa
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from ..data.demo import demo_sentences
 from ..evaluation.embedded import Embedded, TensorCache
 from ..files import is_full
+from ..lm.anatomy import final_norm
+from ..lm.attention.setup import reads_behind_prefixes
 from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
-from ..modules import CausalModule, CausalTransformer, InputEmbeddings
+from ..lm.prefixes import behind
+from ..lm.run import StatesAt, at
+from ..lm.trees import Trees
+from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, TopicModule
+from ..modules.changes import EarlyExit
 from ..modules.lm_head import head_blocks
 from ..modules.moments import Moments
+from ..modules.partwise import checked_shares
+from ..modules.token_vectors import without_empty
 from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, find_words, pool_words
-from ..recipes import Recipe, Row, default_recipes
+from ..recipes import Recipe, default_recipes
 from ..recipes.lookup import bags_of_input_embeddings
-from ..recipes.recipe import POOLINGS, random_model
-from ..text.templates import preset
+from ..recipes.recipe import POOLINGS, Wording, random_model
+from ..text.layout import Layout
+from ..text.templates import SLOT
 from .sweep import RecipeSweep
 
 #: Called with what was done, and to how many tokens.
@@ -70,16 +81,16 @@ class ModulePass:
     def __init__(self, backbone: CausalModule, recipes: list[Recipe], by_layer: bool = False) -> None:
         # One that is made for the last token alone may hand on no others.
         widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
-        self.recipes = recipes
+        self.recipes, self.backbone = recipes, backbone
         # By layer: all of the whole model, also those above the recipe's own end.
         self.module = widest.row.build(backbone, layer=-1) if by_layer else widest.build(backbone)
         self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
         parts = widest.pipeline(self.module, tuple(POOLINGS[pooling] for pooling in self.poolings))
         self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
         self.reader = LayerReader(self.model) if by_layer else None
-        weights = widest.fit_texts if widest.part is not None and widest.part.weighs_tokens else None
+        weights = widest.fit_texts if widest.weighs_tokens else None
         self.settings = [by_layer, type(self.module).__name__, self.module.get_config_dict(), self.poolings, weights]
-        has_words = getattr(self.module, "rows", "all") == "all" and not (by_layer and end(widest.row) != -1)
+        has_words = getattr(self.module, "rows", "all") == "all" and not (by_layer and widest.row.end != -1)
         self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words and has_words}
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
@@ -93,7 +104,7 @@ class ModulePass:
         batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
         found = torch.cat([self.reader.embeddings(batch, prompt).float() for batch in batches], dim=1)
         pooled = dict(zip(self.poolings, found.chunk(len(self.poolings), dim=2), strict=True))
-        last = self.reader.count + end(self.recipes[0].row)
+        last = self.reader.count + self.recipes[0].row.end
         return {
             reading(recipe): pooled[recipe.pooling][last if recipe.layer is None else recipe.layer]
             for recipe in self.recipes
@@ -104,14 +115,19 @@ class ModulePass:
         vectors = encode_words(self.model, list(sentences), list(words), batch_size=batch_size)
         return {method: torch.from_numpy(vectors) for method in self.words.values()}
 
+    def tokens(self, texts: Sequence[str]) -> float:
+        """How many tokens texts are in this pass: see :func:`tokens`."""
+        return tokens(self.module, texts, self.backbone)
+
 
 class SweepPass:
     """All repetitions, in the form of a :class:`ModulePass`: see :class:`RecipeSweep`."""
 
     def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
         poolings = list(dict.fromkeys(POOLINGS[recipe.pooling] for recipe in recipes))
-        self.recipes = recipes
-        self.sweep = RecipeSweep(backbone, max(recipe.copies or 1 for recipe in recipes), poolings)
+        self.recipes, self.backbone = recipes, backbone
+        layers = sorted({recipe.layer for recipe in recipes if recipe.layer is not None})
+        self.sweep = RecipeSweep(backbone, max(recipe.row.copies or 1 for recipe in recipes), poolings, layers)
         self.module = self.sweep.module(self.sweep.recipes[-1])
         self.settings = ["sweep", self.sweep.recipes, self.sweep.poolings]
         self.words = {recipe.name: recipe.method for recipe in recipes if recipe.words}
@@ -129,29 +145,140 @@ class SweepPass:
                 own.append(pool_words([readings[name]], [places[name][number]])[0])
         return {name: torch.stack(own) for name, own in vectors.items()}
 
+    def tokens(self, texts: Sequence[str]) -> float:
+        return tokens(self.module, texts, self.backbone)
+
+
+class WordingsPass:
+    """Topic's module in several wordings, read after several layers, in the form of a :class:`ModulePass`.
+
+    Layouts of a text whose prompts begin alike are one tree: what they begin with runs once, and each costs its own
+    tokens behind that. Each is then read as its own module reads it.
+
+    Args:
+        backbone: The loaded model.
+        recipes: What comes out of it: one row under any wordings and layers.
+
+    Raises:
+        ValueError: If the backbone cannot run one of them, or one changes how the model reads.
+    """
+
+    def __init__(self, backbone: CausalModule, recipes: list[Recipe]) -> None:
+        self.recipes, self.backbone = recipes, backbone
+        self.modules = {reading(recipe): cast(TopicModule, recipe.build(backbone)) for recipe in recipes}
+        for module in self.modules.values():
+            if not module.final_norm or not all(isinstance(change, EarlyExit) for change in module.changes):
+                raise ValueError("What changes how a model reads is run in a pass of its own.")
+        # Of those that are read after some layer, the one that runs the most runs the others' layers, too.
+        self.module = max(self.modules.values(), key=lambda module: depth(module.model))
+        self.ends = {key: depth(module.model) for key, module in self.modules.items()}
+        self.layers = sorted({*self.ends.values()}.union(*(module.lower_layers for module in self.modules.values())))
+        self.norm = final_norm(self.module.model)
+        self.poolings = {
+            reading(recipe): Pooling(self.module.get_embedding_dimension(), POOLINGS[recipe.pooling])
+            for recipe in recipes
+        }
+        self.settings = ["wordings", [[key, module.get_config_dict()] for key, module in self.modules.items()]]
+        self.words: dict[str, str] = {}
+        # By what the prompt begins with, or where masks cannot be replaced, by the prompt: its readings by the prompt.
+        alike = reads_behind_prefixes(self.module.model)
+        self.trees: dict[str, dict[str, list[str]]] = {}
+        for key, module in self.modules.items():
+            beginning = module.template.partition(SLOT)[0] if alike else module.template
+            self.trees.setdefault(beginning, {}).setdefault(module.template, []).append(key)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        found = {key: torch.empty(len(texts), module.get_embedding_dimension()) for key, module in self.modules.items()}
+        self.module.eval()
+        # Long texts with long ones, so that little is padding.
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        for start in range(0, len(texts), batch_size):
+            batch = order[start : start + batch_size]
+            for readings in self.trees.values():
+                for rows, vectors in self._passes([texts[place] for place in batch], prompt, list(readings.values())):
+                    for key, own in vectors.items():
+                        found[key][torch.tensor(batch)[rows]] = own
+        return found
+
+    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        # Topic gives the tokens of a text no vectors of their own.
+        return {}
+
+    def tokens(self, texts: Sequence[str]) -> float:
+        if not texts:
+            return 0.0
+        sample, nodes = sample_of(texts), 0
+        for readings in self.trees.values():
+            layouts = [self.modules[key].lay_out(sample) for key, *_ in readings.values()]
+            kept = self.module.prefixes_of(Layout.interleaved(layouts), 1) or ((),)
+            nodes += int(Trees.of(layouts).layout.attention_mask.sum()) - len(sample) * len(kept[0])
+        share = depth(self.module.model) / depth(self.backbone.model)
+        return share * len(texts) * nodes / len(sample)
+
+    def _passes(
+        self, texts: list[str], prompt: str | None, readings: list[list[str]]
+    ) -> Iterator[tuple[Tensor, Vectors]]:
+        """Run a batch as trees, part by part: which texts ran, and what each reading gives for these.
+
+        Args:
+            texts: The batch.
+            prompt: What stands before each.
+            readings: Those of each wording, of the wordings of one tree.
+        """
+        modules = [self.modules[key] for key, *_ in readings]
+        laid_out = Layout.interleaved([Layout.of(module.preprocess(texts, prompt=prompt)) for module in modules])
+        rest, prefixes = self.module.behind_prefixes(laid_out, 1)
+        layouts = [rest.part(slice(place, None, len(modules))) for place in range(len(modules))]
+        for rows in self.module.parts(Trees.of(layouts).layout):
+            own = [layout.part(rows) for layout in layouts]
+            trees = Trees.of(own)
+            seen = StatesAt([self.module.layer(layer - 1) for layer in self.layers], "after")
+            with behind(prefixes, rows):
+                last = trees.run(self.module.model, [seen.as_change()])
+            after = dict(zip(self.layers, seen.states(), strict=True))
+            below = {*self.ends.values()} - {self.layers[-1]}
+            ends = {self.layers[-1]: last} | {end: self.norm(after[end]).to(last) for end in below}
+            found = {}
+            for place, (layout, keys) in enumerate(zip(own, readings, strict=True)):
+                for key in keys:
+                    module = self.modules[key]
+                    lower = [at(trees.of_layout(place, after[layer]), layout.ends) for layer in module.lower_layers]
+                    read = module.read(layout, trees.of_layout(place, ends[self.ends[key]]), lower)
+                    states, mask = without_empty(read.states, read.mask, layout.text_lengths == 0)
+                    pooled = self.poolings[key]({"token_embeddings": states, "attention_mask": mask.long()})
+                    found[key] = pooled["sentence_embedding"].float().cpu()
+            yield rows, found
+
+
+def listed_of(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Those that have a row of their own: of candidates the recipe as it is."""
+    return [recipe for recipe in recipes if recipe.candidate_of in ("", recipe.result)]
+
 
 #: One way in which texts run through the model.
-RecipePass: TypeAlias = ModulePass | SweepPass
-
-
-def end(row: Row) -> int:
-    """The layer that it ends with, from the top: -1 the last, -2 the last but one."""
-    return int(preset(row.settings.get("template", "{text}")).output_layer or -1)
+RecipePass: TypeAlias = ModulePass | SweepPass | WordingsPass
 
 
 def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[RecipePass], list[tuple[Recipe, str]]]:
     """The passes that recipes come out of; and the recipes that this backbone cannot run, and why."""
-    layers: dict[str, set[int | None]] = {}
+    readings: dict[str, set[tuple[int | None, Wording | None]]] = {}
     for recipe in recipes:
-        layers.setdefault(recipe.row.key, set()).add(recipe.layer)
+        readings.setdefault(recipe.row.key, set()).add((recipe.layer, recipe.wording))
+    sweeps = any(recipe.copies is not None and recipe.row.module is ReBAModule for recipe in recipes)
     groups: dict[tuple[str, Any], list[Recipe]] = {}
     for recipe in recipes:
-        weights = recipe.fit_texts if recipe.part is not None and recipe.part.weighs_tokens else None
+        weights = recipe.fit_texts if recipe.weighs_tokens else None
         group: tuple[str, Any] = ("module", (recipe.method, weights))
-        # A change is one of the model that ends after the layer: one pass gives one layer alone.
-        by_layer = reads_one_layer(recipe.row.module) and not recipe.row.unchanged
-        if weights is None and len(layers[recipe.row.key]) > 1 and by_layer:
+        several = weights is None and len(readings[recipe.row.key]) > 1
+        # A sweep has Echo's layers, too. A change is one of the model that ends after the layer: one pass gives one
+        # layer alone.
+        if sweeps and recipe.row.module is EchoModule and recipe.row.copies is not None and weights is None:
+            group = ("sweep", ())
+        elif several and reads_one_layer(recipe.row.module) and not recipe.row.unchanged:
             group = ("layers", recipe.row.key)
+        elif several and recipe.row.module is TopicModule:
+            group = ("wordings", recipe.row.key)
         elif recipe.copies is not None:
             group = ("sweep", ())
         groups.setdefault(group, []).append(recipe)
@@ -161,15 +288,25 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
         (how, key), own = next(iter(groups.items()))
         del groups[how, key]
         try:
-            passes.append(SweepPass(backbone, own) if how == "sweep" else ModulePass(backbone, own, how == "layers"))
-        except ValueError as error:
             if how == "sweep":
-                # A backbone without attention to see: what needs none runs on its own.
+                passes.append(SweepPass(backbone, own))
+            elif how == "wordings":
+                passes.append(WordingsPass(backbone, own))
+            else:
+                passes.append(ModulePass(backbone, own, how == "layers"))
+        except ValueError as error:
+            if how in ("sweep", "wordings"):
+                # What this backbone can run of them runs on its own.
                 for recipe in own:
                     groups.setdefault(("module", (recipe.method, None)), []).append(recipe)
             else:
                 skipped += [(recipe, str(error)) for recipe in own]
     return passes, skipped
+
+
+def sample_of(texts: Sequence[str]) -> list[str]:
+    """Some texts, evenly drawn, in which tokens are counted."""
+    return list(texts[:: -(-len(texts) // _COUNTED)])
 
 
 def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
@@ -182,7 +319,7 @@ def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
     """
     if isinstance(module, InputEmbeddings) or not texts:
         return 0.0
-    sample = list(texts[:: -(-len(texts) // _COUNTED)])
+    sample = sample_of(texts)
     layout = module.lay_out(sample)
     # What stands before all texts is run once.
     kept = sum(map(len, module.prefixes_of(layout, module.rows_per_text) or ()))
@@ -200,6 +337,8 @@ class Recipes:
         recipes: What to compare; :func:`st_reba.recipes.default_recipes` if None.
         batch_size: Texts at a time.
         controls: Whether the bags are among them.
+        fit_on: Sets of plain texts. Filters are fitted on each, and :meth:`vectors` says which is meant; but those of
+            recipes with ``fit_texts`` of their own. Empty: the texts of the package, for all that has none.
         on_progress: Called when something has been done, with what it was and how many tokens.
         kept: Has what was embedded before, and keeps what is now; None: nothing is kept.
 
@@ -215,16 +354,20 @@ class Recipes:
         *,
         batch_size: int = 32,
         controls: bool = True,
+        fit_on: Sequence[tuple[str, ...]] = (),
         on_progress: OnTokens = lambda what, tokens: None,
         kept: TensorCache | None = None,
     ) -> None:
+        # Weights of tokens stand before the pooling: they are not fitted on embeddings.
+        weighed = tuple(demo_sentences())
         asked = [
-            replace(recipe, fit_texts=tuple(demo_sentences())) if recipe.fitted and not recipe.fit_texts else recipe
+            replace(recipe, fit_texts=weighed) if recipe.weighs_tokens and not recipe.fit_texts else recipe
             for recipe in (default_recipes() if recipes is None else recipes)
         ]
         self.backbone = backbone
         self.batch_size = batch_size
         self.with_controls = controls
+        self.fit_on = list(fit_on) or [tuple(demo_sentences())]
         self.on_progress = on_progress
         self.kept = kept
         self.cache = TensorCache() if kept is None else kept
@@ -254,14 +397,21 @@ class Recipes:
         """Embed texts, those that have not been yet, with all recipes: :meth:`vectors` looks them up."""
         self._embedded.add(texts, prompt)
 
-    def vectors(self, key: str, texts: Sequence[str], prompt: str | None = None) -> Tensor:
-        """What the recipe of this result gives for B texts behind a prompt, (B, D), float32, on the CPU."""
-        return self._filtered(key, self._embedded.of(key, texts, prompt))
+    def vectors(self, key: str, texts: Sequence[str], prompt: str | None = None, fitted_on: int = 0) -> Tensor:
+        """What the recipe of this result gives for B texts behind a prompt, (B, D), float32, on the CPU.
+
+        Args:
+            key: Of the result.
+            texts: B strings.
+            prompt: What stands before them.
+            fitted_on: Which set of ``fit_on`` its filter is fitted on.
+        """
+        return self._filtered(key, self._embedded.of(key, texts, prompt), fitted_on)
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
         """What every recipe gives for these texts in one go, by the results' names, each (B, D); nothing is kept."""
         pooled = self._pooled([list(texts)], prompt, self.all, kept=False)
-        return {key: self._filtered(key, pooled[key]) for key in self.keys}
+        return {key: self._filtered(key, pooled[key], 0) for key in self.keys}
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
         """The embedding of one word in each sentence, by the recipes' names, each (B, D): see :func:`encode_words`."""
@@ -271,16 +421,16 @@ class Recipes:
                 of = ["words", list(sentences), list(words)]
                 own = self._computed(run, of, partial(run.encode_words, sentences, words, self.batch_size))
                 found |= {name: own[method] for name, method in run.words.items()}
-                self.on_progress("Words", tokens(run.module, sentences, self.backbone))
+                self.on_progress("Words", run.tokens(sentences))
         return found
 
-    def model(self, key: str) -> SentenceTransformer:
-        """One of the recipes as a ready model."""
+    def model(self, key: str, fitted_on: int = 0) -> SentenceTransformer:
+        """One of the recipes as a ready model, its filter fitted on one set of ``fit_on``."""
         recipe = next(recipe for recipe in self.all if recipe.result == key)
-        pooled = recipe.model(self.backbone, filtered=False)
-        if recipe.filter is None:
+        pooled, behind = recipe.model(self.backbone, filtered=False), self._filter(key, fitted_on)
+        if behind is None:
             return pooled
-        modules = [*pooled.children(), self._fitted[0][key]]
+        modules = [*pooled.children(), behind]
         return SentenceTransformer(modules=modules, device=str(self.backbone.model.device))
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
@@ -296,10 +446,11 @@ class Recipes:
         found = {}
         for recipe in self.all:
             module = recipe.build(self.backbone)
-            settings = [self._fingerprint, type(module).__name__, module.get_config_dict(), recipe.pooling]
+            settings: list[Any] = [self._fingerprint, type(module).__name__, module.get_config_dict(), recipe.pooling]
             if (part := recipe.part) is not None:
-                head = () if part.fitted else fingerprint_of_weight("head", head_blocks(self.backbone))
-                settings += [part.name, part.settings(module.shares), recipe.fit_texts if part.fitted else head]
+                head: Any = () if part.fitted else fingerprint_of_weight("head", head_blocks(self.backbone))
+                fitted = [recipe.fit_texts] if recipe.fit_texts else self.fit_on
+                settings += [part.name, part.settings(recipe.shares or module.shares), fitted if part.fitted else head]
             found[recipe.result] = fingerprint_of(*settings)
         return found
 
@@ -321,6 +472,7 @@ class Recipes:
                 chosen,
                 batch_size=self.batch_size,
                 controls=False,
+                fit_on=self.fit_on,
                 on_progress=self.on_progress,
                 kept=self.cache,
             )
@@ -337,7 +489,9 @@ class Recipes:
 
     def _in_batches(self, texts: Sequence[str], prompt: str | None) -> Vectors:
         starts = range(0, len(texts), self.batch_size)
-        return self._pooled([list(texts[start : start + self.batch_size]) for start in starts], prompt, self.all)
+        # Before their filters are fitted, which may be on these texts.
+        every = [recipe for run in self.passes for recipe in run.recipes]
+        return self._pooled([list(texts[start : start + self.batch_size]) for start in starts], prompt, every)
 
     def _pooled(
         self,
@@ -360,52 +514,99 @@ class Recipes:
 
                 vectors = self._computed(run, [batches, prompt], compute) if kept else compute()
                 found |= {recipe.result: vectors[reading(recipe)] for recipe in own}
-                self.on_progress(what, tokens(run.module, texts, self.backbone))
+                self.on_progress(what, run.tokens(texts))
         return found
 
     @torch.inference_mode()
-    def _filtered(self, key: str, vectors: Tensor) -> Tensor:
-        module = self._fitted[0].get(key)
+    def _filtered(self, key: str, vectors: Tensor, fitted_on: int) -> Tensor:
+        module = self._filter(key, fitted_on)
         if module is None:
             return vectors
         found: Tensor = module({"sentence_embedding": vectors.to(self.backbone.model.device)})["sentence_embedding"]
         return found.cpu()
 
+    def _filter(self, key: str, fitted_on: int) -> nn.Module | None:
+        found = self._fitted[0]
+        return found.get((key, fitted_on), found.get((key, 0)))
+
     @cached_property
-    def _fitted(self) -> tuple[dict[str, nn.Module], list[tuple[Recipe, str]]]:
-        """What stands behind the poolings, by the results' names; and the recipes for which it cannot be made."""
-        modules: dict[str, nn.Module] = {}
+    def _fitted(self) -> tuple[dict[tuple[str, int], nn.Module], list[tuple[Recipe, str]]]:
+        """What stands behind the poolings, by the results' names and the sets of ``fit_on``; and the recipes for which
+        it cannot be made."""
+        modules: dict[tuple[str, int], nn.Module] = {}
         skipped: list[tuple[Recipe, str]] = []
         head: nn.Module | None = None
         for run in self.passes:
-            moments: dict[tuple[str, ...], dict[str, Moments | ValueError]] = {}
+            # What differs in the shares alone has the same statistics, which for a wide model are not cheap.
+            made: dict[tuple[Any, ...], nn.Module | ValueError] = {}
             for recipe in run.recipes:
                 if recipe.filter is None:
                     continue
-                texts = recipe.fitted_on
-                try:
-                    if not recipe.filter.fitted:
+                if not recipe.filter.fitted:
+                    try:
                         # The same for all, and on a large model not cheap.
                         head = head or recipe.filter.made(recipe.model(self.backbone, filtered=False), ())
-                        modules[recipe.result] = head
-                        continue
-                    if texts not in moments:
-                        moments[texts] = self._moments(run, texts)
-                    own = moments[texts][reading(recipe)]
-                    if isinstance(own, ValueError):
-                        raise own
-                    modules[recipe.result] = recipe.filter.from_moments(own, recipe.build(self.backbone).shares)
-                except ValueError as error:
-                    skipped.append((recipe, str(error)))
+                        modules[recipe.result, 0] = head
+                    except ValueError as error:
+                        skipped.append((recipe, str(error)))
+                    continue
+                for place, own in enumerate([recipe.fit_texts] if recipe.fit_texts else self.fit_on):
+                    texts = recipe.filter.drawn(own)
+                    of = (reading(recipe), recipe.filter, texts)
+                    if of not in made:
+                        made |= self._made(run, texts)
+                    found = made[of]
+                    if isinstance(found, ValueError):
+                        skipped.append((recipe, str(found)))
+                        break
+                    modules[recipe.result, place] = with_shares(found, recipe.shares)
         return modules, sorted(skipped, key=lambda entry: self.asked.index(entry[0]))
 
-    def _moments(self, run: RecipePass, texts: tuple[str, ...]) -> dict[str, Moments | ValueError]:
+    def fitted_on(self, run: RecipePass) -> list[tuple[str, ...]]:
+        """The sets of texts that filters of a pass are fitted on, each once."""
+        fitted = [recipe for recipe in run.recipes if recipe.filter is not None and recipe.filter.fitted]
+        return list(
+            {
+                recipe.filter.drawn(own): None
+                for recipe in fitted
+                if recipe.filter is not None
+                for own in ([recipe.fit_texts] if recipe.fit_texts else self.fit_on)
+            }
+        )
+
+    def _made(self, run: RecipePass, texts: tuple[str, ...]) -> dict[tuple[Any, ...], nn.Module | ValueError]:
+        """The filters of all recipes of a pass that are fitted on these texts; or why there are none."""
+        fitted = [
+            recipe
+            for recipe in run.recipes
+            if recipe.filter is not None
+            and recipe.filter.fitted
+            and texts in map(recipe.filter.drawn, [recipe.fit_texts] if recipe.fit_texts else self.fit_on)
+        ]
+        moments = self._moments(texts, fitted)
+        made: dict[tuple[Any, ...], nn.Module | ValueError] = {}
+        for recipe in fitted:
+            if recipe.filter is None or (of := (reading(recipe), recipe.filter, texts)) in made:
+                continue
+            try:
+                own = moments[reading(recipe)]
+                if isinstance(own, ValueError):
+                    raise own
+                made[of] = recipe.filter.from_moments(own, recipe.build(self.backbone).shares)
+            except ValueError as error:
+                made[of] = error
+        return made
+
+    def _moments(self, texts: tuple[str, ...], fitted: Sequence[Recipe]) -> dict[str, Moments | ValueError]:
         """Mean and covariance of what the recipes that are fitted on these texts give them; or why there are none."""
-        fitted = [each for each in run.recipes if each.filter and each.filter.fitted and each.fitted_on == texts]
         whole = {reading(recipe) for recipe in fitted if recipe.filter and recipe.filter.needs_covariance}
         moments: dict[str, Moments | ValueError] = {}
         for start in range(0, len(texts), _FITTED):
-            found = self._pooled([list(texts[start : start + _FITTED])], None, fitted, "Fitting")
+            part = list(texts[start : start + _FITTED])
+            if self._embedded.has(part):
+                found = {recipe.result: self._embedded.of(recipe.result, part) for recipe in fitted}
+            else:
+                found = self._pooled([part], None, fitted, "Fitting")
             for key, vectors in {reading(recipe): found[recipe.result] for recipe in fitted}.items():
                 own = moments.setdefault(key, Moments(vectors.shape[1], covariance=key in whole))
                 try:
@@ -415,6 +616,15 @@ class Recipes:
                 except ValueError as error:
                     moments[key] = error
         return moments
+
+
+def with_shares(module: nn.Module, shares: Sequence[float]) -> nn.Module:
+    """A fitted filter of parts that count for something else; none: as they are."""
+    if not shares:
+        return module
+    found = copy.copy(module)
+    found.shares = checked_shares(shares)  # type: ignore[assignment]
+    return found
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
 from ..optional import require
-from ..recipes.recipe import TF_IDF
+from ..recipes.recipe import TF_IDF, Recipe
 from .recipes import Recipes
 from .results import TIED, Comparison, Result, best_of, has_number, measured, rank, rows
 
@@ -95,14 +96,14 @@ def write_csv(comparison: Comparison, path: Path) -> None:
     """Write one line a result, as measured and unrounded: what is not known is empty.
 
     The columns are recipe, pooling, control; value, low, high, tied of each task, and the value on random weights;
-    texts_per_second, cost, same_as.
+    texts_per_second, cost, same_as, read_at.
     """
     header = ["recipe", "pooling", "control"]
     for task in comparison.tasks:
         header += [task.name, *(f"{task.name} {part}" for part in ("low", "high", "tied", "random"))]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*header, "texts_per_second", "cost", "same_as"])
+        writer.writerow([*header, "texts_per_second", "cost", "same_as", "read_at"])
         for row in rows(comparison):
             result = row.result
             line: list[object] = [result.recipe, result.pooling, result.control]
@@ -110,7 +111,16 @@ def write_csv(comparison: Comparison, path: Path) -> None:
                 score, random = (None, None) if cell is None else (cell.score, cell.random)
                 line += [""] * 4 if score is None else [score.value, score.low, score.high, score.tied]
                 line.append("" if random is None else random.value)
-            writer.writerow([*line, result.sentences_per_second, result.cost, "; ".join(result.same_as)])
+            writer.writerow(
+                [*line, result.sentences_per_second, result.cost, "; ".join(result.same_as), result.read_at]
+            )
+
+
+def recipe_is(recipe: Recipe, result: Result) -> bool:
+    """Whether a recipe is what a result was made by: of its candidates the one that was taken on the first half."""
+    wording = "" if recipe.wording is None else recipe.wording.template
+    own = (recipe.candidate_of or recipe.result, recipe.key, wording, recipe.shares)
+    return own == (result.name, result.spec, result.template, result.shares)
 
 
 def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTransformer:
@@ -133,8 +143,10 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     if comparison.tasks[0].proxy:
         raise ValueError("Without labels no recipe is known to be the best: use st-reba build to choose one yourself.")
     best = comparison.choice()
-    recipe = next(recipe for recipe in recipes.all if recipe.result == best.name)
-    parts = list(recipes.model(best.name).children())
+    recipe = next(recipe for recipe in recipes.all if recipe_is(recipe, best))
+    # Fitted anew, as the build command does it, on what the second half was scored with.
+    fitted = replace(recipe, fit_texts=recipe.fit_texts or recipes.fit_on[-1]) if recipe.fitted else recipe
+    parts = list(fitted.model(recipes.backbone).children())
     device = str(recipes.backbone.model.device)
     model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
     card.add_recipe(model, recipe.name, recipe.key, recipe.says, recipe.row.citation)

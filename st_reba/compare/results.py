@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..evaluation.bootstrap import Estimate, Items, Resampled
+from ..evaluation.bootstrap import Estimate, Items, Resampled, Splits, by_halves
 from ..evaluation.tasks import Measure
 from ..files import atomic_file
 from ..recipes import Control
@@ -56,6 +56,8 @@ def _of_the_same_items(items: SavedItems | None) -> SavedItems | None:
         counts = {len(values) for values in items.values.values()}
         if len(counts) != 1 or 0 in counts:
             raise ValueError("every result needs as many values, one or more")
+        if items.first >= min(counts):
+            raise ValueError("the first half must have fewer items than there are")
         if items.kind == "mean" and items.labels:
             raise ValueError("a mean has no labels")
         if items.kind != "mean" and {len(items.labels)} != counts:
@@ -81,6 +83,9 @@ class Result:
         says: What the recipe does, in a sentence; empty if nothing is known of it.
         called: What to call it in a sentence about other recipes, as a control; empty: its name.
         controls: What it is to be held against.
+        read_at: The layer, the words and the weights that were chosen on each half; empty: the recipe as it is.
+        template: The prompt that was chosen on the first half; empty: the recipe's own.
+        shares: How much each part of the vectors counts, as was chosen there; empty: as the recipe has it.
     """
 
     recipe: str
@@ -94,16 +99,20 @@ class Result:
     says: str = ""
     called: str = ""
     controls: tuple[Control, ...] = ()
+    read_at: str = ""
+    template: str = ""
+    shares: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
         """Recipe and pooling."""
-        return f"{self.recipe}, {self.pooling}"
+        return ", ".join(filter(None, (self.recipe, self.pooling)))
 
     @property
     def read(self) -> str:
-        """The same as a sentence has it."""
-        return f"{self.recipe}, {'last token' if self.pooling == 'last' else self.pooling}"
+        """The same as a sentence has it, and where and how it is read."""
+        pooling = "last token" if self.pooling == "last" else self.pooling
+        return ", ".join(filter(None, (self.recipe, pooling, self.read_at)))
 
     @property
     def label(self) -> str:
@@ -150,24 +159,29 @@ class SavedItems:
         data: Tells the items from others.
         values: (N,) by result, as precise as float32.
         labels: (N,); empty where there are none.
+        first: How many items the first half has, where the score is the mean of two halves'; 0: it is of all items.
     """
 
     kind: Literal["mean", "spearman", "average_precision"]
     data: str
     values: dict[str, list[Annotated[float, BeforeValidator(_nan_for_null)]]]
     labels: list[Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=list)
+    first: Annotated[int, Field(ge=0)] = 0
 
     @classmethod
-    def of(cls, items: Resampled | None, data: str) -> SavedItems | None:
-        """Those that a score is made from; None where that cannot be written down."""
+    def of(cls, items: Resampled | None, data: str, first: int = 0) -> SavedItems | None:
+        """Those that a score is made from, of all or of two halves; None where that cannot be written down."""
+        if isinstance(items, Splits) and first:
+            items = items.joined()
         if not isinstance(items, Items) or items.kind not in ("mean", "spearman", "average_precision"):
             return None
         values = {recipe: _shortest(own) for recipe, own in items.values.items()}
-        return cls(items.kind, data, values, _shortest(items.labels))
+        return cls(items.kind, data, values, _shortest(items.labels), first)
 
-    def items(self) -> Items:
+    def items(self) -> Resampled:
         """The same, to be resampled."""
-        return Items(self.kind, {name: np.array(own) for name, own in self.values.items()}, np.array(self.labels))
+        values = {name: np.array(own) for name, own in self.values.items()}
+        return by_halves(Items(self.kind, values, np.array(self.labels)), self.first)
 
 
 def _shortest(values: Any) -> list[float]:
@@ -198,6 +212,7 @@ class Comparison:
         build: The command that builds that one; empty where there is none.
         items: What was measured on each item of the first task; None where that cannot be told.
         prompts: What stood before a ``"query"`` and before a ``"document"``; none where there are no roles.
+        judged: What choosing among all candidates on one half scores on the other; None: nothing was chosen.
     """
 
     #: For :meth:`load`, which takes nothing for something else: it reads what others may have written.
@@ -220,6 +235,7 @@ class Comparison:
     build: str = ""
     items: Annotated[SavedItems | None, AfterValidator(_of_the_same_items)] = None
     prompts: dict[str, str] = field(default_factory=dict)
+    judged: Annotated[Estimate, BeforeValidator(_nan_in)] | None = None
 
     def save(self, path: Path) -> None:
         """Write all of it as JSON, the answer first; where there is no number, there is null.

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -20,15 +22,16 @@ from torch import Tensor
 from ..data.demo import DEMO_PAIRS
 from ..data.tables import Data, Labelled, Retrieval, read_pairs
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
-from ..evaluation.bootstrap import Estimate, Items, Resampled
+from ..evaluation.bootstrap import Estimate, Items, Resampled, by_halves
 from ..evaluation.tasks import Measure, Measured, Role, Task, Vectors, task_of
 from ..lm.fingerprint import fingerprint_of
 from ..recipes import Recipe
 from ..recipes.lookup import TF_IDF_RESULT, controls_of
 from ..recipes.recipe import TF_IDF
 from .answer import Standing, answer, verdict
+from .choice import CHOICE, Choice, Halves, choices_of, joined, told_of
 from .cost import FINALISTS, seconds_of, unit_of_cost
-from .recipes import Recipes
+from .recipes import Recipes, listed_of
 from .results import Comparison, Result, SavedItems, has_number, rank
 from .tf_idf import TfIdf
 
@@ -105,6 +108,7 @@ def compare(
     fit_texts: Sequence[str] | None = None,
     chosen: str = "",
     random: bool = True,
+    halves: Halves | None = None,
 ) -> Comparison:
     """Score and time every recipe.
 
@@ -116,6 +120,9 @@ def compare(
         chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
             :mod:`st_reba.compare.search` chose. Empty: these scores choose.
         random: Whether the best recipes are run on random weights, too: see :func:`finalists`.
+        halves: Of the data, where recipes have candidates (:func:`.choice.with_candidates`): each half is scored by
+            what was chosen on the other, and with filters that were fitted on the other's texts, where the recipes were
+            given these as their ``fit_on``. None: every recipe is scored as it is, on all items at once.
 
     Returns:
         The comparison; what only the caller knows (the names of model and data, the command) is left empty.
@@ -123,31 +130,60 @@ def compare(
     Raises:
         ValueError: If there are too few texts.
     """
-    task, inputs, tf_idf = _task(data), inputs_of(data), None
+    parts = [data] if halves is None else halves.parts
+    task, inputs, tf_idf = _task(data if halves is None else halves.whole), inputs_of(data), None
+    tasks = [_task(part) for part in parts]
+    first = 0 if halves is None else len(parts[0])
     if isinstance(data, Labelled) and recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
     every: list[Recipe] = []
     measured: dict[str, Measured] = {}
     senses: dict[str, Any] = {}
+    choices: dict[str, Choice] = {}
 
     def score(own: Recipes) -> list[Scores]:
         for prompt, texts in inputs:
             own.add(texts, prompt)
+        found: dict[str, Measured] = {}
         for key in own.keys:
+            by_half = []
+            for half, task_of_half in enumerate(tasks):
 
-            def look_up(texts: Sequence[str], role: Role, key: str = key) -> Tensor:
-                return own.vectors(key, texts, task.prompt(role))
+                def look_up(texts: Sequence[str], role: Role, key: str = key, half: int = half) -> Tensor:
+                    return own.vectors(key, texts, task.prompt(role), half)
 
-            measured[key] = task.measure(Vectors(look_up))
+                by_half.append(task_of_half.measure(Vectors(look_up)))
+            found[key] = joined(by_half)
+        every.extend(listed_of(own.all))
+        measured.update({key: found[key] for key in map(attrgetter("result"), listed_of(own.all))})
+        if halves is not None and isinstance(task, Task):
+            choices.update(choices_of(own.all, task.scores[0], found, first))
+            measured.update({name: choice.measured for name, choice in choices.items()})
         senses.update({} if words is None else _senses(own, words))
-        every.extend(own.all)
-        return _scored(every, task, measured, senses, tf_idf)
+        overlap = None
+        if tf_idf is not None:
+            overlap = {TF_IDF_RESULT: joined([each.measure(tf_idf) for each in tasks if isinstance(each, Task)])}
+        columns = task.columns(measured, overlap, 0 if tf_idf is None else tf_idf.texts)
+        halved = [(column, by_halves(items, first)) for column, items in columns]
+        if senses:
+            # After what decides, before what only adds to it.
+            halved.insert(1, (_word_sense(senses), bootstrap.mean(senses)))
+        return [estimated(column, items, every) for column, items in halved]
 
     prompts = dict(task.prompts)
     # Other prompts are another way to embed the same items.
     items = fingerprint_of(replace(data, prompts={}) if isinstance(data, Retrieval) else data)
-    found = concluded(recipes, score, texts_of(data), random=random, chosen=chosen, data=items)
+    found = concluded(
+        recipes, score, texts_of(data), random=random, chosen=chosen, data=items, choices=choices,
+        first=first,
+    )  # fmt: skip
     told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
+    if halves is not None:
+        told |= {"chosen": f"on one half of {len(data)} {halves.whole.noun}, scored on the other, in turn"}
+    if fitted := [recipe for recipe in recipes.all if recipe.fitted]:
+        given = any(recipe.fit_texts for recipe in fitted if not recipe.weighs_tokens)
+        own = "the other half's texts" if len(recipes.fit_on) > 1 else "sentences of the package"
+        told |= {"filters fitted on": "texts that were given" if given else own}
     lengths = [length for _, texts in inputs for length in recipes.lengths(sorted(texts, key=len, reverse=True))]
     return replace(found, lengths=lengths, prompts=prompts, settings={**found.settings, **told})
 
@@ -180,34 +216,20 @@ def _senses(recipes: Recipes, words: OddOneOutEvaluator) -> dict[str, Any]:
     return {recipe.result: right[recipe.name] for recipe in recipes.all if recipe.words and recipe.name in right}
 
 
-def _scored(
-    every: Sequence[Recipe],
-    task: Task | PlainTexts,
-    measured: Mapping[str, Measured],
-    senses: Mapping[str, Any],
-    tf_idf: TfIdf | None,
-) -> list[Scores]:
-    """The columns of the table, the one that decides first."""
-    overlap = None if tf_idf is None or isinstance(task, PlainTexts) else {TF_IDF_RESULT: task.measure(tf_idf)}
-    columns: list[tuple[Measure, Items]] = task.columns(measured, overlap, 0 if tf_idf is None else tf_idf.texts)
-    if senses:
-        questions = len(next(iter(senses.values())))
-        note = (
-            f"Odd one out: which of four sentences uses a word in another sense, {questions} questions, Euclidean "
-            "distance; the same under every pooling."
-        )
-        column = Measure("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
-        # After what decides, before what only adds to it.
-        columns.insert(1, (column, bootstrap.mean(senses)))
-    return [estimated(column, items, every) for column, items in columns]
+def _word_sense(senses: Mapping[str, Any]) -> Measure:
+    questions = len(next(iter(senses.values())))
+    note = (
+        f"Odd one out: which of four sentences uses a word in another sense, {questions} questions, Euclidean "
+        "distance; the same under every pooling."
+    )
+    return Measure("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")
 
 
 def estimated(column: Measure, items: Resampled, every: Sequence[Recipe]) -> Scores:
     """A column's scores with their intervals."""
-    controls = {TF_IDF_RESULT, *(recipe.result for recipe in every if recipe.control)} & {*items.recipes}
-    return Scores(
-        column, bootstrap.estimate(items, controls=controls, greater_is_better=column.greater_is_better), items
-    )
+    # The choice of all is no recipe that others could be tied with.
+    beside = {TF_IDF_RESULT, CHOICE, *(recipe.result for recipe in every if recipe.control)} & {*items.recipes}
+    return Scores(column, bootstrap.estimate(items, controls=beside, greater_is_better=column.greater_is_better), items)
 
 
 def finalists(table: Standing, chosen: str = "") -> list[str]:
@@ -225,13 +247,19 @@ def finalists(table: Standing, chosen: str = "") -> list[str]:
     return [result.name for result in ahead[:FINALISTS]]
 
 
-def standing(every: Sequence[Recipe], scores: Sequence[Scores], seconds: Mapping[str, float]) -> Standing:
+def standing(
+    every: Sequence[Recipe],
+    scores: Sequence[Scores],
+    seconds: Mapping[str, float],
+    choices: Mapping[str, Choice] = MappingProxyType({}),
+) -> Standing:
     """Every result, by the column that decides.
 
     Args:
         every: What was compared, controls on random weights among them.
         scores: What they scored.
         seconds: What they cost, a text, by result.
+        choices: What was taken of their candidates, by result.
     """
     by_result = {
         key: {each.column.name: each.estimates[key] for each in scores if key in each.estimates}
@@ -246,17 +274,27 @@ def standing(every: Sequence[Recipe], scores: Sequence[Scores], seconds: Mapping
             sentences_per_second=None if (spent := seconds.get(recipe.result)) is None else 1 / spent,
             cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).result],
             same_as=recipe.same_as,
-            spec=recipe.key,
-            says=recipe.says,
+            spec=taken.key,
+            says=taken.says,
             called=recipe.called,
-            controls=controls_of(recipe),
+            controls=controls_of(taken),
+            read_at=told_of(choices[recipe.result]) if recipe.result in choices else "",
+            template="" if taken.wording is None else taken.wording.template,
+            shares=taken.shares,
         )
         for recipe in every
+        for taken in [taken_of(choices, recipe)]
     ]
     if own := by_result[TF_IDF_RESULT]:
         called = "tf-idf, without any model"
         results.insert(0, Result(TF_IDF, "mean", True, own, says=TF_IDF_SAYS, called=called))
-    return Standing(results, scores[0].column, scores[0].items)
+    return Standing(results, scores[0].column, scores[0].items, choices, scores[0].estimates.get(CHOICE))
+
+
+def taken_of(choices: Mapping[str, Choice], recipe: Recipe) -> Recipe:
+    """The candidate of a recipe that is timed, held against random weights, and built: that of the first half, which
+    the second half scored."""
+    return choices[recipe.result].taken[0] if recipe.result in choices else recipe
 
 
 def concluded(
@@ -268,6 +306,8 @@ def concluded(
     skipped: Sequence[tuple[str, str]] = (),
     chosen: str = "",
     data: str = "",
+    choices: Mapping[str, Choice] = MappingProxyType({}),
+    first: int = 0,
 ) -> Comparison:
     """Recipes are scored and timed, the best once more on random weights; then the scores are judged.
 
@@ -279,14 +319,19 @@ def concluded(
         skipped: What was left out besides recipes that cannot be run, and why.
         chosen: As for :func:`compare`.
         data: Tells the items of the first column from others.
+        choices: What was taken of the recipes' candidates, by result: read once these have been scored.
+        first: How many items the first half has; 0: there are no halves.
     """
-    every, scores = recipes.all, score(recipes)
-    seconds = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts())
-    table = standing(every, scores, seconds)
+    scores, every = score(recipes), listed_of(recipes.all)
+    taken = {recipe.result: taken_of(choices, recipe) for recipe in every}
+    spent = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts(), list(taken.values()))
+    seconds = spent | {name: spent[own.result] for name, own in taken.items()}
+    table = standing(every, scores, seconds, choices)
     if random:
-        with recipes.on_random_weights(finalists(table, chosen or answer(table)[1])) as untrained:
+        last = finalists(table, chosen or answer(table)[1])
+        with recipes.on_random_weights([taken[name].result for name in last]) as untrained:
             scores = score(untrained)
-            table = standing([*every, *untrained.all], scores, seconds)
+            table = standing([*every, *untrained.all], scores, seconds, choices)
     said, use = answer(table, chosen)
     without = recipes.with_controls and table.results[0].recipe != TF_IDF
     return Comparison(
@@ -311,5 +356,6 @@ def concluded(
         chosen=chosen,
         answer=said,
         use=use,
-        items=SavedItems.of(table.items, data),
+        items=SavedItems.of(table.items, data, first),
+        judged=table.choice,
     )

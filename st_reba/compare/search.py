@@ -12,10 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from ..data.tables import Labelled
@@ -26,15 +23,14 @@ from ..modules.moments import Moments
 from ..recipes import Recipe, Row, every_row, find
 from ..recipes.lookup import changed
 from ..recipes.rows import FILTERS, PARTS
-from .recipes import RecipePass, end, passes_of, reading
+from .choice import LEAST_ITEMS, Halves
+from .recipes import RecipePass, passes_of, reading
 from .results import Comparison
 
 #: The share of the candidates that stays from one rung to the next is one of so many; the items are so many times more.
 FACTOR = 3
 #: How many candidates are reported in the end.
 FINALISTS = 5
-#: The fewest pairs, triplets, queries or texts that recipes are told apart by.
-LEAST_PAIRS = 30
 
 #: The recipe without any choice: what a search has to beat.
 PLAIN = replace(find("classical"), pooling="mean")
@@ -57,7 +53,7 @@ def candidates(layers: int, every: Sequence[Row] | None = None) -> list[Recipe]:
     return [
         Recipe(row, pooling, (), PARTS[name] if name else None, layer)
         for row in (searched() if every is None else every)
-        for layer in [*(layer for layer in chosen if 0 < layer < layers + 1 + end(row) and not row.unchanged), None]
+        for layer in [*(layer for layer in chosen if 0 < layer < layers + 1 + row.end and not row.unchanged), None]
         for pooling in row.own_poolings
         for name in ("", *FILTERS)
     ]
@@ -108,7 +104,7 @@ class Found:
 def rung_sizes(items: int) -> list[int]:
     """How many items each rung has: all at last, a third of that before, and so on, but never too few."""
     sizes = [items]
-    while sizes[0] // FACTOR >= LEAST_PAIRS:
+    while sizes[0] // FACTOR >= LEAST_ITEMS:
         sizes.insert(0, sizes[0] // FACTOR)
     return sizes
 
@@ -135,7 +131,7 @@ def search(
     Raises:
         ValueError: If there are too few items, or the model can run nothing of what is to be tried.
     """
-    chosen_on, held_out = split(data, seed)
+    chosen_on, held_out = Halves.of(data, seed).parts
     tried = list(candidates(depth(backbone.model)) if every is None else every)
     passes, _ = passes_of(backbone, tried)
     if not passes:
@@ -255,50 +251,3 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
             "shown": f"{len(found.held_out)} {noun} that were held out",
         },
     )
-
-
-def split(data: Labelled, seed: int = 0) -> tuple[Labelled, Labelled]:
-    """Two parts of nearly one size, in random order; items that have a text in common stay together.
-
-    The documents of a retrieval task are no items: both halves of its queries are among all of them.
-
-    Args:
-        data: At least twice :data:`LEAST_PAIRS`.
-        seed: Of the shuffle.
-
-    Returns:
-        The half to choose on, and the one to report.
-
-    Raises:
-        ValueError: If there are too few items, or too many of them hang together.
-    """
-    if len(data) < 2 * LEAST_PAIRS:
-        raise ValueError(
-            f"A search chooses on one half of the {data.noun} and reports on the other: {len(data)} {data.noun} are "
-            f"too few, give {2 * LEAST_PAIRS} or more."
-        )
-    generator = np.random.default_rng(seed)
-    groups = _groups(data.items())
-    halves: tuple[list[int], list[int]] = ([], [])
-    for index in generator.permutation(len(groups)):
-        min(halves, key=len).extend(groups[index])
-    if min(map(len, halves)) < LEAST_PAIRS:
-        raise ValueError(
-            f"A search needs two halves that share no text, but {max(map(len, groups))} of the {len(data)} {data.noun} "
-            f"hang together by texts that they share. Give {data.noun} of more different texts."
-        )
-    chosen, reported = (data.part(generator.permutation(half).tolist()) for half in halves)
-    return chosen, reported
-
-
-def _groups(items: Sequence[tuple[str, ...]]) -> list[list[int]]:
-    """Indices of items that hang together by their texts."""
-    count = len(items)
-    places = {text: place for place, text in enumerate(dict.fromkeys(text for item in items for text in item), count)}
-    edges = [(index, places[text]) for index, item in enumerate(items) for text in item]
-    graph = coo_array((np.ones(len(edges)), tuple(np.transpose(edges))), shape=(count + len(places),) * 2)
-    labels = connected_components(graph, directed=False)[1][:count]
-    found: dict[int, list[int]] = {}
-    for index, label in enumerate(labels.tolist()):
-        found.setdefault(label, []).append(index)
-    return list(found.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from rich.progress import track
@@ -13,7 +13,9 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from ..lm.backbone import device, weighted_sum
+from ..lm.anatomy import final_norm
+from ..lm.backbone import depth, device, weighted_sum
+from ..lm.run import StatesAt
 from ..modules import CausalModule, CausalTransformer, ReBAModule
 from ..modules.token_vectors import TokenVectors, last_of, picked, without_empty
 from ..recipes import every_row
@@ -42,9 +44,11 @@ class RecipeSweep:
         repetitions: k >= 1.
         poolings: Modes of ST's ``Pooling``. If "lasttoken" is the only one, :math:`e_n` alone is computed, which is
             cheaper.
+        layers: After which layers Echo is read besides, each counted from 1, through the model's final norm.
 
     Attributes:
-        recipes: The names, by number of copies, as their rows have them: "Classical", "ReBA-1", "Echo-2", ...
+        recipes: The names, by number of copies, as their rows have them: "Classical", "ReBA-1", "Echo-2", ...; behind
+            "Echo-2" and "ReBA-2" are "Echo-2, layer 12" and so on.
         poolings: The poolings.
 
     Raises:
@@ -57,17 +61,27 @@ class RecipeSweep:
         backbone: str | Transformer,
         repetitions: int = 3,
         poolings: Sequence[str] = ("mean", "lasttoken"),
+        layers: Sequence[int] = (),
     ) -> None:
         allowed = Pooling.POOLING_MODES
         if isinstance(poolings, str) or not poolings or any(mode not in allowed for mode in poolings):
             raise ValueError(f"poolings={poolings!r}: give a list of one or more of {sorted(allowed)}.")
         module = ReBAModule(backbone, repetitions=repetitions)
+        count = depth(module.model)
+        if not all(1 <= layer <= count for layer in layers):
+            raise ValueError(f"layers={list(layers)}: {type(module.model).__name__} has {count}; give 1 to {count}.")
         self._modules = [*(ReBAModule(module, repetitions=copies) for copies in range(1, repetitions)), module]
         self._classical = CausalTransformer(module)
         self._dimension = module.get_embedding_dimension()
-        self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in names(copies))
+        self.layers = tuple(layers)
+        self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in self._names(copies))
         self.poolings = tuple(dict.fromkeys(poolings))
         self._pools = [Pooling(self._dimension, mode) for mode in self.poolings]
+
+    def _names(self, copies: int) -> list[str]:
+        """Those that so many copies give."""
+        below = [f"{names(copies)[0]}, layer {layer}" for layer in self.layers] if copies > 1 else []
+        return [*names(copies), *below]
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +92,7 @@ class RecipeSweep:
         """A module that truncates texts as a recipe does."""
         if recipe == names(1)[0]:
             return self._classical
-        return next(module for module in self._modules if recipe in names(module.repetitions))
+        return next(module for module in self._modules if recipe in self._names(module.repetitions))
 
     @torch.inference_mode()
     def encode(
@@ -169,7 +183,7 @@ class RecipeSweep:
             reader = copy.copy(module)
             reader.rows = rows
             for part in reader.parts(layout):
-                yield [pending[row] for row in part.tolist()], _readings(reader, layout.part(part))
+                yield [pending[row] for row in part.tolist()], self._readings(reader, layout.part(part))
             lengths = zip(pending, layout.text_lengths.tolist(), strict=True)
             pending, last = [index for index, length in lengths if length == limit], limit
         yield from self._classical_passes(texts, prompt)
@@ -191,34 +205,45 @@ class RecipeSweep:
             reading = (names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
             yield chosen[part].tolist(), iter([reading])
 
+    def _readings(self, module: ReBAModule, layout: Layout) -> Iterator[Reading]:
+        """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
+        empty, norm = layout.text_lengths == 0, final_norm(module.model)
+        below = StatesAt([module.layer(layer - 1) for layer in self.layers], "after")
+        for copies, reading, sums, _ in of_copies(module, layout, change=[below.as_change()]):
+            read = [reading.states, sums.to(reading.states.dtype)]
+            if copies > 1:
+                selected = _read_of(module, layout.copy_index == copies - 1)
+                every = (norm(states).to(reading.states) for states in below.states())
+                read += [picked(states, layout.input_ids, selected).states for states in every]
+            for recipe, states in zip(self._names(copies), read, strict=True):
+                yield recipe, *without_empty(states, reading.mask, empty)
 
-def _readings(module: ReBAModule, layout: Layout) -> Iterator[Reading]:
-    """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
-    empty = layout.text_lengths == 0
-    for copies, reading, sums, _ in of_copies(module, layout):
-        for recipe, states in zip(names(copies), (reading.states, sums.to(reading.states.dtype)), strict=True):
-            yield recipe, *without_empty(states, reading.mask, empty)
 
-
-def of_copies(module: ReBAModule, layout: Layout) -> Iterator[tuple[int, TokenVectors, Tensor, Tensor]]:
+def of_copies(module: ReBAModule, layout: Layout, **kwargs: Any) -> Iterator[tuple[int, TokenVectors, Tensor, Tensor]]:
     """One forward pass, read copy by copy.
 
     Args:
         module: For k copies.
         layout: B texts.
+        **kwargs: For the pass.
 
     Yields:
         For each copy c, from 1: c; its states, Echo-c or Classical; the sums of a_ij v_j up to its end (B, rows, D),
         ReBA-c; and those of a_ij, (B, rows, 1).
     """
-    weights, states = module.look_back(layout)
+    weights, states = module.look_back(layout, **kwargs)
     first = layout.input_ids.shape[1] - states.shape[1]
     copy_index, ids = layout.copy_index[:, first:], layout.input_ids[:, first:]
     for number in range(module.repetitions):
         selected = copy_index == number
         own = weights * (copy_index <= number)[:, None].to(weights.device, non_blocking=True)
-        reading = picked(states, ids, last_of(selected) if module.rows == "last" else selected)
+        reading = picked(states, ids, _read_of(module, selected))
         yield number + 1, reading, weighted_sum(own, states), own.sum(dim=-1, keepdim=True)
+
+
+def _read_of(module: ReBAModule, copy: Tensor) -> Tensor:
+    """(B, N): the tokens of a copy that are read."""
+    return last_of(copy) if module.rows == "last" else copy
 
 
 @cache

@@ -88,6 +88,11 @@ class Items:
         """M names."""
         return list(self.values)
 
+    def part(self, chosen: slice) -> Items:
+        """Some of the items."""
+        values = {recipe: own[chosen] for recipe, own in self.values.items()}
+        return Items(self.kind, values, self.labels[chosen], self.given[chosen])
+
     @cached_property
     def scores(self) -> Array:
         """(M,): on all items."""
@@ -153,9 +158,25 @@ class Splits:
         """(M, R): as for :class:`Items`."""
         return np.mean([part.drawn(resamples, seed + place) for place, part in enumerate(self.parts)], axis=0)
 
+    def joined(self) -> Items:
+        """All items, as if they were one part's."""
+        values = {name: np.concatenate([part.values[name] for part in self.parts]) for name in self.recipes}
+        labels, given = (np.concatenate([getattr(part, of) for part in self.parts]) for of in ("labels", "given"))
+        return Items(self.parts[0].kind, values, labels, given)
+
 
 #: What can be resampled.
 Resampled: TypeAlias = Items | Splits
+
+
+def by_halves(items: Items, first: int) -> Resampled:
+    """A score as the mean of those of two halves, of which the first has so many items; 0: of all items.
+
+    A mean over items stays what it is: what one item gives does not depend on the others.
+    """
+    if items.kind == "mean" or not first:
+        return items
+    return Splits([items.part(slice(first)), items.part(slice(first, None))])
 
 
 def estimate(

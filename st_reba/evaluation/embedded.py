@@ -85,6 +85,10 @@ class Embedded:
     def __len__(self) -> int:
         return len(self._places)
 
+    def has(self, texts: Sequence[str], prompt: str | None = None) -> bool:
+        """Whether all of these have been embedded."""
+        return all((prompt, text) in self._places for text in texts)
+
     def add(self, texts: Sequence[str], prompt: str | None = None) -> None:
         """Embed those of the texts that have not been embedded yet, in all variants."""
         missing = [text for text in dict.fromkeys(texts) if (prompt, text) not in self._places]

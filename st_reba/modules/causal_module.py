@@ -557,7 +557,7 @@ class CausalModule(SafeTransformer):
 
     def _seen(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
         """What a change sees of the texts in a layout of their own, for each row of the method's."""
-        companion, prefixes = self._behind_prefixes(layout.companions[change.key], 1, **kwargs)
+        companion, prefixes = self.behind_prefixes(layout.companions[change.key], 1, **kwargs)
         found = []
         size = 1 if self.deterministic else CausalModule._part_size(self, companion)
         for rows in in_parts(len(companion.input_ids), size):
@@ -568,7 +568,7 @@ class CausalModule(SafeTransformer):
             found += observer.states()
         return torch.cat(found).repeat_interleave(self.rows_per_text, dim=0)
 
-    def _behind_prefixes(self, layout: Layout, count: int, **kwargs: Any) -> tuple[Layout, Prefixes | None]:
+    def behind_prefixes(self, layout: Layout, count: int, **kwargs: Any) -> tuple[Layout, Prefixes | None]:
         """A layout of ``count`` rows a text without what stands before all texts, and that; or the whole of it."""
         if self.model.training:
             self._kept_prefixes.clear()
@@ -670,7 +670,7 @@ class CausalModule(SafeTransformer):
 
     def _read_parts(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         """What the method reads, part by part."""
-        layout, prefixes = self._behind_prefixes(layout, self.rows_per_text, **kwargs)
+        layout, prefixes = self.behind_prefixes(layout, self.rows_per_text, **kwargs)
         parts, read = self.parts(layout), []
         for part in parts:
             with behind(prefixes, part):

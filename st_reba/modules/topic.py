@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor
 
 from ..lm import backbone
 from ..lm.run import StatesAt, at
@@ -149,9 +150,19 @@ class TopicModule(CausalModule):
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         lower = StatesAt([self.layer(layer - 1) for layer in self.lower_layers], "after", layout.ends)
         states = self.run(layout, change=[lower.as_change()], **kwargs)
+        return self.read(layout, states, lower.states())
+
+    def read(self, layout: Layout, states: Tensor, lower: Sequence[Tensor]) -> TokenVectors:
+        """What the method reads of a pass.
+
+        Args:
+            layout: B texts.
+            states: (B, N, D), their last hidden states.
+            lower: The last token's state after each of ``lower_layers``, (B, D).
+        """
         selected = self.selected(layout) if self.mean else last_of(layout.attention_mask)
         tokens, mask, ids, _ = picked(states, layout.input_ids, selected)
         # Where accelerate has placed the layers, each may lie on a device of its own.
-        lasts = [at(states, layout.ends), *(own.to(states) for own in lower.states())]
+        lasts = [at(states, layout.ends), *(own.to(states) for own in lower)]
         parts = [last[:, None].expand_as(tokens) for last in lasts]
         return TokenVectors(torch.cat([tokens, *parts] if self.mean else parts, dim=-1), mask, ids)

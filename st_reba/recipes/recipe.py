@@ -17,7 +17,7 @@ from .. import modules
 from ..modules.embedding_transforms import SHRINKAGE
 from ..modules.moments import Moments, embedding_moments
 from ..modules.partwise import SHRINKAGE as PARTWISE_SHRINKAGE
-from ..text.templates import SLOT, TEMPLATES, PromptLanguage
+from ..text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
@@ -96,8 +96,13 @@ class Part:
         """
         return cast(nn.Module, self.module.from_moments(moments, **self.settings(shares)))
 
-    def made(self, model: SentenceTransformer, texts: Sequence[str]) -> nn.Module:
+    def made(self, model: SentenceTransformer, texts: Sequence[str], shares: Sequence[float] = ()) -> nn.Module:
         """A filter for a model that begins with a module of st_reba's and ends in its pooling.
+
+        Args:
+            model: Embeds the texts.
+            texts: Plain ones, to fit the filter on.
+            shares: How much each part of its vectors counts; empty: as its module says.
 
         Raises:
             ValueError: If there are too few texts, or the model has no head.
@@ -105,7 +110,20 @@ class Part:
         if not self.fitted:
             return modules.EmbeddingFilter.from_language_model(model)
         moments = embedding_moments(model, self.drawn(texts), covariance=self.needs_covariance)
-        return self.from_moments(moments, cast(modules.CausalModule, model[0]).shares)
+        return self.from_moments(moments, shares or cast(modules.CausalModule, model[0]).shares)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """A prompt in other words than a row's own.
+
+    Attributes:
+        name: As tables show it, such as ``"domain"``.
+        template: Text with a slot for each copy of the text.
+    """
+
+    name: str
+    template: str
 
 
 @dataclass(frozen=True)
@@ -131,6 +149,8 @@ class Row:
         words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
         own_template: Arguments to add where the user gives a template of their own.
+        reworded: Whether a comparison tries other endings of its prompt.
+        parts: Of how many its vectors are made.
         paper: Who it is from; empty: the module's ``citation`` says it.
         unchanged: Key of the row that this is under a change; empty: it is none.
         chinese: Arguments with which the module asks in Chinese; empty: it cannot, or it does so already.
@@ -153,6 +173,8 @@ class Row:
     words: bool = False
     same_if_last: str = ""
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reworded: bool = False
+    parts: int = 1
     paper: str = ""
     unchanged: str = ""
     chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -162,6 +184,20 @@ class Row:
         """How often the text stands in the input."""
         template = str(self.settings.get("template", SLOT))
         return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(SLOT)))
+
+    @property
+    def end(self) -> int:
+        """The layer that it ends with, from the top: -1 the last, -2 the last but one."""
+        return int(preset(self.settings.get("template", SLOT)).output_layer or -1)
+
+    @property
+    def wordings(self) -> tuple[Wording, ...]:
+        """Its prompt with other endings, in its own language; none if it is not :attr:`reworded`."""
+        if not self.reworded:
+            return ()
+        body, slot, _ = TEMPLATES[self.settings["template"]].rpartition(SLOT)
+        endings = ENDINGS["en" if self.chinese else "zh"]
+        return tuple(Wording(name, f"{body}{slot}{ending}") for name, ending in endings.items())
 
     def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
         """The module's arguments under a pooling, read after a layer, or at its own end if None."""
@@ -175,14 +211,21 @@ class Row:
         return {**{name: value for name, value in reading.items() if name in self.module.config_keys}, **given}
 
     def build(
-        self, backbone: modules.CausalModule, pooling: str = "", layer: int | None = None
+        self, backbone: modules.CausalModule, pooling: str = "", layer: int | None = None, **settings: Any
     ) -> modules.CausalModule:
         """The module, on a backbone that is already loaded.
+
+        Args:
+            backbone: The loaded model.
+            pooling: A key of :data:`POOLINGS`; empty: the usual one.
+            layer: After which it is read; None: at its own end.
+            **settings: More arguments of the module.
 
         Raises:
             ValueError: If this backbone cannot run it.
         """
-        return self.module(backbone, **self.arguments(pooling or self.poolings[0], layer))
+        arguments = self.arguments(pooling or self.poolings[0], layer)
+        return self.module(backbone, **{**arguments, **self.with_own_template(settings)})
 
     def in_chinese(self) -> Row:
         """The same recipe with its Chinese prompt, which is run for Chinese texts, or where it is asked for."""
@@ -289,8 +332,11 @@ class Recipe:
         fit_texts: Plain texts that what stands around the pooling is fitted on.
         part: What stands around the pooling, if anything does.
         layer: After which layer it is read; None for its own end.
+        wording: Its prompt in other words; None for its own.
+        shares: How much each part of its vectors counts; empty: as its module says.
         random: Whether this is the control on random weights.
         same_as: Other recipes whose vectors have the same direction as its own, by definition.
+        candidate_of: Result of the recipe that this one is a candidate of, itself among them; empty: of none.
     """
 
     row: Row
@@ -298,19 +344,25 @@ class Recipe:
     fit_texts: tuple[str, ...] = ()
     part: Part | None = None
     layer: int | None = None
+    wording: Wording | None = None
+    shares: tuple[float, ...] = ()
     random: bool = False
     same_as: tuple[str, ...] = ()
+    candidate_of: str = ""
 
     @property
     def method(self) -> str:
         """Its name, whatever stands around the pooling: ``"ReBA-2"``, ``"ReBA-2, layer 12"``."""
-        return self.row.name if self.layer is None else f"{self.row.name}, layer {self.layer}"
+        layer = "" if self.layer is None else f"layer {self.layer}"
+        wording = "" if self.wording is None else f"asked for {self.wording.name}"
+        return ", ".join(filter(None, (self.row.name, layer, wording)))
 
     @property
     def name(self) -> str:
         """As tables show it."""
-        words = (RANDOM if self.random else "", self.method, "" if self.part is None else self.part.name)
-        return ", ".join(filter(None, words))
+        part = "" if self.part is None else self.part.name
+        shares = f"shares {' '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else ""
+        return ", ".join(filter(None, (RANDOM if self.random else "", self.method, part, shares)))
 
     @property
     def result(self) -> str:
@@ -332,6 +384,10 @@ class Recipe:
             clauses.insert(0, "the same architecture and tokenizer with weights that were never trained")
         if self.layer is not None:
             clauses.append(f"read after layer {self.layer}, where the model stops")
+        if self.wording is not None:
+            clauses.append(f"its prompt ends in {self.wording.template.rpartition(SLOT)[2]}")
+        if self.shares:
+            clauses.append(f"its parts count for {', '.join(f'{share:.2f}' for share in self.shares)}")
         if self.part is not None:
             clauses.append(self.part.says)
         sentence = "; ".join(clauses)
@@ -364,8 +420,7 @@ class Recipe:
     @property
     def copies(self) -> int | None:
         """As the row's; None if it is read after another layer, or its tokens are weighed."""
-        weighed = self.part is not None and self.part.weighs_tokens
-        return self.row.copies if self.layer is None and not weighed else None
+        return self.row.copies if self.layer is None and not self.weighs_tokens else None
 
     @property
     def words(self) -> bool:
@@ -373,9 +428,14 @@ class Recipe:
         return self.row.words and self.part is None and self.layer is None and not self.same_as
 
     @property
+    def weighs_tokens(self) -> bool:
+        """Whether its tokens are weighed before the pooling."""
+        return self.part is not None and self.part.weighs_tokens
+
+    @property
     def filter(self) -> Part | None:
         """What stands behind the pooling."""
-        return None if self.part is None or self.part.weighs_tokens else self.part
+        return None if self.weighs_tokens else self.part
 
     @property
     def fitted(self) -> bool:
@@ -389,7 +449,12 @@ class Recipe:
 
     def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
         """The module, on a backbone that is already loaded."""
-        return self.row.build(backbone, self.pooling, self.layer)
+        return self.row.build(backbone, self.pooling, self.layer, **self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the module that are not the row's."""
+        return {} if self.wording is None else {"template": self.wording.template}
 
     def model(self, backbone: modules.CausalModule, *, filtered: bool = True) -> SentenceTransformer:
         """The recipe as a ready model, on the backbone's device.
@@ -404,7 +469,8 @@ class Recipe:
         device = str(backbone.model.device)
         parts = self.pipeline(self.build(backbone), POOLINGS[self.pooling])
         if filtered and self.filter is not None:
-            parts.append(self.filter.made(SentenceTransformer(modules=parts, device=device), self.fit_texts))
+            pooled = SentenceTransformer(modules=parts, device=device)
+            parts.append(self.filter.made(pooled, self.fit_texts, self.shares))
         return SentenceTransformer(modules=parts, device=device)
 
     def pipeline(self, module: modules.CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
@@ -418,13 +484,13 @@ class Recipe:
             ValueError: If the tokens cannot be weighed.
         """
         pooling = Pooling(module.get_embedding_dimension(), modes)
-        if self.part is None or not self.part.weighs_tokens:
+        if not self.weighs_tokens:
             return [module, pooling]
         return [module, modules.IdfWeights.fit(module, self.fit_texts), pooling]
 
     def on_random_weights(self) -> Recipe:
         """Its control."""
-        return replace(self, random=True)
+        return replace(self, random=True, candidate_of="")
 
 
 def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:

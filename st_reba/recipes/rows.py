@@ -96,20 +96,21 @@ _EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
     "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
     "stands around them and asks for one word",
     page="early-late", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
-    chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True})
+    chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
 
 #: The last token of a prompt for the topic, at two layers.
 _TOPIC = Row("topic", "Topic", modules.TopicModule,
     "the last token of a prompt that asks for the text's topic in one word, after the last layer and a few layers "
     "below",
     page="topic", settings={"template": "topic"}, chinese={"template": "topic-zh"}, poolings=("last",), tried=("last",),
-    around=PARTS[SUM], own_template={"normalize_text": True})
+    around=PARTS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2)
 
 _ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
     "the mean over the second copy of the text in a prompt that asks for its topic in one word, and beside it "
     "the last token after the last layer and a few layers below",
     page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
-    poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True})
+    poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True},
+    reworded=True, parts=3)
 
 
 def repeated(copies: int) -> list[Row]:

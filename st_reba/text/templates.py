@@ -175,6 +175,20 @@ PRESETS = {
 #: The texts of all presets, by name.
 TEMPLATES = {name: preset.template for name, preset in PRESETS.items()}
 
+#: What may stand behind a text in place of the end of ``topic`` and ``echo-topic``, by what it asks for.
+ENDINGS: dict[PromptLanguage, dict[str, str]] = {
+    "en": {
+        "meaning": '" and its meaning in one word is:"',
+        "summary": '" and its summary in one word is:"',
+        "domain": '" and its domain in one word is:"',
+    },
+    "zh": {
+        "topic": "”，它的主题是：“",
+        "meaning": "”，它的意思是：“",
+        "summary": "”，用一个词概括就是：“",
+    },
+}
+
 #: PromptEOL's question with a slot before the text, as the authors of token prepending ask and read it.
 PREPENDED_ONE_WORD = _read_at_its_end('This sentence : {prepend} "{text}" means in one word:"')
 

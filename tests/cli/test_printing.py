@@ -204,7 +204,7 @@ def test_what_only_the_command_line_knows():
     )
     assert with_command(dataclasses.replace(found, use=""), "", "m", "pairs").build == ""
     fitted = [dataclasses.replace(result, spec=result.spec and "early-late") for result in results]
-    assert with_command(dataclasses.replace(found, results=fitted), "", "m", "pairs", fitted_on_data=True).build == ""
+    assert with_command(dataclasses.replace(found, results=fitted), "", "m", "pairs", unbuilt=True).build == ""
 
 
 # Read as markup, the first is lost, the second closes what was never opened, the third becomes a sign.

@@ -89,7 +89,8 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
 def test_without_texts_a_recipe_is_fitted_on_those_that_build_takes(backbone):
     """The build command that a comparison prints makes the model that was scored."""
     made = Recipes(backbone, asked_for(["early-late", "classical+whitened"]), controls=False)
-    assert {recipe.fit_texts for recipe in made.asked} == {tuple(texts_to_fit(None))}
+    assert made.fit_on == [tuple(texts_to_fit(None))]
+    assert {recipe.fit_texts for recipe in made.asked} == {()}
 
 
 def test_one_recipe_at_two_layers(backbone):
@@ -228,7 +229,7 @@ def test_one_round_is_enough_where_it_takes_long(few, monkeypatch):
     # It is fitted before it is timed, whichever test comes first.
     made.embed(TEXTS[:1])
     before = len(done)
-    seconds = seconds_of(made, TEXTS)
+    seconds = seconds_of(made, TEXTS, made.all)
     assert set(seconds) == set(made.keys)
     batches = len(timed_batches(TEXTS, made.batch_size))
     assert all(spent == pytest.approx(2 * batches / len(TEXTS)) for spent in seconds.values())

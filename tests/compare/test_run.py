@@ -169,7 +169,9 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(found, shallow
     seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, BAG: 0.1, "ReBA-2, last": 10}
     timed = []
     costs = run.seconds_of
-    monkeypatch.setattr(run, "seconds_of", lambda recipes, texts: timed.append(costs(recipes, texts)) or seconds)
+    monkeypatch.setattr(
+        run, "seconds_of", lambda recipes, texts, own: timed.append(costs(recipes, texts, own)) or seconds
+    )
     found = compare(Recipes(CausalTransformer(shallow_path), asked), PAIRS)
     assert set(timed[0]) == set(seconds)
     by_name = {result.name: result for result in found.results}

@@ -11,7 +11,8 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from st_reba import CausalTransformer, EchoModule
 from st_reba.compare import Recipes, compare
-from st_reba.compare.search import LEAST_PAIRS, PLAIN, candidates, rung_sizes, search, searched, split, with_selection
+from st_reba.compare.choice import LEAST_ITEMS, Halves
+from st_reba.compare.search import PLAIN, candidates, rung_sizes, search, searched, with_selection
 from st_reba.data.demo import DEMO_PAIRS, demo_retrieval
 from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs
 from st_reba.evaluation.tasks import task_of
@@ -50,7 +51,7 @@ def found(backbone, pairs):
 @pytest.fixture(scope="module")
 def gain_of(backbone, pairs):
     """By how much the ready model of a candidate is ahead of the recipe without any choice, where it is chosen."""
-    chosen_on, _ = split(pairs)
+    chosen_on, _ = Halves.of(pairs).parts
 
     def score(recipe):
         fitted = dataclasses.replace(recipe, fit_texts=tuple(chosen_on.texts()))
@@ -63,32 +64,7 @@ def gain_of(backbone, pairs):
     return lambda recipe: score(recipe) - plain
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=2 * LEAST_PAIRS, max_size=200),
-    st.integers(0, 5),
-)
-def test_halves_share_no_text_and_lose_no_pair(drawn, seed):
-    rows = [(f"a{first}", f"a{second}", float(index)) for index, (first, second) in enumerate(drawn)]
-    pairs = Pairs(*(list(column) for column in zip(*rows, strict=True)))
-    try:
-        halves = split(pairs, seed)
-    except ValueError as error:
-        assert "hang together" in str(error)  # noqa: PT017 (either outcome is right, for some of the draws)
-        return
-    first, second = (set(half.texts()) for half in halves)
-    assert not first & second
-    assert min(map(len, halves)) >= LEAST_PAIRS
-    again = [row for half in halves for row in zip(half.first, half.second, half.scores, strict=True)]
-    assert sorted(again) == sorted(rows)
-
-
-def test_the_seed_decides_the_split_and_what_cannot_be_split_is_refused(pairs, backbone):
-    assert split(pairs, 0) == split(pairs, 0)
-    assert split(pairs, 0) != split(pairs, 1)
-    with pytest.raises(ValueError, match="59 pairs are too few, give 60 or more"):
-        split(Pairs(pairs.first[:59], pairs.second[:59], pairs.scores[:59]))
-    with pytest.raises(ValueError, match="80 of the 80 pairs hang together"):
-        split(Pairs(["hub"] * 80, [f"text {number}" for number in range(80)], list(range(80))))
+def test_what_cannot_be_told_apart_is_refused(backbone):
     alike = Pairs([f"a {number}" for number in range(64)], [f"b {number}" for number in range(64)], [1.0] * 64)
     with pytest.raises(ValueError, match="No combination has a score on the pairs to choose on: all look the same to"):
         search(backbone, alike, every=few()[:2])
@@ -154,7 +130,7 @@ def test_a_rung_without_both_classes_is_passed_over(backbone, pairs):
     first, second = ([f"{text} {copy}" for copy in range(3) for text in side] for side in (pairs.first, pairs.second))
     rare = Pairs(first, second, [float(number in (5, 105)) for number in range(len(first))])
     sizes = rung_sizes(len(rare) // 2)
-    halves = {seed: split(rare, seed)[0] for seed in range(50)}
+    halves = {seed: Halves.of(rare, seed).parts[0] for seed in range(50)}
     seed = next(seed for seed, half in halves.items() if any(half.scores) and not any(half.head(sizes[0]).scores))
     found = search(backbone, rare, every=[PLAIN], seed=seed)
     assert [rung.items for rung in found.rungs] == sizes[1:]

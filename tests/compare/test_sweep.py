@@ -26,8 +26,10 @@ LONG = ["word " * 70, "the cat " * 30, "a fox " * 300, "the quick brown fox jump
 def module(backbone, recipe):
     if recipe == "Classical":
         return CausalTransformer(backbone)
-    kind, copies = recipe.split("-")
-    return {"Echo": EchoModule, "ReBA": ReBAModule}[kind](backbone, repetitions=int(copies))
+    name, _, layer = recipe.partition(", layer ")
+    kind, copies = name.split("-")
+    below = {"output_layer": int(layer)} if layer else {}
+    return {"Echo": EchoModule, "ReBA": ReBAModule}[kind](backbone, repetitions=int(copies), **below)
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +40,10 @@ def _quiet_fallback():
         yield
 
 
-def assert_like_each_alone(backbone, texts, repetitions=3, poolings=("mean", "lasttoken"), prompt=None, batch_size=4):
-    sweep = RecipeSweep(backbone, repetitions, poolings)
+def assert_like_each_alone(
+    backbone, texts, repetitions=3, poolings=("mean", "lasttoken"), prompt=None, batch_size=4, layers=(1,)
+):
+    sweep = RecipeSweep(backbone, repetitions, poolings, layers)
     embeddings = sweep.encode(texts, prompt=prompt, batch_size=batch_size)
     words = list(sweep.token_embeddings(texts, prompt=prompt, batch_size=batch_size))
     assert list(embeddings) == [(recipe, pooling) for recipe in sweep.recipes for pooling in poolings]
@@ -112,8 +116,8 @@ def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
     widths = []
     original = ReBAModule.look_back
 
-    def noted(self, layout):
-        weights, states = original(self, layout)
+    def noted(self, layout, **kwargs):
+        weights, states = original(self, layout, **kwargs)
         widths.append(weights.shape[1])
         return weights, states
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from typer.main import get_command
 
-from st_reba import BidirectionalLastLayer, LayerwiseAutoencoder, ReBAModule, TwinTower
+from st_reba import BidirectionalLastLayer, CausalTransformer, LayerwiseAutoencoder, ReBAModule, TwinTower
+from st_reba.compare.choice import Halves
+from st_reba.compare.results import Comparison
+from st_reba.data.tables import read_pairs
+from st_reba.recipes import find
 from st_reba_cli import app
 
 from ..conftest import pipeline
@@ -154,6 +159,38 @@ def test_a_command(name, desk):
         done = desk.type(line)
     assert said in done.lines
     assert holds()
+
+
+def test_the_printed_command_builds_what_was_scored(desk):
+    """And what ``--save-best`` writes: layer, words, shares, and statistics of the half that it was chosen on.
+
+    The labels are those of the second wording after a lower layer, so that there is something to choose.
+    """
+    texts = [f"{TEXTS[n % 12]} {n}" for n in range(140)]
+    topic = find("topic")
+    own = replace(topic, layer=2, wording=topic.row.wordings[1], fit_texts=tuple(texts))
+    vectors = own.model(CausalTransformer("lm")).encode(texts, normalize_embeddings=True)
+    scores = (vectors[:70] * vectors[70:]).sum(axis=1)
+    rows = [f"{first}\t{second}\t{score}" for first, second, score in zip(texts, texts[70:], scores, strict=False)]
+    Path("labelled.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    typed = "--model lm --data labelled.tsv --device cpu --dtype float32 --recipes topic,classical --no-controls"
+    desk.type(f"compare {typed} --out report --save-best best")
+    found = Comparison.load(Path("report/comparison.json"))
+    assert found.build
+    assert "--template" in found.build
+    assert "--recipe topic@2" in found.build
+    assert "--fit-texts labelled.tsv --fit-half 1" in found.build
+    desk.type(found.build.removeprefix("st-reba "))
+    second = Halves.of(read_pairs("labelled.tsv")).parts[1]
+    scored = np.array(found.items.values[found.use][found.items.first :])
+    for name in ("best", "my-model"):
+        first, other = (loaded(name).encode(side) for side in (second.first, second.second))
+        np.testing.assert_allclose((first * other).sum(axis=1), scored, atol=1e-6)
+    files = {path.relative_to("best"): path.read_bytes() for path in Path("best").rglob("*") if path.is_file()}
+    built = {path.relative_to("my-model"): path.read_bytes() for path in Path("my-model").rglob("*") if path.is_file()}
+    assert files.keys() == built.keys()
+    # The card of the first has the comparison.
+    assert [str(path) for path in files if files[path] != built[path]] == ["README.md"]
 
 
 def test_serve_and_verify(desk):
