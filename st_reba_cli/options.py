@@ -21,8 +21,8 @@ import typer
 
 #: The name of the model with random weights that is made where there is no other.
 STAND_IN = "stand-in"
-#: Which recipes, filters, changes, templates and names of columns there are, as ``make tables`` writes it from where they
-#: are declared.
+#: Which recipes, filters, changes, templates and names of columns there are, as ``make tables`` writes it from where
+#: they are declared.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
@@ -254,9 +254,9 @@ NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet,
 Data = Annotated[
     str | None,
     source(
-        "Pairs with scores, triplets, texts with a label each, or plain texts (proxies only): a .tsv, .csv, .jsonl or .parquet, a folder of "
-        "shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a folder in BEIR's layout. "
-        "Default: demo texts."
+        "Pairs with scores, triplets, texts with a label each, or plain texts (proxies only): a .tsv, .csv, .jsonl or "
+        ".parquet, a folder of shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a folder in "
+        "BEIR's layout. Default: demo texts."
     ),
 ]
 Columns = Annotated[

@@ -439,7 +439,7 @@ TRIPLETS = Schema(
 CONDITIONAL = Schema(
     "conditional pairs", (*_PAIR, Column("condition", (), text), Column("score", _SCORE, number(1, 5)))
 )
-_TEXT = Column("text", ("sentence", "texts", "sentences"), text)
+_TEXT = Column("text", ("sentence", "utterance", "texts", "sentences"), text)
 CLASSES = Schema(
     "texts with labels",
     (

@@ -227,7 +227,7 @@ def _quietly(line: str) -> None:
     """Default callback: does nothing."""
 
 
-def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> Data:
+def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quietly, *, scored: bool = True) -> Data:
     """Read pairs, triplets, a retrieval task, texts with labels or plain texts, whichever a source holds.
 
     A table is told by the names of its columns; without a header, rows of two texts and a number are pairs, and rows of
@@ -238,6 +238,8 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
         source: As for :func:`st_reba.data.sources.files_of`.
         columns: What the columns are called: see :meth:`st_reba.data.columns.Schema.asked`.
         tell: Called with a line that says what was read.
+        scored: Whether labels of texts are to score by: texts that are alone in their class are left out then, and two
+            classes must be left. Else any labels will do, as where only the texts count.
 
     Raises:
         ValueError: If a row does not fit, naming file and line; or if the labels leave nothing to score.
@@ -251,7 +253,7 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     if table.header.schema is PAIRS:
         return _pairs(table, columns, tell)
     if table.header.schema is CLASSES:
-        return _classes(table, columns, tell)
+        return _classes(table, columns, tell) if scored else Classes(_labels(table))
     if table.header.schema is TEXTS:
         return _texts(table, tell)
     triplets = Triplets(*table.values.values())
@@ -372,28 +374,39 @@ def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
     return pairs
 
 
-def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
+def _labels(table: Table) -> dict[str, str]:
     """A text that stands again counts once, with its first label: it would be its own neighbour."""
-    texts, labels = table.values.values()
     first: dict[str, str] = {}
-    for text, label in zip(texts, labels, strict=True):
+    for text, label in zip(*table.values.values(), strict=True):
         first.setdefault(text, label)
-    classes = Classes(first)
-    sizes = Counter(classes.labels.values())
+    return first
+
+
+def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
+    """The texts that share their label with another one: no neighbour tells the class of a text that is alone in it."""
+    every = _labels(table)
+    sizes = Counter(every.values())
     title, other = (table.header.titles[column.name] for column in CLASSES.columns)
     remedy = f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."
+    label = table.values["label"][0]
     if len(sizes) < 2:
-        raise ValueError(f'{table.name}: all texts have the label "{labels[0]}"; two classes are needed. {remedy}')
-    if max(sizes.values()) < 2:
-        raise ValueError(f"{table.name}: no two of {len(classes):,} texts have one label, so none is a class. {remedy}")
-    if table.header.unsure and columns is None and sizes[labels[0]] < 2:
+        raise ValueError(f'{table.name}: all texts have the label "{label}"; two classes are needed. {remedy}')
+    if table.header.unsure and columns is None and sizes[label] == 1 < max(sizes.values()):
         raise ValueError(
-            f'{table.where(0)}: no other text has the label "{labels[0]}". Does this line name the columns? {remedy}'
+            f'{table.where(0)}: no other text has the label "{label}". Does this line name the columns? {remedy}'
         )
-    again = len(table) - len(classes)
-    others = sum(first[text] != label for text, label in zip(texts, labels, strict=True))
-    twice = f"; left out, for the same text stands before: {again:,}, {others:,} with another label" if again else ""
-    tell(f"{table.name}: {classes.in_words}{twice}; {table.in_words}.")
+    classes = Classes({text: own for text, own in every.items() if sizes[own] > 1})
+    if (found := len(set(classes.labels.values()))) < 2:
+        raise ValueError(
+            f"{table.name}: labels that two texts or more have: {found} of {len(sizes):,}; two are needed. {remedy}"
+        )
+    left = ""
+    if again := len(table) - len(every):
+        others = sum(every[text] != own for text, own in zip(*table.values.values(), strict=True))
+        left = f"; left out, for the same text stands before: {again:,}, {others:,} with another label"
+    if alone := len(every) - len(classes):
+        left += f"; left out, for no other text has their label: {alone:,}"
+    tell(f"{table.name}: {classes.in_words}{left}; {table.in_words}.")
     return classes
 
 

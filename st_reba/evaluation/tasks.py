@@ -182,6 +182,10 @@ class Task(BaseEvaluator):
     def measure(self, similarity: Any) -> Measured:
         """What each item gives, (N,), by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
 
+    def deciding(self, similarity: Any) -> Measured:
+        """Of that at least what the score that decides is made of."""
+        return self.measure(similarity)
+
     @property
     @abstractmethod
     def scores(self) -> list[Score]:
@@ -220,7 +224,7 @@ class Task(BaseEvaluator):
 
     def score(self, similarity: Similarity) -> float:
         """The score that decides, from all items."""
-        return float(self.scores[0].items({"": self.measure(similarity)}).scores[0])
+        return float(self.scores[0].items({"": self.deciding(similarity)}).scores[0])
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -364,16 +368,15 @@ class RetrievalTask(Task):
 class ClassesTask(Task):
     """Texts in classes: how often the nearest texts tell a text's class, and how well clusters agree with the classes.
 
-    A text that is alone in its class is among the neighbours and the clusters; whether its own neighbours tell its
-    class is not asked.
+    A text that is alone in its class is never right: no other text has its class. :func:`st_reba.data.tables.read_data`
+    leaves such texts out.
     """
 
     unit = "labelled texts"
     data: Classes
 
     def __init__(self, data: Classes, batch_size: int = 32) -> None:
-        _, self.classes, sizes = np.unique(list(data.labels.values()), return_inverse=True, return_counts=True)
-        self.sizes: NDArray[np.int64] = sizes[self.classes]
+        _, self.classes, self.sizes = np.unique(list(data.labels.values()), return_inverse=True, return_counts=True)
         super().__init__(data, batch_size)
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
@@ -383,15 +386,14 @@ class ClassesTask(Task):
         vectors = similarity.unit_vectors(self.data.texts())
         return {"right": self._right(vectors), "agreement": self._agreement(vectors)}
 
-    def score(self, similarity: Similarity) -> float:
-        # A search asks for nothing else, a thousand times: most of the time would be k-means.
-        return float(self._right(similarity.unit_vectors(self.data.texts())).mean())
+    def deciding(self, similarity: Similarity) -> Measured:
+        # Without k-means, which would take most of the time of a choice among hundreds.
+        return {"right": self._right(similarity.unit_vectors(self.data.texts()))}
 
     def _right(self, vectors: Any) -> Array:
-        """Whether most of the nearest others are of a text's class, for each that is not alone in its own."""
-        asked = self.sizes > 1 if self.scorable else np.ones(len(self.data), bool)
+        """Whether most of the nearest others are of a text's class."""
         if not self.scorable or not np.isfinite(vectors.sum()):
-            return np.full(asked.sum(), np.nan)
+            return np.full(len(self.data), np.nan)
         count = min(_NEIGHBOURS, len(self.data) - 1)
         # Without texts of its own to look for, it takes none for its own neighbour.
         _, nearest = NearestNeighbors(n_neighbors=count, metric="cosine").fit(vectors).kneighbors()
@@ -399,7 +401,7 @@ class ClassesTask(Task):
         votes = (classes[:, :, None] == classes[:, None, :]).sum(axis=2)
         # Of equals the first, which is the nearest.
         voted = classes[np.arange(len(classes)), votes.argmax(axis=1)]
-        return np.asarray((voted == self.classes)[asked], dtype=np.float64)
+        return np.asarray(voted == self.classes, dtype=np.float64)
 
     def _agreement(self, vectors: Any) -> Array:
         """What each text adds to the V-measure of clusters."""
@@ -408,31 +410,27 @@ class ClassesTask(Task):
         with warnings.catch_warnings():
             # Fewer different vectors than clusters, where many texts look the same.
             warnings.simplefilter("ignore", ConvergenceWarning)
-            clusters = KMeans(len(set(self.classes)), n_init=10, random_state=0).fit_predict(vectors)
+            clusters = KMeans(len(self.sizes), n_init=10, random_state=0).fit_predict(vectors)
         return v_measure_shares(self.classes, clusters)
 
     @property
     def scores(self) -> list[Score]:
-        asked = self.sizes[self.sizes > 1]
-        alone = len(self.data) - len(asked)
+        count, chance = len(self.data), float(self.sizes.max() / len(self.data))
         note = (
-            f"How many of {len(asked)} texts are of the class that most of their {_NEIGHBOURS} nearest others have, by "
-            "cosine; of equals it is the class of the nearest."
+            f"How many of {count} texts in {len(self.sizes)} classes are of the class that most of their {_NEIGHBOURS} "
+            "nearest others have, by cosine; of equals it is the class of the nearest. Chance is the largest class."
         )
-        if alone:
-            note = f"{note.removesuffix('.')}; {alone} more are alone in their class, and only neighbours."
-        chance = float(asked.max() / len(asked)) if len(asked) else None
         nearest = Measure("Classes", f"{_NEIGHBOURS}-NN accuracy x 100", chance=chance, note=note, unit=self.unit)
         note = (
-            f"V-measure of the classes of {len(self.data)} texts and of {len(set(self.classes))} clusters, by k-means "
-            "on vectors of length one; the interval takes the clusters as they are."
+            f"V-measure of the classes of {count} texts and of as many clusters, by k-means on vectors of length one; "
+            "the interval takes the clusters as they are."
         )
         clusters = Measure("Clusters", "V-measure x 100", note=note, unit=self.unit)
         return [Score(nearest, "right", name="knn_accuracy"), Score(clusters, "agreement", name="v_measure")]
 
     @property
     def scorable(self) -> bool:
-        return bool(self.sizes.max() > 1 and self.sizes.max() < len(self.data))
+        return len(self.sizes) > 1 and bool(self.sizes.max() > 1)
 
 
 def v_measure_shares(classes: ArrayLike, clusters: ArrayLike) -> Array:

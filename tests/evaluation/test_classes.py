@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import v_measure_score
+from sklearn.neighbors import KNeighborsClassifier
 
 from st_reba.data.tables import Classes
 from st_reba.evaluation import bootstrap
@@ -39,6 +40,20 @@ def similarity(vectors):
     return Vectors(lambda texts, role: torch.stack([vectors[text] for text in texts]))
 
 
+@given(st.lists(st.sampled_from("ab"), min_size=6, max_size=60), st.integers(0, 9))
+def test_two_classes_as_scikit_learn_tells_them(labels, seed):
+    """Of five neighbours more are of one class: no votes are equal, which scikit-learn gives to the first label."""
+    data = texts_in(labels)
+    task, vectors = task_of(data), vectors_of(data, seed)
+    assume(task.scorable)
+    rows = torch.stack(list(vectors.values())).numpy()
+    right = []
+    for place, own in enumerate(labels):
+        others = KNeighborsClassifier(5, metric="cosine").fit(np.delete(rows, place, 0), np.delete(labels, place))
+        right.append(others.predict(rows[place : place + 1])[0] == own)
+    assert task.measure(similarity(vectors))["right"].tolist() == right
+
+
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=3, max_size=40), st.integers(0, 9))
 def test_the_nearest_vote(labels, seed):
     """With fewer texts than neighbours, classes of one text, and as many votes for one class as for another."""
@@ -53,15 +68,12 @@ def test_the_nearest_vote(labels, seed):
         nearest = [data.labels[other] for other in sorted(cosines, key=cosines.get, reverse=True)[:5]]
         # Of equals it gives the first that it met.
         [(voted, _)] = Counter(nearest).most_common(1)
-        if labels.count(label) > 1:
-            expected.append(voted == label)
+        expected.append(voted == label)
     measured = task.measure(similarity(vectors))
     assert measured["right"].tolist() == expected
     assert task.score(similarity(vectors)) == np.mean(expected)
-    shares = [count for count in Counter(labels).values() if count > 1]
-    assert task.column.chance == max(shares) / sum(shares)
-    alone = len(labels) - sum(shares)
-    assert (f"; {alone} more are alone in their class" in task.column.note) == bool(alone)
+    assert task.column.chance == max(Counter(labels).values()) / len(labels)
+    assert not any(right for right, label in zip(expected, labels, strict=True) if labels.count(label) == 1)
 
 
 def test_clusters_and_the_evaluator():
