@@ -255,7 +255,7 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     if table.header.schema is CLASSES:
         return _classes(table, columns, tell) if scored else Classes(_labels(table))
     if table.header.schema is TEXTS:
-        return _texts(table, tell)
+        return _texts(table, tell, or_labels=columns is None)
     triplets = Triplets(*table.values.values())
     tell(f"{source}: {triplets.in_words}; {table.in_words}.")
     return triplets
@@ -347,7 +347,8 @@ def _in_layout_of_beir(source: str | Path) -> tuple[Path, Path, Path] | None:
     return names["queries"], names["corpus"], names["qrels"]
 
 
-def _texts(table: Table, tell: Tell) -> list[str]:
+def _texts(table: Table, tell: Tell, or_labels: bool = False) -> list[str]:
+    """Plain texts; ``or_labels``: tell how another column would be read as their labels."""
     texts = [text.strip() for text in table.values["text"]]
     one_a_line = table.places[0][0].kind in ("", "txt") and table.header.unsure
     tabs = next((row for row, text in enumerate(texts) if "\t" in text), None)
@@ -360,6 +361,8 @@ def _texts(table: Table, tell: Tell) -> list[str]:
     if (different := len(set(texts))) < LEAST_TEXTS:
         raise ValueError(f"{table.name}: {different} different texts; at least {LEAST_TEXTS} are needed.")
     how = "one a line" if one_a_line else f"read without labels; {table.in_words}"
+    if or_labels and table.header.unread:
+        how += f" (--columns {table.header.titles['text']},NAME reads the column NAME as labels)"
     tell(f"{table.name}: {len(texts):,} plain texts, {how}.")
     return texts
 

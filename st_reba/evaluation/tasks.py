@@ -418,7 +418,8 @@ class ClassesTask(Task):
         count, chance = len(self.data), float(self.sizes.max() / len(self.data))
         note = (
             f"How many of {count} texts in {len(self.sizes)} classes are of the class that most of their {_NEIGHBOURS} "
-            "nearest others have, by cosine; of equals it is the class of the nearest. Chance is the largest class."
+            "nearest others have, by cosine; of classes as frequent the nearest text's counts. Naming the largest "
+            f"class every time scores {100 * chance:.1f}."
         )
         nearest = Measure("Classes", f"{_NEIGHBOURS}-NN accuracy x 100", chance=chance, note=note, unit=self.unit)
         note = (

@@ -147,7 +147,7 @@ def test_each_half_is_scored_by_what_the_other_chose():
     generator = np.random.default_rng(0)
     labels, cosines = _drawn(generator, 3, 80)
     cosines[1, :40], cosines[2, 40:] = labels[:40], labels[40:]
-    choices, score, measured = _chosen(labels, cosines)
+    choices, score, _ = _chosen(labels, cosines)
     chosen = choices[CHOICE]
     assert [recipe.layer for recipe in chosen.taken] == [2, 3]
     np.testing.assert_array_equal(chosen.measured["cosine"], [*cosines[2, :40], *cosines[1, 40:]])
@@ -184,7 +184,7 @@ def test_with_random_labels_no_choice_is_surely_ahead_more_often_than_its_interv
         labels, cosines = _drawn(generator, 30, 80)
         control = cosines.mean(axis=0) + 0.1 * generator.normal(size=80)
         choices, score, measured = _chosen(labels, cosines)
-        every = {**{name: own for name, own in measured.items()}, CHOICE: choices[CHOICE].measured}
+        every = {**measured, CHOICE: choices[CHOICE].measured}
         items = score.items({**every, "control": {"cosine": control}})
         best = items.recipes[int(np.argmax(items.scores[:30]))]
         naive += bootstrap.difference(items, best, "control")[0] > 0

@@ -4,14 +4,12 @@ import dataclasses
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sentence_transformers.util import pairwise_cos_sim
 
 from st_reba import CausalTransformer, EchoModule
 from st_reba.compare import Recipes, compare
-from st_reba.compare.choice import LEAST_ITEMS, Halves
+from st_reba.compare.choice import Halves
 from st_reba.compare.search import PLAIN, candidates, rung_sizes, search, searched, with_selection
 from st_reba.data.demo import DEMO_PAIRS, demo_retrieval
 from st_reba.data.tables import Pairs, Triplets, read_data, read_pairs

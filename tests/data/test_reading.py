@@ -134,7 +134,8 @@ def test_two_classes_triplets_and_texts(tmp_path):
     assert [line.partition(": ")[2] for line in told] == [
         "3 pairs in two classes, 2 alike (1) and 1 not (0); columns: sentence1, sentence2, score.",
         "1 triplets; columns: query as anchor, positive, negative.",
-        "3 plain texts, read without labels; columns: text; not read: date.",
+        "3 plain texts, read without labels; columns: text; not read: date (--columns text,NAME reads the column NAME "
+        "as labels).",
     ]
 
 
