@@ -178,7 +178,7 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path, undrawn):
     # What is not known is empty in the CSV.
     lines = (tmp_path / "out" / "results.csv").read_text(encoding="utf-8").splitlines()
     assert lines[-1] == "Bag of input embeddings,mean,True,0.2,0.1,0.3,False,,1.0,0.5,1.5,False,,,,,"
-    assert lines[-2].endswith(",10.0,1.0,ReBA-1; Bidirectional")
+    assert lines[-2].endswith(",10.0,1.0,ReBA-1; Bidirectional,")
 
 
 def test_whatever_text_there_is_does_no_harm(tmp_path):
