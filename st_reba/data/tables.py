@@ -238,8 +238,8 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
         source: As for :func:`st_reba.data.sources.files_of`.
         columns: What the columns are called: see :meth:`st_reba.data.columns.Schema.asked`.
         tell: Called with a line that says what was read.
-        scored: Whether labels of texts are to score by: texts that are alone in their class are left out then, and two
-            classes must be left. Else any labels will do, as where only the texts count.
+        scored: Whether the labels of texts are to score by: texts that are alone in their class are left out then, and
+            two classes must be left. Else such texts are plain ones, whatever their labels.
 
     Raises:
         ValueError: If a row does not fit, naming file and line; or if the labels leave nothing to score.
@@ -253,7 +253,7 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     if table.header.schema is PAIRS:
         return _pairs(table, columns, tell)
     if table.header.schema is CLASSES:
-        return _classes(table, columns, tell) if scored else Classes(_labels(table))
+        return _classes(table, columns, tell) if scored else _texts(table, tell)
     if table.header.schema is TEXTS:
         return _texts(table, tell, or_labels=columns is None)
     triplets = Triplets(*table.values.values())
@@ -377,17 +377,12 @@ def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
     return pairs
 
 
-def _labels(table: Table) -> dict[str, str]:
-    """A text that stands again counts once, with its first label: it would be its own neighbour."""
-    first: dict[str, str] = {}
-    for text, label in zip(*table.values.values(), strict=True):
-        first.setdefault(text, label)
-    return first
-
-
 def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
     """The texts that share their label with another one: no neighbour tells the class of a text that is alone in it."""
-    every = _labels(table)
+    every: dict[str, str] = {}
+    for text, own in zip(*table.values.values(), strict=True):
+        # What stands again counts once: it would be its own neighbour.
+        every.setdefault(text, own)
     sizes = Counter(every.values())
     title, other = (table.header.titles[column.name] for column in CLASSES.columns)
     remedy = f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."

@@ -17,7 +17,6 @@ from st_reba.compare.choice import (
     CHOICE,
     LEAST_ITEMS,
     Halves,
-    by_halves,
     choices_of,
     told_of,
     with_candidates,
@@ -26,6 +25,7 @@ from st_reba.compare.choice import (
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, Retrieval
 from st_reba.evaluation import bootstrap
+from st_reba.evaluation.bootstrap import by_halves
 from st_reba.evaluation.tasks import PairTask
 from st_reba.recipes import Recipe, every_row, find
 from st_reba.recipes.rows import CLASSICAL, SUM

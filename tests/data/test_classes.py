@@ -84,7 +84,7 @@ def test_a_text_counts_once_with_its_first_label(tmp_path):
 
 def test_where_only_texts_count_any_labels_will_do(tmp_path):
     path = table(tmp_path / "t.tsv", [("text", "label"), ("a", "x"), ("b", "x"), ("c", "x")])
-    assert read_data(path, scored=False).texts() == texts_to_fit(str(path)) == ["a", "b", "c"]
+    assert read_data(path, scored=False) == texts_to_fit(str(path)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
