@@ -155,6 +155,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
     "compare": [
         ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
         ("--data short.tsv", "short.tsv, line 2: 2 columns where 3 are expected"),
+        ("--data pairs.tsv --columns a,b,c,d", "--columns a,b,c,d: give sentence1=...,sentence2=...,score=..."),
         ("--data pairs.tsv --query-prompt find:", "--query-prompt and --document-prompt are for retrieval"),
         ("--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls", "--fit-texts: it is for recipes"),
         ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
