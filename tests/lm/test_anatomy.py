@@ -263,11 +263,6 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "
 
 
 class TestPrepare:
-    def test_decoders(self):
-        for model in (AutoModel.from_config(config("gpt2")), build("BertConfig", **BERT, is_decoder=True)):
-            setup.prepare(model.train())
-            assert model.training, "a model in training is left so"
-
     @pytest.mark.parametrize(
         ("kind", "settings", "message"),
         [
