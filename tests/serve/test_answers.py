@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from st_reba.serve import models as served_models
 from st_reba.serve.batches import Limits
 from st_reba.serve.forms import RefusedError
-from st_reba.serve.models import Embedder, OwnTokenizer, Reranker, check_kind, load_reranker
+from st_reba.serve.models import Embedder, OwnTokenizer, Reranker, load_reranker
 
 from ..backbones import DEMO_MODEL, TEXTS
 
@@ -157,8 +157,6 @@ def test_what_is_no_request(client_of, model, given, said):
 
 def test_what_is_no_reranker(saved, reranker_path):
     """The kind of model is told before it is loaded."""
-    with pytest.raises(ValueError, match="is a saved CrossEncoder; it orders texts: give it as --rerank"):
-        check_kind(reranker_path, None, "SentenceTransformer")
     with pytest.raises(ValueError, match="is a saved SentenceTransformer; it gives vectors: give it as MODEL"):
         load_reranker("m", saved, None, "cpu", "float32", True)
     model = CrossEncoder(reranker_path, num_labels=1, device="cpu")

@@ -37,7 +37,6 @@ def error(answer, status=400):
         ({"x" * 10**6: 1}, "x" * 60, "Unknown parameter: 'xxx"),
         ({"input": []}, "input", "'input' is not what it should be: give a text"),
         ({"input": ["a", 1]}, "input", "'input'[1] is not what it should be: give a text"),
-        ({"input": [1, "a"]}, "input", "'input'[1] is not what"),
         ({"input": [[1], ["a"]]}, "input", "'input'[1] is not what"),
         ({"input": [[[1]]]}, "input", "'input'[0] is not what"),
         ({"input": [10**30]}, "input", "token 0 is huge, and the vocabulary has"),
@@ -50,7 +49,7 @@ def error(answer, status=400):
         ({"input_type": "no"}, "input_type", "'input_type' is \"no\": this model has \"query\", \"document\""),
         ({"input_type": "query", "model": "my-model:document"}, "input_type", "give one of them"),
     ],
-    ids=range(16),
+    ids=range(15),
 )  # fmt: skip
 def test_fields(client, given, param, said):
     told = error(client.post("/v1/embeddings", content=json.dumps({**GOOD, **given})))
@@ -203,7 +202,6 @@ def test_what_the_command_refuses(saved, reranker_path, backbone_path, monkeypat
         return " ".join(ends.output.split())
 
     assert "give it as --rerank" in said(reranker_path, "--port", "0")
-    assert "give it as MODEL" in said("--rerank", saved, "--port", "0")
     assert "st-reba build" in said(backbone_path(), "--port", "0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
