@@ -12,10 +12,8 @@ from st_reba import (
     ContrastivePromptingModule,
     HierarchicalTokenPrependingModule,
     KVReroutingModule,
-    MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
-    TokenPrependingModule,
 )
 from st_reba.lm.attention import kernels
 
@@ -33,9 +31,7 @@ CASES = {
     "reba, maps": ("bloom", ReBAModule, {}),
     "reba, chunks": ("llama", ReBAModule, {"chunk_length": 6}),
     "thought, window": ("mistral_window", RefinedThoughtModule, {"iterations": 4}),
-    "metaeol": ("llama", MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
     "kv re-routing": ("gemma2_softcap", KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
-    "token prepending": ("llama", TokenPrependingModule, {"prepend_layers": 3}),
     "token prepending, blocks": ("llama", HierarchicalTokenPrependingModule, {"block_length": 4}),
     "contrastive prompting": ("llama", ContrastivePromptingModule, {"contrast_layer": 1}),
 }

@@ -337,8 +337,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
         (st_reba.ContrastivePromptingModule, {}, 32, CONTRAST, (4, 2.0, 27, False)),
         (st_reba.ContrastivePromptingModule, {"template": "knowledge"}, 32, CONTRAST, (6, 3.0, 31, False)),
-        (st_reba.ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST,
-         (1, 3.0, 2, False)),
         (st_reba.ContrastivePromptingModule, {}, 1, CONTRAST, (0, 2.0, 1, False)),
         (st_reba.TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
         # The middle third; those that are given, in order.
@@ -348,7 +346,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         (st_reba.EarlyLateModule, {"output_layer": 15}, 30, ("early_layer", "output_layer"), (4, 15)),
         (st_reba.EarlyLateModule, {"output_layer": 2}, 30, ("early_layer", "output_layer"), (2, 2)),
         # A share of the layers that are run, and below the last.
-        (st_reba.TopicModule, {}, 1, ("lower_layers",), ([1],)),
         (st_reba.TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
     ],
 )  # fmt: skip

@@ -24,7 +24,6 @@ from st_reba import (
     RefinedThoughtModule,
     TokenPrependingModule,
     TopicModule,
-    ValueAggregationModule,
     WhiteningTransform,
     encode_chunks,
     encode_words,
@@ -334,9 +333,7 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
         (CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
         (MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule hands on one vector a prompt"),
         (RefinedThoughtModule, {}, "RefinedThoughtModule gives a text as a whole its vector"),
-        (ValueAggregationModule, {}, "ValueAggregationModule gives a text as a whole"),
         (EarlyLateModule, {"early_layer": 2}, "EarlyLateModule gives all tokens of a text the"),
-        (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'use pool_copies="last"'),
         (Transformer, None, "first module is Transformer: chunks are read by one of st_reba's"),
     ],
 )

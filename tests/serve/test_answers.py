@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from st_reba.serve import models as served_models
@@ -203,16 +203,6 @@ def word_piece():
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
-def unigram():
-    """Makes one blank of many."""
-    inner = Tokenizer(
-        models.Unigram([("<unk>", 0.0), *((letter, -3.0) for letter in "▁abcdemnost"), ("▁the", -4.0)], 0)
-    )
-    inner.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
-    inner.pre_tokenizer = pre_tokenizers.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=inner)
-
-
 LONG = {
     "words": WORDS * 2_000,
     "one word": "a" * 60_000,
@@ -221,7 +211,7 @@ LONG = {
     "a long word where it is cut": "the " * 2_000 + "a" * 40_000,
 }
 # From its end, the tokens of a long run of one letter depend on where it begins.
-CASES = [(made, name) for made in (byte_level, from_end, word_piece, unigram) for name in LONG
+CASES = [(made, name) for made in (byte_level, from_end, word_piece) for name in LONG
          if made is not from_end or "word" not in name or name == "words"]  # fmt: skip
 
 
