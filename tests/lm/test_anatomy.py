@@ -291,13 +291,6 @@ class TestPrepare:
 
 
 class TestWatching:
-    @pytest.mark.parametrize(("architecture", "is_ours"), [("qwen3", True), ("bloom", False)])
-    def test_through_the_function_or_its_maps(self, architecture, is_ours):
-        model = AutoModel.from_config(config(architecture)).eval()
-        anatomy = setup.watch_attention(model)
-        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), is_ours)
-        assert model.config._attn_implementation == (function.ATTENTION if is_ours else "eager")
-
     def test_no_attention(self):
         model = build("MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2)
         with pytest.raises(ValueError, match=r"MambaModel has no attention to look back with.*or EchoModule"):

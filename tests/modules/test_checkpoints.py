@@ -134,15 +134,6 @@ def test_shapes(tmp_path):
             ReBAModule(str(tmp_path), **settings)
 
 
-def test_what_is_too_many_does_no_harm(tmp_path):
-    """A task's head, and the masks that old GPT-2 checkpoints hold."""
-    language_model(tmp_path, "gpt2", tie_word_embeddings=False)
-    mask = torch.ones(1, 1, 256, 256, dtype=torch.bool)
-    further = {"transformer.h.0.attn.bias": mask, "score.weight": mask[0, 0].float()}
-    rewrite(tmp_path, lambda weights: {**weights, **further})
-    ReBAModule(str(tmp_path))
-
-
 class TestAdapters:
     @pytest.fixture
     def adapter(self, tmp_path):

@@ -160,15 +160,6 @@ class TestBackbones:
         with pytest.raises(ValueError, match="What Embedding makes of the table of input embeddings could not be"):
             st_reba.TokenPrependingModule(source)
 
-    @pytest.mark.parametrize(
-        "module_class", [st_reba.EarlyLateModule, st_reba.TokenPrependingModule, st_reba.LayerStates]
-    )
-    def test_gradient_checkpointing(self, module_class, backbone_path):
-        module = module_class(backbone_path()).train()
-        module.model.gradient_checkpointing_enable()
-        with pytest.raises(ValueError, match=f"Gradient checkpointing .* to train through {module_class.__name__}"):
-            module(module.preprocess(["the cat"]))
-
 
 @pytest.mark.parametrize("path", ["1/../../x", "/etc", "C:\\x", "..\\x"])
 def test_a_path_that_leads_out_of_the_model(path, shared, tmp_path):

@@ -37,7 +37,6 @@ def error(answer, status=400):
         ({"x" * 10**6: 1}, "x" * 60, "Unknown parameter: 'xxx"),
         ({"input": []}, "input", "'input' is not what it should be: give a text"),
         ({"input": ["a", 1]}, "input", "'input'[1] is not what it should be: give a text"),
-        ({"input": [[1], ["a"]]}, "input", "'input'[1] is not what"),
         ({"input": [[[1]]]}, "input", "'input'[0] is not what"),
         ({"input": [10**30]}, "input", "token 0 is huge, and the vocabulary has"),
         ({"input": [[5], [100_257]]}, "input", "'input'[1]: token 0 is 100257"),
@@ -49,7 +48,7 @@ def error(answer, status=400):
         ({"input_type": "no"}, "input_type", "'input_type' is \"no\": this model has \"query\", \"document\""),
         ({"input_type": "query", "model": "my-model:document"}, "input_type", "give one of them"),
     ],
-    ids=range(15),
+    ids=range(14),
 )  # fmt: skip
 def test_fields(client, given, param, said):
     told = error(client.post("/v1/embeddings", content=json.dumps({**GOOD, **given})))

@@ -278,12 +278,6 @@ class TestJTCSE:
         assert list(found) == [left]
         assert torch.allclose(found[left], 2 * full[left])
 
-    def test_tncse_has_no_cross_stream(self, model, encoder_paths):
-        plain = pipeline(TwinTower(*encoder_paths(), cross_every=0), "cls").eval()
-        found, other = (JTCSELoss(one)([model.preprocess(TEXTS)]) for one in (plain, model.eval()))
-        assert found["interaction"] < other["interaction"]
-        assert torch.equal(found["modulus"], other["modulus"])
-
     def test_what_it_refuses_and_tells_a_card(self, model, backbone_path):
         with pytest.raises(ValueError, match="the model's first module is CausalTransformer: use a TwinTower"):
             JTCSELoss(pipeline(CausalTransformer(backbone_path())))

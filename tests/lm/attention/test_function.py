@@ -179,14 +179,6 @@ def test_dropout_is_dropout(rerouted):
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
 
 
-def test_a_key_is_rerouted_in_its_layers_and_in_its_block_alone():
-    tensors = problem()
-    plain = naive(*tensors)[0]
-    change = FirstKey([1], torch.tensor([8, 3, 5]))
-    torch.testing.assert_close(attention(tensors, "plain", change=change, index=0), plain)
-    torch.testing.assert_close(attention(tensors, "plain", index=1), plain)
-
-
 def sources(length=40):
     """Three layers, each as query and key and as its map."""
     generator = torch.Generator().manual_seed(3)
