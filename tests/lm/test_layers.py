@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, CosineSimilarityLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
@@ -119,13 +119,11 @@ def weighted_layers():
 
 READERS = {
     "WeightedLayerPooling": lambda: [weighted_layers(), Pooling(32, "mean")],
-    "Dense": lambda: [Dense(32, 8, module_input_name="token_embeddings"), Pooling(8, "mean"), Dense(8, 4)],
     "WordWeights": lambda: [
         WordWeights([str(word) for word in range(VOCABULARY)], {str(word): word % 7 for word in range(VOCABULARY)}),
         Pooling(32, ("mean", "max")),
     ],
     "SpladePooling": lambda: [SpladePooling("max")],
-    "Pooling": lambda: [Pooling(32, tuple(Pooling.POOLING_MODES))],
 }
 
 

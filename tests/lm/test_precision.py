@@ -27,7 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*in its own code")
 CASES = {
     "reba": ("llama", ReBAModule, {}),
     "reba, soft cap": ("gemma2_softcap", ReBAModule, {}),
-    "reba, sinks": ("gpt_oss_sinks", ReBAModule, {}),
     "reba, maps": ("bloom", ReBAModule, {}),
     "reba, chunks": ("llama", ReBAModule, {"chunk_length": 6}),
     "thought, window": ("mistral_window", RefinedThoughtModule, {"iterations": 4}),

@@ -297,7 +297,6 @@ HALF_ALIKE = VARIED * torch.tensor([1.0] * 3 + [0] * 3)
         (WhiteningTransform, VARIED, {"dimension": 0}, "dimension=0: give the directions to keep, a whole number"),
         (WhiteningTransform, VARIED[:5], {"dimension": 5, "shrinkage": 0}, "5 texts vary in 4 directions only, so 5"),
         (WhiteningTransform, VARIED[:1].repeat(7, 1), {}, "7 texts were given, and their embeddings do not differ"),
-        (AllButTheTop, VARIED, {"removed": -1}, "removed=-1: give the principal directions to remove"),
         (AllButTheTop, VARIED[:4], {"removed": 3}, "4 texts are too few to find 3 principal directions"),
         (PartwiseWhitening, VARIED, {"shares": ()}, "shares=(): give how much each part counts, numbers above 0 whose"),
         (PartwiseWhitening, VARIED, {"shares": (0.25,) * 4}, "embeddings of 6 values cannot be cut into 4 equal parts"),

@@ -128,7 +128,6 @@ def test_words_that_are_not_there(sentences, words, message, shared):
     ("kind", "arguments", "message"),
     [
         (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'words need pool_over="text", and pool_copies="la'),
-        (ReBAModule, {"rows": "last"}, 'pool_copies="last" or rows="all"'),
         (MetaEOLModule, {"templates": ["{text}"]}, "MetaEOLModule hands on one vector a prompt, not one a token"),
         (EarlyLateModule, {}, "same second half .* output_layer=1 and .*: it has no word embeddings"),
         (TopicModule, {"template": TWICE}, r"same parts behind the first \(which alone is that of EchoModule"),

@@ -142,8 +142,6 @@ def test_without_a_cross_encoder_by_similarity(client_of, model):
         ({"documents": []}, "'documents' is not what"),
         ({"documents": ["a", {"no": 1}]}, "'documents'[1] is not what it should be: give a list of texts"),
         ({"documents": ["a"] * 6}, "'documents' has 6, and a request may have 5"),
-        ({"top_n": 0}, "'top_n': input should be greater than or equal to 1."),
-        ({"query": None}, "'query': input should be a valid string."),
         ({"model": "m:query"}, '/rerank reads queries and documents by itself: give "m"'),
         ({"model": "no"}, 'There is no model "no" here'),
     ],

@@ -43,12 +43,11 @@ def error(answer, status=400):
         ({"input": ["a"] * 2049}, "input", "'input' has 2049, and a request may have 2048"),
         ({"dimensions": 0}, "dimensions", "'dimensions' is 0: give a number from 1 to 32."),
         ({"dimensions": 10**400}, "dimensions", "'dimensions' is 1000"),
-        ({"dimensions": float("nan")}, "dimensions", "'dimensions': input should be a valid integer"),
         ({"encoding_format": "int8"}, "encoding_format", "'encoding_format': input should be 'float' or 'base64'"),
         ({"input_type": "no"}, "input_type", "'input_type' is \"no\": this model has \"query\", \"document\""),
         ({"input_type": "query", "model": "my-model:document"}, "input_type", "give one of them"),
     ],
-    ids=range(14),
+    ids=range(13),
 )  # fmt: skip
 def test_fields(client, given, param, said):
     told = error(client.post("/v1/embeddings", content=json.dumps({**GOOD, **given})))

@@ -69,7 +69,6 @@ NAN, NO_WEIGHTS = float("nan"), "give numbers of 0 or more, at least one of them
         (ContrastiveAngleLoss, {"angle_weight": 0, "contrastive_weight": 0}, NO_WEIGHTS),
         (LogResidualVarianceLoss, {"epsilon": 0}, "epsilon=0: give a number above 0"),
         (InfoNCELoss, {"temperature": 0}, "temperature=0: give a number greater than 0"),
-        (TensorModulusLoss, {"least_cosine": 1}, "least_cosine=1: give a number between 0 and 1"),
         (TensorModulusLoss, {"least_cosine": NAN}, "least_cosine=nan: give a number between 0 and 1"),
         (JTCSELoss, {"info_nce_weight": 0, "interaction_weight": 0, "modulus_weight": 0}, NO_WEIGHTS),
     ],
