@@ -266,6 +266,7 @@ class TestReranking:
             ({"template": "{document} {query} so:"}, "one {query}, behind it one {document}, and behind that"),
             ({"template": "{query} {document} {x}"}, "no other braces"),
             ({"choices": (" A", " A")}, "each is to add one token, another than the other"),
+            ({"choices": (" unlikely", " B")}, "each is to add one token"),
             ({"rows": "all"}, "reads the last token of its prompt"),
         ],
     )
