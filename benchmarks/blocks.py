@@ -556,6 +556,36 @@ BLOCKS |= {
 }  # fmt: skip
 
 
+@block("compared-sure")
+def _(results: Results, page: Path) -> str:
+    """On how many sets each version is surely ahead, and what it took."""
+    rows = results.of("compared")
+    # Sets that both versions have.
+    both = rows.group_by("set").agg(c.version.n_unique().alias("versions of it"))
+    rows = rows.join(both.filter(pl.col("versions of it") == rows["version"].n_unique()), on="set")
+    counted = rows.group_by("version", maintain_order=True).agg(
+        pl.len().alias("sets"),
+        (c.control_low > 0).sum().alias("surely ahead of every control"),
+        (c.plain_low > 0).sum().alias("surely ahead of the plain embedding"),
+        (100 * c.score.mean()).round(1).alias("mean score"),
+        c.seconds.median().round().cast(pl.Int64).alias("seconds of the processor, median"),
+    )
+    return markdown([counted.columns, *(list(map(str, row)) for row in counted.rows())])
+
+
+@block("compared")
+def _(results: Results, page: Path) -> str:
+    rows = results.of("compared")
+    # The versions of a set stand together.
+    rows = rows.sort(c.at.min().over("set"), "at").drop("at").with_row_index("at")
+    ahead = partial(grid.difference, value="control_ahead", low="control_low", high="control_high")
+    titles = {
+        "best": Shown(lambda row: str(row["best"])), "read": Shown(lambda row: str(row["read_at"])), "score": Shown(),
+        "ahead of the strongest control": Shown(ahead), "which": Shown(lambda row: str(row["control"])),
+    }  # fmt: skip
+    return table(columns(rows, titles), fields("set", "version"), ["model"], ("date",))
+
+
 @block("fitted")
 def _(results: Results, page: Path) -> str:
     rows = results.of("fitted")

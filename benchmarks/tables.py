@@ -20,6 +20,7 @@ from pathlib import Path
 from blocks import BLOCKS, Block, Results
 from picture import PICTURES
 from records import RESULTS, ROOT, RecordsError, shown
+from st_reba.data.tables import MEASURED
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
 from st_reba.recipes.rows import PARTS
@@ -78,6 +79,7 @@ def known_names() -> str:
         "changed": sorted({other.key for row in every if row.searched for other in changed(row)}),
         "filters": [part.key for part in PARTS.values()],
         "templates": list(TEMPLATES),
+        "columns": [schema.in_words for schema in MEASURED],
     }
     return json.dumps(made, indent=1) + "\n"
 

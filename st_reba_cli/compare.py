@@ -110,7 +110,7 @@ def compare(
 
     from st_reba.compare import Recipes, compare_tasks, forecast, texts_of
     from st_reba.compare import compare as compared
-    from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates
+    from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates, wordings_of
     from st_reba.compare.mteb import language_of_tasks, resolve_tasks
     from st_reba.compare.results import Comparison
     from st_reba.data.demo import demo_questions, demo_sentences
@@ -156,11 +156,17 @@ def compare(
     lines = [] if prompts is None else prompts.read_text(encoding="utf-8-sig").splitlines()
     if not any(recipe.row.reworded for recipe in asked):
         refuse(context, "none of the recipes asks for one word in other words, as topic does", "--prompts")
+    for recipe in asked:
+        if recipe.row.reworded:
+            # A prompt that cannot be read is refused before the model is loaded.
+            wordings_of(lines, recipe.row)
     halves, fit_halves = None, []
     if choose and isinstance(labelled, Labelled):
         try:
             halves = Halves.of(labelled)
         except ValueError as error:
+            if prompts is not None:
+                raise ValueError(f"--prompts: {error}") from error
             notes.say(f"{error} Recipes are compared as they are.")
         else:
             fit_halves = halves.fit_on if fits_own else []
@@ -169,6 +175,8 @@ def compare(
                     f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
                     "package: give more texts, or --fit-texts."
                 )
+    if halves is None:
+        refuse(context, "plain texts have no labels to choose by", "--prompts")
     sample = demo_sentences() if tasks else texts
     backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
     left = None if tasks or dry_run else kept(out)

@@ -65,7 +65,10 @@ def layers(
     check_devices(device)
     labelled = read(source)
     if not isinstance(labelled, Labelled):
-        raise ValueError("Layers are scored by labels: give --data with scored pairs, triplets, or a retrieval task.")
+        raise ValueError(
+            "Layers are scored by labels: give --data with scored pairs, triplets, texts with a label each, or a "
+            "retrieval task."
+        )
     task, texts = task_of(labelled, batch_size), labelled.texts()
     layout = Template.parse(template or "{text}")
     with atomic_directory(out) as scratch, Shown("Reading every layer", "texts", 2 * len(texts)) as shown:

@@ -92,7 +92,7 @@ def texts_to_fit(source: str | None, columns: str | None = None, half: int | Non
     """
     if source is None:
         return demo_sentences()
-    found = read_data(source, columns)
+    found = read_data(source, columns, scored=half is not None)
     if half is None:
         return found.texts() if isinstance(found, Labelled) else found
     if not isinstance(found, Labelled):

@@ -21,7 +21,8 @@ import typer
 
 #: The name of the model with random weights that is made where there is no other.
 STAND_IN = "stand-in"
-#: Which recipes, filters, changes and templates there are, as ``make tables`` writes it from the rows of the recipes.
+#: Which recipes, filters, changes, templates and names of columns there are, as ``make tables`` writes it from where
+#: they are declared.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
@@ -144,7 +145,8 @@ def check_template(template: str | None) -> None:
 
 
 def known_names() -> dict[str, list[str]]:
-    """What :data:`NAMES` has: ``recipes``, those ``changed``, ``filters`` and ``templates``."""
+    """What :data:`NAMES` has: ``recipes``, those ``changed``, ``filters`` and ``templates``; and in a sentence for each
+    kind of table what its ``columns`` may be called."""
     found: dict[str, list[str]] = json.loads(NAMES.read_text(encoding="utf-8"))
     return found
 
@@ -252,16 +254,17 @@ NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet,
 Data = Annotated[
     str | None,
     source(
-        "Pairs with scores, triplets, or plain texts (proxies only): a .tsv, .csv, .jsonl or .parquet, a folder of "
-        "shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a folder in BEIR's layout. "
-        "Default: demo texts."
+        "Pairs with scores, triplets, texts with a label each, or plain texts (proxies only): a .tsv, .csv, .jsonl or "
+        ".parquet, a folder of shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a folder in "
+        "BEIR's layout. Default: demo texts."
     ),
 ]
 Columns = Annotated[
     str | None,
     option(
         'What columns are called, if not as usual: "question1,question2,same" in order, or '
-        '"score=same,sentence1=question1,sentence2=question2"; without a header, places from 1.'
+        '"score=same,sentence1=question1,sentence2=question2"; without a header, places from 1. '
+        + " ".join(known_names()["columns"])
     ),
 ]
 Queries = Annotated[str | None, source("Retrieval, in place of --data: a table of _id and text.")]

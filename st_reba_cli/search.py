@@ -35,7 +35,8 @@ def search(
 ) -> None:
     """The best of all combinations of template, repetition, change, layer, pooling and filter, for a model and texts.
 
-    It is looked for on one half of the labelled pairs, triplets or queries, and shown beside its controls on the other.
+    It is looked for on one half of the labelled pairs, triplets, queries or texts, and shown beside its controls on the
+    other.
     """
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
 
@@ -56,7 +57,10 @@ def search(
     check_devices(device)
     labelled = read(source)
     if not isinstance(labelled, Labelled):
-        raise ValueError("A search chooses by labels: give --data with scored pairs, triplets, or a retrieval task.")
+        raise ValueError(
+            "A search chooses by labels: give --data with scored pairs, triplets, texts with a label each, or a "
+            "retrieval task."
+        )
     texts = texts_of(labelled)
     tried = [Recipe(row, row.poolings[0]) for row in searched()]
     rows = [recipe.row for recipe in in_asked_language(tried, prompt_language, language_of(texts))]

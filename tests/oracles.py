@@ -283,18 +283,6 @@ def value_aggregation(model, architecture, ids, layers):
     return sum(outputs) / len(outputs)
 
 
-def aligned_values(model, ids, layer):
-    """The same of one layer of a Llama by its definition: W_O of the value vectors, weighted by the stored map."""
-    output = model(input_ids=torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
-    module = model.layers[layer]
-    values = module.self_attn.v_proj(module.input_layernorm(output.hidden_states[layer][0]))
-    values = values.view(len(ids), model.config.num_key_value_heads, -1)
-    weights = output.attentions[layer][0, :, -1]
-    group = len(weights) // values.shape[1]
-    heads = [weights[head] @ values[:, head // group] for head in range(len(weights))]
-    return module.self_attn.o_proj(torch.cat(heads))
-
-
 def steered(model, architecture, auxiliary, layer, scale):
     """A block in which the last token of all that runs is steered away from that of ``auxiliary``."""
     name = projection_name(architecture, layer)

@@ -90,13 +90,11 @@ def test_a_loaded_backbone_is_shared(roomy_path):
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
-        ("echo-topics", {}, "There is no recipe 'echo-topics'. Near it: echo-topic, "),
         ("topic", {"texts": "one text"}, "texts is one string: give an iterable of texts"),
         ("classical", {"language": "zh"}, "language='zh': classical asks in no language of its own. Leave language"),
         ("topic", {"language": "fr"}, "language='fr': topic asks in 'en' or 'zh'."),
         ("topic", {"language": "zh", "template": "{text} is"}, "template and language both say which prompt is read"),
         ("early-late", {"pooling": "max"}, "pooling='max': Early and late, partwise whitened is pooled by mean; use"),
-        ("topic", {"texts": ["one"]}, "1 texts were given, and their embeddings do not differ"),
     ],
 )
 def test_what_is_refused(recipe, settings, message, roomy_path):

@@ -127,7 +127,7 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
     A recipe is held against every control, and against the better of the two embeddings in :data:`WITHOUT`. One that a
     control equals in the figures that are shown, or that cannot be told from what one has without a recipe, is not
     advised: then the best is that stands all of this, if there is one. Of several that cannot be told from the best the
-    cheapest is, if it stands all of this as well.
+    cheapest is, if it stands all of this as well, and is surely ahead of every control if the best is.
 
     The best was picked by these scores, unless it was chosen before; the verdict tells what that means.
 
@@ -175,12 +175,23 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
 
 
 def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, str]:
-    """Advised: the lead, or the cheapest of its peers that stand what it stands, if one is clearly cheaper."""
+    """Advised: the lead, or the cheapest of its peers that stand what it stands, if one is clearly cheaper.
+
+    If the lead is surely ahead of every control, one that is not is not advised in its place.
+    """
+    controls = [result for result in table.results if result.control and has_number(result, table.column)]
+
+    def close_to(result: Result) -> list[Result]:
+        return [each for each in controls if table.ahead(result, each).tied]
+
     costs = {peer.name: peer.cost for peer in peers if peer.cost is not None}
     most = _CHEAPER * costs.get(lead.name, 0)
     cheaper = [peer for peer in peers if costs.get(peer.name, math.inf) <= most and table.stands(peer)]
+    sure = cheaper if close_to(table.judged(lead)) else [peer for peer in cheaper if not close_to(table.judged(peer))]
+    which = "the cheapest" if sure == cheaper else "the cheapest that is surely ahead of every control"
+    cheaper = sure
     advised = min(cheaper, key=lambda peer: (costs[peer.name], rank(peer, table.column)), default=lead)
-    count = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use the cheapest, "
+    count = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use {which}, "
     judged = table.judged(advised)
     clauses, more = [f"{count if cheaper else 'Use '}{advised.read}: {table.score(judged)}"], ""
     if (plain := table.plain) is not None:
@@ -189,10 +200,8 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, s
         by = table.column.show(ahead, 0 if abs(ahead) * table.column.scale >= 10 else None)
         side = "above" if table.column.greater_is_better else "below"
         clauses.append(f"{by} {side} what you have ({WITHOUT[plain.name]})")
-    controls = [result for result in table.results if result.control and has_number(result, table.column)]
     # The cheaper one was found beside the lead, which the choice among all candidates is judged for.
-    both = (judged, table.judged(lead))
-    tied = [each for each in controls if any(table.ahead(own, each).tied for own in both)]
+    tied = [*close_to(judged), *close_to(table.judged(lead))]
     close = best_of(tied, table.column, control=True)
     if close is not None:
         clauses.append(f"not surely ahead of {close.in_words} ({table.value(close)})")

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ..data.tables import Labelled
+from ..data.tables import Classes, Labelled
 from ..evaluation.bootstrap import Estimate, Resampled, by_halves, difference
 from ..evaluation.tasks import Measured, Score
 from ..modules import TopicModule
@@ -25,7 +25,7 @@ from ..recipes.recipe import Row, Wording
 from ..recipes.rows import CLASSICAL
 from ..text.templates import SLOT, TEMPLATES
 
-#: The fewest pairs, triplets or queries that recipes are told apart by.
+#: The fewest pairs, triplets, queries or texts that recipes are told apart by.
 LEAST_ITEMS = 30
 #: The fewest texts that a filter is fitted on; where a half of the user's own has fewer, the package's are taken.
 LEAST_TEXTS = 50
@@ -124,6 +124,9 @@ def wordings_of(lines: Sequence[str], row: Row) -> list[Wording]:
 class Halves:
     """Labelled data in two halves that share no text, but for the documents of a retrieval task.
 
+    Of texts in classes, each half has about half of every class, so that neighbours of the half can tell it; a class of
+    two or three texts is in one half as a whole.
+
     Attributes:
         whole: The items of the first half, then those of the second.
         parts: The two.
@@ -143,7 +146,7 @@ class Halves:
             seed: Of the shuffle.
 
         Raises:
-            ValueError: If there are too few items, or too many of them hang together.
+            ValueError: If there are too few items, or too many of them hang together, or a half has one class alone.
         """
         if len(data) < 2 * LEAST_ITEMS:
             raise ValueError(
@@ -151,16 +154,8 @@ class Halves:
                 f"too few, give {2 * LEAST_ITEMS} or more."
             )
         generator = np.random.default_rng(seed)
-        groups = _groups(data.items())
-        halves: tuple[list[int], list[int]] = ([], [])
-        for index in generator.permutation(len(groups)):
-            min(halves, key=len).extend(groups[index])
-        if min(map(len, halves)) < LEAST_ITEMS:
-            raise ValueError(
-                f"A choice needs two halves that share no text, but {max(map(len, groups))} of the {len(data)} "
-                f"{data.noun} hang together by texts that they share. Give {data.noun} of more different texts."
-            )
-        first, second = (generator.permutation(half).tolist() for half in halves)
+        cut = _by_class(data, generator) if isinstance(data, Classes) else _by_text(data, generator)
+        first, second = (generator.permutation(half).tolist() for half in cut)
         return cls(data.part([*first, *second]), (data.part(first), data.part(second)))
 
     @property
@@ -168,6 +163,41 @@ class Halves:
         """For each half the texts of the other one, which filters are fitted on; empty where they are too few."""
         others = [tuple(part.texts()) for part in reversed(self.parts)]
         return others if min(map(len, others)) >= LEAST_TEXTS else []
+
+
+def _by_text(data: Labelled, generator: np.random.Generator) -> tuple[list[int], list[int]]:
+    """The indices of each half's items."""
+    groups = _groups(data.items())
+    halves: tuple[list[int], list[int]] = ([], [])
+    for index in generator.permutation(len(groups)):
+        min(halves, key=len).extend(groups[index])
+    if min(map(len, halves)) < LEAST_ITEMS:
+        raise ValueError(
+            f"A choice needs two halves that share no text, but {max(map(len, groups))} of the {len(data)} "
+            f"{data.noun} hang together by texts that they share. Give {data.noun} of more different texts."
+        )
+    return halves
+
+
+def _by_class(data: Classes, generator: np.random.Generator) -> tuple[list[int], list[int]]:
+    """The indices of each half's texts."""
+    of_class: dict[str, list[int]] = {}
+    labels = list(data.labels.values())
+    for index in generator.permutation(len(labels)).tolist():
+        of_class.setdefault(labels[index], []).append(index)
+    halves: tuple[list[int], list[int]] = ([], [])
+    # The smallest last: they even out what is left over.
+    for own in sorted(of_class.values(), key=len, reverse=True):
+        shorter, longer = sorted(halves, key=len)
+        cut = len(own) if len(own) < 4 else (len(own) + 1) // 2
+        shorter.extend(own[:cut])
+        longer.extend(own[cut:])
+    if any(len({labels[index] for index in half}) < 2 for half in halves):
+        raise ValueError(
+            "A choice needs two classes in each half, but only one class has four texts or more, so that it can be "
+            "halved. Give more texts of another."
+        )
+    return halves
 
 
 def _groups(items: Sequence[tuple[str, ...]]) -> list[list[int]]:
@@ -193,7 +223,7 @@ class Choice:
     Attributes:
         taken: On the first half and on the second; each is scored on the other.
         candidates: How many there were.
-        measured: What that gives for each item, (N,), by what it is.
+        measured: Of what that gives for each item, (N,), what decides, by what it is.
         gain: How much more it scores than the recipe as it is; None where there was nothing to choose, or more than one
             recipe.
     """
@@ -215,7 +245,7 @@ def choices_of(
     Args:
         recipes: All candidates, each recipe as it is before its others.
         score: What decides; more is better.
-        measured: What each gives for each item, (N,), by its result.
+        measured: Of what each gives for each item, (N,), what decides, by its result.
         first: How many items the first half has.
     """
     rows: dict[str, list[Recipe]] = {}

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..data.demo import DEMO_PAIRS
 from ..data.tables import Data, Labelled, Retrieval, read_pairs
@@ -117,7 +116,7 @@ def compare(
     Args:
         recipes: On one model; or the model, its path or one that is loaded, on which those of :func:`.usual.usual` are
             compared, as ``st-reba compare`` does.
-        data: Labelled pairs, triplets or a retrieval task; or plain texts, and then there are only proxies.
+        data: Labelled pairs, triplets, a retrieval task or texts in classes; or plain texts: proxies alone.
         words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
         tokenizer: That of a loaded language model.
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
@@ -141,6 +140,7 @@ def compare(
     parts = [data] if halves is None else halves.parts
     task, inputs, tf_idf = _task(data if halves is None else halves.whole), inputs_of(data), None
     tasks = [_task(part) for part in parts]
+    scored = [each for each in tasks if isinstance(each, Task)]
     first = 0 if halves is None else len(parts[0])
     if isinstance(data, Labelled) and recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
@@ -152,25 +152,26 @@ def compare(
     def score(own: Recipes) -> list[Scores]:
         for prompt, texts in inputs:
             own.add(texts, prompt)
-        found: dict[str, Measured] = {}
-        for key in own.keys:
-            by_half = []
-            for half, task_of_half in enumerate(tasks):
 
-                def look_up(texts: Sequence[str], role: Role, key: str = key, half: int = half) -> Tensor:
-                    return own.vectors(key, texts, task.prompt(role), half)
+        def vectors(key: str, half: int) -> Vectors:
+            return Vectors(lambda texts, role: own.vectors(key, texts, task.prompt(role), half))
 
-                by_half.append(task_of_half.measure(Vectors(look_up)))
-            found[key] = joined(by_half)
         every.extend(listed_of(own.all))
-        measured.update({key: found[key] for key in map(attrgetter("result"), listed_of(own.all))})
+        # By the result, what gives its vectors of each half.
+        givers = {recipe.result: [recipe.result] * len(tasks) for recipe in listed_of(own.all)}
         if halves is not None and isinstance(task, Task):
-            choices.update(choices_of(own.all, task.scores[0], found, first))
-            measured.update({name: choice.measured for name, choice in choices.items()})
+            deciding = {
+                key: joined([each.deciding(vectors(key, half)) for half, each in enumerate(scored)]) for key in own.keys
+            }
+            taken = choices_of(own.all, task.scores[0], deciding, first)
+            choices.update(taken)
+            givers |= {name: [recipe.result for recipe in reversed(choice.taken)] for name, choice in taken.items()}
+        for name, keys in givers.items():
+            measured[name] = joined([each.measure(vectors(keys[half], half)) for half, each in enumerate(tasks)])
         senses.update({} if words is None else _senses(own, words))
         overlap = None
         if tf_idf is not None:
-            overlap = {TF_IDF_RESULT: joined([each.measure(tf_idf) for each in tasks if isinstance(each, Task)])}
+            overlap = {TF_IDF_RESULT: joined([each.measure(tf_idf) for each in scored])}
         columns = task.columns(measured, overlap, 0 if tf_idf is None else tf_idf.texts)
         halved = [(column, by_halves(items, first)) for column, items in columns]
         if senses:

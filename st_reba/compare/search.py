@@ -1,8 +1,8 @@
 """A search over recipes: template, repetition, change, output layer, pooling and filter, by successive halving.
 
 The choice is made on one half of the data and reported on the other. There, all candidates are scored on a few items
-(pairs, triplets or queries), the better third of them on three times as many, and so on, until few are left and have
-seen the whole half to choose on (Jamieson and Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter
+(pairs, triplets, queries or texts), the better third of them on three times as many, and so on, until few are left and
+have seen the whole half to choose on (Jamieson and Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter
 Optimization, AISTATS 2016).
 """
 
@@ -65,7 +65,7 @@ class Rung:
 
     Attributes:
         candidates: How many there were.
-        items: How many pairs, triplets or queries each was scored on.
+        items: How many pairs, triplets, queries or texts each was scored on.
     """
 
     candidates: int
@@ -122,7 +122,7 @@ def search(
 
     Args:
         backbone: The loaded model, whose weights are shared.
-        data: Pairs, triplets or a retrieval task.
+        data: Pairs, triplets, a retrieval task or texts in classes.
         every: What to try; :func:`candidates` if None. What the model cannot run is left out.
         seed: Of the split.
         batch_size: Texts at a time.
@@ -230,7 +230,7 @@ def with_selection(found: Found, comparison: Comparison) -> Comparison:
     steps = ", then ".join(f"{rung.candidates} recipes on {rung.items} {noun}" for rung in found.rungs)
     says = [
         f"The search scored {steps}, and chose {chosen}. The scores shown are of {len(found.held_out)} other {noun}, "
-        + ("which it never read." if noun == "queries" else "whose texts it never read."),
+        + ("which it never read." if noun in ("queries", "texts") else "whose texts it never read."),
     ]
     if found.finalists[0] == PLAIN:
         says.append("It found nothing better than the recipe without any choice.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,11 @@ class TfIdf:
             best = np.argsort(-scores, kind="stable")[:count]
             found.append([(int(index), float(scores[index])) for index in best])
         return found
+
+    def unit_vectors(self, texts: Sequence[str]) -> Any:
+        """Of each text one of length one, or 0 where it has no tokens: (B, D), sparse, of the tokens that occur."""
+        vectors = self._vectorizer.transform(self._token_ids(texts))
+        return vectors[:, vectors.getnnz(axis=0) > 0]
 
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> NDArray[np.float64]:
         """Of each text with the one in its place among the others, (B,); 0 where one has no tokens."""

@@ -63,6 +63,15 @@ class Schema:
         return [column.name for column in self.columns if column.needed]
 
     @property
+    def in_words(self) -> str:
+        """What each column may be called, in a sentence."""
+        ways = []
+        for column in self.columns:
+            others = f" (or {', '.join(column.others)})" if column.others else ""
+            ways.append(f"{column.name}{others}{'' if column.needed else ', if any'}")
+        return f"{self.name.capitalize()} have {'; '.join(ways)}."
+
+    @property
     def expected(self) -> str:
         """In a sentence."""
         return f"A row is {', '.join(self.needed)}."
@@ -163,7 +172,7 @@ def _header(where: str, kind: str, names: list[str], schemas: Sequence[Schema], 
     if not fitting and len(schemas) > 1:
         ways = "; ".join(f"{', '.join(schema.needed)} ({schema.name})" for schema in schemas)
         said = f"{where}: {len(names)} columns, and no header that names them. Rows are {ways}."
-        raise ValueError(f"{said} {schemas[0].remedy.capitalize()}.")
+        raise ValueError(f"{said} {_what_to_do(schemas)}")
     schema = (fitting or schemas)[0]
     titles = {name: str(place) for place, name in enumerate(schema.needed, 1)}
     return Header(schema, titles, list(titles.values()), where)
@@ -333,7 +342,13 @@ def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked
         return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
     lack = " or ".join(f"{', '.join(schema.lacking(schema.find(header)))} ({schema.name})" for schema in schemas)
     said = f"{where} lacks {lack}; its columns are {', '.join(header)}."
-    return ValueError(f"{said} {schemas[0].remedy.capitalize()}.")
+    return ValueError(f"{said} {_what_to_do(schemas)}")
+
+
+def _what_to_do(schemas: Sequence[Schema]) -> str:
+    """Where no schema fits: say which column is which, or call them by names that are known."""
+    known = [schema.in_words for schema in schemas if any(column.others for column in schema.columns)]
+    return " ".join([f"{schemas[0].remedy.capitalize()}.", *known])
 
 
 def _known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:
@@ -374,6 +389,18 @@ def _identifier(cell: Any) -> str:
     return str(cell).strip()
 
 
+def _label(cell: Any) -> str:
+    """What stands there: a text, a number, or true or false."""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if isinstance(cell, float) and math.isfinite(cell) and not cell.is_integer():
+        return str(cell)
+    try:
+        return _identifier(cell)
+    except ValueError:
+        raise ValueError(f"{cell!r} is no label") from None
+
+
 _WORDS: dict[str, str | float] = {"true": 1.0, "false": 0.0}
 
 
@@ -412,7 +439,16 @@ TRIPLETS = Schema(
 CONDITIONAL = Schema(
     "conditional pairs", (*_PAIR, Column("condition", (), text), Column("score", _SCORE, number(1, 5)))
 )
-TEXTS = Schema("texts", (Column("text", ("sentence", "texts", "sentences"), text),))
+_TEXT = Column("text", ("sentence", "utterance", "texts", "sentences"), text)
+CLASSES = Schema(
+    "texts with labels",
+    (
+        _TEXT,
+        Column("label", ("labels", "label_text", "class", "category", "intent", "topic", "target", "coarse_label",
+                         "emotion"), _label),
+    ),
+)  # fmt: skip
+TEXTS = Schema("texts", (_TEXT,))
 SENTENCES = Schema("texts", (Column("sentence", ("text", "sentences", "texts"), text),))
 
 _QUERY = ("query_id", "qid", "query")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from .columns import CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, read_table
+from .columns import CLASSES, CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, read_table
 from .sources import is_remote
 
 #: Fewer different texts than this have no spread to measure.
 LEAST_TEXTS = 3
+
+#: What a table to measure on may hold: the first that its columns fit is taken.
+MEASURED = (PAIRS, TRIPLETS, CLASSES, TEXTS)
 
 #: Called with a line that says what was read.
 Tell = Callable[[str], None]
@@ -174,8 +178,47 @@ class Retrieval:
         return f"{len(self):,} queries, {len(self.documents):,} documents, {judged:,} judged relevant"
 
 
+@dataclass(frozen=True)
+class Classes:
+    """Texts, each of one class.
+
+    Attributes:
+        labels: By the text, the name of its class.
+    """
+
+    labels: dict[str, str]
+
+    #: What its items are.
+    noun: ClassVar[str] = "texts"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def texts(self) -> list[str]:
+        """Every text, in order."""
+        return list(self.labels)
+
+    def items(self) -> list[tuple[str, ...]]:
+        """Each text."""
+        return [(text,) for text in self.labels]
+
+    def part(self, indices: Sequence[int]) -> Classes:
+        """Some of the texts."""
+        items = list(self.labels.items())
+        return Classes(dict(items[index] for index in indices))
+
+    def head(self, count: int) -> Classes:
+        """The first few."""
+        return self.part(range(count))
+
+    @property
+    def in_words(self) -> str:
+        """How many of what."""
+        return f"{len(self):,} texts in {len(set(self.labels.values())):,} classes"
+
+
 #: What has labels.
-Labelled: TypeAlias = Pairs | Triplets | Retrieval
+Labelled: TypeAlias = Pairs | Triplets | Retrieval | Classes
 #: What recipes are measured on; plain texts have no labels.
 Data: TypeAlias = Labelled | list[str]
 
@@ -184,17 +227,19 @@ def _quietly(line: str) -> None:
     """Default callback: does nothing."""
 
 
-def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quietly) -> Data:
-    """Read pairs, triplets, a retrieval task or plain texts, whichever a source holds.
+def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quietly, *, scored: bool = True) -> Data:
+    """Read pairs, triplets, a retrieval task, texts with labels or plain texts, whichever a source holds.
 
-    A table is told by the names of its columns; without a header, rows of two texts and a number are pairs. A file that
-    ends in ``.txt``, or in nothing known, holds rows where its first line has tabs, and else plain texts. A folder with
-    ``corpus``, ``queries`` and ``qrels`` is a retrieval task.
+    A table is told by the names of its columns; without a header, rows of two texts and a number are pairs, and rows of
+    two columns a text and its label. A file that ends in ``.txt``, or in nothing known, holds rows where its first line
+    has tabs, and else plain texts. A folder with ``corpus``, ``queries`` and ``qrels`` is a retrieval task.
 
     Args:
         source: As for :func:`st_reba.data.sources.files_of`.
         columns: What the columns are called: see :meth:`st_reba.data.columns.Schema.asked`.
         tell: Called with a line that says what was read.
+        scored: Whether the labels of texts are to score by: texts that are alone in their class are left out then, and
+            two classes must be left. Else such texts are plain ones, whatever their labels.
 
     Raises:
         ValueError: If a row does not fit, naming file and line; or if the labels leave nothing to score.
@@ -204,11 +249,13 @@ def read_data(source: str | Path, columns: str | None = None, tell: Tell = _quie
     """
     if columns is None and (retrieval := _in_layout_of_beir(source)) is not None:
         return read_retrieval(*retrieval, tell=tell)
-    table = read_table(source, (PAIRS, TRIPLETS, TEXTS), columns)
+    table = read_table(source, MEASURED, columns)
     if table.header.schema is PAIRS:
         return _pairs(table, columns, tell)
+    if table.header.schema is CLASSES:
+        return _classes(table, columns, tell) if scored else _texts(table, tell)
     if table.header.schema is TEXTS:
-        return _texts(table, tell)
+        return _texts(table, tell, or_labels=columns is None)
     triplets = Triplets(*table.values.values())
     tell(f"{source}: {triplets.in_words}; {table.in_words}.")
     return triplets
@@ -300,7 +347,8 @@ def _in_layout_of_beir(source: str | Path) -> tuple[Path, Path, Path] | None:
     return names["queries"], names["corpus"], names["qrels"]
 
 
-def _texts(table: Table, tell: Tell) -> list[str]:
+def _texts(table: Table, tell: Tell, or_labels: bool = False) -> list[str]:
+    """Plain texts; ``or_labels``: tell how another column would be read as their labels."""
     texts = [text.strip() for text in table.values["text"]]
     one_a_line = table.places[0][0].kind in ("", "txt") and table.header.unsure
     tabs = next((row for row, text in enumerate(texts) if "\t" in text), None)
@@ -313,6 +361,8 @@ def _texts(table: Table, tell: Tell) -> list[str]:
     if (different := len(set(texts))) < LEAST_TEXTS:
         raise ValueError(f"{table.name}: {different} different texts; at least {LEAST_TEXTS} are needed.")
     how = "one a line" if one_a_line else f"read without labels; {table.in_words}"
+    if or_labels and table.header.unread:
+        how += f" (--columns {table.header.titles['text']},NAME reads the column NAME as labels)"
     tell(f"{table.name}: {len(texts):,} plain texts, {how}.")
     return texts
 
@@ -325,6 +375,37 @@ def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
     _check_order(table, pairs, columns)
     tell(f"{table.name}: {pairs.in_words}; {table.in_words}.")
     return pairs
+
+
+def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
+    """The texts that share their label with another one: no neighbour tells the class of a text that is alone in it."""
+    every: dict[str, str] = {}
+    for text, own in zip(*table.values.values(), strict=True):
+        # What stands again counts once: it would be its own neighbour.
+        every.setdefault(text, own)
+    sizes = Counter(every.values())
+    title, other = (table.header.titles[column.name] for column in CLASSES.columns)
+    remedy = f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."
+    label = table.values["label"][0]
+    if len(sizes) < 2:
+        raise ValueError(f'{table.name}: all texts have the label "{label}"; two classes are needed. {remedy}')
+    if table.header.unsure and columns is None and sizes[label] == 1 < max(sizes.values()):
+        raise ValueError(
+            f'{table.where(0)}: no other text has the label "{label}". Does this line name the columns? {remedy}'
+        )
+    classes = Classes({text: own for text, own in every.items() if sizes[own] > 1})
+    if (found := len(set(classes.labels.values()))) < 2:
+        raise ValueError(
+            f"{table.name}: labels that two texts or more have: {found} of {len(sizes):,}; two are needed. {remedy}"
+        )
+    left = ""
+    if again := len(table) - len(every):
+        others = sum(every[text] != own for text, own in zip(*table.values.values(), strict=True))
+        left = f"; left out, for the same text stands before: {again:,}, {others:,} with another label"
+    if alone := len(every) - len(classes):
+        left += f"; left out, for no other text has their label: {alone:,}"
+    tell(f"{table.name}: {classes.in_words}{left}; {table.in_words}.")
+    return classes
 
 
 def _check_order(table: Table, pairs: Pairs, columns: str | None) -> None:

@@ -172,7 +172,7 @@ Resampled: TypeAlias = Items | Splits
 def by_halves(items: Items, first: int) -> Resampled:
     """A score as the mean of those of two halves, of which the first has so many items; 0: of all items.
 
-    A mean over items stays what it is: what one item gives does not depend on the others.
+    A mean over items stays what it is: what an item gives has nothing to do with those of the other half.
     """
     if items.kind == "mean" or not first:
         return items

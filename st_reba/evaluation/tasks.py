@@ -1,13 +1,15 @@
-"""What recipes are scored on by labels: pairs, pairs in two classes, triplets, retrieval. One way to use them all.
+"""What recipes are scored on by labels: pairs, pairs in two classes, triplets, retrieval, texts in classes. One way to
+use them all.
 
 A task names the texts to embed, measures each item by how alike texts are, and makes columns of a table from that: what
 is scored, and the items that give the score and its interval. A task is also an evaluator of sentence-transformers: it
-gives the scores of ST's own evaluators of the same task, under the same names.
+gives the scores of ST's own evaluators of the same task, under the same names; of texts in classes ST has none.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +17,18 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import pairwise_cos_sim, semantic_search
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from ..data.tables import Labelled, Pairs, Retrieval, Triplets
+from ..data.tables import Classes, Labelled, Pairs, Retrieval, Triplets
 from . import bootstrap
 from .bootstrap import Estimate, Items, Kind
 
@@ -35,6 +41,9 @@ Role = Literal["", "query", "document"]
 #: Documents that are looked at for a query, and those that nDCG looks at.
 _FOUND = 100
 _RANKED = 10
+
+#: Nearest texts that say of which class a text is.
+_NEIGHBOURS = 5
 
 
 class Ranker(Protocol):
@@ -50,6 +59,9 @@ class Similarity(Ranker, Protocol):
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> Array:
         """Of each text with the one in its place among the others, (B,)."""
 
+    def unit_vectors(self, texts: Sequence[str]) -> Any:
+        """Of each text one of length one, whose products are the cosines: (B, D), dense or sparse."""
+
 
 @dataclass(frozen=True)
 class Vectors:
@@ -63,6 +75,9 @@ class Vectors:
 
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> Array:
         return np.asarray(pairwise_cos_sim(self.look_up(first, ""), self.look_up(second, "")).numpy())
+
+    def unit_vectors(self, texts: Sequence[str]) -> Any:
+        return normalize(self.look_up(texts, "").float()).numpy()
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
         found = semantic_search(self.look_up(queries, "query"), self.look_up(documents, "document"), top_k=count)
@@ -167,6 +182,10 @@ class Task(BaseEvaluator):
     def measure(self, similarity: Any) -> Measured:
         """What each item gives, (N,), by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
 
+    def deciding(self, similarity: Any) -> Measured:
+        """Of that at least what the score that decides is made of."""
+        return self.measure(similarity)
+
     @property
     @abstractmethod
     def scores(self) -> list[Score]:
@@ -205,7 +224,7 @@ class Task(BaseEvaluator):
 
     def score(self, similarity: Similarity) -> float:
         """The score that decides, from all items."""
-        return float(self.scores[0].items({"": self.measure(similarity)}).scores[0])
+        return float(self.scores[0].items({"": self.deciding(similarity)}).scores[0])
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -264,7 +283,7 @@ class PairTask(Task):
         return columns
 
 
-class ClassTask(PairTask):
+class TwoClassesTask(PairTask):
     """Pairs in two classes: average precision, where the pairs are ordered by their cosines."""
 
     @property
@@ -346,6 +365,103 @@ class RetrievalTask(Task):
         ]
 
 
+class ClassesTask(Task):
+    """Texts in classes: how often the nearest texts tell a text's class, and how well clusters agree with the classes.
+
+    A text that is alone in its class is never right: no other text has its class. :func:`st_reba.data.tables.read_data`
+    leaves such texts out.
+    """
+
+    unit = "labelled texts"
+    data: Classes
+
+    def __init__(self, data: Classes, batch_size: int = 32) -> None:
+        _, self.classes, self.sizes = np.unique(list(data.labels.values()), return_inverse=True, return_counts=True)
+        super().__init__(data, batch_size)
+
+    def inputs(self) -> list[tuple[Role, list[str]]]:
+        return [("", self.data.texts())]
+
+    def measure(self, similarity: Similarity) -> Measured:
+        vectors = similarity.unit_vectors(self.data.texts())
+        return {"right": self._right(vectors), "agreement": self._agreement(vectors)}
+
+    def deciding(self, similarity: Similarity) -> Measured:
+        # Without k-means, which would take most of the time of a choice among hundreds.
+        return {"right": self._right(similarity.unit_vectors(self.data.texts()))}
+
+    def _right(self, vectors: Any) -> Array:
+        """Whether most of the nearest others are of a text's class."""
+        if not self.scorable or not np.isfinite(vectors.sum()):
+            return np.full(len(self.data), np.nan)
+        count = min(_NEIGHBOURS, len(self.data) - 1)
+        # Without texts of its own to look for, it takes none for its own neighbour.
+        _, nearest = NearestNeighbors(n_neighbors=count, metric="cosine").fit(vectors).kneighbors()
+        classes = self.classes[nearest]
+        votes = (classes[:, :, None] == classes[:, None, :]).sum(axis=2)
+        # Of equals the first, which is the nearest.
+        voted = classes[np.arange(len(classes)), votes.argmax(axis=1)]
+        return np.asarray(voted == self.classes, dtype=np.float64)
+
+    def _agreement(self, vectors: Any) -> Array:
+        """What each text adds to the V-measure of clusters."""
+        if not self.scorable or not np.isfinite(vectors.sum()):
+            return np.full(len(self.data), np.nan)
+        with warnings.catch_warnings():
+            # Fewer different vectors than clusters, where many texts look the same.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            clusters = KMeans(len(self.sizes), n_init=10, random_state=0).fit_predict(vectors)
+        return v_measure_shares(self.classes, clusters)
+
+    @property
+    def scores(self) -> list[Score]:
+        count, chance = len(self.data), float(self.sizes.max() / len(self.data))
+        note = (
+            f"How many of {count} texts in {len(self.sizes)} classes are of the class that most of their {_NEIGHBOURS} "
+            "nearest others have, by cosine; of classes as frequent the nearest text's counts. Naming the largest "
+            f"class every time scores {100 * chance:.1f}."
+        )
+        nearest = Measure("Classes", f"{_NEIGHBOURS}-NN accuracy x 100", chance=chance, note=note, unit=self.unit)
+        note = (
+            f"V-measure of the classes of {count} texts and of as many clusters, by k-means on vectors of length one; "
+            "the interval takes the clusters as they are."
+        )
+        clusters = Measure("Clusters", "V-measure x 100", note=note, unit=self.unit)
+        return [Score(nearest, "right", name="knn_accuracy"), Score(clusters, "agreement", name="v_measure")]
+
+    @property
+    def scorable(self) -> bool:
+        return len(self.sizes) > 1 and bool(self.sizes.max() > 1)
+
+
+def v_measure_shares(classes: ArrayLike, clusters: ArrayLike) -> Array:
+    r"""What each text adds to the V-measure of a clustering (Rosenberg and Hirschberg, EMNLP 2007); their mean is it.
+
+    .. math:: V = 2 - 2 \frac{H(C, K)}{H(C) + H(K)}
+
+    the harmonic mean of homogeneity and completeness. A share is V plus its influence function at the text, so that
+    resampled means give the interval of the delta method. V of resampled texts would not: texts that are drawn twice
+    make it too high, by more than an interval is wide where there are many classes.
+
+    Args:
+        classes: C, (N,), at least two different ones.
+        clusters: K, (N,).
+
+    Returns:
+        (N,).
+    """
+    labels, found = np.asarray(classes), np.asarray(clusters)
+    _, both = np.unique(np.stack([labels, found]), axis=1, return_inverse=True)
+
+    def surprise(values: NDArray[Any]) -> Array:
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return np.asarray(-np.log(counts / len(values))[places])
+
+    joint, apart = surprise(both.ravel()), surprise(labels) + surprise(found)
+    ratio = joint.mean() / apart.mean()
+    return np.asarray(2 - 2 * ratio - 2 / apart.mean() * (joint - ratio * apart))
+
+
 def task_of(data: Labelled, batch_size: int = 32) -> Task:
     """The task that labelled data are.
 
@@ -357,4 +473,6 @@ def task_of(data: Labelled, batch_size: int = 32) -> Task:
         return RetrievalTask(data, batch_size)
     if isinstance(data, Triplets):
         return TripletTask(data, batch_size)
-    return (ClassTask if data.two_classes else PairTask)(data, batch_size)
+    if isinstance(data, Classes):
+        return ClassesTask(data, batch_size)
+    return (TwoClassesTask if data.two_classes else PairTask)(data, batch_size)

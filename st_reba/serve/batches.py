@@ -210,13 +210,16 @@ class Batches:
         while batch := self._next():
             tokens = max(own.tokens[index] for own, index in batch) * len(batch)
             begun = time.perf_counter()
-            self._run(batch)
+            found = self._run(batch)
             seconds = time.perf_counter() - begun
             rate, last = tokens / max(seconds, 1e-6), self._tokens_per_second
             self._tokens_per_second = rate if last is None else 0.8 * last + 0.2 * rate
             self._metrics.batch_texts.observe(len(batch))
             self._metrics.batch_tokens.observe(tokens)
             self._metrics.batch_seconds.observe(seconds)
+            # Who has an answer finds its batch counted.
+            for (own, index), result in zip(batch, found, strict=True):
+                own.fail(result) if isinstance(result, RefusedError) else own.put(index, result)
 
     def _next(self) -> list[tuple[Waiting, int]]:
         """The next batch, when there is one; empty: there will be none."""
@@ -239,8 +242,12 @@ class Batches:
             self._queue.sort(key=lambda own: id(own) in took)
         return batch
 
-    def _run(self, batch: list[tuple[Waiting, int]]) -> None:
-        """Run a batch; if that fails, its halves, so that one item's failure is its own request's alone."""
+    def _run(self, batch: list[tuple[Waiting, int]]) -> list[Any]:
+        """What a batch gives; if it fails, what its halves give, so that one item's failure is its own request's alone.
+
+        Returns:
+            Of each item its result, or why there is none.
+        """
         try:
             found = list(batch[0][0].run([own.items[index] for own, index in batch]))
             if len(found) != len(batch):
@@ -249,12 +256,8 @@ class Batches:
         except BaseException as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
-                self._run(batch[:middle])
-                self._run(batch[middle:])
-                return
+                return [*self._run(batch[:middle]), *self._run(batch[middle:])]
             _log.exception("A text could not be run")
             said = f"The model could not run this ({type(error).__name__})."
-            batch[0][0].fail(error if isinstance(error, RefusedError) else RefusedError(500, said))
-        else:
-            for (own, index), result in zip(batch, found, strict=True):
-                own.put(index, result)
+            return [error if isinstance(error, RefusedError) else RefusedError(500, said)]
+        return found

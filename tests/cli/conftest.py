@@ -41,6 +41,7 @@ def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkey
     Path("GGUF").write_bytes(b"GGUF" + b"smol.block_count" + bytes([4, 0, 0, 0, 30, 0, 0, 0]))
     Path("texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     Path("pairs.tsv").write_text("".join(f"a cat {n}\ta dog {n * 7}\t{n % 5}\n" for n in range(20)), encoding="utf-8")
+    Path("ending.txt").write_text("{text} and its use in one word is:\n", encoding="utf-8")
     Path("zh.tsv").write_bytes(b"".join(demo_pairs("zh").read_bytes().splitlines(keepends=True)[:20]))
     Path("words.csv").write_bytes(demo_questions("en").read_bytes())
     Path("q.jsonl").write_text("".join(f'{{"_id": "q{n}", "text": "which cat is {n}?"}}\n' for n in range(6)))

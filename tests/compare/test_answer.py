@@ -128,6 +128,12 @@ CHEAP = {PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}
             r"Use PromptEOL, last token: 60\.0 .* control\. Two other recipes cannot be told from it\.",
         ),
         ({BAG: 0.594, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.59}, {"costs": CHEAP}, PROMPT, "Use PromptEOL.*"),
+        # Not one that a control may equal, where the best is surely ahead of it.
+        (
+            {BAG: 0.5, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.595, REBA: 0.57},
+            {"costs": CHEAP, "seed": 2, "drawn": [REBA]}, ECHO,
+            r"Three recipes .*; use the cheapest that is surely ahead of every control, Echo-2, mean: .*",
+        ),
         # What was chosen before stays chosen; a word on it is none on the others.
         (TIES, {"costs": CHEAP, "chosen": ECHO}, ECHO, r"Use Echo-2, mean: 59\.5 \[.*"),
         (CLOSE, {**BY_CHANCE, "chosen": PROMPT}, "", r"None: the best, PromptEOL, .* and cannot be told from .*"),

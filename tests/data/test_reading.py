@@ -284,12 +284,13 @@ def test_two_classes_triplets_and_texts(tmp_path):
     assert (found.scores, found.two_classes) == ([1.0, 1.0, 0.0], True)
     triplets = written(tmp_path, **{"t.csv": as_csv([("a", "b", "c")], ("query", "positive", "negative"))})
     assert read_data(triplets, tell=told.append) == Triplets(["a"], ["b"], ["c"])
-    texts = written(tmp_path, **{"x.csv": as_csv([("one", 1), ("two", 0), ("thr,ee", 1)], ("text", "label"))})
+    texts = written(tmp_path, **{"x.csv": as_csv([("one", 1), ("two", 0), ("thr,ee", 1)], ("text", "date"))})
     assert read_data(texts, tell=told.append) == read_texts(texts) == ["one", "two", "thr,ee"]
     assert [line.partition(": ")[2] for line in told] == [
         "3 pairs in two classes, 2 alike (1) and 1 not (0); columns: sentence1, sentence2, score.",
         "1 triplets; columns: query as anchor, positive, negative.",
-        "3 plain texts, read without labels; columns: text; not read: label.",
+        "3 plain texts, read without labels; columns: text; not read: date (--columns text,NAME reads the column NAME "
+        "as labels).",
     ]
 
 
@@ -326,7 +327,7 @@ def test_pairs_or_texts(tmp_path):
         ("t.tsv", b"a\tb\tnan\n", "line 1: score: 'nan' is not a number"),
         ("t.tsv", b"a\tb\t1\n\nc\t\xff\t2\n", "line 3: not UTF-8"),
         ("t.tsv", b"a\tb\t1\nc\td\t1\n", "2 pairs with 1 different scores leave nothing to rank"),
-        ("t.tsv", b"a\tnews\nb\tsport\n", "line 1: 2 columns, and no header that names them. Rows are sentence1"),
+        ("t.tsv", b"a\tb\tc\td\n", "line 1: 4 columns, and no header that names them. Rows are sentence1"),
         ("t.tsv", b"", "t.tsv holds no rows. A row is sentence1"),
         ("t.txt", b"\na\nb\nc\td\t1\n", "line 4: has a tab, but line 2 has none. Plain texts stand one a line"),
         ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts; at least 3 are needed"),
@@ -344,7 +345,7 @@ def test_a_directory(read, tmp_path):
         read(tmp_path)
 
 
-@pytest.mark.parametrize("columns", ["a,b", "sentence1=a,sentence2=b", "sentence1=a,sentence2=b,points=c", "a=,b=,c="])
+@pytest.mark.parametrize("columns", ["a,b,c,d", "score=a,sentence2=b", "sentence1=a,sentence2=b,points=c", "a=,b=,c="])
 def test_columns_that_do_not_fit(columns, tmp_path):
     path = written(tmp_path, **{"t.csv": as_csv(ROWS, ("a", "b", "c"))})
     with pytest.raises(ValueError, match=r"give sentence1=...,sentence2=...,score=... \(pairs\) or anchor="):

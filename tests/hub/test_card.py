@@ -77,9 +77,7 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     [
         (EchoModule, {"repetitions": 5}, "5 copies of the text: about 5 times"),
         (ReBAModule, {"chunk_length": 8}, "2 copies of each of its chunks of 8 tokens: up to about 3 times"),
-        (ReBAModule, {"chunk_length": 8, "repetitions": 1}, "One pass over the text, as for"),
         (RefinedThoughtModule, {"iterations": 8}, "and 7 passes of two tokens over its cached"),
-        (RefinedThoughtModule, {"iterations": 3, "bidirectional_layers": 1}, "3 passes over the text: about 3 times"),
         (RefinedThoughtModule, {"iterations": 1}, "One pass over the text, as for the classical embedding."),
         (MetaEOLModule, {}, "8 passes, in one batch, each over the text and what stands behind it"),
         (ContrastivePromptingModule, {}, "and one over its first 1 layers under the auxiliary prompt, of 3 that are"),

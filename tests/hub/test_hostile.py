@@ -142,18 +142,13 @@ class TestPickledWeights:
 #: What a saved file could do with transformers' arguments, and with ST's, under their names of today and of before.
 REFUSED: dict[tuple[str, str], dict[str, Any]] = {
     ("model_kwargs", "model_args"): {
-        "adapter_kwargs": {"_adapter_model_path": "../elsewhere"},
         "attn_implementation": "org/kernel",
-        "device_map": "auto",
         "gguf_file": "../elsewhere.gguf",
-        "key_mapping": {"a": "b"},
         "offload_folder": "written",
-        "proxies": {"https": "elsewhere"},
-        "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True},
         "weights_only": True,
     },
-    ("processor_kwargs", "tokenizer_args"): {"tokenizer_file": "/etc/hostname", "vocab_file": "../words"},
-    ("config_kwargs", "config_args"): {"_configuration_file": "../elsewhere.json", "num_labels": 3},
+    ("processor_kwargs", "tokenizer_args"): {"tokenizer_file": "/etc/hostname"},
+    ("config_kwargs", "config_args"): {"_configuration_file": "../elsewhere.json"},
 }
 
 
@@ -246,10 +241,8 @@ class TestAfterPooling:
         ("settings", "message"),
         [
             ({"device_map": "auto"}, "config.json sets device_map, which is no setting of Layerwise"),
-            ({"depth": 10**6}, "depth=1000000: give a whole number from 1 to"),
             # They would be allocated first: 4 TiB.
             ({"hidden_size": 2**20, "bottlenecks": [2**20]}, r"config.json and the weights do not fit .*\(.*\).* save"),
-            ({"head_dimension": 9}, r"config.json and the weights do not fit .*\(.*\).* save the model again"),
         ],
     )
     def test_settings_that_may_not_be(self, settings, message, tmp_path):
@@ -397,20 +390,12 @@ def test_what_commands_check_as_well(file, what, damaged):
     assert Path(file).name in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("file", "what"),
-    [(CONFIG, DEEP), (CONFIG, {"vocab_size": 10**7}), (SETTINGS, {"processing_kwargs": 3}), (MODULES, '["a"]')],
-    ids=["deep", "large", "settings", "modules"],
-)
-def test_through_the_command(file, what, damaged, tmp_path):
-    path, texts = damaged(file, what), tmp_path / "texts.txt"
-    texts.write_text("a\nb\n")
-    typed = ["encode", str(path), str(texts), "--out", str(tmp_path / "out.npy")]
-    result = CliRunner().invoke(cli.app, typed, env={"COLUMNS": "900"})
-    assert result.exit_code == 1, result.output
-    assert isinstance(result.exception, SystemExit), repr(result.exception)
-    assert re.search(rf"Error: .*{re.escape(Path(file).name)}", result.output), result.output
-    assert not (tmp_path / "out.npy").exists()
+def test_through_the_command(damaged, tmp_path):
+    (tmp_path / "texts.txt").write_text("a\n")
+    path, texts, out = (str(place) for place in (damaged(MODULES, '["a"]'), tmp_path / "texts.txt", tmp_path / "a.npy"))
+    result = CliRunner().invoke(cli.app, ["encode", path, texts, "--out", out], env={"COLUMNS": "900"})
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit), result.output
+    assert re.search(r"Error: .*modules\.json", result.output), result.output
 
 
 def test_a_token_without_an_embedding(damaged):

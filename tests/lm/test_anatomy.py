@@ -263,11 +263,6 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "
 
 
 class TestPrepare:
-    def test_decoders(self):
-        for model in (AutoModel.from_config(config("gpt2")), build("BertConfig", **BERT, is_decoder=True)):
-            setup.prepare(model.train())
-            assert model.training, "a model in training is left so"
-
     @pytest.mark.parametrize(
         ("kind", "settings", "message"),
         [
@@ -296,13 +291,6 @@ class TestPrepare:
 
 
 class TestWatching:
-    @pytest.mark.parametrize(("architecture", "is_ours"), [("qwen3", True), ("bloom", False)])
-    def test_through_the_function_or_its_maps(self, architecture, is_ours):
-        model = AutoModel.from_config(config(architecture)).eval()
-        anatomy = setup.watch_attention(model)
-        assert (anatomy.attention_layers, anatomy.calls_our_attention) == ((0, 1, 2), is_ours)
-        assert model.config._attn_implementation == (function.ATTENTION if is_ours else "eager")
-
     def test_no_attention(self):
         model = build("MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2)
         with pytest.raises(ValueError, match=r"MambaModel has no attention to look back with.*or EchoModule"):

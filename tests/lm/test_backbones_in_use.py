@@ -257,14 +257,6 @@ class TestAdapter:
         # Nothing that could be taken for a whole model.
         assert not (tmp_path / "config.json").exists()
 
-    def test_an_adapter_without_a_tokenizer_has_that_of_its_model(self, adapter, tmp_path, caplog):
-        shutil.copytree(adapter, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "special_tokens*"))
-        assert sorted(path.suffix for path in (tmp_path / "bare").iterdir()) == [".json", ".safetensors"]
-        model = make("classical", str(tmp_path / "bare"))
-        assert not caplog.messages
-        assert relative_error(words(model), words(make("classical", adapter))) == 0
-        check_saved(model, tmp_path / "saved")
-
 
 class TestCompiled:
     """torch.compile, with a backbone of one layer: what takes time is tracing it."""

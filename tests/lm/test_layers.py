@@ -6,15 +6,13 @@ import contextlib
 import copy
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, CosineSimilarityLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -32,7 +30,7 @@ from st_reba.lm.backbone import _PER_LAYER
 from st_reba.lm.run import Hook, hooked
 
 from .. import oracles
-from ..backbones import FEW, TEXTS, VOCABULARY, own
+from ..backbones import FEW, TEXTS, VOCABULARY
 from ..catalogued import completed
 from ..conftest import pipeline, relative_error
 
@@ -51,17 +49,6 @@ def test_stops_after_a_layer_and_is_saved_without_the_others(name, shared, eager
     again = SentenceTransformer(str(tmp_path))
     assert again[0].output_layer == again[0].model.config.num_hidden_layers == 2
     assert (again.encode(TEXTS[:3]) == vectors).all()
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_shared_backbone_keeps_its_layers_and_its_weights(name, backbone_path):
-    whole = CausalTransformer(backbone_path(name))
-    before = pipeline(whole).encode(TEXTS)
-    short = CausalTransformer(whole, output_layer=2)
-    assert (whole.model.config.num_hidden_layers, short.model.config.num_hidden_layers) == (3, 2)
-    assert {id(weight) for weight in short.model.parameters()} < {id(weight) for weight in whole.model.parameters()}
-    assert (pipeline(whole).encode(TEXTS) == before).all()
-    assert shortened(whole.model, 3) is whole.model
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -122,33 +109,6 @@ def test_a_short_model_that_computes_something_else_is_refused(backbone_path, mo
         shortened(model, 1)
 
 
-@pytest.mark.parametrize("architecture", FEW)
-@pytest.mark.parametrize("layer", [3, 1])
-def test_every_architecture_without_the_final_norm(architecture, layer, shared, eager, token_ids):
-    """transformers' own hidden states; of the last layer, which come normed, what a hook sees."""
-    module = CausalTransformer(shared(architecture), output_layer=layer, final_norm=False)
-    words = pipeline(module).encode(TEXTS, output_value="token_embeddings")
-    for text, value in zip(TEXTS, words, strict=True):
-        expected = oracles.after_each_layer(eager(architecture), architecture, token_ids(text), normed=False)[layer]
-        assert relative_error(value, expected) < 1e-5
-
-
-def test_gradients_saved_models_and_those_who_share_a_backbone_keep_their_norm(backbone_path, tmp_path):
-    normed = pipeline(CausalTransformer(backbone_path()))
-    before = normed.encode(TEXTS)
-    raw = pipeline(CausalTransformer(normed[0], final_norm=False)).train()
-    raw(raw.preprocess(TEXTS))["sentence_embedding"].sum().backward()
-    assert raw[0].model.layers[-1].mlp.down_proj.weight.grad.norm() > 0
-    assert raw[0].model.norm.weight.grad is None
-    assert np.array_equal(normed.eval().encode(TEXTS), before)
-    raw.eval().save_pretrained(str(tmp_path))
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    assert loaded[0].final_norm is False
-    assert np.array_equal(loaded.encode(TEXTS), raw.encode(TEXTS))
-    # The norm is still there, for whoever wants it.
-    assert torch.equal(AutoModel.from_pretrained(str(own(tmp_path))).norm.weight, normed[0].model.norm.weight)
-
-
 SHOWN = {"config_kwargs": {"output_hidden_states": True}}
 
 
@@ -159,13 +119,11 @@ def weighted_layers():
 
 READERS = {
     "WeightedLayerPooling": lambda: [weighted_layers(), Pooling(32, "mean")],
-    "Dense": lambda: [Dense(32, 8, module_input_name="token_embeddings"), Pooling(8, "mean"), Dense(8, 4)],
     "WordWeights": lambda: [
         WordWeights([str(word) for word in range(VOCABULARY)], {str(word): word % 7 for word in range(VOCABULARY)}),
         Pooling(32, ("mean", "max")),
     ],
     "SpladePooling": lambda: [SpladePooling("max")],
-    "Pooling": lambda: [Pooling(32, tuple(Pooling.POOLING_MODES))],
 }
 
 

@@ -12,10 +12,8 @@ from st_reba import (
     ContrastivePromptingModule,
     HierarchicalTokenPrependingModule,
     KVReroutingModule,
-    MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
-    TokenPrependingModule,
 )
 from st_reba.lm.attention import kernels
 
@@ -29,13 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*in its own code")
 CASES = {
     "reba": ("llama", ReBAModule, {}),
     "reba, soft cap": ("gemma2_softcap", ReBAModule, {}),
-    "reba, sinks": ("gpt_oss_sinks", ReBAModule, {}),
     "reba, maps": ("bloom", ReBAModule, {}),
     "reba, chunks": ("llama", ReBAModule, {"chunk_length": 6}),
     "thought, window": ("mistral_window", RefinedThoughtModule, {"iterations": 4}),
-    "metaeol": ("llama", MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
     "kv re-routing": ("gemma2_softcap", KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
-    "token prepending": ("llama", TokenPrependingModule, {"prepend_layers": 3}),
     "token prepending, blocks": ("llama", HierarchicalTokenPrependingModule, {"block_length": 4}),
     "contrastive prompting": ("llama", ContrastivePromptingModule, {"contrast_layer": 1}),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -120,18 +118,6 @@ def test_encoders_can_begin_as_a_whitening(layers, states):
         assert torch.allclose(found, expected["sentence_embedding"], atol=1e-4)
     with pytest.raises(ValueError, match="There are no encoders to begin as a whitening"):
         LayerwiseAutoencoder(3, 32, encoders=False).whiten(texts)
-
-
-@pytest.mark.parametrize("settings", [{}, CASES["some layers"], {"encoders": False}, {"decoders": True}], ids=str)
-def test_save_and_load(settings, shared, tmp_path):
-    model = freeze(shared(), **settings)
-    model.save_pretrained(str(tmp_path))
-    assert json.loads((tmp_path / "modules.json").read_text())[1]["type"] == "st_reba.modules.LayerwiseAutoencoder"
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    assert loaded[1].get_config_dict() == model[1].get_config_dict()
-    vectors = model.encode(TEXTS)
-    assert np.array_equal(loaded.encode(TEXTS), vectors)
-    assert torch.equal(*(each[-1].score_pairs(vectors, vectors[::-1].copy()) for each in (model, loaded)))
 
 
 @pytest.mark.parametrize(

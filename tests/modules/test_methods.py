@@ -18,7 +18,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import GPT2Config, GPT2Model, masking_utils
 
 import st_reba
-from st_reba.lm.anatomy import anatomy_of
 from st_reba.modules.changes import Steer
 
 from .. import backbones, oracles
@@ -79,13 +78,12 @@ def test_oracle(recipe, architecture, shared, eager, token_ids):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_backbones_attend_far_from_uniformly(architecture, shared, eager, token_ids):
-    """Otherwise the oracles could not tell one attention from another. Some are watched by a fallback."""
+def test_the_backbones_attend_far_from_uniformly(architecture, eager, token_ids):
+    """Otherwise the oracles could not tell one attention from another."""
     with torch.no_grad():
         _, maps = oracles.run(eager(architecture), token_ids(TEXTS[2]) * 2)
     ratio = torch.stack([layer.max(dim=-1).values[:, -1] * (layer[0, -1] > 0).sum() for layer in maps])
     assert ratio.mean() > 2
-    assert anatomy_of(shared(architecture).model).calls_our_attention == (architecture not in OWN_ATTENTION)
 
 
 def test_each_class_has_an_oracle():
@@ -337,8 +335,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
         (st_reba.ContrastivePromptingModule, {}, 32, CONTRAST, (4, 2.0, 27, False)),
         (st_reba.ContrastivePromptingModule, {"template": "knowledge"}, 32, CONTRAST, (6, 3.0, 31, False)),
-        (st_reba.ContrastivePromptingModule, {"template": "knowledge", "output_layer": 2}, 16, CONTRAST,
-         (1, 3.0, 2, False)),
         (st_reba.ContrastivePromptingModule, {}, 1, CONTRAST, (0, 2.0, 1, False)),
         (st_reba.TokenPrependingModule, {}, 32, PREPENDED, (8, 27, False)),
         # The middle third; those that are given, in order.
@@ -348,7 +344,6 @@ PREPENDED = ("prepend_layers", "output_layer", "final_norm")
         (st_reba.EarlyLateModule, {"output_layer": 15}, 30, ("early_layer", "output_layer"), (4, 15)),
         (st_reba.EarlyLateModule, {"output_layer": 2}, 30, ("early_layer", "output_layer"), (2, 2)),
         # A share of the layers that are run, and below the last.
-        (st_reba.TopicModule, {}, 1, ("lower_layers",), ([1],)),
         (st_reba.TopicModule, {"output_layer": 10}, 30, ("lower_layers",), ([9],)),
     ],
 )  # fmt: skip

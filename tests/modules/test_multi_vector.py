@@ -138,7 +138,6 @@ def test_the_length_of_queries_and_of_documents(backbone_path):
     ("rows", "settings", "message"),
     [
         ("last", {}, 'ReBAModule hands on one token alone, rows="last".* use rows="all"'),
-        ("all", {"dimension": 0, "fit_texts": FIT}, "dimension=0: give the principal directions to keep.* 1 to 32"),
         ("all", {"dimension": 33, "fit_texts": FIT}, "dimension=33: give the principal directions to keep.* 1 to 32"),
         ("all", {"dimension": 8, "fit_texts": ["a"]}, "1 tokens vary in at most 0 directions, and 8 are to be kept: g"),
         ("all", {"dimension": 8, "fit_texts": "a b"}, "texts is one string"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoModel, AutoModelForCausalLM, BertConfig, OPTConfig, OPTModel
+from transformers import AutoModelForCausalLM, OPTConfig, OPTModel
 
 import st_reba
 from st_reba.modules import CausalModule
@@ -32,8 +32,6 @@ REFUSED = [
     (st_reba.EchoModule, {"repetitions": 1}, "repetitions=1: " + REPETITIONS.format(2)),
     (st_reba.EchoModule, {"template": "{text}"}, r"'\{text\}' has 1 slots and repetitions=None: Echo needs .* at"),
     (st_reba.EchoModule, {"template": "{text}{text}", "repetitions": 3}, "2 slots and repetitions=3: .* Leave one of"),
-    (st_reba.EchoModule, {"template": "no slot"}, r"'no slot' has no \{text\}\. A template is text with"),
-    (st_reba.EchoModule, {"template": "{text}{text.__class__}"}, r"has braces other than \{text\}"),
     (st_reba.EchoModule, {"transformer_task": "fill-mask"}, "transformer_task='fill-mask': st_reba embeds text"),
     (st_reba.EchoLayersModule, {"last_layers": 4}, "last_layers=4: the model runs 3 layers; give 1 to 3"),
     (st_reba.CausalTransformer, {"template": "{text}{text}"}, "2 slots: CausalTransformer reads one copy. Use"),
@@ -51,7 +49,6 @@ REFUSED = [
     (st_reba.ReBAModule, {"chunk_length": 0}, "chunk_length=0: give the tokens of a chunk, 1 or more .* or None to"),
     (st_reba.ReBAModule, {"chunk_length": 129}, "129: 2 copies of a chunk and 0 tokens .* 256 positions; use at most"),
     (st_reba.ReBAModule, {"chunk_length": 1, "repetitions": 257}, "257 copies of a chunk .* use fewer repetitions, or"),
-    (st_reba.ReBAModule, {"chunk_length": 8, "bidirectional_layers": 1}, "8 with bidirectional_layers=1: where tokens"),
     (st_reba.ReBAModule, {"backend": "onnx"}, "backend='onnx': st_reba reads hidden states and attention; use"),
     # Bidirectional layers
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": 0}, "bidirectional_layers=0: give 1 or more, or use"),
@@ -73,7 +70,6 @@ REFUSED = [
     (st_reba.TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: 3 layers of LlamaModel are run; use 1"),
     (st_reba.TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number, 0 or more"),
     (st_reba.TokenPrependingModule, {"template": "{text}"}, r"must have one \{prepend\}, and have it before \{text\}"),
-    (st_reba.TokenPrependingModule, {"template": "{text}{prepend}"}, r"may have one \{prepend\}, and have it before"),
     (st_reba.HierarchicalTokenPrependingModule, {"block_length": 0}, "block_length=0: give the tokens of a block, 1"),
     # Contrastive prompting
     (st_reba.ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: 3 layers of LlamaModel are run;"),
@@ -91,14 +87,11 @@ REFUSED = [
     (st_reba.PromptRepsModule, {"top_k": 0}, "top_k=0: give a number of tokens, 1 or more"),
     (st_reba.PromptRepsModule, {"pool_over": "text"}, "reads the last token of its prompt"),
     # Changes: see test_changes.py for what does not go together
-    (st_reba.EchoModule, {"changes": [Reroute(), Reroute([0])]}, "is given the change 'reroute' with layers=.0"),
     (st_reba.EchoModule, {"changes": ["reroute"]}, "changes has 'reroute': give changes, such as"),
     (st_reba.EchoModule, {"changes": "reroute"}, "changes='reroute': give a list of changes"),
     (st_reba.EchoModule, {"changes": [Prepend(3), EXIT]}, "prepend_layers=3: 2 layers of LlamaModel are run"),
     (st_reba.EchoModule, {"changes": [Steer(2), EXIT]}, "contrast_layer=2: 2 layers of LlamaModel are run"),
     (st_reba.CausalTransformer, {"changes": [TURN], "bidirectional_layers": 2}, "makes it already, with"),
-    (st_reba.CausalTransformer, {"changes": [EXIT], "output_layer": 1}, "already, with output_layer=1. Leave one of"),
-    (st_reba.CausalTransformer, {"readout": "before_mlp", "changes": [BeforeFeedForward()]}, "makes it already, with"),
     (st_reba.BidirectionalLastLayer, {"changes": [TURN]}, "BidirectionalLastLayer is given the change"),
     (st_reba.InputEmbeddings, {"changes": [REROUTE]}, "InputEmbeddings with layers=.*: it runs no layer"),
 ]  # fmt: skip
@@ -137,13 +130,6 @@ def test_a_setting_of_a_wrong_type_or_size(module_class, shared):
 
 
 class TestBackbones:
-    def test_an_encoder(self, tmp_path):
-        model = AutoModel.from_config(BertConfig(**{**backbones.SIZE, **backbones.MLP}))
-        path = backbones.save(model, tmp_path, "bert")
-        for module_class in (st_reba.CausalTransformer, st_reba.EchoModule, st_reba.ReBAModule):
-            with pytest.raises(ValueError, match="BertModel the first token's state changes .* needs a decoder-only"):
-                module_class(path)
-
     def test_a_loaded_transformer_that_ends_in_a_head(self, tmp_path):
         path = backbones.save(AutoModelForCausalLM.from_config(backbones.config("llama")), tmp_path)
         message = r"transformer_task='text-generation': .* Load it with transformer_task=\"feature-extraction\", or"
@@ -174,28 +160,6 @@ class TestBackbones:
         with pytest.raises(ValueError, match="What Embedding makes of the table of input embeddings could not be"):
             st_reba.TokenPrependingModule(source)
 
-    @pytest.mark.parametrize(
-        "module_class", [st_reba.EarlyLateModule, st_reba.TokenPrependingModule, st_reba.LayerStates]
-    )
-    def test_gradient_checkpointing(self, module_class, backbone_path):
-        module = module_class(backbone_path()).train()
-        module.model.gradient_checkpointing_enable()
-        with pytest.raises(ValueError, match=f"Gradient checkpointing .* to train through {module_class.__name__}"):
-            module(module.preprocess(["the cat"]))
-
-
-def resaved(model, directory, **settings):
-    """Save a module, and change what its configuration says."""
-    pipeline(model).save_pretrained(str(directory), create_model_card=False)
-    path = directory / f"0_{type(model).__name__}" / "sentence_bert_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
-
-
-def test_hostile_configurations_are_refused_on_loading(shared, tmp_path):
-    resaved(st_reba.TokenPrependingModule(shared()), tmp_path, template="{prepend.__class__}{text}")
-    with pytest.raises(ValueError, match=r"has braces other than \{text\}"):
-        SentenceTransformer(str(tmp_path), device="cpu")
-
 
 @pytest.mark.parametrize("path", ["1/../../x", "/etc", "C:\\x", "..\\x"])
 def test_a_path_that_leads_out_of_the_model(path, shared, tmp_path):
@@ -203,11 +167,6 @@ def test_a_path_that_leads_out_of_the_model(path, shared, tmp_path):
     said = 'a module lies inside its model, so give a relative path without "..", or "" for the model.s own directory.$'
     with pytest.raises(ValueError, match=f"modules.json has the path .*: {said}"):
         st_reba.ReBAModule.load(str(tmp_path), subfolder=path)
-    modules = json.loads((tmp_path / "modules.json").read_text())
-    modules[0]["path"] = path
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="path"):
-        SentenceTransformer(str(tmp_path), device="cpu")
 
 
 @pytest.mark.parametrize("item", [3, None, ("a", "b"), {"text": "a"}, {"prompt": None, "text": "a"}, b"a"])
@@ -232,7 +191,9 @@ def test_wrong_lengths(length, shared, backbone_path, tmp_path):
         module.max_seq_length = length
     with pytest.raises(ValueError, match=f"^max_length{said}"):
         module.preprocess(["a"], processing_kwargs={"text": {"max_length": length}})
-    resaved(module, tmp_path / "saved", max_seq_length=length)
+    pipeline(module).save_pretrained(str(tmp_path / "saved"), create_model_card=False)
+    config = backbones.own(tmp_path / "saved") / "sentence_bert_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_seq_length": length}))
     with pytest.raises(ValueError, match=f"^max_seq_length{said}"):
         SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     path = shutil.copytree(backbone_path(), tmp_path / "model") / "tokenizer_config.json"

@@ -1,15 +1,12 @@
-"""Saved models are the model in any process; and a name is where it is written, whatever is imported first."""
+"""Saved models are the model in any process; and a name is where it is written."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import pickle
-import pkgutil
 import shutil
-import sys
 import textwrap
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -152,41 +149,6 @@ def test_bfloat16_models_stay_so(backbone_path, tmp_path):
     vectors = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS, convert_to_tensor=True)
     assert vectors.dtype == torch.bfloat16
     assert torch.equal(vectors, model.encode(TEXTS, convert_to_tensor=True))
-
-
-ROOT = st_reba.__path__[0]
-#: Imports each name in a process that has nothing of the package but its path: ``st_reba/__init__.py`` would import
-#: most of it first, in an order that happens to work. Prints a line for each that fails.
-EACH_FIRST = """
-import importlib, json, os, sys, types
-
-root, kept, names = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-sys.pycache_prefix, sys.dont_write_bytecode = kept, False  # each file is compiled once
-assert not [name for name in sys.modules if name.startswith("st_reba")]
-bare = sys.modules["st_reba"] = types.ModuleType("st_reba")
-bare.__path__ = [root]
-for name in names:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:
-            print(f"{name}: {error!r}", flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
-print("all tried")
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="new interpreters would take minutes")
-def test_each_file_can_be_imported_first(tmp_path):
-    names = [found.name for found in pkgutil.walk_packages([ROOT], "st_reba.")]
-    # What a file imports at its top and not every machine has.
-    if find_spec("triton") is None:
-        names.remove("st_reba.lm.attention.triton_kernel")
-    assert len(names) > 120
-    done = processes.run("-c", EACH_FIRST, ROOT, tmp_path / "compiled", json.dumps(names), out=tmp_path / "printed")
-    assert done.stdout.splitlines() == ["all tried"]
 
 
 def test_a_star_import_gives_the_public_names():

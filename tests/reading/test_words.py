@@ -24,7 +24,6 @@ from st_reba import (
     RefinedThoughtModule,
     TokenPrependingModule,
     TopicModule,
-    ValueAggregationModule,
     WhiteningTransform,
     encode_chunks,
     encode_words,
@@ -129,7 +128,6 @@ def test_words_that_are_not_there(sentences, words, message, shared):
     ("kind", "arguments", "message"),
     [
         (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'words need pool_over="text", and pool_copies="la'),
-        (ReBAModule, {"rows": "last"}, 'pool_copies="last" or rows="all"'),
         (MetaEOLModule, {"templates": ["{text}"]}, "MetaEOLModule hands on one vector a prompt, not one a token"),
         (EarlyLateModule, {}, "same second half .* output_layer=1 and .*: it has no word embeddings"),
         (TopicModule, {"template": TWICE}, r"same parts behind the first \(which alone is that of EchoModule"),
@@ -334,9 +332,7 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
         (CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
         (MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule hands on one vector a prompt"),
         (RefinedThoughtModule, {}, "RefinedThoughtModule gives a text as a whole its vector"),
-        (ValueAggregationModule, {}, "ValueAggregationModule gives a text as a whole"),
         (EarlyLateModule, {"early_layer": 2}, "EarlyLateModule gives all tokens of a text the"),
-        (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'use pool_copies="last"'),
         (Transformer, None, "first module is Transformer: chunks are read by one of st_reba's"),
     ],
 )

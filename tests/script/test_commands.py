@@ -20,7 +20,8 @@ from typer.main import get_command
 from st_reba import BidirectionalLastLayer, CausalTransformer, LayerwiseAutoencoder, ReBAModule, TwinTower
 from st_reba.compare.choice import Halves
 from st_reba.compare.results import Comparison
-from st_reba.data.tables import read_pairs
+from st_reba.data.tables import read_data, read_pairs
+from st_reba.evaluation.tasks import task_of
 from st_reba.recipes import find
 from st_reba_cli import app
 
@@ -47,7 +48,10 @@ def desk(tmp_path, roomy_path, encoder_paths, monkeypatch) -> None:
     pairs = [f"{TEXTS[n % 12]} {n}\t{TEXTS[5 * n % 11]} {n}\t{n % 5}" for n in range(66)]
     triplets = [f"{a}\t{b}\t{c}" for a, b, c in zip(TEXTS, TEXTS[1:], TEXTS[2:], strict=False)]
     many = [f"{a} {b}" for a in TEXTS for b in TEXTS[:4]]
-    for name, rows in {"texts.txt": TEXTS, "pairs.tsv": pairs, "nli.tsv": triplets, "many.txt": many}.items():
+    # One text is alone in its class.
+    sorts = ["said\tsort", *(f"{TEXTS[n % 12]} {n}\tsort {n % 3}" for n in range(140)), "only this\talone"]
+    tables = {"texts.txt": TEXTS, "pairs.tsv": pairs, "sorts.tsv": sorts, "nli.tsv": triplets, "many.txt": many}
+    for name, rows in tables.items():
         Path(name).write_text("\n".join(rows) + "\n", encoding="utf-8")
     configs: dict[str, dict[str, Any]] = {
         "bellm": {"model": "lm", "triplets": "nli.tsv", "rank": 2},
@@ -81,12 +85,17 @@ def same(first: str, second: str | np.ndarray) -> bool:
     return np.allclose(encoded(first), encoded(second) if isinstance(second, str) else second, atol=1e-5)
 
 
+def files_of(name: str) -> dict[Path, bytes]:
+    return {path.relative_to(name): path.read_bytes() for path in Path(name).rglob("*") if path.is_file()}
+
+
 def wrote(name: str, *files: str) -> bool:
     return {*files} <= {path.name for path in Path(name).iterdir()}
 
 
 LOAD = "Load it with: import st_reba; SentenceTransformer"
 ON = "--model lm --data pairs.tsv --device cpu --dtype float32"
+OF_CLASSES = "--model lm --data sorts.tsv --columns said,sort --device cpu --dtype float32"
 ENCODE = "encode saved texts.txt --dtype float32 --out"
 DISTIL = "distil --recipe echo-2 --model lm --texts many.txt --epochs 1 --held-out 12 --out run --student"
 HELD_OUT = "on 12 texts that were held out"
@@ -102,6 +111,12 @@ CASES: dict[str, tuple[list[str], str, Callable[[], object]]] = {
         lambda: wrote("report", "report.html", "results.csv", "comparison.json") and encoded("best").any()),
     "search": (
         [f"search {ON} --out found"], "33 pairs of pairs.tsv, held out", lambda: wrote("found", "comparison.json")),
+    "search, by classes": (
+        [f"search {OF_CLASSES} --out found"], "70 texts of sorts.tsv, held out",
+        lambda: wrote("found", "comparison.json")),
+    "layers, by classes": (
+        [f"layers {OF_CLASSES}"], "Turning point: layer ",
+        lambda: "knn_accuracy" in Path("st-reba-layers/layers.csv").read_text()),
     "layers": (
         [f"layers {ON}"], "Turning point: layer ",
         lambda: wrote("st-reba-layers", "layers.csv", "layers.png", "dependency.csv", "dependency.png")),
@@ -165,11 +180,27 @@ def test_the_printed_command_builds_what_was_scored(script, desk):
     for name in ("best", "my-model"):
         first, other = (loaded(name).encode(side) for side in (second.first, second.second))
         np.testing.assert_allclose((first * other).sum(axis=1), scored, atol=1e-6)
-    files = {path.relative_to("best"): path.read_bytes() for path in Path("best").rglob("*") if path.is_file()}
-    built = {path.relative_to("my-model"): path.read_bytes() for path in Path("my-model").rglob("*") if path.is_file()}
+    files, built = files_of("best"), files_of("my-model")
     assert files.keys() == built.keys()
     # The card of the first has the comparison.
     assert [str(path) for path in files if files[path] != built[path]] == ["README.md"]
+
+
+def test_the_printed_command_builds_what_was_scored_by_classes(script, desk):
+    """From a table whose columns have names of their own; a text that is alone in its class is not fitted on."""
+    shown = typed(script, f"compare {OF_CLASSES} --recipes topic --no-controls --out report --save-best best")
+    assert "140 texts in 3 classes; left out, for no other text has their label: 1; columns: said as text" in shown
+    assert "lm on 140 texts of sorts.tsv" in shown
+    found = Comparison.load(Path("report/comparison.json"))
+    assert [task.name for task in found.tasks] == ["Classes", "Clusters"]
+    assert "--fit-texts sorts.tsv --fit-half 1 --columns said,sort" in found.build
+    typed(script, found.build.removeprefix("st-reba "))
+    second = task_of(Halves.of(read_data("sorts.tsv", "said,sort")).parts[1])
+    scored = np.mean(found.items.values[found.use][found.items.first :])
+    for name in ("best", "my-model"):
+        assert second(loaded(name))["knn_accuracy"] == pytest.approx(scored)
+    files, built = files_of("best"), files_of("my-model")
+    assert [str(path) for path in files if files[path] != built.get(path)] == ["README.md"]
 
 
 def test_serve_and_verify(script, desk):

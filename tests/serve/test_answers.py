@@ -7,13 +7,13 @@ import base64
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from st_reba.serve import models as served_models
 from st_reba.serve.batches import Limits
 from st_reba.serve.forms import RefusedError
-from st_reba.serve.models import Embedder, OwnTokenizer, Reranker, check_kind, load_reranker
+from st_reba.serve.models import Embedder, OwnTokenizer, Reranker, load_reranker
 
 from ..backbones import DEMO_MODEL, TEXTS
 
@@ -142,8 +142,6 @@ def test_without_a_cross_encoder_by_similarity(client_of, model):
         ({"documents": []}, "'documents' is not what"),
         ({"documents": ["a", {"no": 1}]}, "'documents'[1] is not what it should be: give a list of texts"),
         ({"documents": ["a"] * 6}, "'documents' has 6, and a request may have 5"),
-        ({"top_n": 0}, "'top_n': input should be greater than or equal to 1."),
-        ({"query": None}, "'query': input should be a valid string."),
         ({"model": "m:query"}, '/rerank reads queries and documents by itself: give "m"'),
         ({"model": "no"}, 'There is no model "no" here'),
     ],
@@ -157,8 +155,6 @@ def test_what_is_no_request(client_of, model, given, said):
 
 def test_what_is_no_reranker(saved, reranker_path):
     """The kind of model is told before it is loaded."""
-    with pytest.raises(ValueError, match="is a saved CrossEncoder; it orders texts: give it as --rerank"):
-        check_kind(reranker_path, None, "SentenceTransformer")
     with pytest.raises(ValueError, match="is a saved SentenceTransformer; it gives vectors: give it as MODEL"):
         load_reranker("m", saved, None, "cpu", "float32", True)
     model = CrossEncoder(reranker_path, num_labels=1, device="cpu")
@@ -205,16 +201,6 @@ def word_piece():
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
-def unigram():
-    """Makes one blank of many."""
-    inner = Tokenizer(
-        models.Unigram([("<unk>", 0.0), *((letter, -3.0) for letter in "▁abcdemnost"), ("▁the", -4.0)], 0)
-    )
-    inner.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
-    inner.pre_tokenizer = pre_tokenizers.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=inner)
-
-
 LONG = {
     "words": WORDS * 2_000,
     "one word": "a" * 60_000,
@@ -223,7 +209,7 @@ LONG = {
     "a long word where it is cut": "the " * 2_000 + "a" * 40_000,
 }
 # From its end, the tokens of a long run of one letter depend on where it begins.
-CASES = [(made, name) for made in (byte_level, from_end, word_piece, unigram) for name in LONG
+CASES = [(made, name) for made in (byte_level, from_end, word_piece) for name in LONG
          if made is not from_end or "word" not in name or name == "words"]  # fmt: skip
 
 

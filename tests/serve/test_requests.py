@@ -37,20 +37,17 @@ def error(answer, status=400):
         ({"x" * 10**6: 1}, "x" * 60, "Unknown parameter: 'xxx"),
         ({"input": []}, "input", "'input' is not what it should be: give a text"),
         ({"input": ["a", 1]}, "input", "'input'[1] is not what it should be: give a text"),
-        ({"input": [1, "a"]}, "input", "'input'[1] is not what"),
-        ({"input": [[1], ["a"]]}, "input", "'input'[1] is not what"),
         ({"input": [[[1]]]}, "input", "'input'[0] is not what"),
         ({"input": [10**30]}, "input", "token 0 is huge, and the vocabulary has"),
         ({"input": [[5], [100_257]]}, "input", "'input'[1]: token 0 is 100257"),
         ({"input": ["a"] * 2049}, "input", "'input' has 2049, and a request may have 2048"),
         ({"dimensions": 0}, "dimensions", "'dimensions' is 0: give a number from 1 to 32."),
         ({"dimensions": 10**400}, "dimensions", "'dimensions' is 1000"),
-        ({"dimensions": float("nan")}, "dimensions", "'dimensions': input should be a valid integer"),
         ({"encoding_format": "int8"}, "encoding_format", "'encoding_format': input should be 'float' or 'base64'"),
         ({"input_type": "no"}, "input_type", "'input_type' is \"no\": this model has \"query\", \"document\""),
         ({"input_type": "query", "model": "my-model:document"}, "input_type", "give one of them"),
     ],
-    ids=range(16),
+    ids=range(13),
 )  # fmt: skip
 def test_fields(client, given, param, said):
     told = error(client.post("/v1/embeddings", content=json.dumps({**GOOD, **given})))
@@ -203,7 +200,6 @@ def test_what_the_command_refuses(saved, reranker_path, backbone_path, monkeypat
         return " ".join(ends.output.split())
 
     assert "give it as --rerank" in said(reranker_path, "--port", "0")
-    assert "give it as MODEL" in said("--rerank", saved, "--port", "0")
     assert "st-reba build" in said(backbone_path(), "--port", "0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

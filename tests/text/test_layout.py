@@ -231,18 +231,21 @@ _SAMPLE = [*TEXTS, *(template.replace("{text}", text) for template in TEMPLATES.
 _LLAMA_3 = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _byte_level(pre_tokenizer, post_processor=None, **names):
+def _llama_3():
     inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizer
+    inner.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
     inner.decoder = decoders.ByteLevel()
     specials = ["<|end|>", "<|begin|>"]
     inner.train_from_iterator(_SAMPLE, trainers.BpeTrainer(
         vocab_size=600, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     ))  # fmt: skip
-    if post_processor is not None:
-        inner.post_processor = post_processor
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", **names)
+    begin = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 1)])
+    inner.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), begin])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", bos_token="<|begin|>")
 
 
 def _byte_fallback():
@@ -285,25 +288,16 @@ def tokenizers(tmp_path_factory):
     vocab, merges = _byte_fallback()
     llama = LlamaTokenizer(vocab=vocab, merges=merges)
     llama.add_bos_token = True
-    begin = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 1)])
     return {
-        "gpt-2": _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), processors.ByteLevel(trim_offsets=True)),
-        "llama-3": _byte_level(
-            pre_tokenizers.Sequence([
-                pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]),
-            processors.Sequence([processors.ByteLevel(trim_offsets=True), begin]),
-            bos_token="<|begin|>",
-        ),
+        "llama-3": _llama_3(),
         "greedy": tokenizer("greedy"),
         "llama-2": llama,
         "llama-2 legacy": _legacy(vocab, merges),
         "sentencepiece": _slow(tmp_path_factory),
-    }  # fmt: skip
+    }
 
 
-KINDS = ("gpt-2", "llama-3", "greedy", "llama-2", "llama-2 legacy", "sentencepiece")
+KINDS = ("llama-3", "greedy", "llama-2", "llama-2 legacy", "sentencepiece")
 
 PARTS = ["I", "love", " ", '"', "。", "自然语言", "é", "🥊", "\n", "dog", ".", ","]
 texts = st.one_of(
@@ -325,7 +319,7 @@ LETTERS = {**{chr(byte): byte for byte in PLAIN}, **{chr(256 + n): byte for n, b
 def spelled(tokenizer, kind, ids):
     """The bytes of each token."""
     for piece in tokenizer.convert_ids_to_tokens(ids):
-        if kind in ("gpt-2", "llama-3", "greedy"):
+        if kind in ("llama-3", "greedy"):
             yield bytes(LETTERS[letter] for letter in piece)
         elif piece.startswith("<0x"):
             yield bytes.fromhex(piece[3:5])
@@ -493,7 +487,7 @@ class _Wrapped:
 def test_special_tokens(tokenizers):
     own = tokenizers | {kind: tokenizer(kind) for kind in ("bytes", "bert", "unigram")}
     specials = {"bert": ([2], [3]), "unigram": ([1], []), "llama-2": ([1], []), "sentencepiece": ([1], [])}
-    for kind in ("bytes", "gpt-2", *specials):
+    for kind in ("bytes", "greedy", *specials):
         assert special_tokens(own[kind]) == specials.get(kind, ([], [])), kind
 
 

@@ -21,11 +21,10 @@ from st_reba import (
     LayerStates,
     MetaEOLModule,
     ReBAModule,
-    RefinedThoughtModule,
     TokenPrependingModule,
     ValueAggregationModule,
 )
-from st_reba.text.templates import PRESETS, normalized
+from st_reba.text.templates import PRESETS
 
 from ..backbones import TEXTS
 from ..conftest import PROMPTS, pipeline, relative_error
@@ -34,13 +33,10 @@ from ..conftest import PROMPTS, pipeline, relative_error
 ONCE = {
     "prompteol": (CausalTransformer, {"template": "prompteol"}),
     "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
-    "token prepending": (TokenPrependingModule, {}),
     "token prepending, blocks": (
         HierarchicalTokenPrependingModule,
         {"block_length": 4, "template": 'Of {prepend}"{text}"'},
     ),
-    "kv re-routing": (KVReroutingModule, {}),
-    "refined thought": (RefinedThoughtModule, {}),
     "metaeol": (MetaEOLModule, {"templates": ["prompteol", "{text}", "compress"]}),
 }
 
@@ -194,14 +190,3 @@ def test_what_each_module_takes_of_a_preset(shared):
     ):
         module = MetaEOLModule(shared(), templates=templates)
         assert (module.output_layer, module.final_norm, module.normalize_text) == expected
-
-
-@pytest.mark.filterwarnings("ignore:A text without tokens")
-def test_normalised_texts(shared):
-    texts = ['He said "sit"', "Did it sit?", "你爱猫吗？", "the cat", ""]
-    model, plain = (pipeline(CausalTransformer(shared(), normalize_text=value)) for value in (True, False))
-    vectors = model.encode(texts, batch_size=len(texts))
-    assert np.array_equal(vectors, plain.encode([normalized(text) for text in texts], batch_size=len(texts)))
-    assert not vectors[-1].any()
-    with pytest.raises(ValueError, match="normalize_text='yes': use True or False"):
-        CausalTransformer(shared(), normalize_text="yes")

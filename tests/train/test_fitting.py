@@ -278,14 +278,6 @@ def test_sts_trainer(loss_class, module_class, backbone_path, tmp_path):
     assert "## Training Details" in (tmp_path / "trained" / "README.md").read_text()
 
 
-def test_gradient_checkpointing_is_refused(backbone_path):
-    model = pipeline(ReBAModule(backbone_path())).train()
-    model[0].model.gradient_checkpointing_enable()
-    with pytest.raises(ValueError, match="Gradient checkpointing .* Turn it off to train through ReBAModule"):
-        model(model.preprocess(TEXTS))
-    assert model.encode(TEXTS).any()
-
-
 class TestTheHub:
     """What is pushed is the finished model, when all is done."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,21 +48,14 @@ def read(tmp_path):
         (Example, "model: m\nrnak: 3\n", "the key 'rnak' is unknown. Keys: model, rank, rate, layers, modules. The n"),
         (Example, "rank: 3\n", "the key 'model' is missing. Add a line model: VALUE."),
         (Example, "model: m\nrank: 0\n", "rank: 0 was given: input should be greater than or equal to 1."),
-        (Example, "model: m\nrank: true\n", "rank: True was given: input should be a valid integer."),
         (Example, "model: m\nrate: .nan\n", "rate: nan was given: input should be a finite number."),
-        (Example, "model: m\nrate: 0.0\n", "rate: 0.0 was given: input should be greater than 0."),
-        (Example, "model: m\nrate: 1\n", "rate: 1 was given: input should be less than 1."),
         (Example, "model: m\nlayers: some\n", "layers: 'some' was given: input should be a valid integer or input sh"),
-        (Example, "model: m\nmodules: [1]\n", "modules: (1,) was given: input should be a valid string or input shou"),
         (BeLLMTraining, "arguments: {bf61: true}", "'bf61' is no training argument of sentence-transformers. The near"),
         (BeLLMTraining, "arguments: {bf16: 1}", "bf16: 1 was given: input should be a valid boolean."),
-        (BeLLMTraining, "arguments: {per_device_train_batch_size: 0}", "should be greater than or equal to 1."),
         (BeLLMTraining, "arguments: {output_dir: x}", "output_dir cannot be given: the output directory of the run is"),
         (BeLLMTraining, "arguments: {eval_strategy: steps}", "eval_strategy: 'steps' was given, but there is nothing"),
         (BeLLMTraining, "arguments: {load_best_model_at_end: true}\nevaluation: x", "metric_for_best_model: eval_spea"),
-        (BeLLMTraining, "bidirectional_layers: -1", "-1 was given: input should be greater than or equal to 0 or inp"),
         (BeLLMTraining, "learning_rates: 1", "The nearest is learning_rate, to be written below arguments."),
-        (BeLLMTraining, "batch_size: 3", "nearest is per_device_train_batch_size, to be written below argum"),
         (BeLLMTraining, "traplets: x", "The nearest is triplets."),
         (BeLLMTraining, "preset: published", "preset: 'published' was given, but it must be 'released', or left out."),
     ],
@@ -75,16 +67,9 @@ def test_refusals_name_file_key_and_what_is_allowed(kind, text, message, read):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"batch_sampler": "no_duplicate"}, "no_duplicate is not a valid"),
-        ({"bf16": True, "fp16": True, "use_cpu": True}, "At most one of fp16 and bf16 can be True"),
-    ],
-)
-def test_what_sentence_transformers_refuses(given, message, tmp_path):
-    with pytest.raises(ValueError, match=f"arguments: {message}"):
-        made(complete(given, evaluates=False), tmp_path, progress=False)
+def test_what_sentence_transformers_refuses(tmp_path):
+    with pytest.raises(ValueError, match="arguments: no_duplicate is not a valid"):
+        made(complete({"batch_sampler": "no_duplicate"}, evaluates=False), tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +137,7 @@ def test_model_kwargs(read):
     assert RunSettings().loading() == {"dtype": "float32"}
 
 
-@pytest.mark.parametrize(
-    ("quantization", "error", "message"),
-    [
-        ("{bits: 4}", ValueError, "has no `quant_method`"),
-        ("{quant_method: few}", ValueError, "Unknown quantization type, got few"),
-        ("{load_in_4bit: true}", ImportError, "requires bitsandbytes"),
-    ],
-)
-def test_quantisation_in_words_is_read_by_transformers(quantization, error, message, read, shallow_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(error, match=message):
-        read(f"model_kwargs: {{quantization_config: {quantization}}}\n").load(CausalTransformer, shallow_path)
+def test_quantisation_in_words_is_read_by_transformers(read, shallow_path):
+    settings = read("model_kwargs: {quantization_config: {quant_method: few}}\n")
+    with pytest.raises(ValueError, match="Unknown quantization type, got few"):
+        settings.load(CausalTransformer, shallow_path)

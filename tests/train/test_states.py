@@ -50,13 +50,9 @@ def test_models_and_settings_are_kept_apart(module, backbone_path, tmp_path):
     made = [
         module,
         LayerStates(backbone_path("qwen3")),
-        LayerStates(backbone_path("llama", "bert")),
         LayerStates(backbone_path(), template="so: {text}"),
-        LayerStates(backbone_path(), template="so: {text}", tokenization="pieces"),
         LayerStates(backbone_path(), pool_over="all"),
         LayerStates(backbone_path(), bidirectional_layers=1),
-        LayerStates(backbone_path(), max_seq_length=5),
-        LayerStates(backbone_path(), model_kwargs={"dtype": "bfloat16"}),
     ]
     for count, one in enumerate([*made, LayerStates(backbone_path())], start=1):
         StatesCache(tmp_path, one).add(TEXTS)

@@ -11,7 +11,7 @@ from torch import nn
 from st_reba.lm.attention import weights as layer_weights
 from st_reba.lm.attention.changes import Bidirectional, FirstKey
 from st_reba.lm.attention.function import observable_attention
-from st_reba.lm.attention.observers import Census, InChunks, RunningMaximum
+from st_reba.lm.attention.observers import InChunks, RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
 from st_reba.lm.run import Pass, passing, watching
 
@@ -179,14 +179,6 @@ def test_dropout_is_dropout(rerouted):
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
 
 
-def test_a_key_is_rerouted_in_its_layers_and_in_its_block_alone():
-    tensors = problem()
-    plain = naive(*tensors)[0]
-    change = FirstKey([1], torch.tensor([8, 3, 5]))
-    torch.testing.assert_close(attention(tensors, "plain", change=change, index=0), plain)
-    torch.testing.assert_close(attention(tensors, "plain", index=1), plain)
-
-
 def sources(length=40):
     """Three layers, each as query and key and as its map."""
     generator = torch.Generator().manual_seed(3)
@@ -248,14 +240,6 @@ class TestRunningMaximum:
 def test_a_maximum_of_nothing():
     with pytest.raises(RuntimeError, match="no attention layer was seen"):
         RunningMaximum(slice(0, 1), slice(0, 1)).result()
-
-
-def test_census_reports_what_it_does_not_know():
-    census = Census()
-    with passing(Pass(census=census)):
-        observable_attention(layer(4), *problem(), None, sliding_window=3, new_trick=1, unused_trick=None)
-    assert census.attentions.keys() == {4}
-    assert census.unknown == {"new_trick"}
 
 
 def test_a_layer_without_a_number_cannot_be_watched():

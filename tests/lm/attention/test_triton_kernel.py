@@ -113,10 +113,8 @@ LAYERS = {
     "one head for all": {"heads": 3, "groups": 1, "size": 16},
     "a bias for each head, in bfloat16": {"bias": biases(1, HEADS).bfloat16()},
     "a bias for each text": {"bias": biases(TEXTS, 1)},
-    "a soft cap that is never reached": {"softcap": 50.0},
     "a soft cap in a window": {"softcap": 1.5, "bias": window(9, HEADS)},
     "bfloat16 with a soft cap in a window": {"dtype": torch.bfloat16, "softcap": 1.5, "bias": window(9).bfloat16()},
-    "float16": {"dtype": torch.float16},
     "large heads": {"dtype": torch.bfloat16, "size": 136, "heads": 2, "groups": 1},
 }
 
