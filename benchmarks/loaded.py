@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -40,8 +41,8 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, float]:
     """By what is measured."""
     path: Path = MODELS[name].located(given.models)
     file = {"gguf_file": path.name}
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
-    lm = AutoModelForCausalLM.from_pretrained(path.parent, dtype=given.precision, **file)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, **file)
+    lm: Any = AutoModelForCausalLM.from_pretrained(path.parent, dtype=given.precision, **file)
     question = tokenizer(QUESTION, return_tensors="pt")
 
     def generated() -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,8 +22,8 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=60, help="new tokens of an answer, at most")
     given = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
-    lm = AutoModelForCausalLM.from_pretrained(given.model, dtype="auto")
+    tokenizer: Any = AutoTokenizer.from_pretrained(given.model)
+    lm: Any = AutoModelForCausalLM.from_pretrained(given.model, dtype="auto")
     memory = st_reba.build(lm, "echo-topic", tokenizer=tokenizer)  # no second copy of the weights
 
     said: list[str] = []
