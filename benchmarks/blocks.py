@@ -565,6 +565,7 @@ def _(results: Results, page: Path) -> str:
     rows = rows.join(both.filter(pl.col("versions of it") == rows["version"].n_unique()), on="set")
     counted = rows.group_by("version", maintain_order=True).agg(
         pl.len().alias("sets"),
+        (c.advised != "").sum().alias("a recipe is advised"),
         (c.control_low > 0).sum().alias("surely ahead of every control"),
         (c.plain_low > 0).sum().alias("surely ahead of the plain embedding"),
         (100 * c.score.mean()).round(1).alias("mean score"),
