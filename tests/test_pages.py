@@ -65,6 +65,8 @@ STANDS_FOR = {
     "dimension=256": "dimension=8",
     "dimension=128": "dimension=8",
     "--static table --fit-texts": "--static table --dimensions 8 --fit-texts",
+    # A choice takes 60 pairs.
+    "--data pairs.tsv --prompts": "--data many.tsv --prompts",
     "--dimensions 256": "--dimensions 8",
     "--dimensions 128": "--dimensions 8",
     "output_layer=24": "output_layer=2",
@@ -153,6 +155,7 @@ def desk(tmp_path, monkeypatch, quick) -> Path:
         **dict.fromkeys(("texts.txt", "generic.txt"), "\n".join(texts)),
         **dict.fromkeys(("pairs.tsv", "stsb_train.tsv", "stsb_dev.tsv", "dev.tsv"), rows),
         "pairs.csv": "sentence1,sentence2,score\n" + "".join(f'"{a}","{b}",{score}\n' for a, b, score in pairs),
+        "many.tsv": "".join(f"{texts[n % 24]} {n}\t{texts[5 * n % 24]} {n}\t{n % 6}\n" for n in range(64)),
         "endings.txt": '{text}" and its mood in one word is:"\n',
         "intents.tsv": "utterance\tintent\n" + "".join(f"{text}\t{place % 3}\n" for place, text in enumerate(texts)),
         "notes.csv": "kind,note\n" + "".join(f'{place % 3},"{text}"\n' for place, text in enumerate(texts)),
