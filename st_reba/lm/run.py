@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -168,6 +169,12 @@ def _listen(module: nn.Module) -> None:
         if _before not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_before, with_kwargs=True)
             module.register_forward_hook(_after)
+
+
+def is_looked_at(module: nn.Module) -> bool:
+    """Whether what a module is given or gives reaches anything here, in this thread, but the module after it."""
+    others = [hook for hook in module._forward_hooks.values() if hook is not _after]
+    return bool(others) or id(module) in current().hooks
 
 
 # A graph would replay what it saw when it was traced, and never ask again what is to happen.
@@ -341,6 +348,9 @@ def run(
     given: Mapping[str, Any] = {}
     if inputs is None:
         given = {"input_ids": layout.input_ids.to(device(model), non_blocking=True)}
+        if "lengths" in signature(model.forward).parameters:
+            # What runs elsewhere is not given padding.
+            given = {**given, "lengths": layout.lengths}
         if (before := current().before) is not None:
             behind, masking = _behind(before, given["input_ids"])
             given, changes = {**given, **behind}, [*changes, PassChange(masking=masking)]

@@ -1,0 +1,387 @@
+"""GGUF files run by llama.cpp, quantised as they are: states of every token after every layer, and generation.
+
+llama.cpp comes in the wheel of ``xllamacpp``, whose extension hands out llama.cpp's whole C interface; what is called
+of it stands in :data:`_FUNCTIONS`. States are read where llama.cpp lets a caller look on while a graph is computed
+(``cb_eval``, in the public header since 2023), by the names that llama.cpp gives them: so no layer above the last one
+that is wanted is run, nor the output head, which is most of a small model with a large vocabulary.
+
+A text runs alone. Products of quantised weights round otherwise in batches of other sizes, by up to 2e-3 of a cosine
+where seen: an embedding would depend on its batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..optional import require
+
+#: The release of xllamacpp that this was written and tested with.
+TESTED = "2026.10.11549"
+
+#: The key of last hidden states among those of layers, which are counted from 1; 0 is what enters the first.
+END = -1
+
+# By llama.cpp's names. What enters the first layer is the last of these that an architecture has.
+_ENTERING = (b"embd", b"inp_embd", b"inp_scaled")
+_ENDS = (b"result_norm", b"result_embd_pooled")
+_LAYER = re.compile(rb"l_out-(\d+)")
+
+#: Tokens that are run at a time. Larger parts are not faster on a CPU, and llama.cpp keeps the logits of each token.
+_PART = 64
+#: Of the logits of a prompt that is continued, those of one token are kept.
+_PROMPT_PART = 512
+#: Tokens that a context has room for at first; it grows with what is asked of it.
+_ROOM = 512
+
+_Watch = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+_Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_LOG_LEVEL_ERROR = 4
+
+
+class _Opaque(ctypes.Structure):
+    """A structure of llama.cpp that is handed from one function to the next, and is smaller than this."""
+
+    _fields_ = [("bytes", ctypes.c_byte * 512)]
+
+
+class _ContextParams(ctypes.Structure):
+    """The beginning of ``llama_context_params``; :data:`_DEFAULTS` tells whether it is what it was."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")),
+        *((name, ctypes.c_uint32) for name in ("n_outputs_max", "n_outputs_max_per_seq")),
+        *((name, ctypes.c_int32) for name in ("n_threads", "n_threads_batch", "ctx_type", "rope_scaling_type")),
+        *((name, ctypes.c_int32) for name in ("pooling_type", "attention_type", "flash_attn_type")),
+        *((name, ctypes.c_float) for name in ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor")),
+        *((name, ctypes.c_float) for name in ("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")),
+        ("yarn_orig_ctx", ctypes.c_uint32),
+        ("defrag_thold", ctypes.c_float),
+        ("cb_eval", ctypes.c_void_p),
+        ("cb_eval_user_data", ctypes.c_void_p),
+        ("type_k", ctypes.c_int32),
+        ("type_v", ctypes.c_int32),
+        ("rest", ctypes.c_byte * 400),
+    ]
+
+
+_POOLING_NONE = 0
+
+#: What ``llama_context_default_params`` gives. Where a later release has moved a field, some of it is another number.
+_DEFAULTS: Mapping[str, Any] = {
+    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0, "n_threads": 4,
+    "n_threads_batch": 4, "ctx_type": 0, "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1,
+    "flash_attn_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "yarn_ext_factor": -1.0,
+    "yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0, "yarn_orig_ctx": 0, "defrag_thold": -1.0,
+    "cb_eval": None, "cb_eval_user_data": None, "type_k": 1, "type_v": 1,
+}  # fmt: skip
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
+#: What is called of llama.cpp: what it returns, and what it takes.
+_FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
+    "ggml_backend_tensor_get": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
+    "ggml_get_name": (ctypes.c_char_p, [_POINTER]),
+    "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
+    "llama_backend_init": (None, []),
+    "llama_batch_get_one": (_Opaque, [_POINTER, _INT]),
+    "llama_context_default_params": (_ContextParams, []),
+    "llama_decode": (_INT, [_POINTER, _Opaque]),
+    "llama_free": (None, [_POINTER]),
+    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [_POINTER, _INT]),
+    "llama_get_memory": (_POINTER, [_POINTER]),
+    "llama_init_from_model": (_POINTER, [_POINTER, _ContextParams]),
+    "llama_log_set": (None, [_Log, _POINTER]),
+    "llama_memory_clear": (None, [_POINTER, ctypes.c_bool]),
+    "llama_model_default_params": (_Opaque, []),
+    "llama_model_free": (None, [_POINTER]),
+    "llama_model_get_vocab": (_POINTER, [_POINTER]),
+    "llama_model_has_encoder": (ctypes.c_bool, [_POINTER]),
+    "llama_model_load_from_file": (_POINTER, [ctypes.c_char_p, _Opaque]),
+    "llama_model_n_ctx_train": (_INT, [_POINTER]),
+    "llama_model_n_embd": (_INT, [_POINTER]),
+    "llama_model_n_head": (_INT, [_POINTER]),
+    "llama_model_n_layer": (_INT, [_POINTER]),
+    "llama_set_embeddings": (None, [_POINTER, ctypes.c_bool]),
+    "llama_set_n_threads": (None, [_POINTER, _INT, _INT]),
+    "llama_vocab_is_eog": (ctypes.c_bool, [_POINTER, _INT]),
+    "llama_vocab_n_tokens": (_INT, [_POINTER]),
+}
+
+#: What llama.cpp said last that went wrong: it returns no reasons.
+_complaints: deque[str] = deque(maxlen=8)
+
+
+@_Log
+def _note(level: int, message: bytes | None, _: Any) -> None:
+    if level == _LOG_LEVEL_ERROR and message:
+        _complaints.append(message.decode(errors="replace").strip())
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """llama.cpp, ready to be called.
+
+    Raises:
+        ImportError: If xllamacpp is not installed, or is of a release whose llama.cpp is called otherwise.
+    """
+    package = require("xllamacpp", "llamacpp", "llama.cpp")
+    found = ctypes.CDLL(package.xllamacpp.__file__)
+    wrong = [name for name in _FUNCTIONS if not hasattr(found, name)]
+    if not wrong:
+        for name, (returns, takes) in _FUNCTIONS.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = returns, takes
+        given = found.llama_context_default_params()
+        wrong = [f"llama_context_params.{name}" for name, usual in _DEFAULTS.items() if getattr(given, name) != usual]
+    if wrong:
+        raise ImportError(
+            f"xllamacpp {package.__version__} brings a llama.cpp that is called otherwise ({', '.join(wrong[:3])}): "
+            f'install the release that st_reba was tested with: pip install "xllamacpp=={TESTED}".'
+        )
+    found.llama_log_set(_note, None)
+    found.llama_backend_init()
+    return found
+
+
+class LlamaCpp:
+    """A GGUF file that llama.cpp has loaded, once: what embeds and what generates share its weights.
+
+    States and generation have a context each, so that one thread embeds while another generates. Two threads that
+    embed wait for one another.
+
+    Args:
+        file: The GGUF file.
+
+    Raises:
+        ImportError: As for :func:`library`.
+        ValueError: If llama.cpp cannot load it, or it is not a decoder.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._library = library()
+        _complaints.clear()
+        model = self._library.llama_model_load_from_file(str(file).encode(), self._library.llama_model_default_params())
+        if not model:
+            # The first says what was wrong, the others who gave up.
+            said = _complaints[0] if _complaints else "it gives no reason"
+            raise ValueError(
+                f"{file}: llama.cpp cannot load it ({said}). A file that was cut off must be fetched again; for an "
+                "architecture that is newer than the installed xllamacpp, use a later one."
+            )
+        self._states = _States(self._library, int(self._library.llama_model_n_embd(model)))
+        self._reading = _Context(self._library, model, file, _PART, self._states)
+        self._writing = _Context(self._library, model, file, _PROMPT_PART)
+        weakref.finalize(self, _release, self._library, model, [self._reading, self._writing])
+        if self._library.llama_model_has_encoder(model):
+            raise ValueError(f"{file} has an encoder: st_reba needs a decoder-only (causal) language model.")
+        self.hidden_size = self._states.hidden_size
+        self.layers = int(self._library.llama_model_n_layer(model))
+        self.heads = int(self._library.llama_model_n_head(model))
+        self.positions = int(self._library.llama_model_n_ctx_train(model))
+        self._vocabulary = self._library.llama_model_get_vocab(model)
+        self.vocabulary_size = int(self._library.llama_vocab_n_tokens(self._vocabulary))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LlamaCpp:
+        """Itself: views of a model share it."""
+        return self
+
+    def __reduce__(self) -> tuple[type[LlamaCpp], tuple[Path]]:
+        """Another process loads the file itself; the system keeps it in memory once."""
+        return LlamaCpp, (self.file,)
+
+    def states(self, ids: Sequence[int], layers: Collection[int]) -> dict[int, NDArray[np.float32]]:
+        """The states of every token of one text.
+
+        Args:
+            ids: Its n token ids.
+            layers: After which layers, counted from 1; 0: what enters the first; :data:`END`: last hidden states.
+
+        Returns:
+            The states after each of these layers, (n, D).
+
+        Raises:
+            ValueError: If llama.cpp does not show one of them in this architecture.
+            RuntimeError: If llama.cpp cannot run it.
+        """
+        with self._reading.lock:
+            self._states.want(layers)
+            self._reading.run(ids, room=len(ids))
+            found = {layer: np.concatenate(parts) for layer, parts in self._states.kept.items() if parts}
+        for layer in layers:
+            if layer not in found or len(found[layer]) != len(ids):
+                shown = "last hidden states" if layer == END else f"the states after layer {layer}"
+                raise ValueError(
+                    f"{self.file.name}: llama.cpp does not show {shown} in this architecture. Use a recipe that does "
+                    "not read them, or load the model in transformers."
+                )
+        return found
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[int]:
+        """Continue a text, token by token, until the model ends it.
+
+        Args:
+            ids: Token ids, special ones included.
+            max_new_tokens: How many tokens at most.
+            temperature: 0 takes the likeliest token each time.
+            top_p: Of the likeliest tokens, those that are drawn from have this much of the probability together.
+            seed: Of the drawing; None: another each time.
+
+        Raises:
+            ValueError: If there is no room for so many in the model's positions.
+            RuntimeError: If llama.cpp cannot run it.
+        """
+        if not 1 <= len(ids) <= self.positions - max_new_tokens:
+            raise ValueError(
+                f"{len(ids)} tokens and {max_new_tokens} new ones: {self.file.name} has {self.positions} positions, "
+                "and needs one token to go on from. Give less."
+            )
+        draw = np.random.default_rng(seed)
+        with self._writing.lock:
+            new, room = ids, len(ids) + max_new_tokens
+            for count in range(max_new_tokens):
+                self._writing.run(new, room=room, goes_on=count > 0)
+                token = _drawn(self._writing.logits(self.vocabulary_size), temperature, top_p, draw)
+                if self._library.llama_vocab_is_eog(self._vocabulary, token):
+                    return
+                yield token
+                new = [token]
+
+
+class _States:
+    """Looks at the states of the layers that are wanted while llama.cpp computes a graph, and then ends that."""
+
+    def __init__(self, library: ctypes.CDLL, hidden_size: int) -> None:
+        self._library = library
+        self.hidden_size = hidden_size
+        self._seen: dict[int, NDArray[np.float32]] = {}
+        #: For each layer that is wanted, the states of each part of a text.
+        self.kept: dict[int, list[NDArray[np.float32]]] = {}
+        self._last = END
+
+    def want(self, layers: Collection[int]) -> None:
+        """From now on, look at these."""
+        self.kept = {layer: [] for layer in layers}
+        self._last = END if END in layers else max(layers)
+
+    def keep(self) -> None:
+        """The graph of a part of a text has been computed."""
+        for layer, states in self._seen.items():
+            self.kept[layer].append(states)
+        self._seen = {}
+
+    def __call__(self, tensor: int, asks: bool, _: Any) -> bool:
+        """Called by llama.cpp before each step of a graph, ``asks``, and again after those for which this is true.
+
+        Returns:
+            Whether a step's result is wanted, where it asks; else whether to go on.
+        """
+        name = self._library.ggml_get_name(tensor)
+        found = _LAYER.fullmatch(name)
+        layer = int(found[1]) + 1 if found else 0 if name in _ENTERING else END if name in _ENDS else None
+        if asks:
+            return layer in self.kept
+        states = np.empty((self._library.ggml_nbytes(tensor) // 4 // self.hidden_size, self.hidden_size), np.float32)
+        self._library.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, states.nbytes)
+        # An architecture may call several steps what enters the first layer: the last of them does.
+        self._seen[cast(int, layer)] = states
+        return layer == 0 or layer != self._last
+
+
+class _Context:
+    """A context of llama.cpp: made when it is first used, and again where more room is asked of it."""
+
+    def __init__(
+        self, library: ctypes.CDLL, model: int, file: Path, part: int, states: _States | None = None
+    ) -> None:
+        self.lock = threading.Lock()
+        self._library = library
+        self._model = model
+        self._file = file
+        self._part = part
+        self._states = states
+        # Kept: llama.cpp has its address.
+        self._watch = None if states is None else _Watch(states)
+        self._pointer: int | None = None
+        self._room = 0
+
+    def run(self, ids: Sequence[int], *, room: int, goes_on: bool = False) -> None:
+        """Run tokens, part by part: from the beginning, or behind those that were run before."""
+        if self._room < room:
+            self._make(room)
+        threads = torch.get_num_threads()
+        self._library.llama_set_n_threads(self._pointer, threads, threads)
+        if not goes_on:
+            self._library.llama_memory_clear(self._library.llama_get_memory(self._pointer), False)
+        for start in range(0, len(ids), self._part):
+            part = ids[start : start + self._part]
+            # A variable of its own: llama.cpp reads it when it decodes.
+            tokens = (_INT * len(part))(*part)
+            batch = self._library.llama_batch_get_one(tokens, len(part))
+            if failed := self._library.llama_decode(self._pointer, batch):
+                raise RuntimeError(f"{self._file}: llama.cpp could not run {len(ids)} tokens (llama_decode: {failed}).")
+            if self._states is not None:
+                self._states.keep()
+
+    def logits(self, vocabulary_size: int) -> NDArray[np.float32]:
+        """(V,), of the last token that was run."""
+        pointer = self._library.llama_get_logits_ith(self._pointer, -1)
+        return np.ctypeslib.as_array(pointer, (vocabulary_size,)).copy()
+
+    def free(self) -> None:
+        """Give its memory back."""
+        if self._pointer:
+            self._library.llama_free(self._pointer)
+        self._pointer, self._room = None, 0
+
+    def _make(self, room: int) -> None:
+        self.free()
+        params = self._library.llama_context_default_params()
+        # A power of two, so that few contexts are made.
+        params.n_ctx = max(_ROOM, 1 << (room - 1).bit_length())
+        params.n_batch = params.n_ubatch = self._part
+        params.pooling_type = _POOLING_NONE
+        params.cb_eval = ctypes.cast(self._watch, ctypes.c_void_p) if self._watch else None
+        self._pointer = self._library.llama_init_from_model(self._model, params)
+        if not self._pointer:
+            raise RuntimeError(
+                f"{self._file}: llama.cpp finds no memory for {params.n_ctx} tokens. Use a smaller max_seq_length."
+            )
+        self._room = params.n_ctx
+        self._library.llama_set_embeddings(self._pointer, self._states is not None)
+
+
+def _release(library: ctypes.CDLL, model: int, contexts: Sequence[_Context]) -> None:
+    """Give back the contexts of a model, and then the model."""
+    for context in contexts:
+        context.free()
+    library.llama_model_free(model)
+
+
+def _drawn(logits: NDArray[np.float32], temperature: float, top_p: float, draw: np.random.Generator) -> int:
+    if temperature <= 0:
+        return int(logits.argmax())
+    order = np.argsort(-logits)
+    weights = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
+    before = weights.cumsum() - weights
+    kept = weights * (before < top_p * weights.sum())
+    return int(draw.choice(order, p=kept / kept.sum()))
