@@ -23,6 +23,7 @@ from .modules import InputEmbeddings as InputEmbeddings
 from .modules import KVReroutingModule as KVReroutingModule
 from .modules import LayerStates as LayerStates
 from .modules import LayerwiseAutoencoder as LayerwiseAutoencoder
+from .modules import LlamaCppTransformer as LlamaCppTransformer
 from .modules import MetaEOLModule as MetaEOLModule
 from .modules import PartwiseWhitening as PartwiseWhitening
 from .modules import PromptRepsModule as PromptRepsModule

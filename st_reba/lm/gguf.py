@@ -21,7 +21,14 @@ import transformers
 from filelock import FileLock
 from huggingface_hub import cached_assets_path, hf_hub_download, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..files import atomic_directory
 from ..optional import require
@@ -99,7 +106,7 @@ def as_directory(name: str, arguments: dict[str, Any] | None = None) -> tuple[st
     options = arguments.get("model_kwargs") or arguments.get("model_args") or {}
     if options.get("gguf_file") is None and not is_gguf(name):
         return name, arguments
-    directory = converted(_located(name, options), options.get("dtype", options.get("torch_dtype")))
+    directory = converted(located(name, options), options.get("dtype", options.get("torch_dtype")))
     left = dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, dict):
@@ -117,21 +124,12 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     Raises:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
-    for name in ("gguf", "accelerate"):
-        require(name, "gguf", "A GGUF file")
-    if not begins_as_gguf(file):
-        raise ValueError(
-            f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()}. If it is a few lines of text, Git "
-            "has left a pointer there: fetch the file itself with `git lfs pull`."
-        )
+    require("accelerate", "gguf", "A GGUF file")
+    place = cached_assets_path("st_reba", "gguf", digest_of(file))
     asked = str(dtype).removeprefix("torch.")
     # From float32, transformers rounds as it would from the file: what is kept so serves half precision, too.
     precisions = (asked, "float32") if asked in _HALF else ("float32",)
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    place = cached_assets_path("st_reba", "gguf", digest)
-    read_by = f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
-    entries = [place / f"{precision}-{read_by}" for precision in precisions]
+    entries = [place / f"{precision}-{_read_by()}" for precision in precisions]
     if not any(entry.is_dir() for entry in entries):
         # Another process, or thread, may be at it.
         with FileLock(place / "lock"):
@@ -141,10 +139,57 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     return next(directory for entry in entries for directory in entry.glob("*"))
 
 
+def digest_of(file: Path) -> str:
+    """The SHA-256 of a GGUF file, by which what is read out of it is kept.
+
+    Raises:
+        ImportError: If the package that reads GGUF is not installed.
+        ValueError: If it is another file.
+    """
+    require("gguf", "gguf", "A GGUF file")
+    if not begins_as_gguf(file):
+        raise ValueError(
+            f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()}. If it is a few lines of text, Git "
+            "has left a pointer there: fetch the file itself with `git lfs pull`."
+        )
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def without_weights(file: Path, digest: str, config: PreTrainedConfig) -> Path:
+    """The directory that a GGUF file's tokenizer and a configuration are kept as; it is made if need be.
+
+    Args:
+        file: On this machine.
+        digest: What :func:`digest_of` gives for it.
+        config: What the model is loaded by.
+
+    Raises:
+        ImportError, ValueError, OSError: As for :func:`as_directory`.
+    """
+    place = cached_assets_path("st_reba", "gguf", digest)
+    entry = place / f"{config.model_type}-{_read_by()}"
+    if not entry.is_dir():
+        with FileLock(place / "lock"):
+            if not entry.is_dir():
+                with _alone(file) as source, _explained(file):
+                    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+                with atomic_directory(entry, "HF_ASSETS_CACHE") as scratch:
+                    tokenizer.save_pretrained(scratch / file.stem)
+                    config.save_pretrained(scratch / file.stem)
+                    _check_tokenizer(tokenizer, scratch / file.stem, file)
+    return next(entry.glob("*"))
+
+
+def _read_by() -> str:
+    """What read a file, which is read again by others."""
+    return f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
+
+
 # Where the file is
 
 
-def _located(name: str, options: dict[str, Any]) -> Path:
+def located(name: str, options: dict[str, Any]) -> Path:
     """The file on this machine, from the Hub if need be."""
     hub = {key: options[key] for key in _HUB_OPTIONS if key in options}
     file = Path(name)

@@ -24,6 +24,7 @@ from .idf_weights import IdfWeights
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
+from .llama_cpp import LlamaCppTransformer
 from .meta_eol import MetaEOLModule
 from .multi_vector import TokenProjection
 from .partwise import PartwiseWhitening, StandardizedSum
@@ -54,6 +55,7 @@ __all__ = [
     "KVReroutingModule",
     "LayerStates",
     "LayerwiseAutoencoder",
+    "LlamaCppTransformer",
     "MetaEOLModule",
     "PartwiseWhitening",
     "PromptRepsModule",

@@ -148,7 +148,7 @@ class SafeTransformer(compat.ReportingTransformer):
             if setting.name in asked:
                 setting.check(asked[setting.name])
         if loaded is None:
-            self._load(*gguf.as_directory(cast(str, model_name_or_path), kwargs))
+            self._load(*self._directory(cast(str, model_name_or_path), kwargs))
         elif kwargs:
             raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
         else:
@@ -184,6 +184,10 @@ class SafeTransformer(compat.ReportingTransformer):
         if max_seq_length is not None:
             made.max_seq_length = max_seq_length
         return made
+
+    def _directory(self, name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The directory or Hub id that a model is loaded from, and the arguments to load it with."""
+        return gguf.as_directory(name, kwargs)
 
     def _load(self, name: str, kwargs: dict[str, Any]) -> None:
         """Load a checkpoint, once its files are known to be harmless, and note which weights it lacks."""
