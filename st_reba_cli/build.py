@@ -107,6 +107,7 @@ def build(
         Literal["auto", "float32", "bfloat16", "float16"],
         option("Precision of the saved weights; auto: the model's own."),
     ] = "auto",
+    engine: options.Engine = "transformers",
 ) -> None:
     """Write a ready SentenceTransformer directory."""
     if rerank:
@@ -135,6 +136,14 @@ def build(
             f"There is no --method {method}: give one of {', '.join(METHODS)}; or --recipe with the name or key of any "
             "row of any table."
         )
+    if engine == "llama.cpp":
+        refuse(
+            context,
+            "llama.cpp runs a file's weights as they are, and hands out no head",
+            "--dtype",
+            "--sparse",
+            "--rerank",
+        )
     indices = _indices(layers)
     check_recipes([recipe] if recipe else [], model)
 
@@ -148,7 +157,7 @@ def build(
     from st_reba.ready import note_recipe, prompts_or_own
     from st_reba.recipes import find
 
-    from .load import Module, in_asked_language, load, present, quiet, usable
+    from .load import Module, in_asked_language, load, load_llama_cpp, present, quiet, usable
 
     context.with_resource(quiet())
     model = present(model)
@@ -159,7 +168,11 @@ def build(
     settings = {name: value for name, value in asked.items() if value is not None}
     prompts = None if query_prompt is None and document_prompt is None else prompts_of(query_prompt, document_prompt)
 
+    backbone: Any = load_llama_cpp(model, max_seq_length) if engine == "llama.cpp" else model
+
     def loaded(kind: type[Module], arguments: Mapping[str, Any]) -> Module:
+        if engine == "llama.cpp":
+            return kind(backbone, **arguments)
         return load(kind, model, dtype=dtype, max_seq_length=max_seq_length, **arguments)
 
     if not rerank:
@@ -194,10 +207,12 @@ def build(
             )  # fmt: skip
             note_recipe(built, chosen, settings)
         else:
+            if engine == "transformers":
+                settings["model_kwargs"] = {"dtype": dtype}
             with usable(model):
                 built = st_reba.build(
-                    model, chosen, pooling=mode, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
-                    device="cpu", model_kwargs={"dtype": dtype}, **settings,
+                    backbone, chosen, pooling=mode, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
+                    device="cpu", **settings,
                 )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__

@@ -82,6 +82,7 @@ def compare(
     max_seq_length: options.MaxSeqLength = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
+    engine: options.Engine = "transformers",
 ) -> None:
     """Which recipe suits a model and texts: recipes beside their controls, with 95% intervals, and an answer first.
 
@@ -105,6 +106,8 @@ def compare(
         refuse(context, "with --no-choose each recipe is compared as it is", "--prompts")
     if "all" not in separated(recipes or []):
         refuse(context, "it is for --recipes all, as the few have at most two copies", "--repetitions")
+    if engine == "llama.cpp":
+        refuse(context, "llama.cpp runs a file's weights as they are, where it runs", "--dtype", "--device")
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_recipes(recipes or [], model)
 
@@ -117,10 +120,20 @@ def compare(
     from st_reba.data.tables import Labelled
     from st_reba.evaluation import OddOneOutEvaluator
     from st_reba.lm.backbone import depth
+    from st_reba.modules import CausalModule
     from st_reba.recipes import asked_for
     from st_reba.text.templates import language_of
 
-    from .load import check_devices, described, in_asked_language, load_fastest, quiet, read, texts_to_fit
+    from .load import (
+        check_devices,
+        described,
+        in_asked_language,
+        load_fastest,
+        load_llama_cpp,
+        quiet,
+        read,
+        texts_to_fit,
+    )
     from .show import has_page, kept, running, show, show_changes, with_command, write
 
     context.with_resource(quiet())
@@ -150,7 +163,8 @@ def compare(
         refuse(context, why, "--fit-texts")
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
-    random = random and controls
+    # Weights in a file are none to be drawn anew.
+    random = random and controls and engine == "transformers"
     # The demo's texts are the package's own.
     fits_own = source.own is not None and not fit_texts
     lines = [] if prompts is None else prompts.read_text(encoding="utf-8-sig").splitlines()
@@ -178,7 +192,10 @@ def compare(
     if halves is None:
         refuse(context, "plain texts have no labels to choose by", "--prompts")
     sample = demo_sentences() if tasks else texts
-    backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
+    if engine == "llama.cpp":
+        backbone: CausalModule = load_llama_cpp(model, max_seq_length)
+    else:
+        backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
     left = None if tasks or dry_run else kept(out)
     if halves is not None:
         asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]

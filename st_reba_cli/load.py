@@ -30,7 +30,8 @@ from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retri
 from st_reba.encode import Encoder
 from st_reba.files import atomic_directory, is_full
 from st_reba.hub.saved_files import check_saved
-from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.modules import CausalModule, CausalTransformer, LlamaCppTransformer
+from st_reba.modules.remote_states import RemoteStates
 from st_reba.recipes import Recipe, find
 from st_reba.recipes.lookup import in_language
 from st_reba.text.templates import PromptLanguage
@@ -245,6 +246,15 @@ def load_fastest(
     return module or loaded(chosen)
 
 
+def load_llama_cpp(model: str, max_seq_length: int | None = None) -> LlamaCppTransformer:
+    """A GGUF file at its own size."""
+    with usable(model):
+        module = LlamaCppTransformer(present(model))
+    if max_seq_length is not None:
+        module.max_seq_length = max_seq_length
+    return module
+
+
 def encoder_fastest(encoder: Encoder, device: str, dtype: str) -> tuple[Encoder, SentenceTransformer | None]:
     """A saved model in the precision of the same rule, looked at on sentences of the package: an index and what is
     searched in it later are of one precision, whatever their texts.
@@ -289,7 +299,12 @@ def sound(
     if dtype != "fastest" or chosen != "bfloat16":
         return chosen, None
     # One after the other: memory may have no room for both.
-    wanted = cosines(load("float32"))
+    loaded = load("float32")
+    if any(isinstance(part, RemoteStates) for part in loaded.modules()):
+        # What runs elsewhere is as precise as it is there.
+        return "float32", loaded
+    wanted = cosines(loaded)
+    del loaded
     gc.collect()
     loaded = load("bfloat16")
     alike = agreement(wanted, cosines(loaded))

@@ -229,6 +229,10 @@ Dtype = Annotated[
         "those of float32; auto: float32 on a CPU, else the model's own."
     ),
 ]
+Engine = Annotated[
+    Literal["transformers", "llama.cpp"],
+    option("What runs the language model: transformers; or llama.cpp, a GGUF file at its own size."),
+]
 Device = Annotated[str | None, option("cpu, cuda, mps ...; the fastest there is by default.")]
 MaxSeqLength = Annotated[int | None, option("Tokens of one copy of a text, at most.", min=1)]
 BatchSize = Annotated[int, option("Texts at a time.", min=1)]

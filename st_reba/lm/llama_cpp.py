@@ -33,7 +33,7 @@ TESTED = "2026.10.11549"
 #: The key of last hidden states among those of layers, which are counted from 1; 0 is what enters the first.
 END = -1
 
-# By llama.cpp's names. What enters the first layer is the last of these that an architecture has.
+# By llama.cpp's names. What enters the first layer is the last of these that an architecture computes.
 _ENTERING = (b"embd", b"inp_embd", b"inp_scaled")
 _ENDS = (b"result_norm", b"result_embd_pooled")
 _LAYER = re.compile(rb"l_out-(\d+)")
@@ -122,7 +122,7 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
 _complaints: deque[str] = deque(maxlen=8)
 
 
-@_Log
+@_Log  # type: ignore[untyped-decorator]
 def _note(level: int, message: bytes | None, _: Any) -> None:
     if level == _LOG_LEVEL_ERROR and message:
         _complaints.append(message.decode(errors="replace").strip())
@@ -277,6 +277,9 @@ class _States:
         #: For each layer that is wanted, the states of each part of a text.
         self.kept: dict[int, list[NDArray[np.float32]]] = {}
         self._last = END
+        #: The steps that may make what enters the first layer; once a graph has been seen, the one that does.
+        self._entering: Collection[bytes] = _ENTERING
+        self._begun = b""
 
     def want(self, layers: Collection[int]) -> None:
         """From now on, look at these."""
@@ -287,6 +290,8 @@ class _States:
         """The graph of a part of a text has been computed."""
         for layer, states in self._seen.items():
             self.kept[layer].append(states)
+        if 0 in self._seen:
+            self._entering = (self._begun,)
         self._seen = {}
 
     def __call__(self, tensor: int, asks: bool, _: Any) -> bool:
@@ -297,22 +302,22 @@ class _States:
         """
         name = self._library.ggml_get_name(tensor)
         found = _LAYER.fullmatch(name)
-        layer = int(found[1]) + 1 if found else 0 if name in _ENTERING else END if name in _ENDS else None
+        layer = int(found[1]) + 1 if found else 0 if name in self._entering else END if name in _ENDS else None
         if asks:
             return layer in self.kept
         states = np.empty((self._library.ggml_nbytes(tensor) // 4 // self.hidden_size, self.hidden_size), np.float32)
         self._library.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, states.nbytes)
-        # An architecture may call several steps what enters the first layer: the last of them does.
         self._seen[cast(int, layer)] = states
-        return layer == 0 or layer != self._last
+        if layer == 0 and len(self._entering) > 1:
+            self._begun = name
+            return True
+        return layer != self._last
 
 
 class _Context:
     """A context of llama.cpp: made when it is first used, and again where more room is asked of it."""
 
-    def __init__(
-        self, library: ctypes.CDLL, model: int, file: Path, part: int, states: _States | None = None
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, model: int, file: Path, part: int, states: _States | None = None) -> None:
         self.lock = threading.Lock()
         self._library = library
         self._model = model

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from ..lm import gguf
 from ..lm.anatomy import TOKENS
 from ..lm.llama_cpp import END, LlamaCpp
-from ..lm.sizes import MAX_SIZE
 from .causal_transformer import CausalTransformer
 from .checkpoints import Files
 from .remote_states import RemoteStates
@@ -112,6 +110,8 @@ class LlamaCppModel(RemoteStates):
         where = {name: kwargs[name] for name in _WHERE if kwargs.get(name) is not None}
         config = config or LlamaCppConfig.from_pretrained(pretrained_model_name_or_path, **where)
         if llama_cpp is None:
+            if not re.fullmatch(r"[^/\\]+\.gguf", config.file):
+                raise ValueError(f"file={config.file!r}: give the name of a GGUF file that lies beside config.json.")
             file = Files(pretrained_model_name_or_path, where).find(config.file)
             if file is None:
                 raise FileNotFoundError(
@@ -124,12 +124,17 @@ class LlamaCppModel(RemoteStates):
                     f"{config.sha256}): its embeddings would be others. Get that file, or build the model anew."
                 )
             llama_cpp = LlamaCpp(file)
+        if not 1 <= config.num_hidden_layers <= llama_cpp.layers or config.vocab_size != llama_cpp.vocabulary_size:
+            raise ValueError(
+                f"{config.num_hidden_layers} layers and {config.vocab_size} tokens: {llama_cpp.file} has "
+                f"{llama_cpp.layers} and {llama_cpp.vocabulary_size}. Build the model anew."
+            )
         config.file = llama_cpp.file.name
         model = cls(config, llama_cpp).eval()
-        report = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+        report: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
         return (model, report) if output_loading_info else model
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:  # type: ignore[override]
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
         """Save the configuration and the GGUF file: as a link on the same disk, which takes no room, else as a copy."""
         out = Path(save_directory)
         out.mkdir(parents=True, exist_ok=True)
@@ -154,7 +159,7 @@ def _norm(model: LlamaCpp) -> nn.Module | None:
     weights = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("output_norm.")}
     epsilon = next((float(f.contents()) for key, f in reader.fields.items() if "layer_norm" in key), 1e-5)
     try:
-        found = model.states(TOKENS[0], [model.layers, END])
+        found = model.states(TOKENS[0], [0, model.layers, END])
     except ValueError:
         return None
     if "output_norm.weight" not in weights:
@@ -209,9 +214,7 @@ class LlamaCppTransformer(CausalTransformer):
         directory = gguf.without_weights(file, digest, LlamaCppConfig.of(llama_cpp, digest))
         return str(directory), {**kwargs, "model_kwargs": {"llama_cpp": llama_cpp}}
 
-    def generate(
-        self, prompt: str | Sequence[Mapping[str, str]], *, max_new_tokens: int = 256, **kwargs: Any
-    ) -> str:
+    def generate(self, prompt: str | Sequence[Mapping[str, str]], *, max_new_tokens: int = 256, **kwargs: Any) -> str:
         """Continue a text, or answer a chat; beside embedding, in another thread, too.
 
         Args:
@@ -229,11 +232,12 @@ class LlamaCppTransformer(CausalTransformer):
         if not isinstance(prompt, str):
             if not tokenizer.chat_template:
                 raise ValueError("The GGUF file has no chat template: give a text, with the roles written out.")
-            prompt = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
-            ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            messages = [dict(message) for message in prompt]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             ids = tokenizer(prompt)["input_ids"]
-        new = self.model.generate(ids, max_new_tokens, **kwargs)
+        new = cast(LlamaCppModel, self.model).generate(ids, max_new_tokens, **kwargs)
         return str(tokenizer.decode(list(new), skip_special_tokens=True))
 
 

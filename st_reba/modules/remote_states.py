@@ -107,19 +107,22 @@ class RemoteStates(PreTrainedModel):
         return BaseModelOutput(last_hidden_state=last)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The number of token ids that there are, by the rows of a weight that takes no memory."""
-        return Vocabulary(self.config.vocab_size)
+        """What enters the first layer; of the weight, only how many rows it has."""
+        return _InputEmbeddings(self)
 
 
-class Vocabulary(nn.Module):
-    """How many token ids there are: ``weight`` has as many rows, (V, 1), all in one place."""
+class _InputEmbeddings(nn.Module):
+    """Input embeddings that are elsewhere: ``weight`` has as many rows as there are token ids, and takes no memory."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, model: RemoteStates) -> None:
         super().__init__()
-        self.weight = torch.zeros(1, 1).expand(size, 1)
+        self.weight = torch.zeros(1, 1).expand(model.config.vocab_size, 1)
+        # Not a child: the model is not a part of its embeddings.
+        self._states = model.token_states
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        raise ValueError("The language model runs elsewhere, and its input embeddings cannot be had. " + INSTEAD)
+        found = [row[0] for row in self._states(input_ids.tolist(), [0])]
+        return torch.stack(found).to(input_ids.device)
 
 
 def check_unchanged(states: Tensor, expected: Tensor) -> None:
