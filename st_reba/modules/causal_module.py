@@ -34,6 +34,7 @@ from ..text.templates import preset as preset_of
 from ..text.tokens import Tokens, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
 from .checkpoints import Files, SafeTransformer, backbone_of
+from .remote_states import RemoteStates
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
 
 # The arguments of ``load`` that say where the files of a model are.
@@ -290,6 +291,8 @@ class CausalModule(SafeTransformer):
         """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""
         #: Layers of the whole model; those above the output layer are not run.
         self.whole_depth = depth = backbone.depth(self.model)
+        if isinstance(self.model, RemoteStates):
+            self.model.check_changes([change for change in wanted if not isinstance(change, EarlyExit)])
         exits = [change for change in wanted if isinstance(change, EarlyExit)]
         if not exits and usual is not None:
             # A share of the layers, or a layer from the top; below the first, the first.

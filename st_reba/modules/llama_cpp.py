@@ -51,7 +51,7 @@ class LlamaCppConfig(PreTrainedConfig):
     def of(cls, model: LlamaCpp, sha256: str) -> Self:
         """That of a loaded file."""
         return cls(
-            file=model.file.name,
+            file=_saved_name(model.file),
             sha256=sha256,
             size=model.file.stat().st_size,
             hidden_size=model.hidden_size,
@@ -129,26 +129,32 @@ class LlamaCppModel(RemoteStates):
                 f"{config.num_hidden_layers} layers and {config.vocab_size} tokens: {llama_cpp.file} has "
                 f"{llama_cpp.layers} and {llama_cpp.vocabulary_size}. Build the model anew."
             )
-        config.file = llama_cpp.file.name
+        config.file = _saved_name(llama_cpp.file)
         model = cls(config, llama_cpp).eval()
         report: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
         return (model, report) if output_loading_info else model
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the configuration and the GGUF file: as a link on the same disk, which takes no room, else as a copy."""
         out = Path(save_directory)
         out.mkdir(parents=True, exist_ok=True)
         place, file = out / self.config.file, self.llama_cpp.file.resolve()
-        if not place.exists():
+        if not place.exists() or not place.samefile(file):
+            place.unlink(missing_ok=True)
             try:
                 os.link(file, place)
             except OSError:
                 shutil.copyfile(file, place)
         self.config.save_pretrained(out)
 
-    def generate(self, ids: Sequence[int], max_new_tokens: int = 256, **kwargs: Any) -> Iterator[int]:  # type: ignore[override]
+    def generate(self, ids: Sequence[int], max_new_tokens: int = 256, **kwargs: Any) -> Iterator[int]:
         """Continue a text, token by token: see :meth:`st_reba.lm.llama_cpp.LlamaCpp.generate`."""
         return self.llama_cpp.generate(ids, max_new_tokens, **kwargs)
+
+
+def _saved_name(file: Path) -> str:
+    """What a file is called in a saved model; those of Ollama have no suffix."""
+    return file.with_suffix(gguf.SUFFIX).name
 
 
 def _norm(model: LlamaCpp) -> nn.Module | None:

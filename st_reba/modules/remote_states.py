@@ -106,6 +106,17 @@ class RemoteStates(PreTrainedModel):
         last = self.norm(states[len(self.layers)]) if self.norm is not None else states[END]
         return BaseModelOutput(last_hidden_state=last)
 
+    def check_changes(self, changes: Sequence[object]) -> None:
+        """Refuse what changes the model while it reads.
+
+        Raises:
+            ValueError: If there is anything.
+        """
+        if changes:
+            raise ValueError(
+                f"{type(self).__name__} runs elsewhere, so nothing in it can be changed: {changes[0]}. {INSTEAD}"
+            )
+
     def get_input_embeddings(self) -> nn.Module:
         """What enters the first layer; of the weight, only how many rows it has."""
         return _InputEmbeddings(self)
@@ -121,8 +132,9 @@ class _InputEmbeddings(nn.Module):
         self._states = model.token_states
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        found = [row[0] for row in self._states(input_ids.tolist(), [0])]
-        return torch.stack(found).to(input_ids.device)
+        rows = input_ids.reshape(-1, input_ids.shape[-1]).tolist()
+        found = torch.stack([row[0] for row in self._states(rows, [0])])
+        return found.view(*input_ids.shape, -1).to(input_ids.device)
 
 
 def check_unchanged(states: Tensor, expected: Tensor) -> None:

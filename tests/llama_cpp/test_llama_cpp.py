@@ -1,0 +1,208 @@
+"""A GGUF file that llama.cpp runs gives what transformers gives, in every method that reads states as they are."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+import st_reba
+from st_reba.modules import (
+    BidirectionalLastLayer,
+    CausalTransformer,
+    EarlyLateModule,
+    EchoLayersModule,
+    EchoModule,
+    InputEmbeddings,
+    KVReroutingModule,
+    LlamaCppTransformer,
+    MetaEOLModule,
+    ReBAModule,
+    RefinedThoughtModule,
+    TokenPrependingModule,
+    TopicModule,
+    ValueAggregationModule,
+)
+
+from .. import ggufs
+
+pytest.importorskip("xllamacpp")
+
+TEXTS = ["A man is playing a guitar.", "The storm closed the harbour for two days, and the ferries stayed.", "", "Yes."]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return ggufs.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def language_model(file) -> LlamaCppTransformer:
+    return LlamaCppTransformer(str(file))
+
+
+@pytest.fixture(scope="module")
+def in_transformers(file) -> CausalTransformer:
+    return CausalTransformer(str(file))
+
+
+def handed_on(module) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.inference_mode():
+        found = module(module.preprocess(TEXTS))
+    return found["token_embeddings"], found["attention_mask"]
+
+
+@pytest.mark.filterwarnings("ignore:A text without tokens")
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (CausalTransformer, {}),
+        (CausalTransformer, {"template": "prompteol"}),
+        (CausalTransformer, {"pool_over": "whole", "rows": "last"}),
+        (CausalTransformer, {"output_layer": 1}),
+        (CausalTransformer, {"output_layer": 1, "final_norm": False}),
+        (CausalTransformer, {"final_norm": False}),
+        (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
+        (EchoModule, {"template": "springer"}),
+        (EchoLayersModule, {}),
+        (MetaEOLModule, {}),
+        (TopicModule, {"lower_layers": []}),
+        (TopicModule, {}),
+        (EarlyLateModule, {}),
+        (InputEmbeddings, {}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else ",".join(map(str, value)),
+)
+def test_states_are_those_of_transformers(language_model, in_transformers, kind, settings):
+    ours, mask = handed_on(kind(language_model, **settings))
+    theirs, their_mask = handed_on(kind(in_transformers, **settings))
+    assert torch.equal(mask, their_mask)
+    # llama.cpp keeps keys and values in half precision.
+    assert torch.allclose(ours, theirs, atol=4e-2 * float(theirs.std()))
+    assert torch.cosine_similarity(ours[mask > 0], theirs[mask > 0], dim=-1)[ours[mask > 0].any(-1)].min() > 0.9999
+
+
+def test_an_embedding_does_not_depend_on_its_batch(language_model):
+    model = pooled(language_model)
+    together = model.encode([*TEXTS[:2], "word " * 100], batch_size=3)
+    alone = [model.encode([text])[0] for text in [*TEXTS[:2], "word " * 100]]
+    assert (together == alone).all()
+
+
+def test_a_text_of_several_parts_is_read_as_one(language_model, in_transformers):
+    text = ["one two three four five six " * 60]
+    ours, theirs = (pooled(EchoModule(module)).encode(text) for module in (language_model, in_transformers))
+    assert torch.cosine_similarity(*map(torch.tensor, (ours, theirs))).item() > 0.9999
+
+
+def test_texts_end_where_the_model_has_no_more_positions(language_model):
+    assert language_model.max_seq_length == ggufs.POSITIONS
+    assert EchoModule(language_model).max_seq_length == ggufs.POSITIONS // 2
+    assert pooled(language_model).encode(["word " * 3 * ggufs.POSITIONS]).shape == (1, ggufs.BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (ReBAModule, {}),
+        (BidirectionalLastLayer, {}),
+        (KVReroutingModule, {}),
+        (TokenPrependingModule, {}),
+        (ValueAggregationModule, {}),
+        (RefinedThoughtModule, {}),
+        (CausalTransformer, {"readout": "before_mlp"}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_what_changes_states_or_looks_at_attention_is_refused(language_model, kind, settings):
+    with pytest.raises(ValueError, match="Use |use ") as refused:
+        handed_on(kind(language_model, **settings))
+    assert "LlamaCppModel" in str(refused.value) or "runs elsewhere" in str(refused.value)
+
+
+def test_a_saved_model_has_its_file_in_it_and_takes_no_other(language_model, file, tmp_path):
+    model = st_reba.build(language_model, "topic", texts=[f"{text} {n}" for n in range(30) for text in TEXTS[:2]])
+    model.save_pretrained(str(tmp_path / "saved"))
+    (saved,) = (tmp_path / "saved").glob("*/tiny.gguf")
+    assert saved.samefile(file), "a link on the same disk"
+    assert (SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS) == model.encode(TEXTS)).all()
+    config = json.loads((saved.parent / "config.json").read_text())
+    assert str(file.parent) not in json.dumps(config)
+
+    ggufs.write(tmp_path / "other.gguf", seed=1)
+    saved.unlink()
+    (tmp_path / "other.gguf").rename(saved)
+    with pytest.raises(ValueError, match="is not the file that the model was saved with"):
+        SentenceTransformer(str(tmp_path / "saved"))
+    saved.unlink()
+    with pytest.raises(FileNotFoundError, match="has no tiny.gguf, the GGUF file that the model runs on"):
+        SentenceTransformer(str(tmp_path / "saved"))
+    (saved.parent / "config.json").write_text(json.dumps({**config, "file": "../tiny.gguf"}))
+    with pytest.raises(ValueError, match="give the name of a GGUF file"):
+        SentenceTransformer(str(tmp_path / "saved"))
+
+
+def test_a_model_that_ends_early_is_saved_so(language_model, tmp_path):
+    model = pooled(CausalTransformer(language_model, output_layer=1))
+    model.save_pretrained(str(tmp_path / "saved"))
+    again = SentenceTransformer(str(tmp_path / "saved"))
+    assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
+    assert len(again[0].model.layers) == 1
+
+
+def test_another_process_loads_the_file_itself(language_model):
+    again = pickle.loads(pickle.dumps(pooled(language_model)))
+    assert (again.encode(TEXTS[:2]) == pooled(language_model).encode(TEXTS[:2])).all()
+
+
+def test_generation_is_that_of_transformers_and_the_same_while_another_thread_embeds(language_model):
+    ids, model = [1, 5, 9, 7], language_model.model
+    theirs = ggufs.original().generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, len(ids) :].tolist()
+    alone = list(model.generate(ids, 40))
+    assert alone == (theirs[: theirs.index(0)] if 0 in theirs else theirs)
+    embedder = pooled(EchoModule(language_model))
+    embedded, found = embedder.encode(TEXTS), []
+    thread = threading.Thread(target=lambda: found.extend(list(model.generate(ids, 40)) for _ in range(5)))
+    thread.start()
+    while thread.is_alive():
+        assert (embedder.encode(TEXTS) == embedded).all()
+    assert found == [alone] * 5
+
+
+def test_what_is_drawn_follows_its_seed(language_model):
+    drawn = [
+        tuple(language_model.model.generate([1, 5], 20, temperature=2.0, top_p=0.9, seed=seed)) for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert language_model.generate("Hello", max_new_tokens=1) is not None
+
+
+@pytest.mark.parametrize(("ids", "new"), [([], 4), ([1] * 2000, 100)])
+def test_generation_needs_room(language_model, ids, new):
+    with pytest.raises(ValueError, match="2048 positions"):
+        list(language_model.model.generate(ids, new))
+
+
+def test_chat_needs_a_template(language_model):
+    with pytest.raises(ValueError, match="no chat template"):
+        language_model.generate([{"role": "user", "content": "Hello"}])
+
+
+@pytest.mark.parametrize("architecture", ["nothing", "llama-cut"])
+def test_what_llama_cpp_cannot_load_is_said_with_its_reason(tmp_path, architecture):
+    path = tmp_path / "model.gguf"
+    ggufs.write(path, architecture="llama" if architecture == "llama-cut" else architecture)
+    if architecture == "llama-cut":
+        path.write_bytes(path.read_bytes()[:-4000])
+    with pytest.raises(ValueError, match=r"llama.cpp cannot load it \(.+\)"):
+        LlamaCppTransformer(str(path))
+
+
+def pooled(module) -> SentenceTransformer:
+    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device="cpu")
