@@ -48,6 +48,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "compared": ("version", "model", "set", "metric"),
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "loaded": ("model", "precision", "quantity"),
+    "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.

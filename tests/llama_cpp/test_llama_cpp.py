@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+from functools import partial
 from pathlib import Path
 
+import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from typer.testing import CliRunner
 
 import st_reba
+from st_reba.lm import gguf
 from st_reba.modules import (
     BidirectionalLastLayer,
     CausalTransformer,
@@ -29,12 +34,22 @@ from st_reba.modules import (
     TopicModule,
     ValueAggregationModule,
 )
+from st_reba_cli import app
 
 from .. import ggufs
 
 pytest.importorskip("xllamacpp")
 
 TEXTS = ["A man is playing a guitar.", "The storm closed the harbour for two days, and the ferries stayed.", "", "Yes."]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept(tmp_path_factory):
+    """Where what is read out of files is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("assets")
+        patch.setattr(gguf, "cached_assets_path", partial(huggingface_hub.cached_assets_path, assets_dir=place))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +221,23 @@ def test_what_llama_cpp_cannot_load_is_said_with_its_reason(tmp_path, architectu
 
 def pooled(module) -> SentenceTransformer:
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device="cpu")
+
+
+def test_the_command_builds_and_encodes(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:2]))
+    asked = ["build", "--engine", "llama.cpp", "--model", str(file)]
+    run(*asked, "--recipe", "echo-2", "--out", "model")
+    run("encode", "model", "texts.txt", "--out", "vectors.npy")
+    expected = SentenceTransformer("model").encode(TEXTS[:2])
+    assert (np.load("vectors.npy") == expected).all()
+    assert "runs elsewhere" in run(*asked, "--recipe", "bidirectional", "--out", "other", fails=True)
+    assert "hands out no head" in run(*asked, "--sparse", "--out", "other", fails=True)
+    assert not Path("other").exists()
+
+
+def run(*arguments: str, fails: bool = False) -> str:
+    """What the command prints, within this process."""
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code != 0) == fails, result.output
+    return f"{result.output}{result.exception or ''}"
