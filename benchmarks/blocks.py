@@ -548,6 +548,15 @@ BLOCKS |= {
     "loaded": of_file(
         "loaded", {"{model}": Shown(grid.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
         caption=("date", "versions"),
+    "llama-cpp": of_file(
+        "llama_cpp", {"{contender}": Shown(grid.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
+        ~c.quantity.str.contains("cosine|our calls"), split=["model"], caption=WHEN,
+    ),
+    "llama-cpp-cosines": of_file(
+        "llama_cpp",
+        {"median": Shown(grid.number("value", ".4f")), "lowest": Shown(grid.number("low", ".4f"))},
+        {**fields("model"), "recipe": "{contender}", **fields("texts")},
+        c.quantity.str.contains("cosine"), split=(), caption=("date", "versions"),
     ),
     "serving": of_file(
         "serving", {"{quantity}": Shown(grid.number("value", ",.4g"))}, fields("clients"), split=["model"],

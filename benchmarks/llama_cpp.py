@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -48,25 +48,22 @@ def loaded(kind: str, file: Path) -> CausalModule:
     return CausalTransformer(str(file), model_kwargs={"dtype": kind.rpartition(" ")[2]})
 
 
-def cosines(file: Path, texts: Sequence[str]) -> list[Record]:
+def cosines(file: Path, texts: Sequence[str]) -> Iterator[Record]:
     """The median and the lowest cosine of a text's two embeddings, by recipe."""
     ours, theirs = loaded(LLAMA_CPP, file), loaded(FLOAT32, file)
-    rows: list[Record] = []
     for recipe in RECIPES:
         both = [encoding(contender(recipe, module), 8)(texts) for module in (ours, theirs)]
         found = torch.cosine_similarity(*(torch.tensor(np.asarray(each)) for each in both)).tolist()
         row: Record = {"quantity": "cosine to transformers, float32", "contender": recipe, "texts": len(texts)}
-        rows.append({**row, "value": round(median(found), 4), "low": round(min(found), 4)})
-    return rows
+        yield {**row, "value": round(median(found), 4), "low": round(min(found), 4)}
 
 
-def scores(file: Path, data: Path, count: int) -> list[Record]:
+def scores(file: Path, data: Path, count: int) -> Iterator[Record]:
     """Spearman's correlation on pairs; echo-topic is fitted on the sentences of the package, by each for itself."""
     pairs = read_pairs(data / "stsb_en_test.tsv")
-    rows: list[Record] = []
     for kind in (LLAMA_CPP, FLOAT32):
         module = loaded(kind, file)
-        for recipe in ("PromptEOL, last", "Echo-2, mean", "Echo topic"):
+        for recipe in ("PromptEOL, last", "Echo topic"):
             model = build(module, "echo-topic") if recipe == "Echo topic" else contender(recipe, module)
             left, right = (
                 model.encode(list(side)[:count], convert_to_tensor=True) for side in (pairs.first, pairs.second)
@@ -74,9 +71,7 @@ def scores(file: Path, data: Path, count: int) -> list[Record]:
             found = torch.cosine_similarity(left, right).float().cpu().numpy()
             score = float(spearmanr(found, np.asarray(pairs.scores[:count])).statistic)
             row: Record = {"quantity": f"Spearman x 100, {recipe}", "contender": kind, "texts": 2 * count}
-            rows.append({**row, "set": "STS-B en test", "value": round(100 * score, 2)})
-            print(rows[-1], flush=True)
-    return rows
+            yield {**row, "set": "STS-B en test", "value": round(100 * score, 2)}
 
 
 def resident() -> float:
@@ -93,17 +88,14 @@ def memory_here(kind: str, file: Path, texts: Sequence[str]) -> None:
     print(json.dumps([before, resident()]))
 
 
-def memory(file: Path) -> list[Record]:
+def memory(file: Path) -> Iterator[Record]:
     """What a process holds more than before, by contender. The file is unpacked before."""
-    rows: list[Record] = []
     for kind in CONTENDERS:
         command = [sys.executable, __file__, "--memory-of", kind, "--file", str(file), "--data", "."]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
         before, after = json.loads(said)
         row: Record = {"quantity": "resident memory, MB", "contender": kind, "value": round(after - before)}
-        rows.append({**row, "high": round(after)})
-        print(rows[-1], flush=True)
-    return rows
+        yield {**row, "high": round(after)}
 
 
 def of_tokens(module: CausalModule, words: str, tokens: int, count: int) -> list[str]:
@@ -112,12 +104,11 @@ def of_tokens(module: CausalModule, words: str, tokens: int, count: int) -> list
     return [module._tokenizer.decode(ids[first * tokens : (first + 1) * tokens]) for first in range(count)]
 
 
-def times(file: Path, data: Path, threads: int, rounds: int) -> list[Record]:
+def times(file: Path, data: Path, threads: int, rounds: int) -> Iterator[Record]:
     """Texts a second with the classical embedding, by contender, in texts of two lengths."""
     words = " ".join(read_pairs(data / "stsb_en_train.tsv").texts()[:1500])
     now = time.process_time if threads == 1 else time.perf_counter
     models = {kind: contender("Classical, mean", loaded(kind, file)) for kind in CONTENDERS}
-    rows: list[Record] = []
     for name, tokens, count in ((SHORT, 16, 16), (LONG, 256, 2)):
         texts = of_tokens(loaded(LLAMA_CPP, file), words, tokens, count * rounds)
 
@@ -135,12 +126,10 @@ def times(file: Path, data: Path, threads: int, rounds: int) -> list[Record]:
         for kind, found in interleaved({kind: run(kind) for kind in CONTENDERS}, parts).items():
             typical = median(found) if threads == 1 else max(found)
             row: Record = {"quantity": "texts/s", "set": name, "contender": kind, "threads": threads}
-            rows.append({**row, "texts": count, "value": round(typical, 2), "low": round(min(found), 2)})
-            print(rows[-1], flush=True)
-    return rows
+            yield {**row, "texts": count, "value": round(typical, 2), "low": round(min(found), 2)}
 
 
-def ways(file: Path, rounds: int) -> list[Record]:
+def ways(file: Path, rounds: int) -> Iterator[Record]:
     """The processor's time for the states of one text: the server's JSON over our calls."""
     import xllamacpp
 
@@ -163,7 +152,6 @@ def ways(file: Path, rounds: int) -> list[Record]:
         with torch.inference_mode():
             return module.model(torch.tensor([list(ids)])).last_hidden_state[0].numpy()
 
-    rows: list[Record] = []
     for name, tokens in ((SHORT, 16), (LONG, 256)):
         texts = [draw.integers(100, 10_000, tokens).tolist() for _ in range(rounds)]
 
@@ -180,9 +168,7 @@ def ways(file: Path, rounds: int) -> list[Record]:
         found = interleaved({"server": took(of_server), "calls": took(of_calls)}, texts)
         each = [one / other for one, other in zip(found["server"], found["calls"], strict=True)]
         row: Record = {"quantity": "time / our calls", "contender": "the server's JSON", "set": name, "threads": 1}
-        rows.append({**row, "value": round(median(each), 2), "low": round(min(each), 2), "high": round(max(each), 2)})
-        print(rows[-1], flush=True)
-    return rows
+        yield {**row, "value": round(median(each), 2), "low": round(min(each), 2), "high": round(max(each), 2)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -215,7 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             rows = ways(file, given.rounds)
         shared = {**where, "machine": machine("cpu", given.threads), **today()}
-        append("llama_cpp", [{**row, **shared} for row in rows], given.results)
+        for row in rows:
+            append("llama_cpp", [{**row, **shared}], given.results)
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

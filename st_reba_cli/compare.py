@@ -220,6 +220,7 @@ def compare(
     found = with_command(
         found, context.obj, model, on, fit_texts=data if half else fit_texts, max_seq_length=max_seq_length,
         columns=columns if half else None, half=half, unbuilt=half and data is None,
+        engine=engine,
     )  # fmt: skip
     show(found, [] if recipes else ["--recipes all compares every recipe."])
     write(found, run, out, with_page, save_best)

@@ -54,6 +54,7 @@ def with_command(
     columns: str | None = None,
     half: bool = False,
     unbuilt: bool = False,
+    engine: str = "transformers",
 ) -> Comparison:
     """A comparison with what only the command line knows.
 
@@ -67,13 +68,15 @@ def with_command(
         columns: What the columns of ``fit_texts`` are called.
         half: Whether filters were fitted on the texts of one half of these.
         unbuilt: Whether filters were fitted on texts that no command reads again.
+        engine: What runs the model.
     """
     build = ""
+    precision = found.settings.get("precision", "") if engine == "transformers" else ""
     if found.use and not (unbuilt and find(found.choice().spec).fitted):
         build = build_command(
-            found.choice(), model, fit_texts, max_seq_length, found.prompts, found.settings.get("precision", ""),
-            columns, half,
+            found.choice(), model, fit_texts, max_seq_length, found.prompts, precision, columns, half,
         )  # fmt: skip
+        build += "" if engine == "transformers" else f" --engine {engine}"
     return replace(found, model=model_name(model), data=data, command=command, build=build)
 
 

@@ -33,12 +33,13 @@ def built(options: str = "", model: str = "demo", family: type = SentenceTransfo
 
 
 def test_every_method_is_a_recipe():
-    """And every public module that reads a language model is had by some method, or by --sparse and --rerank."""
+    """And every public module that reads a language model is had by some method, or by --sparse, --rerank and --engine."""
     rows = {row.key: row for row in every_row()}
     assert DEFAULT in METHODS
     offered = {rows[key].module.__name__ for key in METHODS.values()}
     readers = {module.__name__ for module in PUBLIC_MODULES if issubclass(module, CausalModule)}
-    assert readers - offered == {"InputEmbeddings", "LayerStates", "PromptRepsModule", "RerankModule"}
+    others = {"InputEmbeddings", "LayerStates", "LlamaCppTransformer", "PromptRepsModule", "RerankModule"}
+    assert readers - offered == others
 
 
 @pytest.mark.parametrize(
