@@ -52,8 +52,11 @@ def cosines(file: Path, texts: Sequence[str]) -> Iterator[Record]:
     """The median and the lowest cosine of a text's two embeddings, by recipe."""
     ours, theirs = loaded(LLAMA_CPP, file), loaded(FLOAT32, file)
     for recipe in RECIPES:
-        both = [encoding(contender(recipe, module), 8)(texts) for module in (ours, theirs)]
-        found = torch.cosine_similarity(*(torch.tensor(np.asarray(each)) for each in both)).tolist()
+        one, other = (
+            contender(recipe, module).encode(list(texts), batch_size=8, convert_to_tensor=True).float()
+            for module in (ours, theirs)
+        )
+        found = torch.cosine_similarity(one, other).tolist()
         row: Record = {"quantity": "cosine to transformers, float32", "contender": recipe, "texts": len(texts)}
         yield {**row, "value": round(median(found), 4), "low": round(min(found), 4)}
 
@@ -89,7 +92,9 @@ def memory_here(kind: str, file: Path, texts: Sequence[str]) -> None:
 
 
 def memory(file: Path) -> Iterator[Record]:
-    """What a process holds more than before, by contender. The file is unpacked before."""
+    """What a process holds more than before, by contender; all has been read out of the file before."""
+    for kind in CONTENDERS:
+        loaded(kind, file)
     for kind in CONTENDERS:
         command = [sys.executable, __file__, "--memory-of", kind, "--file", str(file), "--data", "."]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
@@ -101,7 +106,7 @@ def memory(file: Path) -> Iterator[Record]:
 def of_tokens(module: CausalModule, words: str, tokens: int, count: int) -> list[str]:
     """Texts of about as many tokens, out of running text."""
     ids = module.token_ids([words])[0]
-    return [module._tokenizer.decode(ids[first * tokens : (first + 1) * tokens]) for first in range(count)]
+    return [str(module._tokenizer.decode(ids[first * tokens : (first + 1) * tokens])) for first in range(count)]
 
 
 def times(file: Path, data: Path, threads: int, rounds: int) -> Iterator[Record]:
@@ -163,7 +168,7 @@ def ways(file: Path, rounds: int) -> Iterator[Record]:
 
             return measured
 
-        alike = torch.cosine_similarity(*(torch.tensor(run(texts[0])) for run in (of_server, of_calls)), dim=-1)
+        alike = torch.cosine_similarity(torch.tensor(of_server(texts[0])), torch.tensor(of_calls(texts[0])), dim=-1)
         print(f"{name}: lowest cosine of the two ways {float(alike.min()):.4f}", flush=True)
         found = interleaved({"server": took(of_server), "calls": took(of_calls)}, texts)
         each = [one / other for one, other in zip(found["server"], found["calls"], strict=True)]

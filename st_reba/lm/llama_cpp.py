@@ -76,7 +76,15 @@ class _ContextParams(ctypes.Structure):
     ]
 
 
+class _GgufParams(ctypes.Structure):
+    """``gguf_init_params``: the header alone is read."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p)]
+
+
 _POOLING_NONE = 0
+#: Of the values in a header, and of those in a tensor, the type float32.
+_HEADER_FLOAT32, _TENSOR_FLOAT32 = 6, 0
 
 #: What ``llama_context_default_params`` gives. Where a later release has moved a field, some of it is another number.
 _DEFAULTS: Mapping[str, Any] = {
@@ -93,6 +101,16 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "ggml_backend_tensor_get": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
     "ggml_get_name": (ctypes.c_char_p, [_POINTER]),
     "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
+    "gguf_find_key": (ctypes.c_int64, [_POINTER, ctypes.c_char_p]),
+    "gguf_find_tensor": (ctypes.c_int64, [_POINTER, ctypes.c_char_p]),
+    "gguf_free": (None, [_POINTER]),
+    "gguf_get_data_offset": (ctypes.c_size_t, [_POINTER]),
+    "gguf_get_kv_type": (_INT, [_POINTER, ctypes.c_int64]),
+    "gguf_get_tensor_offset": (ctypes.c_size_t, [_POINTER, ctypes.c_int64]),
+    "gguf_get_tensor_type": (_INT, [_POINTER, ctypes.c_int64]),
+    "gguf_get_val_f32": (ctypes.c_float, [_POINTER, ctypes.c_int64]),
+    "gguf_get_val_str": (ctypes.c_char_p, [_POINTER, ctypes.c_int64]),
+    "gguf_init_from_file": (_POINTER, [ctypes.c_char_p, _GgufParams]),
     "llama_backend_init": (None, []),
     "llama_batch_get_one": (_Opaque, [_POINTER, _INT]),
     "llama_context_default_params": (_ContextParams, []),
@@ -200,6 +218,25 @@ class LlamaCpp:
     def __reduce__(self) -> tuple[type[LlamaCpp], tuple[Path]]:
         """Another process loads the file itself; the system keeps it in memory once."""
         return LlamaCpp, (self.file,)
+
+    def final_norm(self) -> tuple[dict[str, NDArray[np.float32]], float]:
+        """What the file has of the norm behind the last layer: its weight and bias, (D,), by name; and its epsilon."""
+        library, weights, epsilon = self._library, {}, 1e-5
+        header = library.gguf_init_from_file(str(self.file).encode(), _GgufParams(True, None))
+        try:
+            architecture = library.gguf_get_val_str(header, library.gguf_find_key(header, b"general.architecture"))
+            for kind in (b"layer_norm_epsilon", b"layer_norm_rms_epsilon"):
+                key = library.gguf_find_key(header, architecture + b".attention." + kind)
+                if key >= 0 and library.gguf_get_kv_type(header, key) == _HEADER_FLOAT32:
+                    epsilon = library.gguf_get_val_f32(header, key)
+            for name in ("weight", "bias"):
+                place = library.gguf_find_tensor(header, f"output_norm.{name}".encode())
+                if place >= 0 and library.gguf_get_tensor_type(header, place) == _TENSOR_FLOAT32:
+                    offset = library.gguf_get_data_offset(header) + library.gguf_get_tensor_offset(header, place)
+                    weights[name] = np.fromfile(self.file, np.float32, self.hidden_size, offset=offset)
+        finally:
+            library.gguf_free(header)
+        return weights, epsilon
 
     def states(self, ids: Sequence[int], layers: Collection[int]) -> dict[int, NDArray[np.float32]]:
         """The states of every token of one text.

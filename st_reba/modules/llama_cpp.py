@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
@@ -159,21 +158,15 @@ def _saved_name(file: Path) -> str:
 
 def _norm(model: LlamaCpp) -> nn.Module | None:
     """The norm in a GGUF file that makes last hidden states of those of the last layer; None where none does."""
-    import gguf as reading
-
-    reader = reading.GGUFReader(str(model.file))
-    weights = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("output_norm.")}
-    epsilon = next((float(f.contents()) for key, f in reader.fields.items() if "layer_norm" in key), 1e-5)
+    weights, epsilon = model.final_norm()
     try:
         found = model.states(TOKENS[0], [0, model.layers, END])
     except ValueError:
         return None
-    if "output_norm.weight" not in weights:
+    if "weight" not in weights:
         return None
-    norm: nn.LayerNorm | nn.RMSNorm
-    norm = (nn.LayerNorm if "output_norm.bias" in weights else nn.RMSNorm)(model.hidden_size, eps=epsilon)
-    own = {name.removeprefix("output_norm."): tensor for name, tensor in weights.items()}
-    norm.load_state_dict({name: torch.from_numpy(np.array(tensor.data)).float() for name, tensor in own.items()})
+    norm = (nn.LayerNorm if "bias" in weights else nn.RMSNorm)(model.hidden_size, eps=epsilon)
+    norm.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()})
     norm.requires_grad_(False)
     last, expected = torch.from_numpy(found[model.layers]), torch.from_numpy(found[END])
     return norm if torch.allclose(norm(last), expected, rtol=1e-3, atol=1e-3 * float(expected.std())) else None
