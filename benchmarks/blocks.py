@@ -548,6 +548,7 @@ BLOCKS |= {
     "loaded": of_file(
         "loaded", {"{model}": Shown(grid.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
         caption=("date", "versions"),
+    ),
     "llama-cpp": of_file(
         "llama_cpp", {"{contender}": Shown(grid.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
         ~c.quantity.str.contains("cosine|our calls"), split=["model"], caption=WHEN,
