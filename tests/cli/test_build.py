@@ -33,7 +33,7 @@ def built(options: str = "", model: str = "demo", family: type = SentenceTransfo
 
 
 def test_every_method_is_a_recipe():
-    """And every public module that reads a language model is had by some method, or by --sparse, --rerank and --engine."""
+    """And every public module that reads a language model is had by some method, or by an option of its own."""
     rows = {row.key: row for row in every_row()}
     assert DEFAULT in METHODS
     offered = {rows[key].module.__name__ for key in METHODS.values()}
