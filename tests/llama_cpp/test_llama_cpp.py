@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import st_reba
 from st_reba.lm import gguf
+from st_reba.lm.run import Hook, PassChange
 from st_reba.modules import (
     BidirectionalLastLayer,
     CausalTransformer,
@@ -241,3 +242,11 @@ def run(*arguments: str, fails: bool = False) -> str:
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code != 0) == fails, result.output
     return f"{result.output}{result.exception or ''}"
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_state_that_a_hook_replaces_is_refused(language_model, side):
+    change = PassChange(hooks={language_model.layer(1): Hook(**{side: lambda states: 2 * states})})
+    layout = language_model.lay_out(TEXTS[:1])
+    with torch.inference_mode(), pytest.raises(ValueError, match="can be looked at, and not changed"):
+        language_model.run(layout, change=[change])
