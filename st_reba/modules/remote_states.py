@@ -58,7 +58,7 @@ class RemoteStates(PreTrainedModel):
         self.layers = nn.ModuleList(_Layer() for _ in range(config.num_hidden_layers if has_layers else 0))
         self.norm = norm
         # ST and the rest of the package ask a model's parameters where it is, and how precise.
-        self.register_buffer("place", torch.zeros(0), persistent=False)
+        self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
 
     def token_states(self, rows: Sequence[list[int]], layers: Collection[int]) -> Sequence[Mapping[int, Tensor]]:
         """The states of every token.
