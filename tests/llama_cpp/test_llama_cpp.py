@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import st_reba
 from st_reba.lm import gguf
+from st_reba.lm.llama_cpp import LlamaCpp
 from st_reba.lm.run import Hook, PassChange
 from st_reba.modules import (
     BidirectionalLastLayer,
@@ -250,3 +251,22 @@ def test_a_state_that_a_hook_replaces_is_refused(language_model, side):
     layout = language_model.lay_out(TEXTS[:1])
     with torch.inference_mode(), pytest.raises(ValueError, match="can be looked at, and not changed"):
         language_model.run(layout, change=[change])
+
+
+def test_an_architecture_that_ends_in_something_else_has_last_states_alone(file, language_model, monkeypatch):
+    monkeypatch.setattr(LlamaCpp, "final_norm", lambda self: ({}, 1e-5))
+    bare = LlamaCppTransformer(str(file))
+    ours, _ = handed_on(EchoModule(bare))
+    assert torch.allclose(ours, handed_on(EchoModule(language_model))[0], atol=1e-4)
+    for settings in ({"output_layer": 1}, {"final_norm": False}):
+        with pytest.raises(ValueError, match=r"LlamaCppModel"):
+            CausalTransformer(bare, **settings)
+    with pytest.raises(ValueError, match="The layers of LlamaCppModel were not found"):
+        TopicModule(bare)
+
+
+def test_a_file_of_ollamas_has_no_suffix_and_gets_one(file, tmp_path):
+    (tmp_path / "sha256-0a1b").symlink_to(file)
+    model = pooled(LlamaCppTransformer(str(tmp_path / "sha256-0a1b")))
+    model.save_pretrained(str(tmp_path / "saved"))
+    assert (SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS[:1]) == model.encode(TEXTS[:1])).all()
