@@ -46,6 +46,7 @@ NOT_RUN = {
     "it needs the Hub": 3,
     "it needs a GPU": 2,
     "it needs an adapter of yours": 1,
+    "it needs a GGUF file": 2,
     "it needs a cluster": 1,
     "it needs a program of its own; make test-clients runs it": 3,
     "it needs Docker": 1,
