@@ -17,6 +17,7 @@ from .modules import EarlyLateModule as EarlyLateModule
 from .modules import EchoLayersModule as EchoLayersModule
 from .modules import EchoModule as EchoModule
 from .modules import EmbeddingFilter as EmbeddingFilter
+from .modules import EndpointTransformer as EndpointTransformer
 from .modules import HierarchicalTokenPrependingModule as HierarchicalTokenPrependingModule
 from .modules import IdfWeights as IdfWeights
 from .modules import InputEmbeddings as InputEmbeddings

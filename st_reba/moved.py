@@ -34,6 +34,7 @@ MOVED = {
     "st_reba.serving.models": "st_reba.serve.models",
     "st_reba.serving.verify": "st_reba.verify",
     "st_reba.training": "st_reba.train",
+    "st_reba.verify.endpoint": "st_reba.lm.endpoint",
 }
 #: What has another name there.
 RENAMED = {"AfterPrefix": "BehindPrefix", "BothWays": "Bidirectional", "Masking": "LayerMask", "Rerouting": "FirstKey"}

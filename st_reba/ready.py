@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
@@ -13,9 +13,11 @@ from torch import nn
 
 from .data.demo import demo_sentences
 from .hub.card import add_recipe
+from .modules import EndpointTransformer
 from .recipes import Recipe, find
+from .recipes.endpoint import on_endpoint
 from .recipes.lookup import in_language, matching
-from .recipes.recipe import POOLINGS
+from .recipes.recipe import POOLINGS, SERVER
 from .text.templates import PromptLanguage, language_of, preset
 
 #: What suits most models and texts, as ``benchmarks/results/held_out.csv`` has it.
@@ -47,7 +49,8 @@ def build(
     Args:
         model_name_or_path: A decoder-only model's path or Hub id; or a loaded ``Transformer`` to share; or a language
             model that the program has loaded, with ``tokenizer=`` among the settings: its weights are shared, and it
-            generates as before, also meanwhile.
+            generates as before, also meanwhile; or an :class:`st_reba.EndpointTransformer`, whose server the recipe is
+            then read from.
         recipe: A row of any table, by its key or its name: ``"echo-topic"``, ``"prompteol+whitened"``, ``"ReBA-2"``.
             Left out: ``"echo-topic"``, which is ahead of the others on most of the sets in ``benchmarks/RESULTS.md``.
         texts: Plain texts like those to embed, some fifty or more, without labels. What the recipe has behind its
@@ -73,6 +76,14 @@ def build(
         )
     if isinstance(recipe, str):
         recipe = _asked_for(recipe, () if texts is None else tuple(texts), language, settings.get("template"))
+    if isinstance(model_name_or_path, EndpointTransformer):
+        recipe = on_endpoint(recipe, model_name_or_path)
+        if recipe.pooling == SERVER and pooling is not None:
+            raise ValueError(
+                f"pooling={pooling!r}: the server gives a text one vector, so nothing is pooled. Leave it out."
+            )
+        if max_seq_length is not None:
+            settings["max_seq_length"] = max_seq_length
     if recipe.fitted and not recipe.fit_texts:
         recipe = replace(recipe, fit_texts=tuple(demo_sentences()))
         logger.warning(
@@ -80,16 +91,16 @@ def build(
             recipe.name,
             len(recipe.fitted_on),
         )
-    mode = POOLINGS[recipe.pooling] if pooling is None else POOLINGS.get(pooling, pooling)
+    mode = POOLINGS.get(recipe.pooling, recipe.pooling) if pooling is None else POOLINGS.get(pooling, pooling)
     check_pooling(recipe, mode, f"pooling={pooling!r}")
     own = recipe.row.with_own_template({**recipe.settings, **settings})
     arguments = {**recipe.row.arguments(mode, recipe.layer), **own}
     if isinstance(model_name_or_path, str):
         arguments.setdefault("model_kwargs", {"dtype": "auto"})
-    module = recipe.row.module(model_name_or_path, **arguments)
+    module = recipe.row.module(cast(Any, model_name_or_path), **arguments)
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
-    if module.is_borrowed:
+    if getattr(module, "is_borrowed", False):
         device = str(module.model.device)
     parts = recipe.pipeline(module, mode)
     if recipe.filter is not None:
@@ -132,7 +143,7 @@ def check_pooling(recipe: Recipe, mode: str, said: str) -> None:
     Raises:
         ValueError: If it does not.
     """
-    fitting = [POOLINGS[pooling] for pooling in recipe.poolings]
+    fitting = [POOLINGS.get(pooling, pooling) for pooling in recipe.poolings]
     if recipe.part is not None and len(fitting) == 1 and mode not in fitting:
         raise ValueError(f"{said}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
 

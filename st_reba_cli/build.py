@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +26,8 @@ METHODS = {
     "early-late": "early-late", "topic": "topic", "echo-topic": "echo-topic",
 }  # fmt: skip
 DEFAULT = "reba"
+#: The recipe without them over a server.
+OVER_SERVER = "prompteol"
 #: The recipe without ``--recipe`` and ``--method``, with ``--sparse``.
 SPARSE = "promptreps"
 
@@ -32,12 +35,23 @@ SPARSE = "promptreps"
 _LAYOUT = (
     "--repetitions", "--layers", "--chunk-length", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
 )  # fmt: skip
+#: What is about the server of ``--endpoint``.
+_SERVER = ("--form", "--served-name", "--key-variable")
+#: What is about a language model that runs here.
+_OF_A_MODEL = (
+    "--pooling", "--repetitions", "--layers", "--chunk-length", "--sparse", "--rerank", "--multi-vector", "--dtype",
+    "--engine",
+)  # fmt: skip
 
 
 def build(
     context: typer.Context,
-    model: options.Model,
     out: options.NewDirectory,
+    model: options.OptionalModel = None,
+    endpoint: options.EndpointUrl = None,
+    form: options.EndpointForm = "auto",
+    served_name: options.ServedName = None,
+    key_variable: options.KeyVariable = None,
     recipe: Annotated[
         str | None,
         option(
@@ -110,6 +124,12 @@ def build(
     engine: options.Engine = "transformers",
 ) -> None:
     """Write a ready SentenceTransformer directory."""
+    if (model is None) == (endpoint is None):
+        raise typer.BadParameter("Give --model, or --endpoint with a server's URL: one of the two.")
+    if endpoint is None:
+        refuse(context, "without --endpoint no server is asked", *_SERVER)
+    else:
+        refuse(context, "--endpoint has the language model in a server", *_OF_A_MODEL)
     if rerank:
         why = "--rerank reads a query and a document together"
         prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")
@@ -145,7 +165,7 @@ def build(
             "--rerank",
         )
     indices = _indices(layers)
-    check_recipes([recipe] if recipe else [], model)
+    check_recipes([recipe] if recipe else [], model or "")
 
     from sentence_transformers import SparseEncoder
 
@@ -156,11 +176,18 @@ def build(
     from st_reba.modules.reranking import cross_encoder
     from st_reba.ready import note_recipe, prompts_or_own
     from st_reba.recipes import find
+    from st_reba.recipes.endpoint import on_endpoint
 
     from .load import Module, in_asked_language, load, load_llama_cpp, present, quiet, usable
 
     context.with_resource(quiet())
-    model = present(model)
+    origin: Any
+    if endpoint is not None:
+        origin = st_reba.EndpointTransformer(endpoint, form=form, served_name=served_name, key_variable=key_variable)
+    else:
+        origin = model = present(model or "")
+        if engine == "llama.cpp":
+            origin = load_llama_cpp(model, max_seq_length)
     asked: dict[str, Any] = {
         "repetitions": repetitions, "layers": indices, "chunk_length": chunk_length, "template": template,
         "expansion": expansion, "top_k": top_k,
@@ -168,15 +195,14 @@ def build(
     settings = {name: value for name, value in asked.items() if value is not None}
     prompts = None if query_prompt is None and document_prompt is None else prompts_of(query_prompt, document_prompt)
 
-    backbone: Any = load_llama_cpp(model, max_seq_length) if engine == "llama.cpp" else model
-
     def loaded(kind: type[Module], arguments: Mapping[str, Any]) -> Module:
         if engine == "llama.cpp":
-            return kind(backbone, **arguments)
-        return load(kind, model, dtype=dtype, max_seq_length=max_seq_length, **arguments)
+            return kind(origin, **arguments)
+        return load(kind, model or "", dtype=dtype, max_seq_length=max_seq_length, **arguments)
 
     if not rerank:
-        chosen = find(recipe or (METHODS[method] if method else SPARSE if sparse else METHODS[DEFAULT]))
+        usual = SPARSE if sparse else METHODS[DEFAULT] if endpoint is None else OVER_SERVER
+        chosen = find(recipe or (METHODS[method] if method else usual))
         (chosen,) = in_asked_language([chosen], prompt_language, "en")
         if sparse:
             prompted = chosen.row.module is CausalTransformer and chosen.row.poolings == ("last",)
@@ -190,6 +216,8 @@ def build(
             mode = _checked_pooling(chosen, pooling, settings, multi_vector)
             by_language = not (prompt_language or template)
             chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, fit_half)
+            if endpoint is not None:
+                chosen = on_endpoint(chosen, origin)
             chosen = _with_shares(chosen, shares)
     with atomic_directory(out) as scratch:
         built: Any
@@ -207,12 +235,13 @@ def build(
             )  # fmt: skip
             note_recipe(built, chosen, settings)
         else:
-            if engine == "transformers":
-                settings["model_kwargs"] = {"dtype": dtype}
-            with usable(model):
+            own: dict[str, Any] = {"pooling": mode} if endpoint is None else {}
+            if endpoint is None and engine == "transformers":
+                own["model_kwargs"] = {"dtype": dtype}
+            with usable(model) if model is not None else nullcontext():
                 built = st_reba.build(
-                    backbone, chosen, pooling=mode, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
-                    device="cpu", **settings,
+                    origin, chosen, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
+                    device="cpu", **own, **settings,
                 )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__

@@ -16,11 +16,20 @@ _TEXTS = (
     "--data", "--columns", "--queries", "--corpus", "--qrels", "--query-prompt", "--document-prompt", "--demo",
     "--language", "--words",
 )  # fmt: skip
+#: What is about a language model that runs here.
+_OF_A_MODEL = (
+    "--model", "--mteb", "--words", "--dry-run", "--random", "--no-random", "--repetitions", "--max-seq-length",
+    "--dtype", "--device", "--engine",
+)  # fmt: skip
 
 
 def compare(
     context: typer.Context,
     model: options.DemoModel,
+    endpoint: options.EndpointUrl = None,
+    form: options.EndpointForm = "auto",
+    served_name: options.ServedName = None,
+    key_variable: options.KeyVariable = None,
     data: options.Data = None,
     columns: options.Columns = None,
     queries: options.Queries = None,
@@ -97,6 +106,10 @@ def compare(
     if saved is not None:
         others = [name for name in typed(context) if name not in ("--saved", "--against")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
+    if endpoint is None:
+        refuse(context, "without --endpoint no server is asked", "--form", "--served-name", "--key-variable")
+    else:
+        refuse(context, "--endpoint has the language model in a server", *_OF_A_MODEL)
     if mteb:
         known = (*_TEXTS, "--dry-run", "--prompts", "--no-choose")
         refuse(context, "--mteb brings its own texts, which are not known before they are run", *known)
@@ -111,9 +124,11 @@ def compare(
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_recipes(recipes or [], model)
 
+    from st_reba import EndpointTransformer
     from st_reba.compare import Recipes, compare_tasks, forecast, texts_of
     from st_reba.compare import compare as compared
     from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates, wordings_of
+    from st_reba.compare.endpoint import EndpointRecipes
     from st_reba.compare.mteb import language_of_tasks, resolve_tasks
     from st_reba.compare.results import Comparison
     from st_reba.data.demo import demo_questions, demo_sentences
@@ -122,6 +137,7 @@ def compare(
     from st_reba.lm.backbone import depth
     from st_reba.modules import CausalModule
     from st_reba.recipes import asked_for
+    from st_reba.recipes.endpoint import on_endpoint, recipes_on
     from st_reba.text.templates import language_of
 
     from .load import (
@@ -134,7 +150,7 @@ def compare(
         read,
         texts_to_fit,
     )
-    from .show import has_page, kept, running, show, show_changes, with_command, write
+    from .show import has_page, kept, running, server_options, show, show_changes, with_command, write
 
     context.with_resource(quiet())
     old = None if against is None else Comparison.load(against)
@@ -151,20 +167,28 @@ def compare(
     texts = [] if tasks else texts_of(labelled)
     if save_best is not None and not tasks and not isinstance(labelled, Labelled):
         raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
-    if words is None and source.own is None and not tasks and demo != "retrieval":
+    server = None
+    if endpoint is not None:
+        server = EndpointTransformer(endpoint, form=form, served_name=served_name, key_variable=key_variable)
+    if words is None and source.own is None and not tasks and demo != "retrieval" and server is None:
         words = demo_questions(language or "en")
     questions = None if words is None else OddOneOutEvaluator.from_csv(words)
     fit_on = texts_to_fit(fit_texts) if fit_texts else []
-    asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
+    if server is not None and (recipes or ["few"]) == ["few"]:
+        asked = recipes_on(server, fit_on)
+    else:
+        asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
     asked = in_asked_language(asked, prompt_language, language_of_tasks(tasks) if tasks else language_of(texts))
     counted = controls and isinstance(labelled, Labelled)
     if not counted and not any(recipe.fitted for recipe in asked):
         why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels"
         refuse(context, why, "--fit-texts")
+    if server is not None:
+        asked = [on_endpoint(recipe, server) for recipe in asked]
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
-    # Weights in a file are none to be drawn anew.
-    random = random and controls and engine == "transformers"
+    # Weights in a file, or in a server, are none to be drawn anew.
+    random = random and controls and engine == "transformers" and server is None
     # The demo's texts are the package's own.
     fits_own = source.own is not None and not fit_texts
     lines = [] if prompts is None else prompts.read_text(encoding="utf-8-sig").splitlines()
@@ -192,25 +216,29 @@ def compare(
     if halves is None:
         refuse(context, "plain texts have no labels to choose by", "--prompts")
     sample = demo_sentences() if tasks else texts
-    if engine == "llama.cpp":
-        backbone: CausalModule = load_llama_cpp(model, max_seq_length)
-    else:
-        backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
     left = None if tasks or dry_run else kept(out)
-    if halves is not None:
-        asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]
-    run = Recipes(
-        backbone, asked, batch_size=batch_size, controls=controls, kept=left,
-        fit_on=fit_halves,
-    )  # fmt: skip
+    run: Recipes
     total = None
-    if not tasks:
-        expected = forecast(run, texts, questions, random)
-        (console if dry_run else notes).say(str(expected))
-        total = expected.tokens
+    if server is not None:
+        if halves is not None:
+            asked = [each for recipe in asked for each in with_candidates(recipe, 0, lines)]
+        run = EndpointRecipes(server, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
+        total = float(len(texts) * len(run.passes))
+    else:
+        if engine == "llama.cpp":
+            backbone: CausalModule = load_llama_cpp(model, max_seq_length)
+        else:
+            backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
+        if halves is not None:
+            asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]
+        run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
+        if not tasks:
+            expected = forecast(run, texts, questions, random)
+            (console if dry_run else notes).say(str(expected))
+            total = expected.tokens
     if dry_run:
         return
-    with running(run, total):
+    with running(run, total, "tokens" if server is None else "texts"):
         if tasks:
             found = compare_tasks(run, tasks, model=model_name(model), output=mteb_results, random=random)
         else:
@@ -218,11 +246,11 @@ def compare(
     on = f"{len(tasks)} tasks of mteb" if tasks else described(source, labelled)
     half = bool(fit_halves)
     found = with_command(
-        found, context.obj, model, on, fit_texts=data if half else fit_texts, max_seq_length=max_seq_length,
-        columns=columns if half else None, half=half, unbuilt=half and data is None,
-        engine=engine,
+        found, context.obj, model if server is None else server.url, on, fit_texts=data if half else fit_texts,
+        max_seq_length=max_seq_length, columns=columns if half else None, half=half, unbuilt=half and data is None,
+        engine=engine, server=() if server is None else server_options(server),
     )  # fmt: skip
-    show(found, [] if recipes else ["--recipes all compares every recipe."])
+    show(found, [] if recipes or server is not None else ["--recipes all compares every recipe."])
     write(found, run, out, with_page, save_best)
     if old is not None:
         show_changes(found, old)

@@ -222,6 +222,7 @@ Model = Annotated[str, option(_MODEL, "--model", callback=check_model)]
 DemoModel = Annotated[
     str, option(_MODEL, "--model", callback=check_model, default_factory=demo_model, show_default=_SHOWN_DEFAULT)
 ]
+OptionalModel = Annotated[str | None, option(_MODEL, "--model", callback=check_model)]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "fastest"],
     option(
@@ -245,6 +246,22 @@ FitTexts = Annotated[
         "line, a table, or any labelled data, whose labels are not read. Default: those of the package; compare: those "
         "of its data."
     ),
+]
+EndpointUrl = Annotated[
+    str | None,
+    option("In place of --model a server: its root, or its path (.../v1, .../embed, .../api/embed, .../embedding)."),
+]
+EndpointForm = Annotated[
+    Literal["auto", "openai", "tei", "ollama", "llama.cpp"],
+    option(
+        "What the server is asked in; auto: by the URL's path, else OpenAI's form or TEI's. llama.cpp: a llama-server "
+        "with --embeddings --pooling none, whose tokens' states are read."
+    ),
+]
+ServedName = Annotated[str | None, option("What the server calls the model. Default: the first that it lists.")]
+KeyVariable = Annotated[
+    str | None,
+    option("The environment variable that has the server's key, such as ST_REBA_API_KEY: its name is saved."),
 ]
 Shares = Annotated[
     str | None,

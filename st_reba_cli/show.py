@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from st_reba import EndpointTransformer
 from st_reba.compare import Recipes, TensorCache
 from st_reba.compare.against import side_by_side
 from st_reba.compare.answer import build_command
@@ -55,6 +56,7 @@ def with_command(
     half: bool = False,
     unbuilt: bool = False,
     engine: str = "transformers",
+    server: Sequence[str] = (),
 ) -> Comparison:
     """A comparison with what only the command line knows.
 
@@ -69,15 +71,22 @@ def with_command(
         half: Whether filters were fitted on the texts of one half of these.
         unbuilt: Whether filters were fitted on texts that no command reads again.
         engine: What runs the model.
+        server: What names a server in the model's place, as options; empty: there is none.
     """
     build = ""
     precision = found.settings.get("precision", "") if engine == "transformers" else ""
     if found.use and not (unbuilt and find(found.choice().spec).fitted):
         build = build_command(
-            found.choice(), model, fit_texts, max_seq_length, found.prompts, precision, columns, half,
+            found.choice(), model, fit_texts, max_seq_length, found.prompts, precision, columns, half, server,
         )  # fmt: skip
         build += "" if engine == "transformers" else f" --engine {engine}"
     return replace(found, model=model_name(model), data=data, command=command, build=build)
+
+
+def server_options(server: EndpointTransformer) -> list[str]:
+    """The options with which a command asks the same server."""
+    named = {"--endpoint": server.url, "--served-name": server.served_name, "--key-variable": server.key_variable}
+    return [word for name, value in named.items() if value is not None for word in (name, value)]
 
 
 def kept(out: Path | None) -> TensorCache | None:
@@ -91,10 +100,10 @@ def kept(out: Path | None) -> TensorCache | None:
 
 
 @contextmanager
-def running(recipes: Recipes, total: float | None) -> Iterator[None]:
-    """A progress bar of ``total`` tokens while recipes run."""
-    with Shown("Comparing", "tokens", total) as shown:
-        recipes.on_progress = lambda what, tokens: shown.more(tokens, what)
+def running(recipes: Recipes, total: float | None, what: str = "tokens") -> Iterator[None]:
+    """A progress bar of ``total`` tokens, or of what is counted in their place, while recipes run."""
+    with Shown("Comparing", what, total) as shown:
+        recipes.on_progress = lambda step, tokens: shown.more(tokens, step)
         try:
             yield
         except KeyboardInterrupt:

@@ -21,7 +21,10 @@ def verify(
         str | None, option("What the server calls the model. Default: the first of its /v1/models.")
     ] = None,
     form: Annotated[
-        Literal["auto", "openai", "tei"], option("OpenAI's /v1/embeddings or TEI's /embed; auto: whichever is there.")
+        Literal["auto", "openai", "tei", "ollama", "llama.cpp"],
+        option(
+            "OpenAI's /v1/embeddings or TEI's /embed; auto: whichever is there. The others: of a model on a server."
+        ),
     ] = "auto",
     prompt_name: Annotated[
         str | None, option("Which of the model's prompts the server should put before texts.")
@@ -47,6 +50,7 @@ def verify(
 
     from rich.table import Table
 
+    from st_reba import EndpointTransformer
     from st_reba.verify import Endpoint
     from st_reba.verify import verify as verified
 
@@ -58,8 +62,11 @@ def verify(
     with usable(model, device):
         own = load_saved(model, revision, dtype=dtype, device=device)
         seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
-    gives = f"Equal: {endpoint.url} gives" if seen.equal else f"{endpoint.url} does not give"
-    console.say(f"{gives} the vectors of {model}{'.' if seen.equal else ':'}")
+    is_there = isinstance(own[0], EndpointTransformer)
+    what = f"serve the model that {model} was made for" if is_there else f"give the vectors of {model}"
+    verb, *rest = what.split(" ", 1)
+    gives = f"Equal: {endpoint.url} {verb}s" if seen.equal else f"{endpoint.url} does not {verb}"
+    console.say(f"{gives} {rest[0]}{'.' if seen.equal else ':'}")
     for cause in seen.causes:
         console.say(f"- {cause}")
     table = Table("text", "tokens", "apart", box=None)

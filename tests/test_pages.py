@@ -50,6 +50,7 @@ NOT_RUN = {
     "it needs a cluster": 1,
     "it needs a program of its own; make test-clients runs it": 3,
     "it needs Docker": 1,
+    "it needs a server of another program": 2,
     "it takes minutes": 6,
 }
 

@@ -16,7 +16,7 @@ from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Items, Resampled, items_to_tell
 from ..evaluation.tasks import Measure
 from ..recipes import find
-from ..recipes.recipe import TF_IDF, Kind
+from ..recipes.recipe import SERVER, TF_IDF, Kind
 from ..text.templates import preset
 from .choice import CHOICE, Choice
 from .results import Result, best_of, has_number, listed, rank
@@ -24,7 +24,11 @@ from .results import Result, best_of, has_number, listed, rank
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
     replace(find("classical"), pooling=pooling).result: what
-    for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
+    for pooling, what in {
+        "mean": "the mean of the last hidden states",
+        "last": "the last token's hidden state",
+        SERVER: "the server's vectors as they are",
+    }.items()
 }
 
 #: What costs at most so much of another's time is cheaper; what lies between is within the error of timing.
@@ -355,6 +359,7 @@ def build_command(
     precision: str = "",
     columns: str | None = None,
     half: bool = False,
+    server: Sequence[str] = (),
 ) -> str:
     """What to type to have a recipe as a model of its own.
 
@@ -367,10 +372,11 @@ def build_command(
         precision: Of the weights, such as ``"float32"``, on which depends what is fitted; empty: the model's own.
         columns: What the columns of ``fit_texts`` are called, as ``--columns`` takes it; None: as usual.
         half: Whether it was fitted on the texts of their first half.
+        server: What names a server in the model's place, as options; empty: there is none.
     """
     recipe = find(result.spec)
-    words = ["st-reba", "build", "--model", model, "--recipe", result.spec]
-    if result.pooling != recipe.pooling:
+    words = ["st-reba", "build", *(server or ("--model", model)), "--recipe", result.spec]
+    if result.pooling not in (recipe.pooling, SERVER):
         words += ["--pooling", result.pooling]
     if result.template:
         words += ["--template", result.template]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -40,7 +40,7 @@ from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import Recipe, default_recipes
 from ..recipes.lookup import bags_of_input_embeddings
-from ..recipes.recipe import POOLINGS, Wording, random_model
+from ..recipes.recipe import POOLINGS, Wording, device_of, random_model
 from ..text.layout import Layout
 from ..text.templates import SLOT
 from .sweep import RecipeSweep
@@ -86,7 +86,7 @@ class ModulePass:
         self.module = widest.row.build(backbone, layer=-1) if by_layer else widest.build(backbone)
         self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
         parts = widest.pipeline(self.module, tuple(POOLINGS[pooling] for pooling in self.poolings))
-        self.model = SentenceTransformer(modules=parts, device=str(backbone.model.device))
+        self.model = SentenceTransformer(modules=parts, device=device_of(backbone))
         self.reader = LayerReader(self.model) if by_layer else None
         weights = widest.fit_texts if widest.weighs_tokens else None
         self.settings = [by_layer, type(self.module).__name__, self.module.get_config_dict(), self.poolings, weights]
@@ -256,8 +256,28 @@ def listed_of(recipes: Sequence[Recipe]) -> list[Recipe]:
     return [recipe for recipe in recipes if recipe.candidate_of in ("", recipe.result)]
 
 
-#: One way in which texts run through the model.
-RecipePass: TypeAlias = ModulePass | SweepPass | WordingsPass
+class RecipePass(Protocol):
+    """One way in which texts run through the model."""
+
+    recipes: list[Recipe]
+    settings: list[Any]
+
+    @property
+    def module(self) -> CausalModule:
+        """What runs the model."""
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """Names of the recipes that have word embeddings, and their methods."""
+
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        """Of each recipe before its filter, by :func:`reading`: (B, D), float32, on the CPU."""
+
+    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        """The embedding of one word in each sentence, by the recipes' methods, each (B, D)."""
+
+    def tokens(self, texts: Sequence[str]) -> float:
+        """How many tokens texts are."""
 
 
 def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[RecipePass], list[tuple[Recipe, str]]]:
@@ -372,7 +392,7 @@ class Recipes:
         self.kept = kept
         self.cache = TensorCache() if kept is None else kept
         self.asked = [*(bags_of_input_embeddings(asked) if controls else []), *asked]
-        self.passes, self._refused = passes_of(backbone, self.asked)
+        self.passes, self._refused = self._passes()
         self._embedded = Embedded(self._in_batches, _BATCHES * batch_size)
 
     @property
@@ -390,6 +410,9 @@ class Recipes:
     def keys(self) -> list[str]:
         """Name and pooling of each."""
         return [recipe.result for recipe in self.all]
+
+    #: Whether what they cost is told: it is not, where others use the same server.
+    timed: ClassVar[bool] = True
 
     # What they give
 
@@ -431,7 +454,7 @@ class Recipes:
         if behind is None:
             return pooled
         modules = [*pooled.children(), behind]
-        return SentenceTransformer(modules=modules, device=str(self.backbone.model.device))
+        return SentenceTransformer(modules=modules, device=device_of(self.backbone))
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text."""
@@ -479,6 +502,20 @@ class Recipes:
 
     # How
 
+    def _passes(self) -> tuple[list[RecipePass], list[tuple[Recipe, str]]]:
+        return passes_of(self.backbone, self.asked)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """How they are run, as a comparison tells it."""
+        model = self.backbone.model
+        return {
+            "batch size": str(self.batch_size),
+            "device": str(model.device),
+            "precision": str(model.dtype).removeprefix("torch."),
+            "tokens of one copy, at most": str(self.backbone.max_seq_length or "no limit"),
+        }
+
     @cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self.backbone.model, self.backbone.tokenizer, self.backbone.max_seq_length)
@@ -522,7 +559,7 @@ class Recipes:
         module = self._filter(key, fitted_on)
         if module is None:
             return vectors
-        found: Tensor = module({"sentence_embedding": vectors.to(self.backbone.model.device)})["sentence_embedding"]
+        found: Tensor = module({"sentence_embedding": vectors.to(device_of(self.backbone))})["sentence_embedding"]
         return found.cpu()
 
     def _filter(self, key: str, fitted_on: int) -> nn.Module | None:

@@ -24,7 +24,7 @@ from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
 from ..optional import require
-from ..recipes.recipe import TF_IDF, Recipe
+from ..recipes.recipe import TF_IDF, Recipe, device_of
 from .recipes import Recipes
 from .results import TIED, Comparison, Result, best_of, has_number, measured, rank, rows
 
@@ -147,7 +147,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     # Fitted anew, as the build command does it, on what the second half was scored with.
     fitted = replace(recipe, fit_texts=recipe.fit_texts or recipes.fit_on[-1]) if recipe.fitted else recipe
     parts = list(fitted.model(recipes.backbone).children())
-    device = str(recipes.backbone.model.device)
+    device = device_of(recipes.backbone)
     model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
     card.add_recipe(model, recipe.name, recipe.key, recipe.says, recipe.row.citation)
     controls = {control.name for control in best.controls}

@@ -333,8 +333,10 @@ def concluded(
     """
     scores, every = score(recipes), listed_of(recipes.all)
     taken = {recipe.result: taken_of(choices, recipe) for recipe in every}
-    spent = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts(), list(taken.values()))
-    seconds = spent | {name: spent[own.result] for name, own in taken.items()}
+    seconds: dict[str, float] = {}
+    if recipes.timed:
+        spent = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts(), list(taken.values()))
+        seconds = spent | {name: spent[own.result] for name, own in taken.items()}
     table = standing(every, scores, seconds, choices)
     if random:
         last = finalists(table, chosen or answer(table)[1])
@@ -351,10 +353,7 @@ def concluded(
         verdict=verdict(table, chosen),
         skipped=[*recipes.skipped, *skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
         settings={
-            "batch size": str(recipes.batch_size),
-            "device": str(recipes.backbone.model.device),
-            "precision": str(recipes.backbone.model.dtype).removeprefix("torch."),
-            "tokens of one copy, at most": str(recipes.backbone.max_seq_length or "no limit"),
+            **recipes.told,
             "intervals": f"95%, {bootstrap.RESAMPLES} paired bootstrap resamples, seed 0",
         },
         versions={

@@ -20,6 +20,7 @@ from .echo import EchoLayersModule, EchoModule
 from .embedding_filter import EmbeddingFilter
 from .embedding_transforms import AllButTheTop, Centering, Standardization, WhiteningTransform
 from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
+from .endpoint import EndpointTransformer
 from .idf_weights import IdfWeights
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
@@ -49,6 +50,7 @@ __all__ = [
     "EchoLayersModule",
     "EchoModule",
     "EmbeddingFilter",
+    "EndpointTransformer",
     "HierarchicalTokenPrependingModule",
     "IdfWeights",
     "InputEmbeddings",

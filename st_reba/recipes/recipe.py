@@ -21,6 +21,8 @@ from ..text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
+#: In a pooling's place where a server gives a text one vector: see :mod:`st_reba.recipes.endpoint`.
+SERVER = "server"
 
 #: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
 TF_IDF = "tf-idf"
@@ -448,7 +450,7 @@ class Recipe:
         return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
 
     def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
-        """The module, on a backbone that is already loaded."""
+        """The module, on a backbone that is already loaded, or on a server's."""
         return self.row.build(backbone, self.pooling, self.layer, **self.settings)
 
     @property
@@ -460,21 +462,21 @@ class Recipe:
         """The recipe as a ready model, on the backbone's device.
 
         Args:
-            backbone: A loaded module, whose weights are shared.
+            backbone: A loaded module, whose weights are shared, or whose server is.
             filtered: Whether what stands behind the pooling is made, too.
 
         Raises:
             ValueError: If this backbone cannot run it, or what stands after the pooling cannot be made for it.
         """
-        device = str(backbone.model.device)
-        parts = self.pipeline(self.build(backbone), POOLINGS[self.pooling])
+        device = device_of(backbone)
+        parts = self.pipeline(self.build(backbone), POOLINGS.get(self.pooling, self.pooling))
         if filtered and self.filter is not None:
             pooled = SentenceTransformer(modules=parts, device=device)
             parts.append(self.filter.made(pooled, self.fit_texts, self.shares))
         return SentenceTransformer(modules=parts, device=device)
 
     def pipeline(self, module: modules.CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
-        """A module, what weighs its tokens, and the pooling.
+        """A module, what weighs its tokens, and the pooling; none where a server gives a text one vector.
 
         Args:
             module: That of the recipe.
@@ -483,6 +485,8 @@ class Recipe:
         Raises:
             ValueError: If the tokens cannot be weighed.
         """
+        if self.pooling == SERVER:
+            return [module]
         pooling = Pooling(module.get_embedding_dimension(), modes)
         if not self.weighs_tokens:
             return [module, pooling]
@@ -491,6 +495,13 @@ class Recipe:
     def on_random_weights(self) -> Recipe:
         """Its control."""
         return replace(self, random=True, candidate_of="")
+
+
+def device_of(backbone: nn.Module) -> str:
+    """Where what follows a module runs: beside its language model, or on the CPU where that runs in a server."""
+    if isinstance(backbone, modules.EndpointTransformer):
+        return "cpu"
+    return str(cast(modules.CausalModule, backbone).model.device)
 
 
 def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:

@@ -17,7 +17,7 @@ from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
 
 from ..lm.backbone import positions
-from ..modules import CausalModule
+from ..modules import CausalModule, EndpointTransformer
 from .forms import RefusedError, shortened
 
 #: A text, or its tokens.
@@ -116,6 +116,11 @@ class Embedder(Served):
     """
 
     def __init__(self, name: str, model: SentenceTransformer, truncate: bool = True) -> None:
+        if isinstance(model[0], EndpointTransformer):
+            raise ValueError(
+                f"{name}: its texts are sent to {model[0].url}, and what stands before a server is not served here. "
+                "Use st-reba encode, or SentenceTransformer in your own program."
+            )
         self.model = model
         self._normalizes = any(isinstance(module, Normalize) for module in model.children())
         default = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None

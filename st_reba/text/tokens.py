@@ -65,7 +65,8 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> lis
         raise
     if tokenizer.is_fast:
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        return [Tokens(ids, _untrimmed(tokenizer, ids, offsets)) for ids, offsets in pairs]
+        # A server's tokenizer may not say where the tokens of a string lie.
+        return [Tokens(ids, None if offsets is None else _untrimmed(tokenizer, ids, offsets)) for ids, offsets in pairs]
     return [
         Tokens(ids, _spelled(tokenizer.convert_ids_to_tokens(ids), string))
         for ids, string in zip(encoded["input_ids"], strings, strict=True)
@@ -95,6 +96,14 @@ def _spelled(pieces: Sequence[str], string: str) -> list[Span] | None:
         bytes.fromhex(byte[1]) if byte else piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
         for piece, byte in zip(pieces, bytes_alone, strict=True)
     ]
+    return spans_of(spelling, string)
+
+
+def spans_of(spelling: Sequence[bytes], string: str) -> list[Span] | None:
+    """The characters that each token of a string holds any part of, by the bytes that it spells.
+
+    None where the tokens do not spell the string, or the string behind one blank.
+    """
     whole, expected = b"".join(spelling), string.encode("utf-8", "surrogatepass")
     # The blank that SentencePiece puts in front.
     added = len(whole) - len(expected)

@@ -14,7 +14,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
-from .endpoint import Endpoint, EndpointError
+from ..lm.endpoint import Endpoint, EndpointError
+from ..modules import EndpointTransformer
+from ..modules.endpoint import FINGERPRINT_APART, FINGERPRINTED
 from .faults import Reading, faults, lengths, saved, text_limit
 
 #: How far two vectors of length 1 may be apart by rounding alone, on other kernels as well.
@@ -100,7 +102,9 @@ def verify(
 ) -> Verdict:
     """Send texts to a server, and tell its vectors from those of a saved model.
 
-    What it does otherwise is found by doing it here: the fault whose vectors are the server's is named.
+    What it does otherwise is found by doing it here: the fault whose vectors are the server's is named. A model whose
+    first module asks a server is not served itself: the question is then whether this is the server that it was made
+    for, by the vector of one text that the module has kept.
 
     Args:
         endpoint: The server.
@@ -113,6 +117,8 @@ def verify(
         EndpointError: If the server does not answer, or refuses every text.
         ValueError: If the model has no such prompt.
     """
+    if isinstance(model[0], EndpointTransformer):
+        return _of_the_server(endpoint, model[0])
     if tolerance is None:
         tolerance = TOLERANCES.get(next(model.parameters()).dtype, TOLERANCES[torch.float32])
     own = saved(model, prompt_name)
@@ -156,6 +162,28 @@ def verify(
     distances = {name: _apart(got[name], expected[name]) for name in got}
     rows = [SentText(probe, distances.get(name), said.get(name, "")) for name, probe in probes.items()]
     return Verdict(rows, tolerance, causes)
+
+
+def _of_the_server(endpoint: Endpoint, module: EndpointTransformer) -> Verdict:
+    """Whether a server serves the model that a module was made for, and gives a text one vector whatever is beside it.
+
+    Raises:
+        EndpointError: If it does not answer in the module's form.
+    """
+    if (endpoint.form == "llama.cpp") != module.gives_states:
+        raise EndpointError(f"{endpoint.url}: the model was made for a server in the form {module.form}: give --form.")
+    probe = Probe("sentence", FINGERPRINTED, len(FINGERPRINTED.split()))
+    apart = module.apart(endpoint)
+    causes = []
+    if apart == math.inf:
+        causes.append(f"another model: its vectors have not {module.dimension} values")
+    elif apart > FINGERPRINT_APART:
+        causes.append(f"another model: the vector of one text is {apart:.2g} of its length away from what was noted")
+    elif not module.gives_states:
+        sent = {name: Probe(name, text, len(text.split())) for name, text in _SHORT.items() if text}
+        got = {name: endpoint.embed([probe.text])[0] for name, probe in sent.items()}
+        causes = _in_batches(endpoint, sent, got, TOLERANCES[torch.bfloat16])
+    return Verdict([SentText(probe, apart)], FINGERPRINT_APART, causes)
 
 
 def _probes(model: SentenceTransformer, prompt: str | None, max_tokens: int) -> list[Probe]:

@@ -120,8 +120,8 @@ def test_ten_are_worth_trying(roomy_path):
     """And all of them run."""
     few = worth_trying(demo_sentences()[:40])
     assert len({recipe.result for recipe in few}) == len(few) == 10
-    # What one has without a recipe, which the answer holds the others against.
-    assert WITHOUT.keys() <= {recipe.result for recipe in few}
+    # What one has without a recipe, which the answer holds the others against; a server's vectors are not among them.
+    assert WITHOUT.keys() - {"Classical, server"} <= {recipe.result for recipe in few}
     assert max(recipe.copies for recipe in few if recipe.copies) == 2
     roomy = CausalTransformer(roomy_path)
     made = Recipes(roomy, few, controls=False)
