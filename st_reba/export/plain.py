@@ -16,7 +16,7 @@ import torch
 from sentence_transformers import SentenceTransformer, __version__
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import Tokenizer, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from ..modules import CausalModule, CausalTransformer, EchoModule
 from ..modules.changes import EarlyExit
@@ -52,9 +52,11 @@ def save_plain(model: SentenceTransformer, directory: Path, *, pieces: bool = Fa
         module = copy.copy(module)
         module.tokenization, module.normalize_text = "pieces", False
     module.model.save_pretrained(directory)
+    _name_as_before(directory / "config.json", _older_rotation(module.model.config))
     # What stands behind the last copy and is not read is nothing to a causal model.
     tokenizer = _tokenizer(module, to_the_end=module.pool_over != "text" or model[1].pooling_mode == "mean")
     tokenizer.save_pretrained(directory)
+    _name_as_before(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     _write_pipeline(model, directory, tokenizer.model_max_length if module.max_seq_length else None)
     _compare(model, module, directory)
 
@@ -214,6 +216,27 @@ def _write_pipeline(model: SentenceTransformer, directory: Path, limit: int | No
         (directory / str(part["path"])).mkdir()
     for name, content in settings.items():
         (directory / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _older_rotation(config: PreTrainedConfig) -> dict[str, Any]:
+    """The rotary settings under the names of transformers 4, which without them takes its defaults and says nothing."""
+    given = getattr(config, "rope_parameters", None) or {}
+    by_layer = given if "full_attention" in given else {"full_attention": given}
+    whole, local = by_layer["full_attention"], by_layer.get("sliding_attention", {})
+    scaling = {name: value for name, value in whole.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    found = {
+        "rope_theta": whole.get("rope_theta"),
+        "partial_rotary_factor": whole.get("partial_rotary_factor"),
+        "rope_local_base_freq": local.get("rope_theta"),
+        "rope_scaling": scaling if scaling.get("rope_type", "default") != "default" else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _name_as_before(file: Path, more: dict[str, Any]) -> None:
+    """Put settings into a file that transformers has written."""
+    written = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(written | more, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _compare(model: SentenceTransformer, module: CausalModule, directory: Path) -> None:

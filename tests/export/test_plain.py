@@ -11,7 +11,7 @@ from tokenizers import processors
 from st_reba import CausalTransformer, Centering, EchoModule, ReBAModule
 from st_reba.export import save_plain
 
-from ..backbones import TEXTS
+from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline, relative_error
 
 LONG = [*TEXTS, "Is this so?", 'He said "no"', "我爱你", "one two three " * 60]
@@ -71,6 +71,36 @@ def test_what_engines_read(backbone_path, tmp_path):
     assert "max_seq_length" in json.loads((tmp_path / "sentence_bert_config.json").read_text())
     types = [part["type"] for part in json.loads((tmp_path / "modules.json").read_text())]
     assert types == [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rotation", "older"),
+    [
+        ("llama", {"rope_theta": 1e5}, {"rope_theta": 1e5}),
+        (
+            "llama",
+            {"rope_theta": 1e5, "rope_type": "linear", "factor": 2.0},
+            {"rope_theta": 1e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ),
+        (
+            "gemma3",
+            {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 2e4}},
+            {"rope_theta": 1e6, "rope_local_base_freq": 2e4},
+        ),
+    ],
+)
+def test_transformers_4_finds_the_rotation_and_the_tokenizer(architecture, rotation, older, tmp_path):
+    if "rope_theta" in rotation:
+        rotation = {"rope_type": "default", **rotation}
+    else:
+        rotation = {name: {"rope_type": "default", **each} for name, each in rotation.items()}
+    made = save(backbone(architecture, rope_parameters=rotation), tmp_path / "made")
+    (tmp_path / "plain").mkdir()
+    check(last(EchoModule(made)), tmp_path / "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert {name: value for name, value in config.items() if name in (*older, "rope_scaling")} == older
+    tokenizer = json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 def filtered(path) -> SentenceTransformer:
