@@ -471,6 +471,19 @@ BLOCKS |= {
         {"recipe": "{recipe}", "tokens read after layer": "{layer}", **fields("dimensions", "precision")},
         caption=("machine", "date"),
     ),
+    "static-beside": of_file(
+        "static_beside", {"score": Shown(bold="score"), "ahead of model2vec": Shown(grid.ahead)},
+        {"recipe": "{recipe}", "fitted on": "{fitted_on}", **fields("dimensions")}, split=("set", "metric"),
+        caption=("model", "precision", "texts", "date"),
+    ),
+    "engines": of_file(
+        "engines", {
+            "lowest cosine": Shown(grid.number("value", ".6f"), c.quantity == "lowest cosine"),
+            "short texts a second": Shown(grid.number("value", ",.1f"), c.quantity == "short"),
+            "long texts a second": Shown(grid.number("value", ",.2f"), c.quantity == "long"),
+        },
+        {"backend": "{engine}"}, split=("model", "recipe"), caption=("date", "versions"),
+    ),
     "measured": of_file(
         "scores", {"last measured": Shown(lambda row: row["date"])}, fields("model", "precision", "versions"),
         split=(), caption=(),

@@ -35,6 +35,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
+    "static_beside": ("model", "set", "metric", "recipe", "fitted_on", "dimensions", "precision"),
+    "engines": ("model", "recipe", "engine", "quantity"),
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
     "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
     "bellm": ("model", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
