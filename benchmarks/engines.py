@@ -3,9 +3,9 @@
     python -m venv engines && engines/bin/pip install "sentence-transformers[onnx,openvino]"
     engines/bin/python benchmarks/engines.py --plain DIR --vectors FILE.npy --name "Echo-2, last"
 
-Adds rows to ``benchmarks/results/engines.csv``. Runs in an environment of its own without st_reba: optimum-onnx asks for
-an older transformers. ``--plain`` is what ``st-reba export --plain`` wrote; ``--vectors`` are those of the model that was
-exported, of :data:`TEXTS`, in float32.
+Adds rows to ``benchmarks/results/engines.csv``. Runs in an environment of its own without st_reba: optimum-onnx asks
+for an older transformers. ``--plain`` is what ``st-reba export --plain`` wrote; ``--vectors`` are those of the model
+that was exported, of :data:`TEXTS`, in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,13 +32,16 @@ TEXTS = [
 #: By the length's name, texts that are timed.
 TIMED = {"short": TEXTS, "long": [" ".join([text] * 30) for text in TEXTS[:4]]}
 ROUNDS = 5
+Backend = Literal["onnx", "openvino"]
+BACKENDS: tuple[Backend, ...] = ("onnx", "openvino")
 
 
 def without_positions(directory: Path) -> None:
     """Count positions from the attention mask inside an exported graph.
 
     optimum exports a decoder with the input ``position_ids``, and sentence-transformers gives none: ONNX Runtime then
-    refuses, and OpenVINO gives NaN. Padding is on the right, so that the running sum of the mask, less 1, is the position.
+    refuses, and OpenVINO gives NaN. Padding is on the right, so that the running sum of the mask, less 1, is
+    the position.
     """
     for file in directory.rglob("*.onnx"):
         import onnx
@@ -68,7 +71,7 @@ def without_positions(directory: Path) -> None:
         new.replace(file)
 
 
-def loaded(plain: Path, backend: str, scratch: Path) -> SentenceTransformer:
+def loaded(plain: Path, backend: Backend, scratch: Path) -> SentenceTransformer:
     """The plain directory under a backend, exported, with the graph mended."""
     own = scratch / backend
     SentenceTransformer(str(plain), backend=backend, device="cpu").save_pretrained(str(own))
@@ -102,7 +105,7 @@ def main() -> None:
             f"torch, {name}": SentenceTransformer(str(given.plain), device="cpu", model_kwargs={"dtype": name})
             for name in ("float32", "bfloat16")
         }
-        models |= {backend: loaded(given.plain, backend, Path(scratch)) for backend in ("onnx", "openvino")}
+        models |= {backend: loaded(given.plain, backend, Path(scratch)) for backend in BACKENDS}
         row = {"model": given.model, "recipe": given.name, "date": time.strftime("%Y-%m-%d")}
         packages = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino")
         row["versions"] = ", ".join(f"{name} {version(name)}" for name in packages)

