@@ -146,17 +146,3 @@ def test_what_is_not_the_same_is_refused(backbone_path, tmp_path, monkeypatch):
     monkeypatch.setattr("st_reba.export.plain._around", lambda around, tokenizer: nothing_around)
     with pytest.raises(ValueError, match="gives other vectors than the model itself"):
         save_plain(last(RECIPES["prompteol"](backbone_path())), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("backend", "package"), [("onnx", "optimum.onnxruntime"), ("openvino", "optimum.intel.openvino")]
-)
-@pytest.mark.parametrize("recipe", ["classical", "echo", "prompteol", "early-exit"])
-def test_runs_under_the_backends_of_sentence_transformers(backend, package, recipe, backbone_path, tmp_path):
-    pytest.importorskip(package, exc_type=ImportError)
-    engines = pytest.importorskip("benchmarks.engines")
-    model = last(RECIPES[recipe](backbone_path()))
-    (tmp_path / "plain").mkdir()
-    save_plain(model, tmp_path / "plain")
-    found = engines.loaded(tmp_path / "plain", backend, tmp_path).encode(TEXTS)
-    assert relative_error(found, model.encode(TEXTS)) < 1e-4
