@@ -33,12 +33,9 @@ from ..text.templates import Rows as Rows
 from ..text.templates import preset as preset_of
 from ..text.tokens import Tokens, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
-from .checkpoints import Files, SafeTransformer, backbone_of
+from .checkpoints import ON_THE_HUB, Files, SafeTransformer, backbone_of
 from .remote_states import RemoteStates
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
-
-# The arguments of ``load`` that say where the files of a model are.
-_WHERE = ("token", "cache_folder", "revision", "local_files_only")
 
 _Value = TypeVar("_Value")
 _Change = TypeVar("_Change", bound=Change)
@@ -814,7 +811,7 @@ class CausalModule(SafeTransformer):
                 has, a change is none that is registered, or weights are missing.
         """
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        where = {name: kwargs[name] for name in _WHERE if name in kwargs}
+        where = {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
         place = model_name_or_path if subfolder else backbone_of(model_name_or_path)
         find = partial(cls.load_file_path, place, subfolder=subfolder, **where)
         module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.modules import Module, Transformer
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -75,6 +75,8 @@ _FORMER_SETTINGS = ("do_lower_case", "max_seq_length", "unpad_inputs")
 _MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
 # The parts of a config.json that are configurations of their own, by the ends of their names.
 _PARTS = ("config", "encoder", "decoder")
+#: The arguments of ``load`` that say where the files of a model on the Hub are.
+ON_THE_HUB = ("token", "cache_folder", "revision", "local_files_only")
 # The arguments of transformers that say where a model's files are.
 _WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 #: What an adapter puts between a layer's name and its weight's.
@@ -393,6 +395,31 @@ def of_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Settings
+
+
+def saved_settings(
+    module: type[Module], model_name_or_path: str, subfolder: str, kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What the file of a saved module without a language model says.
+
+    Args:
+        module: Its class.
+        model_name_or_path: A directory or a Hub id.
+        subfolder: Where in it the module lies.
+        kwargs: What ST passes to ``load``; that of :data:`ON_THE_HUB` is used.
+
+    Returns:
+        The settings; the arguments that say where the module's other files are; and what to call the place.
+
+    Raises:
+        ValueError: If ``subfolder`` leads out of the model, or a setting is none of this class's.
+    """
+    where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
+    place = "/".join(filter(None, (model_name_or_path, subfolder)))
+    file = module.load_file_path(model_name_or_path, module.config_file_name, **where)
+    settings = {} if file is None else read_object(Path(file))
+    check_settings(settings, module.config_keys, module.__name__, f"{place}/{module.config_file_name}")
+    return settings, where, place
 
 
 def check_settings(settings: Iterable[str], known: Collection[str], module: str, file: str) -> None:

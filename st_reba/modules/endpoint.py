@@ -14,7 +14,6 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..hub.saved_files import check_inside, read_object
 from ..lm.endpoint import Endpoint, EndpointError, Form
 from ..settings import Setting, choice, described, flag, optional, tokens, whole
 from ..text.layout import Layout
@@ -22,7 +21,7 @@ from ..text.layouts import lay_out
 from ..text.templates import PoolOver, Rows, Template, normalized, preset
 from ..text.tokens import spans_of
 from .causal_module import POOL_OVER, ROWS, chosen, repetitions_from
-from .checkpoints import check_settings, note_requirement
+from .checkpoints import note_requirement, saved_settings
 from .token_vectors import last_of, picked, without_empty
 
 #: A text whose vector tells one model from another.
@@ -440,12 +439,7 @@ class EndpointTransformer(InputModule):
         Raises:
             ValueError: If ``subfolder`` leads out of the model, or a setting is out of range or none of this class's.
         """
-        hub = ("token", "cache_folder", "revision", "local_files_only")
-        where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in hub if name in kwargs}
-        place = "/".join(filter(None, (model_name_or_path, subfolder)))
-        file = cls.load_file_path(model_name_or_path, cls.config_file_name, **where)
-        settings = {} if file is None else read_object(Path(file))
-        check_settings(settings, cls.config_keys, cls.__name__, f"{place}/{cls.config_file_name}")
+        settings, _, place = saved_settings(cls, model_name_or_path, subfolder, kwargs)
         if missing := [name for name in ("url", "dimension", "fingerprint") if settings.get(name) is None]:
             raise ValueError(f"{place} is not a saved {cls.__name__}: it has no {missing[0]}. Save the model again.")
         try:

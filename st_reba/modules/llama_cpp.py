@@ -22,8 +22,6 @@ from .remote_states import RemoteStates
 
 #: How llama.cpp names the parts of a model that lies in several files.
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-# The arguments of ``from_pretrained`` that say where a file lies.
-_WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 
 
 class LlamaCppConfig(PreTrainedConfig):
@@ -106,12 +104,12 @@ class LlamaCppModel(RemoteStates):
             FileNotFoundError: If the file is not there.
             ValueError: If it is another one.
         """
-        where = {name: kwargs[name] for name in _WHERE if kwargs.get(name) is not None}
-        config = config or LlamaCppConfig.from_pretrained(pretrained_model_name_or_path, **where)
+        files = Files(pretrained_model_name_or_path, kwargs)
+        config = config or LlamaCppConfig.from_pretrained(pretrained_model_name_or_path, **files.where)
         if llama_cpp is None:
             if not re.fullmatch(r"[^/\\]+\.gguf", config.file):
                 raise ValueError(f"file={config.file!r}: give the name of a GGUF file that lies beside config.json.")
-            file = Files(pretrained_model_name_or_path, where).find(config.file)
+            file = files.find(config.file)
             if file is None:
                 raise FileNotFoundError(
                     f"{pretrained_model_name_or_path} has no {config.file}, the GGUF file that the model runs on: get "

@@ -11,9 +11,8 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from ..hub.saved_files import check_inside, read_object
 from ..settings import described
-from .checkpoints import check_settings, note_requirement
+from .checkpoints import note_requirement, saved_settings
 
 #: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
 #: much more, squares overflow in float32, and an embedding is no number or a zero vector.
@@ -47,12 +46,7 @@ class StoredModule(Module):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none of this class's, a
                 weight is not a number or too large for one, or settings and weights do not fit each other.
         """
-        hub = ("token", "cache_folder", "revision", "local_files_only")
-        where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in hub if name in kwargs}
-        place = "/".join(filter(None, (model_name_or_path, subfolder)))
-        file = cls.load_file_path(model_name_or_path, cls.config_file_name, **where)
-        settings = {} if file is None else read_object(Path(file))
-        check_settings(settings, cls.config_keys, cls.__name__, f"{place}/{cls.config_file_name}")
+        settings, where, place = saved_settings(cls, model_name_or_path, subfolder, kwargs)
         if cls.load_file_path(model_name_or_path, "model.safetensors", **where) is None:
             check_torch_load_is_safe()
         weights = cls.load_torch_weights(model_name_or_path, **where)
