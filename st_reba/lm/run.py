@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -348,8 +347,7 @@ def run(
     given: Mapping[str, Any] = {}
     if inputs is None:
         given = {"input_ids": layout.input_ids.to(device(model), non_blocking=True)}
-        if "lengths" in signature(model.forward).parameters:
-            # What runs elsewhere is not given padding.
+        if getattr(model, "takes_lengths", False):
             given = {**given, "lengths": layout.lengths}
         if (before := current().before) is not None:
             behind, masking = _behind(before, given["input_ids"])

@@ -33,7 +33,7 @@ from ..text.templates import Rows as Rows
 from ..text.templates import preset as preset_of
 from ..text.tokens import Tokens, special_tokens, tokenized
 from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
-from .checkpoints import ON_THE_HUB, Files, SafeTransformer, backbone_of
+from .checkpoints import ON_THE_HUB, SafeTransformer, backbone_of, modes_of
 from .remote_states import RemoteStates
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
 
@@ -76,12 +76,6 @@ def repetitions_from(least: int) -> Setting[int]:
 def chosen(given: _Value | None, preset: _Value | None, usual: _Value) -> _Value:
     """The first of these that says something."""
     return given if given is not None else usual if preset is None else preset
-
-
-def _modes_of(pooling: Pooling) -> set[str]:
-    """The modes of a pooling, which may have one or several."""
-    modes = pooling.pooling_mode
-    return {modes} if isinstance(modes, str) else set(modes)
 
 
 class CausalModule(SafeTransformer):
@@ -365,32 +359,19 @@ class CausalModule(SafeTransformer):
         """
         super().on_model_ready(model)
         for part in model.children():
-            modes = _modes_of(part) if isinstance(part, Pooling) else set()
+            modes = modes_of(part) if isinstance(part, Pooling) else frozenset()
             for mode in sorted(self.unfit_poolings.keys() & modes):
                 warnings.warn(
                     f'{type(self).__name__} stands before Pooling("{mode}"): {self.unfit_poolings[mode]}', stacklevel=2
                 )
-            trained = self._trained_poolings() if modes else set()
-            if trained and modes != trained:
+            if modes and self.trained_poolings and modes != self.trained_poolings:
                 warnings.warn(
                     f"{self.model.config.name_or_path} was trained as an embedder that is pooled by "
-                    f"{' and '.join(sorted(trained))}, as its 1_Pooling/config.json says, and is pooled by "
-                    f"{' and '.join(sorted(modes))} here. Embeddings may be much worse: use the model as it is saved, "
+                    f"{' and '.join(sorted(self.trained_poolings))}, as its 1_Pooling/config.json says, and is pooled "
+                    f"by {' and '.join(sorted(modes))} here. Embeddings may be much worse: use the model as it is saved, "
                     "SentenceTransformer(...), or its own pooling.",
                     stacklevel=2,
                 )
-
-    def _trained_poolings(self) -> set[str]:
-        """How the backbone was pooled when it was trained as an embedder; none if its checkpoint says nothing of it."""
-        name = self.model.config.name_or_path
-        found = Files(name, {}).find("1_Pooling/config.json") if name else None
-        if found is None:
-            return set()
-        try:
-            return _modes_of(Pooling.load(str(found.parent)))
-        except (OSError, TypeError, ValueError):
-            # No pooling of ST's.
-            return set()
 
     # Text in
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from sentence_transformers.base.modules import Module, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -133,6 +134,8 @@ class SafeTransformer(compat.ReportingTransformer):
     checkpoint: str = ""
     #: Whether the backbone is a view of a language model that somebody else has loaded, moves and casts.
     is_borrowed: bool = False
+    #: How the backbone was pooled when it was trained as an embedder; none if its checkpoint says nothing of it.
+    trained_poolings: frozenset[str] = frozenset()
 
     def __init__(self, model_name_or_path: str | nn.Module, **kwargs: Any) -> None:
         borrows = False
@@ -219,6 +222,7 @@ class SafeTransformer(compat.ReportingTransformer):
                 _explain_tokenizer(tokenizer)
             raise
         self.checkpoint = str(files)
+        self.trained_poolings = poolings_beside(files)
         report = self.loading_report
         if report is None and not hasattr(self.model, "peft_config"):
             report = _names_alone(name, model_kwargs)
@@ -250,6 +254,9 @@ class SafeTransformer(compat.ReportingTransformer):
         compat.share(other, self)
         if isinstance(other, SafeTransformer):
             self.lacking, self.checkpoint = other.lacking, other.checkpoint
+            self.trained_poolings = other.trained_poolings
+        elif name := other.model.config.name_or_path:
+            self.trained_poolings = poolings_beside(Files(name, {}))
         self.is_borrowed = getattr(other, "is_borrowed", False)
         self.unpad_inputs = False
         # What is set here, and by what follows, is not the other's to bear.
@@ -387,6 +394,22 @@ class Files:
         except OSError:
             return None
         return None if found is None else Path(found)
+
+
+def modes_of(pooling: Pooling) -> frozenset[str]:
+    """The modes of a pooling, which may have one or several."""
+    modes = pooling.pooling_mode
+    return frozenset({modes} if isinstance(modes, str) else modes)
+
+
+def poolings_beside(files: Files) -> frozenset[str]:
+    """The modes of the pooling that a checkpoint was saved with as an embedder; none if it was not."""
+    found = files.find("1_Pooling/config.json")
+    try:
+        return frozenset() if found is None else modes_of(Pooling.load(str(found.parent)))
+    except (OSError, TypeError, ValueError):
+        # No pooling of ST's.
+        return frozenset()
 
 
 def of_base(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A backbone whose language model runs elsewhere: in llama.cpp, or behind an endpoint.
+"""A backbone whose language model runs elsewhere, such as in llama.cpp.
 
 :class:`RemoteStates` stands where a transformers model stands, so that every module, template, pooling and filter works
 on it as it is. A subclass gives it a configuration (``hidden_size``, ``num_hidden_layers``, ``vocab_size``,
@@ -46,6 +46,9 @@ class RemoteStates(PreTrainedModel):
         layers: Places of its layers; none where their states cannot be had.
         norm: What makes the last hidden states of those of the last layer; None: :meth:`token_states` gives them.
     """
+
+    #: Whether its forward is given how long each row is, as padding need not be run: see :func:`st_reba.lm.run.run`.
+    takes_lengths = True
 
     _supports_sdpa = True
     main_input_name = "input_ids"

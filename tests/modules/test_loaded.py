@@ -19,6 +19,7 @@ from st_reba import CausalTransformer, EchoModule, PromptRepsModule
 from st_reba.compare import compare
 from st_reba.data.tables import Pairs
 from st_reba.lm.loaded import body_of
+from st_reba.modules.checkpoints import Files
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -255,6 +256,16 @@ def test_an_embedder_under_another_pooling_is_told(lm, tokenizer, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         st_reba.build(loaded, "classical", tokenizer=tokenizer, pooling="last")
+
+
+def test_a_checkpoint_is_asked_once_how_it_was_pooled(backbone_path, monkeypatch):
+    """And not for each pipeline: on the Hub that is a request."""
+    asked, find = [], Files.find
+    monkeypatch.setattr(Files, "find", lambda files, name: asked.append(name) or find(files, name))
+    module = CausalTransformer(backbone_path())
+    for kind in (EchoModule, st_reba.ReBAModule):
+        pipeline(kind(module))
+    assert asked.count("1_Pooling/config.json") == 1
 
 
 class TestConversations:
