@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from time import sleep
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,8 @@ import numpy as np
 Form = Literal["auto", "openai", "tei", "ollama", "llama.cpp"]
 #: The same, known.
 KnownForm = Literal["openai", "tei", "ollama", "llama.cpp"]
+#: The tokens of a string: their ids, and what each spells.
+ServerTokens: TypeAlias = tuple[list[int], list[bytes]]
 
 #: The paths, the longer one first where one ends in another.
 _PATHS: dict[KnownForm, str] = {
@@ -139,7 +141,7 @@ class Endpoint:
             )
         return states
 
-    def tokenized(self, strings: Sequence[str], special: bool = False) -> list[tuple[list[int], list[bytes]]]:
+    def tokenized(self, strings: Sequence[str], special: bool = False) -> list[ServerTokens]:
         """The tokens of each string, as the server's model has them: their ids, and what each spells.
 
         Args:
@@ -150,7 +152,7 @@ class Endpoint:
             EndpointError: If that is not what comes back.
         """
 
-        def one(string: str) -> tuple[list[int], list[bytes]]:
+        def one(string: str) -> ServerTokens:
             url = f"{self._root}/tokenize"
             answer = self._ask(url, {"content": string, "add_special": special, "with_pieces": True})
             try:

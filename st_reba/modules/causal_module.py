@@ -368,8 +368,8 @@ class CausalModule(SafeTransformer):
                 warnings.warn(
                     f"{self.model.config.name_or_path} was trained as an embedder that is pooled by "
                     f"{' and '.join(sorted(self.trained_poolings))}, as its 1_Pooling/config.json says, and is pooled "
-                    f"by {' and '.join(sorted(modes))} here. Embeddings may be much worse: use the model as it is saved, "
-                    "SentenceTransformer(...), or its own pooling.",
+                    f"by {' and '.join(sorted(modes))} here. Embeddings may be much worse: use the model as it is "
+                    "saved, SentenceTransformer(...), or its own pooling.",
                     stacklevel=2,
                 )
 

@@ -14,7 +14,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..lm.endpoint import Endpoint, EndpointError, Form
+from ..lm.endpoint import Endpoint, EndpointError, Form, ServerTokens
 from ..settings import Setting, choice, described, flag, optional, tokens, whole
 from ..text.layout import Layout
 from ..text.layouts import lay_out
@@ -29,6 +29,9 @@ FINGERPRINTED = "The dog chased the cat; the cat chased the mouse, and nobody ch
 #: How many of that vector's values are kept, and how far apart they may be, as a share of their length: another
 #: machine, or another build of the server, moves them by a few hundredths.
 FINGERPRINT_VALUES, FINGERPRINT_APART = 32, 0.2
+
+#: Of how many strings, at most, a module remembers the tokens.
+REMEMBERED = 4096
 
 #: The environment variable that names the servers that a saved model may call, besides those of this machine.
 TRUSTED = "ST_REBA_ENDPOINTS"
@@ -124,8 +127,8 @@ class EndpointTransformer(InputModule):
         with_end: Whether the state of the template's last token stands behind each of them, as for ``echo-topic``:
             vectors are then (2D,), two parts.
         max_seq_length: Tokens of one copy of a text. None: as many as the server has room for.
-        dimension: D; None: it is asked for.
-        fingerprint: The beginning of one text's vector; None: it is asked for.
+        dimension: D; None: it is asked for, and so is the fingerprint.
+        fingerprint: The beginning of one text's vector; None: it is asked for, and so is the dimension.
 
     Raises:
         ValueError: If a setting is out of range, or means nothing to such a server, or there is no key.
@@ -139,18 +142,8 @@ class EndpointTransformer(InputModule):
     ]  # fmt: skip
     save_in_root = False
 
-    url: str
-    form: Form
-    served_name: str | None
-    key_variable: str | None
-    timeout: float
-    retries: int
-    dimension: int
-    fingerprint: list[float]
     pool_over: PoolOver | None
     rows: Rows | None
-    _seen: bool
-    _of_a_file: bool
 
     def __init__(
         self,
@@ -187,12 +180,22 @@ class EndpointTransformer(InputModule):
         if shared is not None:
             asked = {name: getattr(shared, name) for name in asked}
         for setting in _OF_THE_SERVER:
-            setattr(self, setting.name, setting.check(asked[setting.name]))
+            setting.check(asked[setting.name])
+        self.url: str = asked["url"]
+        self.form: Form = asked["form"]
+        self.served_name: str | None = asked["served_name"]
+        self.key_variable: str | None = asked["key_variable"]
+        self.timeout: float = asked["timeout"]
+        self.retries: int = asked["retries"]
+        self.dimension: int = asked["dimension"]
+        self.fingerprint: list[float] = asked["fingerprint"]
+        # What the server makes of strings, such as the words of the template, which stand in every batch.
+        self._tokens: dict[tuple[str, bool], ServerTokens] = {}
         # Whether the URL comes from a file, and not from who runs this.
-        self._of_a_file = shared is not None and shared._of_a_file
+        self._of_a_file: bool = shared is not None and shared._of_a_file
         # Whether the server was seen to serve the model that this was made for.
-        self._seen = shared is not None and shared._seen
-        if dimension is None and shared is None:
+        self._seen: bool = shared is not None and shared._seen
+        if shared is None and None in (dimension, fingerprint):
             self._note_server()
         if self.form == "llama.cpp":
             self.pool_over = POOL_OVER.check(chosen(pool_over, known.pool_over, "text"))
@@ -336,7 +339,7 @@ class EndpointTransformer(InputModule):
     def _lay_out(self, texts: Sequence[str], prompt: str) -> Layout:
         endpoint = self._endpoint
         self._check_server(endpoint)
-        tokenizer = cast(PreTrainedTokenizerBase, _ServerTokenizer(endpoint))
+        tokenizer = cast(PreTrainedTokenizerBase, _ServerTokenizer(endpoint, self._tokens))
         [layout] = lay_out(
             [self._template],
             tokenizer,
@@ -451,14 +454,19 @@ class EndpointTransformer(InputModule):
 
 
 class _ServerTokenizer:
-    """A server's tokenizer, as far as texts are laid out with one of transformers'."""
+    """A server's tokenizer, as far as texts are laid out with one of transformers'.
+
+    Args:
+        endpoint: The server.
+        known: What it made of strings before, by the string and whether with special tokens; what is new is added.
+    """
 
     is_fast = True
     truncation_side = "right"
     eos_token_id = None
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, known: dict[tuple[str, bool], ServerTokens]) -> None:
+        self._endpoint, self._known = endpoint, known
 
     def num_special_tokens_to_add(self) -> int:
         # Whether there are any, texts show.
@@ -467,6 +475,11 @@ class _ServerTokenizer:
     def __call__(
         self, strings: Sequence[str], add_special_tokens: bool = True, **kwargs: Any
     ) -> Mapping[str, list[Any]]:
-        found = self._endpoint.tokenized(strings, add_special_tokens)
+        if len(self._known) > REMEMBERED:
+            self._known.clear()
+        new = [string for string in dict.fromkeys(strings) if (string, add_special_tokens) not in self._known]
+        for string, tokens_of_it in zip(new, self._endpoint.tokenized(new, add_special_tokens), strict=True):
+            self._known[string, add_special_tokens] = tokens_of_it
+        found = [self._known[string, add_special_tokens] for string in strings]
         spans = [spans_of(spelling, string) for (_, spelling), string in zip(found, strings, strict=True)]
         return {"input_ids": [ids for ids, _ in found], "offset_mapping": spans}

@@ -116,6 +116,22 @@ def test_a_batch_is_one_request_in_the_order_of_its_texts(server):
     assert [path for path, *_ in server.asked].count("/embedding") == 1
 
 
+def test_the_words_of_a_template_are_tokenised_once(server):
+    module = EndpointTransformer(server.url, template="prompteol", **STATES)
+    module.preprocess([TEXTS[0]])
+    server.asked.clear()
+    module.preprocess([TEXTS[1]])
+    asked = [sent["content"] for path, sent, _ in server.asked if path == "/tokenize"]
+    assert asked
+    assert all(TEXTS[1] in string for string in asked)
+
+
+def test_what_is_not_given_of_a_server_is_asked(server):
+    """A dimension alone does not tell one model from another."""
+    module = EndpointTransformer(f"{server.url}/embed", dimension=32)
+    assert module.fingerprint == EndpointTransformer(f"{server.url}/embed").fingerprint
+
+
 def test_a_text_fits_what_the_server_reads(server):
     server.n_ctx = 20
     module = EndpointTransformer(server.url, template="prompteol", **STATES)
