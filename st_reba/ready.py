@@ -13,11 +13,11 @@ from torch import nn
 
 from .data.demo import demo_sentences
 from .hub.card import add_recipe
-from .modules import EndpointTransformer
+from .modules import CausalModule, EndpointTransformer
 from .recipes import Recipe, find
 from .recipes.endpoint import on_endpoint
 from .recipes.lookup import in_language, matching
-from .recipes.recipe import POOLINGS, SERVER
+from .recipes.recipe import SERVER, device_of, mode_of
 from .text.templates import PromptLanguage, language_of, preset
 
 #: What suits most models and texts, as ``benchmarks/results/held_out.csv`` has it.
@@ -91,7 +91,7 @@ def build(
             recipe.name,
             len(recipe.fitted_on),
         )
-    mode = POOLINGS.get(recipe.pooling, recipe.pooling) if pooling is None else POOLINGS.get(pooling, pooling)
+    mode = mode_of(recipe.pooling if pooling is None else pooling)
     check_pooling(recipe, mode, f"pooling={pooling!r}")
     own = recipe.row.with_own_template({**recipe.settings, **settings})
     arguments = {**recipe.row.arguments(mode, recipe.layer), **own}
@@ -100,8 +100,8 @@ def build(
     module = recipe.row.module(cast(Any, model_name_or_path), **arguments)
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
-    if getattr(module, "is_borrowed", False):
-        device = str(module.model.device)
+    if isinstance(module, CausalModule) and module.is_borrowed:
+        device = device_of(module)
     parts = recipe.pipeline(module, mode)
     if recipe.filter is not None:
         pooled = SentenceTransformer(modules=parts, device=device)
@@ -143,7 +143,7 @@ def check_pooling(recipe: Recipe, mode: str, said: str) -> None:
     Raises:
         ValueError: If it does not.
     """
-    fitting = [POOLINGS.get(pooling, pooling) for pooling in recipe.poolings]
+    fitting = [mode_of(pooling) for pooling in recipe.poolings]
     if recipe.part is not None and len(fitting) == 1 and mode not in fitting:
         raise ValueError(f"{said}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -40,7 +40,7 @@ from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import Recipe, default_recipes
 from ..recipes.lookup import bags_of_input_embeddings
-from ..recipes.recipe import POOLINGS, Wording, device_of, random_model
+from ..recipes.recipe import POOLINGS, Wording, device_of, mode_of, random_model
 from ..text.layout import Layout
 from ..text.templates import SLOT
 from .sweep import RecipeSweep
@@ -85,7 +85,7 @@ class ModulePass:
         # By layer: all of the whole model, also those above the recipe's own end.
         self.module = widest.row.build(backbone, layer=-1) if by_layer else widest.build(backbone)
         self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
-        parts = widest.pipeline(self.module, tuple(POOLINGS[pooling] for pooling in self.poolings))
+        parts = widest.pipeline(self.module, tuple(map(mode_of, self.poolings)))
         self.model = SentenceTransformer(modules=parts, device=device_of(backbone))
         self.reader = LayerReader(self.model) if by_layer else None
         weights = widest.fit_texts if widest.weighs_tokens else None
@@ -256,28 +256,8 @@ def listed_of(recipes: Sequence[Recipe]) -> list[Recipe]:
     return [recipe for recipe in recipes if recipe.candidate_of in ("", recipe.result)]
 
 
-class RecipePass(Protocol):
-    """One way in which texts run through the model."""
-
-    recipes: list[Recipe]
-    settings: list[Any]
-
-    @property
-    def module(self) -> CausalModule:
-        """What runs the model."""
-
-    @property
-    def words(self) -> Mapping[str, str]:
-        """Names of the recipes that have word embeddings, and their methods."""
-
-    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
-        """Of each recipe before its filter, by :func:`reading`: (B, D), float32, on the CPU."""
-
-    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
-        """The embedding of one word in each sentence, by the recipes' methods, each (B, D)."""
-
-    def tokens(self, texts: Sequence[str]) -> float:
-        """How many tokens texts are."""
+#: One way in which texts run through the model.
+RecipePass: TypeAlias = ModulePass | SweepPass | WordingsPass
 
 
 def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[RecipePass], list[tuple[Recipe, str]]]:

@@ -469,7 +469,7 @@ class Recipe:
             ValueError: If this backbone cannot run it, or what stands after the pooling cannot be made for it.
         """
         device = device_of(backbone)
-        parts = self.pipeline(self.build(backbone), POOLINGS.get(self.pooling, self.pooling))
+        parts = self.pipeline(self.build(backbone), mode_of(self.pooling))
         if filtered and self.filter is not None:
             pooled = SentenceTransformer(modules=parts, device=device)
             parts.append(self.filter.made(pooled, self.fit_texts, self.shares))
@@ -495,6 +495,11 @@ class Recipe:
     def on_random_weights(self) -> Recipe:
         """Its control."""
         return replace(self, random=True, candidate_of="")
+
+
+def mode_of(pooling: str) -> str:
+    """A pooling as ST calls it; what is none of :data:`POOLINGS` has that name already."""
+    return POOLINGS.get(pooling, pooling)
 
 
 def device_of(backbone: nn.Module) -> str:
