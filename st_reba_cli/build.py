@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from . import options
-from .options import check_recipes, check_template, option, prompts_of, refuse
+from .options import check_endpoint, check_recipes, check_template, option, prompts_of, refuse
 from .printing import console
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ SPARSE = "promptreps"
 _LAYOUT = (
     "--repetitions", "--layers", "--chunk-length", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
 )  # fmt: skip
-#: What is about the server of ``--endpoint``.
-_SERVER = ("--form", "--served-name", "--key-variable")
 #: What is about a language model that runs here.
 _OF_A_MODEL = (
     "--pooling", "--repetitions", "--layers", "--chunk-length", "--sparse", "--rerank", "--multi-vector", "--dtype",
@@ -126,10 +124,7 @@ def build(
     """Write a ready SentenceTransformer directory."""
     if (model is None) == (endpoint is None):
         raise typer.BadParameter("Give --model, or --endpoint with a server's URL: one of the two.")
-    if endpoint is None:
-        refuse(context, "without --endpoint no server is asked", *_SERVER)
-    else:
-        refuse(context, "--endpoint has the language model in a server", *_OF_A_MODEL)
+    check_endpoint(context, endpoint, _OF_A_MODEL)
     if rerank:
         why = "--rerank reads a query and a document together"
         prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")
@@ -157,13 +152,8 @@ def build(
             "row of any table."
         )
     if engine == "llama.cpp":
-        refuse(
-            context,
-            "llama.cpp runs a file's weights as they are, and hands out no head",
-            "--dtype",
-            "--sparse",
-            "--rerank",
-        )
+        why = "llama.cpp runs a file's weights as they are, and hands out no head"
+        refuse(context, why, "--dtype", "--sparse", "--rerank")
     indices = _indices(layers)
     check_recipes([recipe] if recipe else [], model or "")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .options import Source, check_recipes, file, option, refuse, separated, typed
+from .options import Source, check_endpoint, check_recipes, file, option, refuse, separated, typed
 from .printing import console, model_name, notes
 
 #: What says which texts are compared on.
@@ -106,10 +106,7 @@ def compare(
     if saved is not None:
         others = [name for name in typed(context) if name not in ("--saved", "--against")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
-    if endpoint is None:
-        refuse(context, "without --endpoint no server is asked", "--form", "--served-name", "--key-variable")
-    else:
-        refuse(context, "--endpoint has the language model in a server", *_OF_A_MODEL)
+    check_endpoint(context, endpoint, _OF_A_MODEL)
     if mteb:
         known = (*_TEXTS, "--dry-run", "--prompts", "--no-choose")
         refuse(context, "--mteb brings its own texts, which are not known before they are run", *known)
@@ -245,10 +242,13 @@ def compare(
             found = compared(run, labelled, questions, fit_texts=fit_on or None, random=random, halves=halves)
     on = f"{len(tasks)} tasks of mteb" if tasks else described(source, labelled)
     half = bool(fit_halves)
+    named = ["--model", model, "--engine", engine] if engine == "llama.cpp" else []
+    if server is not None:
+        named = server_options(server)
     found = with_command(
         found, context.obj, model if server is None else server.url, on, fit_texts=data if half else fit_texts,
         max_seq_length=max_seq_length, columns=columns if half else None, half=half, unbuilt=half and data is None,
-        engine=engine, server=() if server is None else server_options(server),
+        named=named,
     )  # fmt: skip
     show(found, [] if recipes or server is not None else ["--recipes all compares every recipe."])
     write(found, run, out, with_page, save_best)

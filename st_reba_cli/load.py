@@ -30,7 +30,7 @@ from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retri
 from st_reba.encode import Encoder
 from st_reba.files import atomic_directory, is_full
 from st_reba.hub.saved_files import check_saved
-from st_reba.modules import CausalModule, CausalTransformer, LlamaCppTransformer
+from st_reba.modules import CausalModule, CausalTransformer, EndpointTransformer, LlamaCppTransformer
 from st_reba.modules.remote_states import RemoteStates
 from st_reba.recipes import Recipe, find
 from st_reba.recipes.lookup import in_language
@@ -300,7 +300,7 @@ def sound(
         return chosen, None
     # One after the other: memory may have no room for both.
     loaded = load("float32")
-    if any(isinstance(part, RemoteStates) for part in loaded.modules()):
+    if any(isinstance(part, RemoteStates | EndpointTransformer) for part in loaded.modules()):
         # What runs elsewhere is as precise as it is there.
         return "float32", loaded
     wanted = cosines(loaded)

@@ -368,6 +368,18 @@ def typed(context: typer.Context) -> list[str]:
     return names
 
 
+def check_endpoint(context: typer.Context, endpoint: str | None, of_a_model: Iterable[str]) -> None:
+    """Refuse what is about a server where there is none, and what is about a language model here beside a server.
+
+    Raises:
+        ValueError: If one of these options was typed.
+    """
+    if endpoint is None:
+        refuse(context, "without --endpoint no server is asked", "--form", "--served-name", "--key-variable")
+    else:
+        refuse(context, "--endpoint has the language model in a server", *of_a_model)
+
+
 def refuse(context: typer.Context, why: str, *names: str) -> None:
     """Refuse options that mean nothing beside others.
 

@@ -55,8 +55,7 @@ def with_command(
     columns: str | None = None,
     half: bool = False,
     unbuilt: bool = False,
-    engine: str = "transformers",
-    server: Sequence[str] = (),
+    named: Sequence[str] = (),
 ) -> Comparison:
     """A comparison with what only the command line knows.
 
@@ -70,16 +69,15 @@ def with_command(
         columns: What the columns of ``fit_texts`` are called.
         half: Whether filters were fitted on the texts of one half of these.
         unbuilt: Whether filters were fitted on texts that no command reads again.
-        engine: What runs the model.
-        server: What names a server in the model's place, as options; empty: there is none.
+        named: The options that name what runs the model, where transformers does not; weights there have no precision
+            to ask for.
     """
     build = ""
-    precision = found.settings.get("precision", "") if engine == "transformers" else ""
+    precision = "" if named else found.settings.get("precision", "")
     if found.use and not (unbuilt and find(found.choice().spec).fitted):
         build = build_command(
-            found.choice(), model, fit_texts, max_seq_length, found.prompts, precision, columns, half, server,
+            found.choice(), model, fit_texts, max_seq_length, found.prompts, precision, columns, half, named,
         )  # fmt: skip
-        build += "" if engine == "transformers" else f" --engine {engine}"
     return replace(found, model=model_name(model), data=data, command=command, build=build)
 
 

@@ -62,11 +62,11 @@ def verify(
     with usable(model, device):
         own = load_saved(model, revision, dtype=dtype, device=device)
         seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
-    is_there = isinstance(own[0], EndpointTransformer)
-    what = f"serve the model that {model} was made for" if is_there else f"give the vectors of {model}"
-    verb, *rest = what.split(" ", 1)
-    gives = f"Equal: {endpoint.url} {verb}s" if seen.equal else f"{endpoint.url} does not {verb}"
-    console.say(f"{gives} {rest[0]}{'.' if seen.equal else ':'}")
+    verb, what = "give", f"the vectors of {model}"
+    if isinstance(own[0], EndpointTransformer):
+        verb, what = "serve", f"the model that {model} was made for"
+    said = f"Equal: {endpoint.url} {verb}s {what}." if seen.equal else f"{endpoint.url} does not {verb} {what}:"
+    console.say(said)
     for cause in seen.causes:
         console.say(f"- {cause}")
     table = Table("text", "tokens", "apart", box=None)

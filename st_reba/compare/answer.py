@@ -190,10 +190,10 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, s
 
     costs = {peer.name: peer.cost for peer in peers if peer.cost is not None}
     most = _CHEAPER * costs.get(lead.name, 0)
-    cheaper = [peer for peer in peers if costs.get(peer.name, math.inf) <= most and table.stands(peer)]
-    sure = cheaper if close_to(table.judged(lead)) else [peer for peer in cheaper if not close_to(table.judged(peer))]
-    which = "the cheapest" if sure == cheaper else "the cheapest that is surely ahead of every control"
-    cheaper = sure
+    standing = [peer for peer in peers if costs.get(peer.name, math.inf) <= most and table.stands(peer)]
+    beside_lead = close_to(table.judged(lead))
+    cheaper = [peer for peer in standing if beside_lead or not close_to(table.judged(peer))]
+    which = "the cheapest" if cheaper == standing else "the cheapest that is surely ahead of every control"
     advised = min(cheaper, key=lambda peer: (costs[peer.name], rank(peer, table.column)), default=lead)
     count = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use {which}, "
     judged = table.judged(advised)
@@ -205,8 +205,7 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, s
         side = "above" if table.column.greater_is_better else "below"
         clauses.append(f"{by} {side} what you have ({WITHOUT[plain.name]})")
     # The cheaper one was found beside the lead, which the choice among all candidates is judged for.
-    tied = [*close_to(judged), *close_to(table.judged(lead))]
-    close = best_of(tied, table.column, control=True)
+    close = best_of([*close_to(judged), *beside_lead], table.column, control=True)
     if close is not None:
         clauses.append(f"not surely ahead of {close.in_words} ({table.value(close)})")
         more = f" {table.more(judged, close)}"
@@ -359,7 +358,7 @@ def build_command(
     precision: str = "",
     columns: str | None = None,
     half: bool = False,
-    server: Sequence[str] = (),
+    named: Sequence[str] = (),
 ) -> str:
     """What to type to have a recipe as a model of its own.
 
@@ -372,10 +371,10 @@ def build_command(
         precision: Of the weights, such as ``"float32"``, on which depends what is fitted; empty: the model's own.
         columns: What the columns of ``fit_texts`` are called, as ``--columns`` takes it; None: as usual.
         half: Whether it was fitted on the texts of their first half.
-        server: What names a server in the model's place, as options; empty: there is none.
+        named: The options that name what is built on, such as a server; empty: ``--model``.
     """
     recipe = find(result.spec)
-    words = ["st-reba", "build", *(server or ("--model", model)), "--recipe", result.spec]
+    words = ["st-reba", "build", *(named or ("--model", model)), "--recipe", result.spec]
     if result.pooling not in (recipe.pooling, SERVER):
         words += ["--pooling", result.pooling]
     if result.template:

@@ -197,6 +197,9 @@ def test_what_only_the_command_line_knows():
     assert made.build == (
         "st-reba build --model org/model --recipe value-aggregation --max-seq-length 64 --dtype bfloat16 --out my-model"
     )
+    elsewhere = with_command(found, "", "m.gguf", "pairs", named=["--model", "m.gguf", "--engine", "llama.cpp"])
+    assert elsewhere.build.startswith("st-reba build --model m.gguf --engine llama.cpp --recipe ")
+    assert "--dtype" not in elsewhere.build
     assert with_command(dataclasses.replace(found, use=""), "", "m", "pairs").build == ""
     fitted = [dataclasses.replace(result, spec=result.spec and "early-late") for result in results]
     assert with_command(dataclasses.replace(found, results=fitted), "", "m", "pairs", unbuilt=True).build == ""
