@@ -24,14 +24,7 @@ from safetensors import SafetensorError, safe_open
 from sentence_transformers.base.modules import Module, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    utils,
-)
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, utils
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
