@@ -14,7 +14,6 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from typer.testing import CliRunner
 
 import st_reba
 from st_reba.lm import gguf
@@ -36,7 +35,6 @@ from st_reba.modules import (
     TopicModule,
     ValueAggregationModule,
 )
-from st_reba_cli import app
 
 from .. import ggufs
 
@@ -225,24 +223,19 @@ def pooled(module) -> SentenceTransformer:
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device="cpu")
 
 
-def test_the_command_builds_and_encodes(file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_builds_and_encodes(script, file, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:2]))
-    asked = ["build", "--engine", "llama.cpp", "--model", str(file)]
-    run(*asked, "--recipe", "echo-2", "--out", "model")
-    run("encode", "model", "texts.txt", "--out", "vectors.npy")
-    expected = SentenceTransformer("model").encode(TEXTS[:2])
-    assert (np.load("vectors.npy") == expected).all()
-    assert "runs elsewhere" in run(*asked, "--recipe", "bidirectional", "--out", "other", fails=True)
-    assert "hands out no head" in run(*asked, "--sparse", "--out", "other", fails=True)
-    assert not Path("other").exists()
-
-
-def run(*arguments: str, fails: bool = False) -> str:
-    """What the command prints, within this process."""
-    result = CliRunner().invoke(app, arguments)
-    assert (result.exit_code != 0) == fails, result.output
-    return f"{result.output}{result.exception or ''}"
+    asked = ["build", "--engine", "llama.cpp", "--model", file]
+    for words in ([*asked, "--recipe", "echo-2", "--out", "model"], ["encode", "model", "texts.txt", "--out", "v.npy"]):
+        done = script.run(*words, cwd=tmp_path)
+        assert done.code == 0, done.output
+    expected = SentenceTransformer(str(tmp_path / "model")).encode(TEXTS[:2])
+    assert (np.load(tmp_path / "v.npy") == expected).all()
+    for words, says in ((["--recipe", "bidirectional"], "runs elsewhere"), (["--sparse"], "hands out no head")):
+        done = script.run(*asked, *words, "--out", "other", cwd=tmp_path)
+        assert done.code == 1, done.output
+        assert says in done.lines
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
