@@ -64,7 +64,7 @@ notebook: .venv-notebook/.installed
 test-clients: .venv-clients/.installed .venv-langchain/.installed
 	.venv-clients/bin/python -m pytest tests/clients --ignore tests/clients/test_langchain.py
 	.venv-clients/bin/python -m pytest tests/encode -m ray
-	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py tests/train/test_bellm.py
+	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py tests/modules/test_loaded.py tests/train/test_bellm.py
 	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py
 
 # The kernel for GPUs, without one: its arithmetic in Triton's interpreter, and that it compiles. Linux only.

@@ -12,7 +12,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import AutoModelForCausalLM, TorchAoConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 import st_reba
 from st_reba import CausalTransformer, EchoModule, PromptRepsModule
@@ -147,6 +147,22 @@ def test_a_quantised_model(backbone_path, tokenizer):
     by_path = CausalTransformer(backbone_path(), model_kwargs={"quantization_config": config, "dtype": lm.dtype})
     expected = pipeline(by_path).encode(TEXTS)
     np.testing.assert_allclose(pipeline(CausalTransformer(lm, tokenizer=tokenizer)).encode(TEXTS), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_model_of_bitsandbytes_generates_and_embeds(bits, tokenizer, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    # Blocks of 4 bits have 64 values.
+    path = backbones.save(backbones.backbone("llama", hidden_size=64, intermediate_size=128, head_dim=32), tmp_path)
+    config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    lm = AutoModelForCausalLM.from_pretrained(path, quantization_config=config, device_map="cpu")
+    before, weights = generated(lm), {id(weight) for weight in lm.parameters()}
+    module = CausalTransformer(lm, tokenizer=tokenizer)
+    expected = lm.base_model(**tokenizer(TEXTS[:1], return_tensors="pt")).last_hidden_state[0].mean(0).detach()
+    found = pipeline(module).encode(TEXTS[:1])[0]
+    np.testing.assert_allclose(found, expected.float().numpy(), atol=1e-2 if bits == 8 else 1e-4)
+    assert {id(weight) for weight in module.model.parameters()} <= weights
+    assert torch.equal(generated(lm), before)
 
 
 def test_a_dispatched_model(lm, tokenizer):
