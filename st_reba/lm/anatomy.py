@@ -407,7 +407,7 @@ def _reuses_cache(model: PreTrainedModel, anatomy: Anatomy) -> bool:
     device = backbone.device(tried)
     ids, lengths = torch.tensor(TOKENS, device=device), torch.tensor([2, 1], device=device)
     positions = lengths[:, None] + torch.arange(2, device=device)
-    cached: dict[str, Any] = {"past_key_values": DynamicCache(), "use_cache": True}
+    cached = backbone.keeping(tried, DynamicCache())
     try:
         expected = output_on(tried, ATTENTION).last_hidden_state
         output_on(tried, input_ids=ids[:, :2], **cached)

@@ -11,13 +11,14 @@ import contextlib
 import copy
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from itertools import chain
 from types import MethodType, NoneType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 #: The lists of transformers' configurations that have an entry for each layer, beside those that name layers. Any other
 #: list may happen to be as long: the ids of end tokens, or the directions of a rotary embedding.
@@ -96,6 +97,13 @@ def check_it_can_be_saved(model: PreTrainedModel) -> None:
             "cannot be saved. Quantise it on loading instead: "
             'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
         )
+
+
+def keeping(model: PreTrainedModel, kept: Cache | None) -> dict[str, Any]:
+    """The arguments by which a model reads behind keys and values, and adds its own to them; None: it keeps none."""
+    # transformers calls it "cache" from 5.24 on; a model of somebody else's may have the former name.
+    name = "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
+    return {name: kept, "use_cache": kept is not None}
 
 
 def for_summing(values: Tensor) -> Tensor:

@@ -66,12 +66,8 @@ class Prefixes:
         padded = torch.tensor([[*prefix, *(longest - len(prefix)) * [0]] for prefix in ids])
         cache = DynamicCache()
         with passing(Pass()):
-            model(
-                input_ids=padded.to(backbone.device(model)),
-                past_key_values=cache,
-                use_cache=True,
-                output_hidden_states=False,
-            )
+            ids_here = padded.to(backbone.device(model))
+            model(input_ids=ids_here, output_hidden_states=False, **backbone.keeping(model, cache))
         return cls(lengths, [(keys, values) for keys, values, *_ in cache])
 
     def rest_of(self, layout: Layout) -> Layout:

@@ -24,7 +24,7 @@ from ..text.layout import Layout
 from .attention.changes import BehindPrefix, FirstKey, LayerMask
 from .attention.observers import Census, Observer
 from .attention.weights import StoredWeights
-from .backbone import device, is_checkpointing
+from .backbone import device, is_checkpointing, keeping
 
 # Private in transformers: what runs a layer so that it can be run again.
 _RUNS_A_LAYER = "_gradient_checkpointing_func"
@@ -350,7 +350,7 @@ def run(
         if getattr(model, "takes_lengths", False):
             given = {**given, "lengths": layout.lengths}
         if (before := current().before) is not None:
-            behind, masking = _behind(before, given["input_ids"])
+            behind, masking = _behind(model, before, given["input_ids"])
             given, changes = {**given, **behind}, [*changes, PassChange(masking=masking)]
     asked = current().changed_by(*changes)
     if is_checkpointing(model):
@@ -375,12 +375,11 @@ def run(
     return recorded(output.last_hidden_state)
 
 
-def _behind(before: Before, input_ids: Tensor) -> tuple[dict[str, Any], BehindPrefix]:
+def _behind(model: PreTrainedModel, before: Before, input_ids: Tensor) -> tuple[dict[str, Any], BehindPrefix]:
     """What a model is given besides, to read tokens (B, N) behind others, and what they see of these."""
     lengths, new = before.lengths.to(input_ids.device, non_blocking=True), input_ids.shape[1]
     positions = (lengths[:, None] + torch.arange(new, device=lengths.device)).expand(len(input_ids), -1)
-    given = {"position_ids": positions, "past_key_values": before.cache, "use_cache": True}
-    return given, BehindPrefix(lengths, new)
+    return {"position_ids": positions, **keeping(model, before.cache)}, BehindPrefix(lengths, new)
 
 
 def _remember_passes(model: PreTrainedModel) -> None:

@@ -91,7 +91,7 @@ class Trees:
             "position_ids": start[:, None] + tree.steps,
         }
         if before is not None:
-            inputs |= {"past_key_values": before.cache, "use_cache": True}
+            inputs |= backbone.keeping(model, before.cache)
         masking = BehindPrefix(start, shared.shape[-1], tree)
         return run(model, self.layout, inputs=lambda: inputs, changes=[*changes, PassChange(masking=masking)], **kwargs)
 

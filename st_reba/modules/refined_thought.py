@@ -25,7 +25,10 @@ from .causal_module import CausalModule, PoolOver
 from .token_vectors import TokenVectors, picked
 
 # The arguments of forward that each further pass sets itself.
-OWN = ("attention_mask", "cache_position", "input_ids", "inputs_embeds", "past_key_values", "position_ids", "use_cache")
+OWN = (
+    "attention_mask", "cache", "cache_position", "input_ids", "inputs_embeds", "past_key_values", "position_ids",
+    "use_cache",
+)  # fmt: skip
 
 # The upper end is far above what helps: a configuration that asks for more is a mistake or an attack.
 ITERATIONS = whole("iterations", 1, 1024, "give a whole number of passes from 1 to 1024; 1 is the base model.")
@@ -184,9 +187,8 @@ class RefinedThoughtModule(CausalModule):
         eos = self.model.get_input_embeddings()(eos_ids)[:, 0]
         inputs = {
             "inputs_embeds": torch.stack([memory.to(eos.dtype), eos], dim=1),
-            "past_key_values": cache,
             "position_ids": torch.stack([last, last + 1], dim=1),
-            "use_cache": True,
+            **backbone.keeping(self.model, cache),
         }
         both = torch.ones(len(last), 2, dtype=torch.long)
         pair = Layout(both, both.bool(), NOT_TEXT * both, seen=layout.seen)
@@ -218,7 +220,7 @@ class RefinedThoughtModule(CausalModule):
             embeddings = self.model.get_input_embeddings()(ids)
             if memory is not None:
                 embeddings = put(embeddings, last - 1, memory)
-            return {"inputs_embeds": embeddings, "past_key_values": cache, "use_cache": cache is not None}
+            return {"inputs_embeds": embeddings, **backbone.keeping(self.model, cache)}
 
         weights = MeanWeights(last, self._last_layer)
         states = self.run(layout, inputs=inputs, observe=weights, **kwargs)

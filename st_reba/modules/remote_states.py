@@ -86,7 +86,7 @@ class RemoteStates(PreTrainedModel):
         Raises:
             ValueError: If something else than token ids is given, or a state is changed.
         """
-        given = {"inputs_embeds", "past_key_values", "position_ids", "attention_mask"} & {
+        given = {"inputs_embeds", "cache", "past_key_values", "position_ids", "attention_mask"} & {
             name for name, value in kwargs.items() if value is not None
         }
         if input_ids is None or given:

@@ -155,7 +155,7 @@ def test_split_over_devices(architecture, recipe, backbone_path):
         for name, device in SPLIT.items():
             put(split.model.get_submodule(name), device)
         places = {name: str(device) for name, device in SPLIT.items()}
-        accelerate.dispatch_model(split.model, places, main_device=str(FIRST), skip_keys="past_key_values")
+        accelerate.dispatch_model(split.model, places, main_device=str(FIRST), skip_keys=["cache", "past_key_values"])
         model = make(recipe, split)
         assert {parameter.device for parameter in model[0].model.parameters()} == {FIRST, SECOND}
         assert model.device == FIRST

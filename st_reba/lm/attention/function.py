@@ -29,6 +29,7 @@ ATTENTION = "st_reba"
 #: Arguments an architecture may pass that change nothing in the softmax: the mask already says what they say.
 HARMLESS = frozenset(
     {
+        "cache",
         "cache_position",
         "output_attentions",
         "output_hidden_states",
