@@ -52,6 +52,8 @@ HELD_OUT = {
 FITTED_ON = (
     "the package's sentences", "another set", *(f"{count} training texts" for count in ("50", "100", "200", "1,000")),
 )  # fmt: skip
+#: The sets of label_free.csv.
+LABEL_FREE = ("STS-B en", "Banking77 test", "StackOverflow test")
 #: How well labelled texts are told apart, and the sets; their mean is over all of them.
 NEAREST = "accuracy of 5 neighbours"
 TOLD_APART = (NEAREST, "accuracy of logistic regression", "V-measure of k-means")
@@ -571,6 +573,14 @@ BLOCKS |= {
         {"median": Shown(grid.number("value", ".4f")), "lowest": Shown(grid.number("low", ".4f"))},
         {**fields("model"), "recipe": "{contender}", **fields("texts")},
         c.quantity.str.contains("cosine"), split=(), caption=("date", "versions"),
+    ),
+    "label-free-layers": of_file(
+        "label_free", alike(is_set(LABEL_FREE), grid.ahead), {"layer chosen by": "{number}"}, c.question == "layer",
+        split=(), caption=("precision", "texts", "date"),
+    ),
+    "label-free-ranks": of_file(
+        "label_free", alike(is_set(LABEL_FREE)), fields("number"), c.question != "layer", split=["question"],
+        caption=("precision", "readings", "date"),
     ),
     "serving": of_file(
         "serving", {"{quantity}": Shown(grid.number("value", ",.4g"))}, fields("clients"), split=["model"],

@@ -51,6 +51,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "loaded": ("model", "precision", "quantity"),
     "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
+    "label_free": ("models", "precision", "set", "question", "number"),
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.
@@ -59,7 +60,7 @@ FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "agreement")
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
         ("layer", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs", "seed",
-         "seeds", "ahead_seeds", "texts", "steps", "copies", "packages", "sets"), pl.Int64,
+         "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets"), pl.Int64,
     ),
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "median", "value", "share",
