@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 from polars import col as c
+from typer.main import get_command
 
 import grid
 import records
@@ -18,6 +19,8 @@ from grid import REFERENCES, Row, Show, cells, markdown, table
 from real.endings import CHOSEN, OF_PROMPT_EOL, USUAL, WITHOUT
 from st_reba.recipes import Row as Recipe
 from st_reba.recipes import every_row
+from st_reba_cli import app
+from st_reba_cli.results import SCHEMAS
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 GEMMA = "Gemma 3 270M"
@@ -210,6 +213,37 @@ def recipes(rows: Sequence[Recipe], link: str = "") -> str:
 @block("recipes")
 def _(results: Results, page: Path) -> str:
     return recipes([row for row in every_row() if row.page == page.stem])
+
+
+@block("json")
+def _(results: Results, page: Path) -> str:
+    """What ``--json`` prints, by schema."""
+    parts = []
+    for name, model in SCHEMAS.items():
+        lines = [["field", "type", "what it is"]]
+        for field, said in model.model_fields.items():
+            kind = str(getattr(said.annotation, "__name__", said.annotation)).replace("st_reba_cli.results.", "")
+            lines.append([f"`{field}`", f"`{kind}`", str(said.description)])
+        parts.append(f"**`st-reba/{name}/1`**\n\n{markdown(lines)}")
+    return "\n".join(parts)
+
+
+@block("command-reference")
+def _(results: Results, page: Path) -> str:
+    """Each command, as its own ``--help-all`` tells it."""
+    group = get_command(app)
+    parts = []
+    for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
+        context = command.make_context(f"st-reba {name}", [], resilient_parsing=True)
+        told = " ".join((command.help or "").replace("\b", "").split())
+        lines = [f"### st-reba {name}", "", told, "", "```text", command.get_usage(context), "```", ""]
+        for parameter in command.params:
+            parameter.hidden = False
+            record = parameter.get_help_record(context)
+            if record is not None and "--help" not in parameter.opts:
+                lines.append(f"- `{record[0]}`: {' '.join(record[1].split())}")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
 
 
 @block("worth-trying")

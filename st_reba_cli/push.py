@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from . import options
 from .options import argument, option
 from .printing import console
 
@@ -16,18 +17,28 @@ def push(
     revision: Annotated[str | None, option("Branch to push to. Default: the main one.")] = None,
     create_pr: Annotated[bool, option("Open a pull request instead of pushing.", "--create-pr")] = False,
     message: Annotated[str | None, option("Of the commit.")] = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Upload a saved model, after a check that it is complete. The token is the one you logged in with, or HF_TOKEN."""
+    """Upload a saved model, after a check that it is complete.
+
+    The token is the one you logged in with, or HF_TOKEN.
+    """
+    console.stderr = as_json
     if repo_id.count("/") != 1:
         raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
 
     from st_reba.hub import push as hub
 
+    from .results import Pushed, write_json
+
     url = hub.push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
+    where, branch = ("", "") if revision is None else (f", revision {revision}", f', revision="{revision}"')
+    line = f'import st_reba; {hub.model_class(directory)}("{repo_id}"{branch})'
     if create_pr:
         console.say(f"Proposed {directory} to {repo_id}: {url}")
-        return
-    where, branch = ("", "") if revision is None else (f", revision {revision}", f', revision="{revision}"')
-    console.say(f"Pushed {directory} to {repo_id}{where}: {url}")
-    line = f'import st_reba; {hub.model_class(directory)}("{repo_id}"{branch})'
-    console.say(f"Load it with: {line}")
+    else:
+        console.say(f"Pushed {directory} to {repo_id}{where}: {url}")
+        console.say(f"Load it with: {line}")
+    if as_json:
+        found = Pushed(url=str(url), repo_id=repo_id, revision=revision, pull_request=create_pr, load=line)
+        write_json("push", found)

@@ -8,7 +8,7 @@ import typer
 
 from . import options
 from .options import Source, option
-from .printing import Shown
+from .printing import Shown, console, notes
 
 
 def search(
@@ -25,6 +25,7 @@ def search(
     language: options.Language = None,
     seed: Annotated[int, option("Of the two halves.")] = 0,
     random: options.Random = True,
+    dry_run: options.DryRun = False,
     prompt_language: options.PromptLanguage = None,
     out: options.Out = None,
     save_best: options.SaveBest = None,
@@ -32,17 +33,19 @@ def search(
     max_seq_length: options.MaxSeqLength = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
+    as_json: options.Json = False,
 ) -> None:
-    """The best of all combinations of template, repetition, change, layer, pooling and filter, for a model and texts.
+    """The best combination of recipe, layer, pooling and filter.
 
-    It is looked for on one half of the labelled pairs, triplets, queries or texts, and shown beside its controls on the
-    other.
+    All templates, repetitions and changes are tried. The best is looked for on one half of the labelled pairs,
+    triplets, queries or texts, and shown beside its controls on the other.
     """
+    console.stderr = as_json
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
 
     from st_reba.compare import Recipes, compare, texts_of
     from st_reba.compare.cost import total_tokens
-    from st_reba.compare.search import candidates, searched, with_selection
+    from st_reba.compare.search import candidates, forecast, searched, with_selection
     from st_reba.compare.search import search as found_by_halving
     from st_reba.data.tables import Labelled
     from st_reba.lm.backbone import depth
@@ -50,6 +53,7 @@ def search(
     from st_reba.text.templates import language_of
 
     from .load import check_devices, described, in_asked_language, load_fastest, quiet, read
+    from .results import forecasted, write_json
     from .show import has_page, kept, running, show, with_command, write
 
     context.with_resource(quiet())
@@ -65,9 +69,16 @@ def search(
     tried = [Recipe(row, row.poolings[0]) for row in searched()]
     rows = [recipe.row for recipe in in_asked_language(tried, prompt_language, language_of(texts))]
     backbone = load_fastest(model, texts, dtype=dtype, device=device, max_seq_length=max_seq_length)
+    every = candidates(depth(backbone.model), rows)
+    expected = forecast(backbone, labelled, every, seed=seed, batch_size=batch_size, random=random)
+    (console if dry_run else notes).say(str(expected))
+    if dry_run:
+        if as_json:
+            write_json("forecast", forecasted(expected))
+        return
     with Shown("Searching", "texts") as shown:
         chosen = found_by_halving(
-            backbone, labelled, every=candidates(depth(backbone.model), rows), seed=seed, batch_size=batch_size,
+            backbone, labelled, every=every, seed=seed, batch_size=batch_size,
             on_progress=lambda what, texts: shown.more(texts, f"Searching: {what}"),
         )  # fmt: skip
     recipes = Recipes(backbone, chosen.recipes(), batch_size=batch_size, kept=kept(out))
@@ -79,3 +90,5 @@ def search(
     )  # fmt: skip
     show(found)
     write(found, recipes, out, with_page, save_best)
+    if as_json:
+        write_json("search", found.as_json())

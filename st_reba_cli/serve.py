@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from . import options
-from .options import argument, check_model, option, separated
+from .options import argument, check_model, complete_model, option, separated
 from .printing import console, notes
 
 MIB = 2**20
@@ -20,11 +20,20 @@ def serve(
     context: typer.Context,
     model: Annotated[
         str | None,
-        argument("A SentenceTransformer, for embeddings: a directory or a Hub id.", "[MODEL]", callback=check_model),
+        argument(
+            "A SentenceTransformer, for embeddings: a directory or a Hub id.",
+            "[MODEL]",
+            callback=check_model,
+            autocompletion=complete_model,
+        ),
     ] = None,
     rerank: Annotated[
         str | None,
-        option("A CrossEncoder, for /rerank. Without it, MODEL orders texts by similarity.", callback=check_model),
+        option(
+            "A CrossEncoder, for /rerank. Without it, MODEL orders texts by similarity.",
+            callback=check_model,
+            autocompletion=complete_model,
+        ),
     ] = None,
     name: Annotated[str | None, option("What requests call MODEL. Default: the last part of it.")] = None,
     rerank_name: Annotated[
@@ -52,7 +61,10 @@ def serve(
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
 ) -> None:
-    """A model behind OpenAI's /v1/embeddings, /rerank, /health and /metrics. SIGTERM finishes what it has."""
+    """Serve a model: OpenAI's /v1/embeddings, and /rerank.
+
+    There are /health and /metrics as well. SIGTERM ends the server when it has answered what it has.
+    """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
     for given, called in ((name, "--name"), (rerank_name, "--rerank-name")):

@@ -21,7 +21,10 @@ def train(
     ],
     out: Annotated[Path, option("Directory of the run. Where one was interrupted, the same command goes on.")],
 ) -> None:
-    """Train a method of the papers on your data: progress bar, checkpoints that resume, a ready model at the end."""
+    """Train a method of the papers on your data.
+
+    There is a progress bar, checkpoints that resume, and a ready model at the end.
+    """
     from transformers import AutoConfig
 
     from st_reba import train as training

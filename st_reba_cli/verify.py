@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
-from .options import argument, check_model, option
+from .options import argument, check_model, complete_model, option
 from .printing import console
 
 
@@ -15,7 +15,12 @@ def verify(
     context: typer.Context,
     url: Annotated[str, argument("A server: its root, or its path (.../v1, .../v1/embeddings, .../embed).", "URL")],
     model: Annotated[
-        str, option("The saved SentenceTransformer that it serves: a directory or a Hub id.", callback=check_model)
+        str,
+        option(
+            "The saved SentenceTransformer that it serves: a directory or a Hub id.",
+            callback=check_model,
+            autocompletion=complete_model,
+        ),
     ],
     served_name: Annotated[
         str | None, option("What the server calls the model. Default: the first of its /v1/models.")
@@ -43,8 +48,13 @@ def verify(
     revision: options.Revision = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Any server beside the saved model, with the reason if they differ. Exits with 1 then."""
+    """See whether a server gives the saved model's vectors.
+
+    The reason is told if it does not, and the exit code is 1.
+    """
+    console.stderr = as_json
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
 
@@ -55,6 +65,7 @@ def verify(
     from st_reba.verify import verify as verified
 
     from .load import load_saved, quiet, usable
+    from .results import Probed, Verified, write_json
 
     context.with_resource(quiet())
     # Before the model is loaded: it takes longer.
@@ -75,5 +86,16 @@ def verify(
         table.add_row(row.probe.name, str(row.probe.tokens), apart)
     console.print(table)
     console.print(f"Allowed are {seen.tolerance:g}, of two vectors of length 1.")
+    if as_json:
+        rows = [Probed(text=row.probe.name, tokens=row.probe.tokens, distance=row.distance) for row in seen.rows]
+        found = Verified(
+            url=endpoint.url,
+            model=model,
+            equal=seen.equal,
+            causes=list(seen.causes),
+            tolerance=seen.tolerance,
+            rows=rows,
+        )
+        write_json("verify", found)
     if not seen.equal:
         raise typer.Exit(1)

@@ -37,6 +37,8 @@ FINALISTS = 3
 
 # A speed is measured for about so many seconds, at most.
 _MEASURED_SECONDS = 5.0
+# A run of more seconds than these is worth a word on how it takes less.
+_LONG = 600.0
 
 
 def unit_of_cost(pooling: str) -> Recipe:
@@ -128,6 +130,7 @@ class Forecast:
         speed: Tokens a second, as measured here.
         weights: Of the model, in bytes.
         memory: In bytes, at the peak.
+        at_most: Whether it may be less, as what is left out after a first look is not known yet.
     """
 
     recipes: int
@@ -136,14 +139,22 @@ class Forecast:
     speed: float
     weights: int
     memory: int
+    at_most: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Of the clock."""
+        return self.tokens / self.speed
 
     def __str__(self) -> str:
         plural = "" if self.recipes == 1 else "s"
+        long = " Fewer recipes, or a part of the data, take less." if self.seconds > _LONG else ""
         return (
             f"{self.recipes} recipe{plural} on {self.texts:,} texts, with controls and timings: "
-            f"{_rounded(self.tokens)} tokens at {_rounded(self.speed)} a second here, about "
-            f"{_duration(self.tokens / self.speed)}. "
+            f"{_rounded(self.tokens)} tokens at {_rounded(self.speed)} a second here, "
+            f"{'at most' if self.at_most else 'about'} {_duration(self.seconds)}. "
             f"Memory: about {self.memory / 1e9:.1f} GB at the peak, of which {self.weights / 1e9:.1f} GB are weights."
+            f"{long}"
         )
 
 
@@ -207,8 +218,9 @@ def speed(backbone: CausalModule, lengths: Sequence[tuple[int, str]], batch_size
         model.encode([text for _, text in batch], batch_size=batch_size, show_progress_bar=False)
         return time.perf_counter() - begun
 
-    # The first one also readies what is made once.
-    seconds(ordered[:1])
+    # The first one also readies what is made once, and weights that lie on the disk: it says nothing of the speed.
+    middle = len(ordered) // 2
+    seconds(ordered[middle : middle + 1])
     size, best, left = 1, 0.0, _MEASURED_SECONDS
     while True:
         start = (len(ordered) - size) // 2

@@ -244,9 +244,13 @@ class Comparison:
             OSError: If it cannot be written.
         """
         with atomic_file(path, "w") as file:
-            # pydantic writes null for NaN.
-            told = json.loads(_schema().dump_json(self))
-            json.dump({"answer": self.answer, "build": self.build, **told}, file, ensure_ascii=False, indent=1)
+            json.dump(self.as_json(), file, ensure_ascii=False, indent=1)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, the answer first, as JSON has it; where there is no number, there is None."""
+        # pydantic writes null for NaN.
+        told = json.loads(_schema().dump_json(self))
+        return {"answer": self.answer, "build": self.build, **told}
 
     @classmethod
     def load(cls, path: Path) -> Comparison:

@@ -24,6 +24,8 @@ from ..recipes import Recipe, Row, every_row, find
 from ..recipes.lookup import changed
 from ..recipes.rows import FILTERS, PARTS
 from .choice import LEAST_ITEMS, Halves
+from .cost import FINALISTS as RANDOM_FINALISTS
+from .cost import Forecast, memory, speed
 from .recipes import RecipePass, passes_of, reading
 from .results import Comparison
 
@@ -166,6 +168,42 @@ def search(
         passes, _ = passes_of(backbone, [PLAIN])
         scores |= scores_of([PLAIN], task_of(chosen_on))
     return Found(alive[:FINALISTS], scores[alive[0]] - scores[PLAIN], rungs, chosen_on, held_out)
+
+
+def forecast(
+    backbone: CausalModule,
+    data: Labelled,
+    every: Sequence[Recipe],
+    *,
+    seed: int = 0,
+    batch_size: int = 32,
+    random: bool = True,
+) -> Forecast:
+    """What a search will take at most, after a moment of measuring: every rung as if no candidate's pass were left out.
+
+    Args:
+        backbone: The loaded model.
+        data: As for :func:`search`.
+        every: What is tried.
+        seed: Of the split.
+        batch_size: Texts at a time.
+        random: Whether the best are run on random weights as well.
+
+    Raises:
+        ValueError: If there are too few items.
+    """
+    chosen_on, held_out = Halves.of(data, seed).parts
+    passes, _ = passes_of(backbone, every)
+    rungs = [chosen_on.head(size).texts() for size in rung_sizes(len(chosen_on))]
+    found = sum(run.tokens(texts) for run in passes for texts in rungs)
+    dearest = sorted((run.tokens(held_out.texts()) for run in passes), reverse=True)[:FINALISTS]
+    # Those on the other half, and the recipe without any choice.
+    found += sum(dearest) + (sum(dearest[:RANDOM_FINALISTS]) if random else 0)
+    lengths = [len(ids) for ids in backbone.token_ids(data.texts())]
+    measured = speed(backbone, list(zip(lengths, data.texts(), strict=True)), batch_size)
+    copies = max(recipe.copies or 1 for recipe in every)
+    weights, peak = memory(backbone, max(lengths), batch_size, copies, random)
+    return Forecast(len(every), len(lengths), found, measured, weights, peak, at_most=True)
 
 
 def _scores(

@@ -268,7 +268,7 @@ def test_what_is_refused_at_once_is_refused_later_in_the_same_words(desk):
         assert options.check_source(name) == name
         assert files_here(name, ALL) is None
     assert {*options._TABLES} == {*KINDS, *COMPRESSIONS}
-    assert {*options.known_names()["templates"]} == st_reba.TEMPLATES.keys()
+    assert {*options.known_names().templates} == st_reba.TEMPLATES.keys()
 
 
 def test_the_stand_in_is_made_once_and_alike_everywhere(tmp_path, monkeypatch):

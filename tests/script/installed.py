@@ -102,7 +102,7 @@ class Script:
         """Type a command, and go on."""
         self._number += 1
         out = self._directory / f"printed-{self._number}.txt"
-        return Running(processes.start(self.path, *map(str, words), out=out, env=self._environment(env), cwd=cwd), out)
+        return Running(processes.start(self.path, *map(str, words), out=out, env=self.environment(env), cwd=cwd), out)
 
     def run(self, *words: object, cwd: Path, env: Mapping[str, str] | None = None, seconds: float = 120) -> Done:
         """Type a command, and wait for its end."""
@@ -111,12 +111,12 @@ class Script:
     def run_alone(self, *words: object, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
         """The same in an interpreter of its own, which has nothing imported: it takes seconds."""
         done = subprocess.run(
-            [self.path, *map(str, words)], cwd=cwd, env=self._environment(env), text=True, stdout=subprocess.PIPE,
+            [self.path, *map(str, words)], cwd=cwd, env=self.environment(env), text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=120, check=False,
         )  # fmt: skip
         return Done(done.returncode, done.stdout)
 
-    def _environment(self, more: Mapping[str, str] | None) -> dict[str, str]:
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
         own = {**kept, "COLUMNS": "300", "HF_HUB_OFFLINE": "1", **(more or {})}
         first = own.get("PYTHONPATH", "")

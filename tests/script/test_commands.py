@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, create_model
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from typer.main import get_command
@@ -24,6 +27,7 @@ from st_reba.data.tables import read_data, read_pairs
 from st_reba.evaluation.tasks import task_of
 from st_reba.recipes import find
 from st_reba_cli import app
+from st_reba_cli.results import SCHEMAS, Built, Pushed, Verified
 
 from ..conftest import pipeline
 from ..hub.server import RunningHub
@@ -68,6 +72,13 @@ def typed(script: Script, line: str) -> str:
     done = script.run(*shlex.split(line), cwd=Path.cwd())
     assert (done.code, "Traceback" in done.output) == (0, False), done.output
     return done.lines
+
+
+def json_in(told: str, schema: str, kind: type[BaseModel]) -> Any:
+    """The object in what a command printed, on whichever stream."""
+    found, _ = json.JSONDecoder().raw_decode(told, told.index('{\n "schema"'))
+    assert found.pop("schema") == f"st-reba/{schema}/1"
+    return kind.model_validate(found, strict=True)
 
 
 def loaded(name: str) -> SentenceTransformer:
@@ -207,7 +218,9 @@ def test_serve_and_verify(script, desk):
     serving = script.start("serve", "saved", "--port", "0", "--dtype", "float32", cwd=Path.cwd())
     try:
         url = serving.until("at http://").split(" at ", 1)[1].split()[0]
-        assert f"Equal: {url}" in typed(script, f"verify {url} --model saved --dtype float32")
+        told = script.run("verify", url, "--model", "saved", "--dtype", "float32", "--json", cwd=Path.cwd()).output
+        assert f"Equal: {url}" in told
+        assert json_in(told, "verify", Verified).equal
     finally:
         serving.kill(signal.SIGTERM)
     assert serving.wait().code == 0
@@ -223,19 +236,90 @@ def test_push(script, desk):
         "HF_TOKEN": "hf_owner", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1,localhost",
     }  # fmt: skip
     try:
-        done = script.run_alone("push", "saved", "org/name", cwd=Path.cwd(), env=env)
+        done = script.run_alone("push", "saved", "org/name", "--json", cwd=Path.cwd(), env=env)
     finally:
         hub.stop()
     assert done.code == 0, done.output
-    assert f'{LOAD}("org/name")' in done.lines
+    assert 'SentenceTransformer("org/name")' in json_in(done.output, "push", Pushed).load
     assert "modules.json" in hub.repositories["org/name"].files("main")
+
+
+#: What ``compare`` and ``search`` print, as ``Comparison.load`` reads it.
+Compared = create_model("Compared", answer=str, build=str, results=list[Any], tasks=list[Any])
+JSON = {
+    "build": "build --model lm --recipe echo-2 --out m",
+    "encode": "encode saved texts.txt --out v.npy",
+    "layers": "layers --model lm --data pairs.tsv --out l",
+    "compare": "compare --model lm --data pairs.tsv --recipes classical --no-choose --no-random",
+    "forecast": "compare --model lm --data pairs.tsv --dry-run",
+    "search": "search --model lm --data pairs.tsv --no-random",
+}
+
+
+@pytest.mark.parametrize("schema", JSON)
+def test_json_follows_its_schema(schema, script, desk):
+    told = script.run(*JSON[schema].split(), "--json", cwd=Path.cwd()).output
+    json_in(told, schema, SCHEMAS.get(schema, Compared))
+
+
+def test_json_stands_alone_on_stdout(script, desk):
+    done = subprocess.run(
+        [script.path, *shlex.split(JSON["build"]), "--json"], env=script.environment(), capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert Built.model_validate(json.loads(done.stdout)).path == "m"
+    assert "Load it with" in done.stderr
+
+
+@pytest.mark.parametrize("command", [None, *cast(Any, get_command(app)).commands])
+def test_help_cuts_no_name_and_fits_a_screen(command, script, tmp_path):
+    words = [] if command is None else [command]
+    short, whole = (script.run(*words, how, cwd=tmp_path, env={"COLUMNS": "80"}) for how in ("--help", "--help-all"))
+    assert (short.code, whole.code) == (0, 0)
+    group: Any = get_command(app)
+    asked = group if command is None else group.commands[command]
+    for name in (
+        name for parameter in asked.params if parameter.param_type_name == "option" for name in parameter.opts
+    ):
+        assert re.search(rf"^ .*{name}[ ,\n]", whole.output, re.MULTILINE), name
+    # What is cut to fit a line ends so; the first line of all has it as a sign for more arguments.
+    assert not any(line.endswith("...") for line in short.output.splitlines()[1:])
+    assert len(short.output.splitlines()) <= 50
+    assert max(map(len, short.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("st-reba bu", {"build"}),
+        ("st-reba build --fit-h", {"--fit-half"}),
+        ("st-reba build --recipe echo-t", {"echo-topic"}),
+        ("st-reba build --recipe classical+white", {"classical+whitened"}),
+        ("st-reba compare --recipes few,promptr", {"few,promptreps"}),
+        ("st-reba build --template pretended-cot-", {"pretended-cot-zh"}),
+        ("st-reba encode ", {"saved", "student", "lm", "first", "second"}),
+        ("st-reba build --method value", {"value-aggregation"}),
+    ],
+)
+def test_a_shell_completes(line, found, script, desk):
+    words = line.split(" ")
+    env = {"_ST_REBA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    assert set(script.run(cwd=Path.cwd(), env=env).output.split()) == found
+
+
+def test_completion_help_and_recipes_import_nothing_large(script, tmp_path):
+    """So that they take a fifth of a second, and not seconds."""
+    for words in (["--help"], ["build", "--help-all"], ["recipes"], ["recipes", "topic"]):
+        done = script.run_alone(*words, cwd=tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"})
+        assert done.code == 0, done.output
+        assert not re.search(r"\| +(torch|transformers|numpy)$", done.output, re.MULTILINE)
 
 
 def test_every_command_has_a_case(script, tmp_path):
     """Alone: an interpreter that has nothing imported, as a shell starts it."""
     said = script.run_alone("--help", cwd=tmp_path).output
     assert all(f" {command} " in said for command in get_command(app).commands)
-    cases = {name.partition(",")[0] for name in CASES} | {"serve", "verify", "push"}
+    cases = {name.partition(",")[0] for name in CASES} | {"serve", "verify", "push", "recipes"}
     assert cases == get_command(app).commands.keys()
 
 

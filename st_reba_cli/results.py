@@ -1,0 +1,113 @@
+"""What ``--json`` prints: one object a command, whose fields stay while the number behind its schema's name does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field
+
+if TYPE_CHECKING:
+    from st_reba.compare.cost import Forecast
+
+
+class Built(BaseModel):
+    """``st-reba build``."""
+
+    path: str = Field(description="The directory that was written.")
+    family: str = Field(description="The class of sentence-transformers that loads it.")
+    recipe: str | None = Field(description="The recipe's key; null with --rerank.")
+    load: str = Field(description="Python that loads it.")
+
+
+class Encoded(BaseModel):
+    """``st-reba encode``."""
+
+    path: str = Field(description="The file or directory that was written.")
+    rows: int = Field(description="Vectors.")
+    texts: int = Field(description="Texts.")
+    resumed: int = Field(description="Vectors that an interrupted run had left.")
+    ranges: str | None = Field(description="The file with the ranges of int8 or uint8; else null.")
+
+
+class Pushed(BaseModel):
+    """``st-reba push``."""
+
+    url: str = Field(description="The commit, or the pull request.")
+    repo_id: str = Field(description="The repository.")
+    revision: str | None = Field(description="The branch; null for the main one.")
+    pull_request: bool = Field(description="Whether it is proposed, and not yet pushed.")
+    load: str = Field(description="Python that loads it.")
+
+
+class Probed(BaseModel):
+    """One text that server and model were asked for."""
+
+    text: str = Field(description="What kind of text.")
+    tokens: int = Field(description="Its tokens.")
+    distance: float | None = Field(description="Between the two vectors of length 1; null: the server refused.")
+
+
+class Verified(BaseModel):
+    """``st-reba verify``, whose exit code is 1 if the vectors differ."""
+
+    url: str = Field(description="What was asked.")
+    model: str = Field(description="The saved model.")
+    equal: bool = Field(description="Whether the server gives the model's vectors.")
+    causes: list[str] = Field(description="Why not, in sentences.")
+    tolerance: float = Field(description="The largest distance allowed.")
+    rows: list[Probed] = Field(description="One a text.")
+
+
+class Layer(BaseModel):
+    """One layer."""
+
+    layer: int = Field(description="Its number; 0: input embeddings.")
+    score: float | None = Field(description="By the metric, as a fraction; null: no number.")
+    dependency: float | None = Field(description="Mean Spearman correlation of a text's last token with its others.")
+
+
+class Layers(BaseModel):
+    """``st-reba layers``."""
+
+    path: str = Field(description="The directory of tables and plots.")
+    model: str = Field(description="As given.")
+    data: str = Field(description="What it was scored on, in words.")
+    pooling: str = Field(description="As given.")
+    metric: str = Field(description="Of the scores.")
+    turning_point: int = Field(description="The layer with the best score.")
+    layers: list[Layer] = Field(description="One a layer, from the input embeddings on.")
+
+
+class Forecasted(BaseModel):
+    """``st-reba compare --dry-run`` and ``st-reba search --dry-run``."""
+
+    recipes: int = Field(description="How many, controls left out.")
+    texts: int = Field(description="How many.")
+    tokens: float = Field(description="To run.")
+    tokens_per_second: float = Field(description="As measured here.")
+    seconds: float = Field(description="Of the clock, about, or at most.")
+    at_most: bool = Field(description="Whether it may be less.")
+    memory: int = Field(description="Bytes at the peak, about.")
+    weights: int = Field(description="Bytes of the weights.")
+
+
+def forecasted(expected: Forecast) -> Forecasted:
+    """A forecast in the form that is printed."""
+    return Forecasted(
+        recipes=expected.recipes, texts=expected.texts, tokens=expected.tokens, tokens_per_second=expected.speed,
+        seconds=expected.seconds, at_most=expected.at_most, memory=expected.memory, weights=expected.weights,
+    )  # fmt: skip
+
+
+#: By the name of the command. compare and search print what is in comparison.json.
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "build": Built, "encode": Encoded, "forecast": Forecasted, "layers": Layers, "push": Pushed, "verify": Verified,
+}  # fmt: skip
+
+
+def write_json(command: str, found: BaseModel | dict[str, Any]) -> None:
+    """Print what a command found, with the name and the number of its schema before it."""
+    told = found.model_dump() if isinstance(found, BaseModel) else found
+    sys.stdout.write(json.dumps({"schema": f"st-reba/{command}/1", **told}, ensure_ascii=False, indent=1) + "\n")
