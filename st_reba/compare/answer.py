@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..recipes import find
 from ..recipes.recipe import SERVER, TF_IDF, Kind
 from ..text.templates import preset
 from .choice import CHOICE, Choice
-from .results import Result, best_of, has_number, listed, rank
+from .results import LISTED, Result, best_of, has_number, rank
 
 #: What one has without any recipe: the names of these results, and what they are.
 WITHOUT = {
@@ -37,7 +38,7 @@ _CHEAPER = 0.9
 _TOO_MANY = 50
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_NOT_RANDOM = "Nothing was run on random weights, which may reach more than one expects."
+_NOT_RANDOM = "Nothing was run on random weights: these may score more than one expects."
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,27 @@ class Standing:
         items = 0 if self.items is None else len(self.items)
         needed = items_to_tell(ahead, items)
         if needed is None or needed > _TOO_MANY * items:
-            return f"A bigger model, or more {unit}, will say more."
+            return f"More {unit}, or a bigger model, may tell which is ahead."
         about = float(f"{max(needed - items, 10):.0e}")
-        return f"A bigger model, or more {unit} (by the interval about {about:,.0f} more would do), will say more."
+        return f"By the interval, about {about:,.0f} more {unit} would tell which is ahead; a bigger model may, too."
 
 
-def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
-    """What to use, in a sentence or two; and the name of that result, empty where it is none of them.
+class Answer(NamedTuple):
+    """Which recipe to use.
+
+    Attributes:
+        says: The one line that says it.
+        use: Name of the result to use; empty where there is none.
+        why: What the line rests on, one sentence each.
+    """
+
+    says: str
+    use: str = ""
+    why: Sequence[str] = ()
+
+
+def answer(table: Standing, chosen: str = "") -> Answer:
+    """What to use, in one line, and why.
 
     A recipe is held against every control, and against the better of the two embeddings in :data:`WITHOUT`. One that a
     control equals in the figures that are shown, or that cannot be told from what one has without a recipe, is not
@@ -141,49 +156,57 @@ def answer(table: Standing, chosen: str = "") -> tuple[str, str]:
     """
     column, best, control, plain = table.column, table.best, table.control, table.plain
     if best is None:
-        return f"There is no answer: no recipe has a number on {column.name}.{_why_none(table)}", ""
+        return Answer(f"There is no answer: no recipe has a number on {column.name}.{_why_none(table)}")
     if column.proxy:
-        return (
-            "Without labels there is no answer: proxies do not say which recipe is best. A few hundred labelled pairs "
-            "would."
-        ), ""
+        return Answer("Without labels there is no answer: a few hundred labelled pairs would give one.")
     scored = [result for result in table.results if has_number(result, column)]
     own = [result for result in scored if not (result.control or result.name in WITHOUT)]
     lead = next((result for result in scored if result.name == chosen), best)
-    which = f"the best, {lead.read}," if lead is best else f"{lead.read}, which was chosen,"
     judged = lead if chosen else table.judged(lead)
-    value = table.value(judged)
+    which = f"the best, {lead.in_line}," if lead is best else f"{lead.in_line}, which was chosen,"
+    has = f"{which} has {table.value(judged)}"
     if control is not None and table.as_high(control, judged):
-        beaten, more = f"{control.in_words} ({table.value(control)})", table.more(control, judged)
-        if table.as_high(control, best):
-            return f"None: no recipe beats {beaten}; {which} has {value}. {more}", ""
-        return f"None: {which} has {value} and does not beat {beaten}. {more}", ""
+        beaten = f"{control.in_words} ({table.value(control)})"
+        none = (
+            f"no recipe beats {beaten}; {has}" if table.as_high(control, best) else f"{has} and does not beat {beaten}"
+        )
+        return Answer(f"None: {none}.", why=[table.more(control, judged)])
     if plain is not None:
-        have = f"what you have, {WITHOUT[plain.name]} ({table.value(plain)})"
+        without, have = f"the {table.value(plain)} that you have without a recipe", _have(plain)
         if lead is plain is best:
             second = best_of(own, column)
-            return f"None: no recipe is ahead of {have}.{f' {table.more(plain, second)}' if second else ''}", ""
+            return Answer(
+                f"None: no recipe beats {without}.", why=[have, *([table.more(plain, second)] if second else [])]
+            )
         if lead is plain:
-            return f"None: {which} is {have}.", ""
+            return Answer(f"None: {which} is what you have without a recipe ({table.value(plain)}).")
         if table.as_high(plain, judged):
-            place = "level with" if value == table.value(plain) else "behind"
-            return f"None: {which} has {value}, {place} {have}. {table.more(plain, judged)}", ""
-        if table.ahead(judged, plain).tied:
+            place = "level with" if table.value(judged) == table.value(plain) else "behind"
+            return Answer(f"None: {has}, {place} {without}.", why=[have, table.more(plain, judged)])
+        ahead = table.ahead(judged, plain)
+        if ahead.tied:
+            told = f"The difference, {column.show_with_interval(ahead)}, cannot be told from 0."
             another = None if chosen else best_of([result for result in own if table.stands(result)], column)
             if another is None:
-                return f"None: {which} has {value}, and cannot be told from {have}. {table.more(judged, plain)}", ""
-            more = f"The best, {best.read}, has {table.value(best)}, and cannot be told from what you have."
-            return f"{_use(table, another, [another])[0]} {more}", another.name
+                return Answer(f"None: {has}, too close to {without}.", why=[have, told, table.more(judged, plain)])
+            found = _use(table, another, [another])
+            more = f"The best, {best.in_line}, has {table.value(best)}, too close to {without}."
+            return found._replace(why=[*found.why, more])
     tied = [result for result in table.results if result is lead or (result in own and result.scores[column.name].tied)]
     return _use(table, lead, [lead] if chosen else tied)
 
 
-def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, str]:
+def _have(plain: Result) -> str:
+    return f"Without a recipe you have {WITHOUT[plain.name]}."
+
+
+def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> Answer:
     """Advised: the lead, or the cheapest of its peers that stand what it stands, if one is clearly cheaper.
 
     If the lead is surely ahead of every control, one that is not is not advised in its place.
     """
-    controls = [result for result in table.results if result.control and has_number(result, table.column)]
+    column, plain = table.column, table.plain
+    controls = [result for result in table.results if result.control and has_number(result, column)]
 
     def close_to(result: Result) -> list[Result]:
         return [each for each in controls if table.ahead(result, each).tied]
@@ -193,28 +216,34 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> tuple[str, s
     standing = [peer for peer in peers if costs.get(peer.name, math.inf) <= most and table.stands(peer)]
     beside_lead = close_to(table.judged(lead))
     cheaper = [peer for peer in standing if beside_lead or not close_to(table.judged(peer))]
-    which = "the cheapest" if cheaper == standing else "the cheapest that is surely ahead of every control"
-    advised = min(cheaper, key=lambda peer: (costs[peer.name], rank(peer, table.column)), default=lead)
-    count = f"{_number(len(peers)).capitalize()} recipes cannot be told apart; use {which}, "
+    advised = min(cheaper, key=lambda peer: (costs[peer.name], rank(peer, column)), default=lead)
     judged = table.judged(advised)
-    clauses, more = [f"{count if cheaper else 'Use '}{advised.read}: {table.score(judged)}"], ""
-    if (plain := table.plain) is not None:
+    # The cheaper one was found beside the lead, which the choice among all candidates is judged for.
+    close = best_of([*close_to(judged), *beside_lead], column, control=True)
+
+    against = "" if plain is None else f", against {table.value(plain)} without a recipe"
+    but = "" if close is None else f", but not surely ahead of {close.in_words} ({table.value(close)})"
+    why = [f"{advised.in_line}: {table.score(judged)}."]
+    if cheaper:
+        surely = "" if cheaper == standing else " of those that are surely ahead of every control"
+        why.append(
+            f"{_number(len(peers)).capitalize()} recipes cannot be told apart; this one is the cheapest{surely}."
+        )
+    elif len(peers) > 1:
+        what = "other recipe cannot" if len(peers) == 2 else "other recipes cannot"
+        why.append(f"{_number(len(peers) - 1).capitalize()} {what} be told from it.")
+    if advised.read_at:
+        why.append(f"Each half of the data chose how to read the recipe: {advised.read_at}.")
+    if plain is not None:
         ahead = table.ahead(judged, plain).value
         # Decimals of a large difference are lost in its interval.
-        by = table.column.show(ahead, 0 if abs(ahead) * table.column.scale >= 10 else None)
-        side = "above" if table.column.greater_is_better else "below"
-        clauses.append(f"{by} {side} what you have ({WITHOUT[plain.name]})")
-    # The cheaper one was found beside the lead, which the choice among all candidates is judged for.
-    close = best_of([*close_to(judged), *beside_lead], table.column, control=True)
+        by = column.show(ahead, 0 if abs(ahead) * column.scale >= 10 else None)
+        why.append(f"{_have(plain)} The recipe is {by} {'above' if column.greater_is_better else 'below'} it.")
     if close is not None:
-        clauses.append(f"not surely ahead of {close.in_words} ({table.value(close)})")
-        more = f" {table.more(judged, close)}"
+        why.append(table.more(judged, close))
     else:
-        clauses.append("ahead of every control" if controls else "and no control was run beside it")
-    if not cheaper and len(peers) > 1:
-        what = "other recipe cannot" if len(peers) == 2 else "other recipes cannot"
-        more = f" {_number(len(peers) - 1).capitalize()} {what} be told from it.{more}"
-    return f"{', '.join(clauses)}.{more}", advised.name
+        why.append("The recipe is ahead of every control." if controls else "No control was run beside the recipe.")
+    return Answer(f"Use {advised.in_line}: {table.value(judged)}{against}{but}.", advised.name, why)
 
 
 def _number(count: int) -> str:
@@ -272,16 +301,16 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
         says.append(f"{'Lowest' if column.proxy else 'Best'} on {column.name}: {best.name}, {table.score(best)}.")
         says += _chosen(table, best)
         if len(own) > 1 and not column.proxy and table.choice is None:
-            says.append(f"A score that chose among {len(own)} recipes is likely too high: on other texts expect less.")
+            says.append(f"The best of {len(own)} scores is likely too high: on other texts expect less.")
         tied = sum(result.scores[column.name].tied for result in own if result is not best)
         which = "the other recipe" if len(own) == 2 else f"{tied} of the {len(own) - 1} other recipes"
         if tied:
             says.append(
-                f"On this data, {which} cannot be told from it: the 95% interval of the paired difference holds 0. "
-                "More labelled texts would tell more."
+                f"On this data {which} may be as good: the 95% interval of the paired difference contains 0. More "
+                "labelled texts would tell more."
             )
         elif len(own) > 1:
-            says.append("Every other recipe is told apart from it on this data.")
+            says.append("On this data every other recipe is surely worse.")
     strongest = table.control
     first = {strongest.name: f"the strongest control of all, {strongest.in_words}"} if strongest else {}
     against = first | {each.name: each.called for each in lead.controls if each.name in scored} | first
@@ -309,11 +338,12 @@ def _chosen(table: Standing, best: Result) -> list[str]:
         return []
     column, unit, choice = table.column, table.column.unit, table.choices[best.name]
     says = [
-        f"Chosen among all {table.choices[CHOICE].candidates} candidates on one half of the {unit} and scored on the "
-        f"other, and the other way round: {column.show_with_interval(table.choice)}. The answer is judged by that."
+        f"The best of all {table.choices[CHOICE].candidates} candidates on one half of the {unit} scores "
+        f"{column.show_with_interval(table.choice)} on the other half (mean of both ways round). The answer is judged "
+        "by this score."
     ]
     if choice.gain is not None and not best.read_at:
-        says.append(f"Of the {choice.candidates} ways to read the best recipe the usual one stands.")
+        says.append(f"Of the {choice.candidates} ways to read the best recipe, the usual one was kept.")
     elif choice.gain is not None:
         told = ", which cannot be told from 0" if choice.gain.tied else ""
         says.append(
@@ -330,7 +360,7 @@ def _beaten(table: Standing, own: Sequence[Result], scored: Mapping[str, Result]
     compared: list[tuple[str, list[Kind]]] = [
         (TF_IDF, ["tf-idf"]),
         (f"the bag of input embeddings{filtered}", ["filtered bag", "bag"]),
-        ("themselves on random weights", ["random"]),
+        ("itself on random weights", ["random"]),
     ]
     says = []
     for what, kinds in compared:
@@ -340,12 +370,14 @@ def _beaten(table: Standing, own: Sequence[Result], scored: Mapping[str, Result]
         held = [each.name for each, controls in first if controls]
         some = "No recipe"
         if kinds == ["random"] and len(held) < len(own):
-            says.append(f"Run on random weights were the best alone: {'; '.join(held)}." if held else _NOT_RANDOM)
+            says.append(f"Only the best were run on random weights, too: {'; '.join(held)}." if held else _NOT_RANDOM)
             some = "None of these"
         if held and len(below) == len(held):
-            says.append(f"{some} beats {what.replace('themselves', 'itself')}.")
+            says.append(f"{some} beats {what}.")
         elif below:
-            says.append(f"Not ahead of {what}: {listed(below, f'of {len(held)} recipes')}.")
+            one = f"{_number(len(below)).capitalize()} of {len(held)} recipes {'does' if len(below) == 1 else 'do'}"
+            names = f": {'; '.join(below)}" if len(below) <= LISTED else ""
+            says.append(f"{one} not beat {what}{names}.")
     return says
 
 

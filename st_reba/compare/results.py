@@ -23,13 +23,13 @@ from ..version import __version__
 TIED = "\N{ALMOST EQUAL TO}"
 
 #: More names than this are a count.
-_LISTED = 3
+LISTED = 3
 
 
 def listed(names: Iterable[str], what: str) -> str:
     """Up to three names, or else how many there are of what."""
     found = list(names)
-    return "; ".join(found) if len(found) <= _LISTED else f"{len(found)} {what}"
+    return "; ".join(found) if len(found) <= LISTED else f"{len(found)} {what}"
 
 
 def measured(value: float) -> str:
@@ -109,10 +109,10 @@ class Result:
         return ", ".join(filter(None, (self.recipe, self.pooling)))
 
     @property
-    def read(self) -> str:
-        """The same as a sentence has it, and where and how it is read."""
+    def in_line(self) -> str:
+        """The same as the answer has it: the pooling in brackets."""
         pooling = "last token" if self.pooling == "last" else self.pooling
-        return ", ".join(filter(None, (self.recipe, pooling, self.read_at)))
+        return f"{self.recipe} ({pooling})" if pooling else self.recipe
 
     @property
     def label(self) -> str:
@@ -198,8 +198,8 @@ class Comparison:
         data: What it was measured on, in words.
         tasks: The columns; the first one decides which recipe is best.
         results: The rows, controls among them.
-        verdict: What the numbers say and what they do not, one sentence each: the best recipe, whether it beats the
-            controls, what is tied with it.
+        verdict: What the answer rests on, and what else the numbers say, one sentence each: the best recipe, whether it
+            beats the controls, what is tied with it.
         skipped: Recipes that this model cannot run, and why.
         lengths: Tokens of each text, for a histogram.
         settings: What was set, by name.
@@ -207,7 +207,7 @@ class Comparison:
         command: The command that made it, as typed.
         date: Of the day, ISO 8601.
         chosen: Name of the result that was chosen before, on other data; empty if these scores are what to choose by.
-        answer: Which recipe to use, how far ahead of using none it is, and how sure that is: what to show first.
+        answer: Which recipe to use, its score, and the score without a recipe, in one line: what to show first.
         use: Name of the result that the answer says to use; empty where it says to use none.
         build: The command that builds that one; empty where there is none.
         items: What was measured on each item of the first task; None where that cannot be told.

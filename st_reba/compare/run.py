@@ -339,18 +339,18 @@ def concluded(
         seconds = spent | {name: spent[own.result] for name, own in taken.items()}
     table = standing(every, scores, seconds, choices)
     if random:
-        last = finalists(table, chosen or answer(table)[1])
+        last = finalists(table, chosen or answer(table).use)
         with recipes.on_random_weights([taken[name].result for name in last]) as untrained:
             scores = score(untrained)
             table = standing([*every, *untrained.all], scores, seconds, choices)
-    said, use = answer(table, chosen)
+    found = answer(table, chosen)
     without = recipes.with_controls and table.results[0].recipe != TF_IDF
     return Comparison(
         model="",
         data="",
         tasks=[each.column for each in scores],
         results=list(table.results),
-        verdict=verdict(table, chosen),
+        verdict=[*found.why, *verdict(table, chosen)],
         skipped=[*recipes.skipped, *skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
         settings={
             **recipes.told,
@@ -362,8 +362,8 @@ def concluded(
         },
         date=time.strftime("%Y-%m-%d"),
         chosen=chosen,
-        answer=said,
-        use=use,
+        answer=found.says,
+        use=found.use,
         items=SavedItems.of(table.items, data, first),
         judged=table.choice,
     )

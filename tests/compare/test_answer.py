@@ -62,14 +62,17 @@ def table(right, task=TASK, resampled=True, costs=None, seed=None, drawn=None, i
 
 
 def says(right, *, chosen="", **settings) -> str:
-    return answer(table(right, **settings), chosen)[0]
+    """The answer and what it rests on, on a line each."""
+    found = answer(table(right, **settings), chosen)
+    return "\n".join([found.says, *found.why])
 
 
 def used(right, *, chosen="", **settings) -> str:
-    return answer(table(right, **settings), chosen)[1]
+    return answer(table(right, **settings), chosen).use
 
 
-HAVE = "what you have, the mean of the last hidden states"
+HAVE = "Without a recipe you have the mean of the last hidden states."
+WITHOUT = "that you have without a recipe"
 CLOSE = {BAG: 0.1, MEAN: 0.5, ECHO: 0.54, PROMPT: 0.555}
 BY_CHANCE = {"seed": 2, "drawn": [PROMPT]}
 TIES = {BAG: 0.1, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.595, REBA: 0.595}
@@ -82,106 +85,116 @@ CHEAP = {PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}
         # Of the two that one has without a recipe the better one counts.
         (
             {BAG: 0.1, RANDOM: 0.2, MEAN: 0.3, LAST: 0.4, PROMPT: 0.7, ECHO: 0.5}, {}, PROMPT,
-            r"Use PromptEOL, last token: 70\.0 \[6\d\.\d, 7\d\.\d\], 30 above what you have \(the last token's hidden "
-            r"state\), ahead of every control\.",
+            r"Use PromptEOL \(last token\): 70\.0, against 40\.0 without a recipe\.\n"
+            r"PromptEOL \(last token\): 70\.0 \[6\d\.\d, 7\d\.\d\]\.\n"
+            r"Without a recipe you have the last token's hidden state\. The recipe is 30 above it\.\n"
+            r"The recipe is ahead of every control\.",
         ),
-        ({PROMPT: 0.6, ECHO: 0.4}, {}, PROMPT, r"Use .*\], and no control was run beside it\."),
+        ({PROMPT: 0.6, ECHO: 0.4}, {}, PROMPT, r"Use PromptEOL \(last token\): 60\.0\.\n.*\]\.\nNo control was run "
+            r"beside the recipe\."),
         # Small differences have a decimal.
-        ({BAG: 0.1, MEAN: 0.4, PROMPT: 0.495}, {}, PROMPT, r"Use .*, 9\.5 above what you have \(the mean of .*"),
+        ({BAG: 0.1, MEAN: 0.4, PROMPT: 0.495}, {}, PROMPT, r"Use .*, against 40\.0 without .* The recipe is 9\.5 "
+            r"above it\..*"),
         (
             {BAG: 0.48, MEAN: 0.2, PROMPT: 0.5}, {"seed": 3}, PROMPT,
-            r"Use PromptEOL, last token: 50\.0 .* not surely ahead of the bag of input embeddings \(48\.0\)\. A bigger "
-            r"model, or more labelled pairs.*",
+            r"Use PromptEOL \(last token\): 50\.0, against 20\.0 without a recipe, but not surely ahead of the bag of "
+            r"input embeddings \(48\.0\)\.\n.*(more labelled pairs would tell|More labelled pairs, or) .*",
         ),
         # What has what one has without a recipe as its better.
         (
             {MEAN: 0.5, LAST: 0.4, PROMPT: 0.505}, {}, "",
-            rf"None: the best, PromptEOL, last token, has 50\.5, and cannot be told from {HAVE} \(50\.0\)\. A bigger "
-            r"model, or more labelled pairs \(by the interval about .*",
+            rf"None: the best, PromptEOL \(last token\), has 50\.5, too close to the 50\.0 {WITHOUT}\.\n{HAVE}\n"
+            r"The difference, 0\.5 \[.*\], cannot be told from 0\.\nBy the interval, about .* more labelled pairs "
+            r"would tell which is ahead; a bigger model may, too\.",
         ),
         (
             {BAG: 0.1, MEAN: 0.6, LAST: 0.4, PROMPT: 0.5}, {}, "",
-            rf"None: no recipe is ahead of {HAVE} \(60\.0\)\. More labelled pairs will hardly change that; a bigger "
-            r"model may\.",
+            rf"None: no recipe beats the 60\.0 {WITHOUT}\.\n{HAVE}\nMore labelled pairs will hardly change that; a "
+            rf"bigger model may\.",
         ),
-        ({MEAN: 0.6}, {}, "", rf"None: no recipe is ahead of {HAVE} \(60\.0\)\."),
+        ({MEAN: 0.6}, {}, "", rf"None: no recipe beats the 60\.0 {WITHOUT}\.\n{HAVE}"),
         (
             {MEAN: 0.4, PROMPT: 0.6}, {"resampled": False}, "",
-            rf"None: the best, .* has 60\.0, and cannot be told from {HAVE} \(40\.0\)\. A bigger model, or more "
-            r"labelled pairs, will say more\.",
+            rf"None: the best, .* has 60\.0, too close to the 40\.0 {WITHOUT}\.\n{HAVE}\nThe difference, 20\.0, "
+            rf"cannot .*\n"
+            r"More labelled pairs, or a bigger model, may tell which is ahead\.",
         ),
         # Another one is ahead by less, on the same items, and surely; but not of a control.
         (
             CLOSE, BY_CHANCE, ECHO,
-            r"Use Echo-2, mean: 54\.0 \[.*\], 4\.0 above what you have \(.*\), ahead of every control\. The best, "
-            r"PromptEOL, last token, has 56\.0, and cannot be told from what you have\.",
+            r"Use Echo-2 \(mean\): 54\.0, against 50\.0 without a recipe\.\n.* is 4\.0 above it\.\n.* ahead of every "
+            rf"control\.\nThe best, PromptEOL \(last token\), has 56\.0, too close to the 50\.0 {WITHOUT}\.",
         ),
-        ({**CLOSE, BAG: 0.545}, BY_CHANCE, "", r"None: the best, PromptEOL, last token,.*"),
+        ({**CLOSE, BAG: 0.545}, BY_CHANCE, "", r"None: the best, PromptEOL \(last token\),.*"),
         # The cheapest of those that cannot be told apart, if it is clearly cheaper and no control equals it.
         (
             TIES, {"costs": CHEAP}, REBA,
-            r"Three recipes cannot be told apart; use the cheapest, ReBA-2, mean: 59\.5 \[.* above what you have .*, "
-            r"ahead of every control\.",
+            r"Use ReBA-2 \(mean\): 59\.5, against 20\.0 without a recipe\.\n.*\nThree recipes cannot be told apart; "
+            r"this one is the cheapest\.\n.*\nThe recipe is ahead of every control\.",
         ),
         (
             TIES, {"costs": {PROMPT: 2.0, ECHO: 1.95, REBA: 1.9}}, PROMPT,
-            r"Use PromptEOL, last token: 60\.0 .* control\. Two other recipes cannot be told from it\.",
+            r"Use PromptEOL \(last token\): 60\.0.*\nTwo other recipes cannot be told from it\.\n.* control\.",
         ),
         ({BAG: 0.594, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.59}, {"costs": CHEAP}, PROMPT, "Use PromptEOL.*"),
         # Not one that a control may equal, where the best is surely ahead of it.
         (
             {BAG: 0.5, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.595, REBA: 0.57},
             {"costs": CHEAP, "seed": 2, "drawn": [REBA]}, ECHO,
-            r"Three recipes .*; use the cheapest that is surely ahead of every control, Echo-2, mean: .*",
+            r"Use Echo-2 \(mean\): .*\nThree recipes .* this one is the cheapest of those that are surely ahead of "
+            r"every control\..*",
         ),
         # What was chosen before stays chosen; a word on it is none on the others.
-        (TIES, {"costs": CHEAP, "chosen": ECHO}, ECHO, r"Use Echo-2, mean: 59\.5 \[.*"),
-        (CLOSE, {**BY_CHANCE, "chosen": PROMPT}, "", r"None: the best, PromptEOL, .* and cannot be told from .*"),
+        (TIES, {"costs": CHEAP, "chosen": ECHO}, ECHO, r"Use Echo-2 \(mean\): 59\.5, .*"),
+        (CLOSE, {**BY_CHANCE, "chosen": PROMPT}, "", r"None: the best, PromptEOL .*, too close to .*"),
         (
             {MEAN: 0.4, PROMPT: 0.2, ECHO: 0.7}, {"chosen": PROMPT}, "",
-            rf"None: PromptEOL, last token, which was chosen, has 20\.0, behind {HAVE} \(40\.0\)\. More .*",
+            rf"None: PromptEOL \(last token\), which was chosen, has 20\.0, behind the 40\.0 "
+            rf"{WITHOUT}\.\n{HAVE}\nMore .*",
         ),
         (
             {BAG: 0.425, MEAN: 0.3, PROMPT: 0.42, ECHO: 0.836}, {"chosen": PROMPT}, "",
-            r"None: PromptEOL, last token, which was chosen, has 42\.0 and does not beat the bag of input embeddings "
-            r"\(42\.5\)\..*",
+            r"None: PromptEOL \(last token\), which was chosen, has 42\.0 and does not beat the bag of input "
+            r"embeddings \(42\.5\)\..*",
         ),
         ({BAG: 0.9, PROMPT: 0.42, ECHO: 0.836}, {"chosen": PROMPT}, "", r"None: no recipe beats the bag .*"),
-        ({MEAN: 0.4, PROMPT: 0.6}, {"chosen": MEAN}, "", rf"None: .* which was chosen, is {HAVE} \(40\.0\)\."),
+        ({MEAN: 0.4, PROMPT: 0.6}, {"chosen": MEAN}, "", r"None: .* which was chosen, is what you have without a "
+            r"recipe \(40\.0\)\."),
         (
             {BAG: 0.9, MEAN: 0.7, PROMPT: 0.4, ECHO: 0.5}, {"task": LOSS}, PROMPT,
-            r"Use PromptEOL, last token: 0\.400 \[0\.3.*\], 0\.300 below what you have \(.*\), ahead of every.*",
+            r"Use PromptEOL \(last token\): 0\.400, against 0\.700 without .* is 0\.300 below it\.\n.* ahead of "
+            r"every.*",
         ),
         ({MEAN: 0.4, PROMPT: 0.6}, {"task": PROXY}, "", "Without labels there is no answer.*"),
     ],
 )  # fmt: skip
 def test_what_to_use(right, settings, use, pattern):
-    assert re.fullmatch(pattern, says(right, **settings)), says(right, **settings)
+    assert re.fullmatch(pattern, says(right, **settings), re.DOTALL), says(right, **settings)
     assert used(right, **settings) == use
 
 
 @pytest.mark.parametrize("control", [BAG, RANDOM])
 def test_none_where_a_control_scores_as_high(control):
     assert says({control: 0.8, MEAN: 0.3, PROMPT: 0.5}) == (
-        f"None: no recipe beats {CALLED[control]} (80.0); the best, PromptEOL, last token, has 50.0. More labelled "
+        f"None: no recipe beats {CALLED[control]} (80.0); the best, PromptEOL (last token), has 50.0.\nMore labelled "
         "pairs will hardly change that; a bigger model may."
     )
     # The same on every item: no number of pairs tells them apart.
     same = says({control: 0.7, MEAN: 0.3, PROMPT: 0.7})
-    assert same.endswith("has 70.0. A bigger model, or more labelled pairs, will say more.")
+    assert same.endswith("has 70.0.\nMore labelled pairs, or a bigger model, may tell which is ahead.")
     # Nobody sees what a 60.2 is ahead of a 60.2 by.
     level = {control: 0.60196, PROMPT: 0.60204}
-    start = f"None: no recipe beats {CALLED[control]} (60.2); the best, PromptEOL, last token, has 60.2"
+    start = f"None: no recipe beats {CALLED[control]} (60.2); the best, PromptEOL (last token), has 60.2"
     assert says(level, items=100_000, resampled=False).startswith(start)
     assert used({control: 0.6014, PROMPT: 0.60204}, items=100_000, resampled=False) == PROMPT
     have = says({MEAN: 0.60196, PROMPT: 0.60204}, items=100_000, resampled=False)
-    assert have.startswith(f"None: the best, PromptEOL, last token, has 60.2, level with {HAVE} (60.2). ")
+    assert have.startswith(f"None: the best, PromptEOL (last token), has 60.2, level with the 60.2 {WITHOUT}.")
 
 
 def test_how_many_more_would_tell():
     """From the paired interval by the square-root law, to one digit."""
     text = says({BAG: 0.56, MEAN: 0.3, PROMPT: 0.5}, seed=1)
-    about = re.search(r"or more labelled pairs \(by the interval about ([\d,]+) more would do\), will say more", text)
+    about = re.search(r"By the interval, about ([\d,]+) more labelled pairs would tell which is ahead", text)
     # Two scores that do not depend on each other: 1.96 standard errors of their difference are half the interval.
     half = 1.96 * np.sqrt((0.56 * 0.44 + 0.5 * 0.5) / 200)
     expected = 200 * (1.43 * half / 0.06) ** 2 - 200
@@ -224,12 +237,12 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
     [
         (
             CLEAR, {},
-            ["Best on STS: PromptEOL, last, 90.0 [", "Every other recipe is told apart from it on this data.",
-             "A score that chose among 2 recipes is likely too high: on other texts expect less.",
+            ["Best on STS: PromptEOL, last, 90.0 [", "On this data every other recipe is surely worse.",
+             "The best of 2 scores is likely too high: on other texts expect less.",
              f"It beats {STRONGEST}, PromptEOL, last on random weights (30.0 [",
              "It beats the bag of input embeddings (20.0 [",
-             "Run on random weights were the best alone: PromptEOL, last."],
-            ["Not ahead", "No recipe"],
+             "Only the best were run on random weights, too: PromptEOL, last."],
+            ["not beat", "No recipe"],
         ),
         ({BAG: 0.2, PROMPT: 0.9}, {}, ["Nothing was run on random weights"], ["likely too high"]),
         (
@@ -243,11 +256,12 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
         ({PROMPT: 0.9, ECHO: 0.5}, {"chosen": PROMPT}, ["were known: PromptEOL, last, 90.0 ["], ["ahead of it here"]),
         (
             {BAG: 0.585, RANDOM: 0.59, PROMPT: 0.59, ECHO: 0.585}, {},
-            ["the other recipe cannot be told from it", "It is not surely ahead of the bag of input embeddings",
-             "Not ahead of the bag of input embeddings: Echo-2, mean.", "None of these beats itself on"],
+            ["On this data the other recipe may be as good", "It is not surely ahead of the bag of input embeddings",
+             "One of 2 recipes does not beat the bag of input embeddings: Echo-2, mean.", "None of these beats itself "
+             "on"],
             [],
         ),
-        ({PROMPT: 0.59, ECHO: 0.585, REBA: 0.1}, {}, ["1 of the 2 other recipes cannot be told from it"], []),
+        ({PROMPT: 0.59, ECHO: 0.585, REBA: 0.1}, {}, ["1 of the 2 other recipes may be as good"], []),
         (
             {BAG: 0.9, RANDOM: 0.8, PROMPT: 0.5, ECHO: 0.4}, {},
             ["The strongest control of all wins: the bag of input embeddings (90.0 [",
@@ -263,7 +277,7 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
         (
             {BAG: 0.2, WHITE: 0.95, WHITENED: 0.9, ECHO: 0.5}, {},
             ["It beats the bag of input embeddings (20.0 [", "wins: the bag of input embeddings, whitened (95.0 [",
-             "Not ahead of the bag of input embeddings behind the same filter: A, whitened, mean."],
+             "One of 2 recipes does not beat the bag of input embeddings behind the same filter: A, whitened, mean."],
             [],
         ),
         ({BAG: 0.2, WHITE: 0.95, WHITENED: 0.9, ECHO: 0.1}, {}, ["No recipe beats the bag of input embeddings"], []),
@@ -274,7 +288,7 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
             ["likely too high"],
         ),
         ({BAG: 0.2, PROMPT: 0.9}, {"resampled": False}, [f"It is not surely ahead of {STRONGEST}, the bag"], []),
-        ({TF_IDF: 0.55, PROMPT: 0.6, ECHO: 0.5}, {}, ["Not ahead of tf-idf: Echo-2, mean."], []),
+        ({TF_IDF: 0.55, PROMPT: 0.6, ECHO: 0.5}, {}, ["One of 2 recipes does not beat tf-idf: Echo-2, mean."], []),
         ({TF_IDF: 0.65, PROMPT: 0.6, ECHO: 0.5}, {}, ["No recipe beats tf-idf."], []),
     ],
 )  # fmt: skip

@@ -224,7 +224,7 @@ def test_the_answer_is_judged_by_the_choice(found):
     _, _, comparison = found
     assert CHOICE in comparison.items.values
     assert not any(result.recipe == CHOICE for result in comparison.results)
-    assert any("Chosen among all" in sentence for sentence in comparison.verdict)
+    assert any("The best of all" in sentence for sentence in comparison.verdict)
     assert not any("likely too high" in sentence for sentence in comparison.verdict)
     assert comparison.items.first == 35
 
