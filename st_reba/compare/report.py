@@ -1,6 +1,6 @@
-"""What a comparison found, written down: a page with its figure, its numbers as CSV, and the recipe to use as a model.
+"""What a comparison found, written down: a page with pictures, its numbers as CSV, and the recipe to use as a model.
 
-The page is HTML that needs nothing else. Lengths in its figure are in points; on a page, one point is about one pixel.
+The page is HTML that needs nothing else.
 """
 
 from __future__ import annotations
@@ -8,38 +8,27 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from ..evaluation import drawing
-from ..evaluation.drawing import drawable, drawing_style, printable
-from ..evaluation.tasks import Measure
+from ..evaluation.drawing import drawable, drawing_style
 from ..files import atomic_directory
 from ..hub import card
 from ..optional import require
-from ..recipes.recipe import TF_IDF, Recipe, device_of
+from ..recipes.recipe import Recipe, device_of
+from .pictures import cost_figure, levels, round_axis, timed
 from .recipes import Recipes
-from .results import TIED, Comparison, Result, best_of, has_number, measured, rank, rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from .results import TIED, Comparison, Result, best_of, measured, rows
 
 _ASSETS = Path(__file__).parent.parent / "assets"
 # So many recipes are shown on the page; the others are folded away.
 _OPEN_ROWS = 15
 # On a page with more tasks, random weights stand beside the first alone.
 _FEW_TASKS = 3
-_MARKERS = "os^DvP"
-# Beside the plane of costs and scores there is room for so many names.
-_NAMED = 10
 
 
 def write_report(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
@@ -190,11 +179,7 @@ def _page(comparison: Comparison, figure: dict[str, str] | None) -> str:
     few = len(tasks) <= _FEW_TASKS
     # Where no recipe has a number, none is to be used.
     choice = None if best_of(comparison.results, tasks[0]) is None else comparison.choice()
-    intervals = [
-        [cell.score for cell in cells if cell and tasks[number].show_interval(cell.score)]
-        for number, cells in enumerate(zip(*(row.cells for row in table), strict=True))
-    ]
-    ends = [[end for score in column for end in (score.low, score.value, score.high)] for column in intervals]
+    place, ticks = round_axis(comparison)
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
         measured=measured,
@@ -205,7 +190,12 @@ def _page(comparison: Comparison, figure: dict[str, str] | None) -> str:
         controls=[row for row in table if row.result.control],
         few=few,
         random=[bool(comparison.on_random_weights) and (few or task is tasks[0]) for task in tasks],
-        ranges=[(min(column), max(column) - min(column) or 1) if column else None for column in ends],
+        intervals=any(
+            task.show_interval(cell.score) for row in table for task, cell in zip(tasks, row.cells, strict=True) if cell
+        ),
+        place=place,
+        ticks=ticks,
+        levels=rows(comparison, levels(comparison)),
         timed=any(result.cost is not None for result in comparison.results),
         proxies=[task for task in tasks if task.proxy],
         descriptions={row.result.recipe: row.result.says for row in table if row.result.says},
@@ -218,7 +208,7 @@ def _draw(comparison: Comparison, directory: Path) -> dict[str, str] | None:
     from matplotlib.text import Text
 
     task = comparison.tasks[0]
-    if not _timed(comparison):
+    if not timed(comparison):
         return None
     with drawing_style():
         figure = cost_figure(comparison)
@@ -238,144 +228,3 @@ def _draw(comparison: Comparison, directory: Path) -> dict[str, str] | None:
         "alt": f"Scatter plot of cost against {task.name} for every recipe, with the controls as lines. {choice.name} "
         f"reaches {task.show(choice.scores[task.name].value)}{at}. The table holds all the numbers.",
     }
-
-
-# The figure
-
-
-def _timed(comparison: Comparison) -> list[Result]:
-    task = comparison.tasks[0]
-    own = [result for result in comparison.results if not result.control]
-    return [result for result in own if result.cost is not None and has_number(result, task)]
-
-
-def pareto_front(results: Iterable[Result], task: Measure) -> list[Result]:
-    """Those that nothing cheaper equals or beats, from the cheapest to the dearest, of those that were timed."""
-    timed = [(result.cost, rank(result, task), result) for result in results if result.cost is not None]
-    front: list[Result] = []
-    for _, place, result in sorted(timed, key=lambda entry: entry[:2]):
-        if place < (rank(front[-1], task) if front else math.inf):
-            front.append(result)
-    return front
-
-
-def cost_figure(comparison: Comparison) -> Figure:
-    """Cost against the first task's score, with intervals and the Pareto front; controls are levels to be beaten.
-
-    Args:
-        comparison: A recipe of it at least must have both a cost and a score.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    task, choice, timed = comparison.tasks[0], comparison.choice(), _timed(comparison)
-    front = pareto_front(timed, task)
-    points = {result.name: (result.cost or 0.0, result.scores[task.name].value * task.scale) for result in timed}
-    colours = {each.name: drawing.BLUE if each.scores[task.name].tied else drawing.PALE for each in timed}
-    colours[choice.name] = drawing.ORANGE
-    markers = dict(zip(dict.fromkeys(result.pooling for result in timed), _MARKERS * len(timed), strict=False))
-
-    figure = Figure(figsize=(660 / 72, 410 / 72), dpi=144, layout="constrained")
-    # Names have a measured size before anything is saved.
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color=drawing.GRID, linewidth=0.8)
-    _cost_axis(axes, [result.cost for result in timed if result.cost is not None])
-    proxy = [] if task.greater_is_better else ["lower is better"]
-    quantity = [f"{task.name}: {task.metric}", *proxy, *(["a proxy"] if task.proxy else [])]
-    axes.set_ylabel(", ".join(map(printable, quantity)))
-
-    levels = _levels(comparison, task)
-    dashed: dict[str, Any] = {"color": drawing.GREY, "linewidth": 1.2, "linestyle": "--"}
-    for level in levels:
-        axes.axhline(level.scores[task.name].value * task.scale, **dashed)
-    steps: dict[str, Any] = {"color": drawing.BLUE, "linewidth": 1.2}
-    if len(front) > 1:
-        corners = zip(*(points[each.name] for each in front), strict=True)
-        axes.plot(*corners, drawstyle="steps-post", zorder=1.5, **steps)
-    for result in timed:
-        (x, y), score, colour = points[result.name], result.scores[task.name], colours[result.name]
-        ends = [score.low * task.scale, score.high * task.scale]
-        axes.plot([x, x], ends, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
-        size, above = (10, 4) if result is choice else (7, 3)
-        dot: dict[str, Any] = {"markersize": size, "markeredgecolor": drawing.SURFACE, "zorder": above}
-        axes.plot([x], [y], markers[result.pooling], color=colour, **dot)
-
-    square: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 7, "markeredgecolor": drawing.SURFACE}
-    meanings = {
-        drawing.ORANGE: "to use" if comparison.use else "best",
-        drawing.BLUE: "cannot be told from the best",
-        drawing.PALE: "worse",
-    }
-    shown = {colours[result.name] for result in timed}
-    key = [(Line2D([], [], color=colour, **square), what) for colour, what in meanings.items() if colour in shown]
-    for pooling, marker in markers.items() if len(markers) > 1 else ():
-        hollow = {**square, "marker": marker, "color": "none", "markeredgecolor": drawing.MUTED}
-        key.append((Line2D([], [], **hollow), printable(pooling, 14)))
-    if len(front) > 1:
-        key.append((Line2D([], [], **steps), "Pareto front"))
-    if any(result.control for result in comparison.results):
-        key.append((Line2D([], [], **dashed), "controls, to be beaten"))
-    beside: dict[str, Any] = {"frameon": False, "handlelength": 1.6, "columnspacing": 1.4}
-    figure.legend(*zip(*key, strict=True), loc="outside lower left", ncols=5, **beside)
-
-    # The most telling first: not all may be named.
-    timed.sort(key=lambda result: (result is not choice, result not in front, rank(result, task)))
-    _names_beside(axes, timed[: _NAMED - len(levels)], levels, choice, task)
-    return figure
-
-
-def _levels(comparison: Comparison, task: Measure) -> list[Result]:
-    """The strongest control of each sort."""
-    untrained = {result.name for result in comparison.on_random_weights.values()}
-    strongest: dict[str, Result] = {}
-    for result in sorted(comparison.results, key=lambda result: rank(result, task)):
-        if result.control and has_number(result, task):
-            sort = "random" if result.name in untrained else TF_IDF if result.recipe == TF_IDF else "bag"
-            strongest.setdefault(sort, result)
-    return list(strongest.values())
-
-
-def _cost_axis(axes: Axes, costs: Sequence[float]) -> None:
-    """From the cheapest to the dearest with room for labels, on a logarithmic scale if recipes lie far apart."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-
-    low, high = min(costs), max(costs)
-    if low > 0 and high > 8 * low:
-        margin = (high / low) ** 0.12
-        axes.set_xscale("log")
-        axes.set_xlim(low / margin, high * margin)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=20))
-        axes.xaxis.set_minor_locator(NullLocator())
-    else:
-        margin = 0.15 * (high - low) or 0.5
-        axes.set_xlim(max(0, low - margin) or -0.04 * high, high + margin)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=10))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}×"))
-    axes.set_xlabel("time as a multiple of the classical embedding's")
-
-
-def _names_beside(
-    axes: Axes, results: Sequence[Result], levels: Sequence[Result], choice: Result, task: Measure
-) -> None:
-    """Names in a column to the right, in the order of their heights, each with a line to its point or level."""
-    named = sorted([*results, *levels], key=lambda result: result.scores[task.name].value)
-    for place, result in enumerate(named):
-        height = result.scores[task.name].value * task.scale
-        name = f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}"
-        line = {"arrowstyle": "-", "color": drawing.GREY, "linewidth": 0.6, "relpos": (0, 0.5)}
-        axes.annotate(
-            fill(printable(result.in_words) if result.control else name, 30),
-            xy=(1, height) if result.control else (result.cost or 0, height),
-            xycoords=axes.get_yaxis_transform() if result.control else axes.transData,
-            xytext=(1.04, (place + 0.5) / len(named)),
-            textcoords="axes fraction",
-            verticalalignment="center",
-            fontsize="small",
-            fontweight="bold" if result is choice else "normal",
-            color=drawing.MUTED if result.control else drawing.INK,
-            arrowprops={**line, "shrinkB": 0 if result.control else 5},
-        )

@@ -15,7 +15,8 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from st_reba.compare import report
-from st_reba.compare.report import cost_figure, pareto_front, write_report, write_results
+from st_reba.compare.pictures import cost_figure, pareto_front, round_axis
+from st_reba.compare.report import write_report, write_results
 from st_reba.compare.results import Comparison, Result, measured
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.drawing import drawing_style
@@ -132,7 +133,9 @@ def test_what_the_page_has_around_its_table(demo):
     comparison, _, page = demo
     assert page.all("p", class_="first") == [comparison.answer]
     order = [tag for tag, _, _ in page.elements if tag in ("section", "figure", "table")]
-    assert order[:3] == ["section", "section", "figure"]
+    # The forest plot, score against cost, then the table.
+    assert order == ["section", *["section", "figure"] * 2, "section", "table", "section"]
+    assert page.all("summary")[0] == "Why, and how sure is that?"
     assert set(comparison.verdict) <= set(page.all("li"))
     text = page.all("main")[0]
     for task in comparison.tasks:
@@ -160,7 +163,7 @@ def test_the_page_loads_nothing_and_can_be_read_aloud(demo):
     assert len(picture["alt"]) > 40
     drawn = base64.b64decode(picture["src"].partition(",")[2]).decode()
     assert ElementTree.fromstring(drawn).findall(".//{http://www.w3.org/2000/svg}text")
-    assert "Echo-2, bidirectional, last" in drawn
+    assert "Echo-2, bidirectional," in drawn
     assert imread(directory / "cost.png").std() > 0.05
 
 
@@ -172,7 +175,12 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path, undrawn):
     assert rows[2] == ["Classical = ReBA-1 = Bidirectional mean", tied, "3.000 best [2.500, 3.500]", "1.0×", "10"]
     assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "1.000 [0.500, 1.500]", "", ""]
     assert page.all("strong") == ["bold", "70.0", "3.000"]
-    assert 'style="--low: 71.4%; --value: 85.7%; --high: 100.0%"' in text
+    # The forest plot goes from 0 to 80, and is shaded up to the control.
+    assert re.findall(r'--low: ([\d.]+)%; --high: ([\d.]+)%"></i><i class="dot" style="--value: ([\d.]+)%', text) == [
+        ("75.0", "100.0", "87.5"), ("50.0", "75.0", "62.5"), ("12.5", "37.5", "25.0"),
+    ]  # fmt: skip
+    assert text.count('class="level" style="--value: 25.0%"') == 3
+    assert [tick for tick in page.all("i") if tick] == ["0", "20", "40", "60", "80"]
     assert "The text stands 2 times." in page.all("dd")
     assert page.all("code") == ["st-reba build", "st-reba compare"]
     # What is not known is empty in the CSV.
@@ -217,7 +225,7 @@ def test_a_long_page_folds(tmp_path, monkeypatch, undrawn):
     small = dataclasses.replace(found, tasks=found.tasks[:4], results=found.results[-5:])
     text, page = page_of(small, tmp_path)
     assert "Which recipe for 智源/悟道-中文语言模型-7B?" in text
-    assert page.all("summary") == ["1 more recipe", "What was measured"]
+    assert page.all("summary")[-2:] == ["1 more recipe", "What was measured"]
     assert all(len(cells) == 7 for cells in page.rows() if not cells[0].startswith("Controls"))
 
 
@@ -299,8 +307,8 @@ def test_recipes_are_points_and_controls_are_levels():
     more = [result("Bag, whitened", 0.25, 0.1, control=True), result("tf-idf", 0.22, None, control=True)]
     figure = figure_of([RESULTS[0], echo, untrained, *RESULTS[2:], *more, result("Not timed", 0.4, None)])
     # Of the two bags the stronger one.
-    levels = ["Random weights, Echo-2, mean", "tf-idf, mean", "Bag, whitened, mean"]
-    assert names(figure) == [*levels, "RT-2, mean", "Classical, mean", "Echo-2, mean"]
+    controls = ["Bag, whitened, mean", "tf-idf, mean", "Random weights, Echo-2, mean"]
+    assert names(figure) == ["Echo-2, mean", "Classical, mean", "RT-2, mean", *controls]
     lines = figure.axes[0].lines
     assert sorted(line.get_ydata()[0] for line in lines if line.get_linestyle() == "--") == [10.0, 22.0, 25.0]
     points = [tuple(line.get_xydata()[0]) for line in lines if line.get_marker() != "None"]
@@ -312,17 +320,38 @@ def test_recipes_are_points_and_controls_are_levels():
     assert used.legends[0].get_texts()[0].get_text() == "to use"
 
 
-def test_names_are_few_and_none_covers_another_or_leaves_the_figure():
+def test_a_name_stands_at_its_point_and_covers_nothing():
     many = [result(f"Echo-{place}, with a filter of a long name", 0.71 + place / 1000, 3.0 + place, tied=True)
             for place in range(2, 30)]  # fmt: skip
-    figure = figure_of([*RESULTS, *many, result("a" * 500, 0.9, 40.0)])
+    figure = figure_of([*RESULTS, *many, result("a" * 500, 0.9, 40.0), result("模型" * 9, 0.4, 30.0)])
     axes = figure.axes[0]
     # An annotation's own extent has its line in it.
     boxes = [Text.get_window_extent(text) for text in axes.texts]
-    assert len(boxes) == 10
+    # There is no room for most of those that are close to each other.
+    assert 4 < len(boxes) < 16
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    assert all(box.x0 > axes.get_window_extent().x1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes)
-    assert axes.get_window_extent().width > 0.3 * figure.bbox.width
+    assert all(axes.bbox.contains(*corner) for box in boxes for corner in box.corners())
+    points = axes.transData.transform([line.get_xydata()[0] for line in axes.lines if line.get_marker() != "None"])
+    assert not any(box.contains(*point) for box in boxes for point in points)
+    assert axes.texts[0].get_text().startswith("aaa")
+    assert axes.get_window_extent().width > 0.7 * figure.bbox.width
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.43, 0.79], ["20", "40", "60", "80", "100"]),
+        ([-0.013, 0.013], ["−15", "−10", "−5", "0", "5", "10", "15"]),
+        ([NAN], ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
+        ([0.5], ["40", "45", "50", "55", "60"]),
+    ],
+)
+def test_ticks_of_the_forest_plot_are_round(values, ticks):
+    found = Comparison("a model", "texts", [TASK], [result(f"Echo-{value}", value) for value in values])
+    place, shown = round_axis(found)
+    assert shown == ticks
+    first, last = (float(tick.replace("−", "-")) / 100 for tick in (shown[0], shown[-1]))
+    assert (place(first), place(last)) == (pytest.approx(0), pytest.approx(100))
 
 
 @pytest.mark.parametrize(
