@@ -152,7 +152,7 @@ def build(
     else:
         check_template(template)
     if sparse:
-        refuse(context, "--sparse reads the end of a prompt", "--pooling", *_LAYOUT)
+        refuse(context, "--sparse reads the last token of a prompt and nothing else", "--pooling", *_LAYOUT)
     else:
         refuse(context, "without --sparse no token of the vocabulary is weighed", "--expansion", "--top-k")
     if multi_vector:
@@ -318,7 +318,7 @@ def _with_shares(chosen: Recipe, shares: str | None) -> Recipe:
         return chosen
     parts = chosen.row.parts
     if parts == 1:
-        raise ValueError(f"--shares: {chosen.name} has no parts; leave it out, or give a recipe such as topic.")
+        raise ValueError(f"--shares: {chosen.name} has no parts. Leave --shares out, or give a recipe such as topic.")
     try:
         counts = [float(share) for share in shares.split(",")]
     except ValueError:

@@ -121,7 +121,7 @@ def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, t
     if asked is not None and not any(asked in recipe.row.prompt_languages for recipe in recipes):
         raise ValueError(
             f"--prompt-language {asked}: {', '.join(dict.fromkeys(recipe.key for recipe in recipes))} cannot "
-            f"ask in {LANGUAGES[asked]}; leave it out, or give a recipe that can, such as prompteol."
+            f"ask in {LANGUAGES[asked]}. Leave --prompt-language out, or give a recipe that can, such as prompteol."
         )
     turned = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
     if names := dict.fromkeys(find(row.unchanged or row.key).row.name for row in turned):

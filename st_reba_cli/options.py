@@ -461,4 +461,4 @@ def refuse(context: typer.Context, why: str, *names: str) -> None:
     """
     given = typed(context)
     if named := [name for name in names if name in given]:
-        raise ValueError(f"{', '.join(named)}: {why}; leave {'it' if len(named) == 1 else 'them'} out.")
+        raise ValueError(f"{', '.join(named)}: {why}. Leave {', '.join(named)} out.")

@@ -51,9 +51,11 @@ def serve(
         ),
     ] = None,
     truncate: Annotated[bool, option("Cut texts that are too long for the model, or refuse them.")] = True,
-    batch_tokens: Annotated[int, option("Of a batch, padding included, at most.", min=1)] = 8192,
+    batch_tokens: Annotated[int, option("Tokens of a batch at most, padding included.", min=1)] = 8192,
     batch_size: Annotated[int, option("Texts of a batch, at most.", min=1)] = 256,
-    queue_tokens: Annotated[int, option("That wait at most; what comes then is told when to try again.", min=1)] = MIB,
+    queue_tokens: Annotated[
+        int, option("Tokens that may wait. More are refused (429), to be tried later.", min=1)
+    ] = MIB,
     max_inputs: Annotated[int, option("Texts of a request, at most.", min=1)] = 2048,
     max_body: Annotated[int, option("MiB of a request, at most.", min=1)] = 8,
     revision: Annotated[str | None, option("Branch, tag or commit of MODEL on the Hub.")] = None,

@@ -43,21 +43,21 @@ TAKEN = "full exists and is not an empty directory: choose another"
 NO_SUCH = "no/such-model: there is no such directory, and it cannot be had from the Hub ("
 DAMAGED = "model.safetensors: these weights are damaged or cut short ("
 OF_DEMO = "--language and --demo choose among the demo texts: leave them out with data of your own."
-SAVED = "--saved shows what was found before, beside --against if that is given; leave"
+SAVED = "--saved shows what was found before, beside --against if that is given. Leave"
 
 #: By command: what is typed behind its line, the exit code, and what is said at once. 2: click's own sentences.
 AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "build": [
         ("--out full", 1, f"{TAKEN} --out"),
         ("--rerank --method echo --repetitions 2 --layers all --no-normalize", 1, "--method, --repetitions, --layers, "
-         "--no-normalize: --rerank reads a query and a document together; leave them out."),
-        ("--sparse --pooling mean --no-normalize", 1, "--pooling, --no-normalize: --sparse reads the end of a prompt"),
+         "--no-normalize: --rerank reads a query and a document together. Leave --method, --repetitions, "),
+        ("--sparse --pooling mean --no-normalize", 1, "--pooling, --no-normalize: --sparse reads the last token of a"),
         ("--expansion 3 --top-k 2", 1, "--expansion, --top-k: without --sparse no token of the vocabulary is weighed"),
-        ("--fit-half 1 --columns a,b", 1, "--fit-half, --columns: without --fit-texts nothing is read; leave"),
+        ("--fit-half 1 --columns a,b", 1, "--fit-half, --columns: without --fit-texts nothing is read. Leave"),
         ("--recipe topic --fit-texts texts.txt --fit-half 3", 2, "Invalid value"),
         ("--dimensions 8 --keep-punctuation", 1, "--dimensions, --keep-punctuation: without --multi-vector"),
         ("--template {text}: --prompt-language zh", 1, "--prompt-language: --template says which prompt is read"),
-        ("--recipe reba-2 --method reba", 1, "--method: --recipe says the same thing; leave it out."),
+        ("--recipe reba-2 --method reba", 1, "--method: --recipe says the same thing. Leave --method out."),
         ("--method [red]rabe[/blue]", 1, "There is no --method [red]rabe[/blue]: give one of classical, "),
         ("--layers top", 1, "--layers 'top': use \"all\" or indices separated by commas"),
         ("--recipe prompteo", 1, "There is no recipe 'prompteo'. Near it: prompteol"),
@@ -79,7 +79,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--data no.tsv", 1, f"no.tsv: {NOT_THERE}"),
         ("--data 'no/*.tsv'", 1, "no file has such a name"),
         ("--mteb STSB --data pairs.tsv --dry-run", 1, "--data, --dry-run: --mteb brings its own texts"),
-        ("--mteb-results out", 1, "--mteb-results: without --mteb there are no tasks of it; leave it out."),
+        ("--mteb-results out", 1, "--mteb-results: without --mteb there are no tasks of it. Leave --mteb-results out."),
         ("--language zh --data pairs.tsv", 1, OF_DEMO),
         ("--queries q.jsonl --qrels r.tsv", 1, "Retrieval takes --queries, --corpus and --qrels, all three"),
         ("--columns a,b,c", 1, "--columns is for --data"),
@@ -89,13 +89,13 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--saved c.json --out new --save-best best", 1, f"--model, --out, --save-best: {SAVED} them out."),
         ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes or tasks with"),
         ("--seed 5", 2, "No such option: --seed"),
-        ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is; leave"),
+        ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is. Leave"),
         ("--mteb STSB --no-choose", 1, "--no-choose: --mteb brings its own texts"),
         ("--prompts no.txt", 2, NO_FILE),
     ],
     "distil": [
         ("", 1, "--recipe, --model, --texts missing: give a recipe, its model and texts; or --config."),
-        ("--recipe a --config c.json", 1, "--recipe: with --config all of it stands in the file; leave it out."),
+        ("--recipe a --config c.json", 1, "--recipe: with --config all of it stands in the file. Leave --recipe out."),
         ("--recipe echo-2 --model ./no --texts texts.txt", 1, f"./no: {NO_MODEL}"),
         ("--recipe ehco --model lm --texts texts.txt", 1, "There is no recipe 'ehco'. Near it: echo"),
     ],
@@ -108,7 +108,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     ],
     "export": [
         ("", 1, "What is exported is one of --static, --plain: give one of them, with a directory."),
-        ("--static a --pieces", 1, "--pieces: it says how --plain tokenises; leave it out."),
+        ("--static a --pieces", 1, "--pieces: it says how --plain tokenises. Leave --pieces out."),
         ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
     ],
     "layers": [
@@ -162,7 +162,10 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data pairs.tsv --recipes tf-idf", "'tf-idf' is a control, to be compared with: it is no model to be"),
         ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "--prompt-language zh: classical, echo-2"),
         ("--data texts.txt --save-best best", "--save-best needs labels, and plain texts have none"),
-        ("--data texts.txt --prompts ending.txt", "--prompts: plain texts have no labels to choose by; leave it out."),
+        (
+            "--data texts.txt --prompts ending.txt",
+            "--prompts: plain texts have no labels to choose by. Leave --prom",
+        ),
         ("--data pairs.tsv --prompts ending.txt", "--prompts: "),
         ("--data pairs.tsv --prompts pairs.tsv", "has 0 slots: write {text} once, where the text stands, as in"),
         ("--data pairs.tsv --recipes classical --prompts ending.txt", "--prompts: none of the recipes asks for one"),

@@ -107,7 +107,7 @@ def test_what_is_tried_over_a_server(server):
         ("build --out m --model lm --endpoint {url}", "one of the two"),
         (
             "build --out m --endpoint {url} --repetitions 3",
-            "--endpoint has the language model in a server; leave it out",
+            "--endpoint has the language model in a server. Leave ",
         ),
         ("build --out m --endpoint {url} --recipe reba-2", "Give one of classical, prompteol, topic"),
         ("build --out m --endpoint {url} --key-variable SECRET", "it ends in API_KEY"),
