@@ -86,7 +86,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--repetitions 2 --recipes reba-2,classical", 1, "--repetitions: it is for --recipes all, as the few"),
         ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
         # Model and device stand in what was typed already.
-        ("--saved c.json --out new --save-best best", 1, f"--model, --out, --save-best: {SAVED} --model, --out, --save-"),
+        ("--saved c.json --out new --save-best best", 1, f"--model, --out, --save-best: {SAVED} --model, --out, --sav"),
         ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes or tasks with"),
         ("--seed 5", 2, "No such option: --seed"),
         ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is. Leave"),
