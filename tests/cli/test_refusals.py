@@ -29,6 +29,7 @@ LINES = {
     "export": "export --model lm",
     "layers": "layers --model lm --data pairs.tsv --out out",
     "push": "push",
+    "recipes": "recipes",
     "search": "search --model lm",
     "serve": "serve",
     "train": "train freeze --out out",
@@ -115,6 +116,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--template 'no slot'", 1, "The template 'no slot' has no {text}"),
         ("--batch-size 0", 2, "Invalid value"),
     ],
+    "recipes": [("topi", 1, "There is no recipe 'topi'. Near it: topic"), ("topic@2", 1, "give a recipe's key alone")],
     "push": [("saved name", 1, '"name": a repository is "org/name"'), ("no org/name", 2, NO_FILE)],
     "search": [("--save-best full", 1, f"{TAKEN} --save-best")],
     "serve": [
