@@ -3,6 +3,7 @@
 from .cls_energy import CLSEnergyEvaluator
 from .geometry import EmbeddingGeometryEvaluator
 from .layers import DependencyEvaluator, TurningPointEvaluator
+from .mteb import mteb_model
 from .odd_one_out import MissingWordError, OddOneOutEvaluator, Question
 from .pairs import AgreementEvaluator, ConditionalSimilarityEvaluator, PairScoreEvaluator
 
@@ -17,4 +18,5 @@ __all__ = [
     "PairScoreEvaluator",
     "Question",
     "TurningPointEvaluator",
+    "mteb_model",
 ]

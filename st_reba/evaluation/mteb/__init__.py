@@ -1,0 +1,108 @@
+"""A saved model in mteb's registry: mteb finds it by name, and loads it.
+
+mteb is imported when :func:`mteb_model` is called, not before: its import takes seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from huggingface_hub import metadata_load
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
+from sentence_transformers.sparse_encoder import SparseEncoder
+
+from ...hub.push import check_saved_model, files_of, model_class
+from ...optional import require
+
+if TYPE_CHECKING:
+    from mteb.models import ModelMeta
+
+#: By sentence-transformers' class of a saved model: that class, and mteb's wrapper around it.
+_CLASSES: dict[str, tuple[type[Any], str]] = {
+    "SentenceTransformer": (SentenceTransformer, "SentenceTransformerEncoderWrapper"),
+    "MultiVectorEncoder": (MultiVectorEncoder, "MultiVectorWrapper"),
+    "SparseEncoder": (SparseEncoder, "SparseEncoderWrapper"),
+}
+
+
+def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
+    """Describe a saved model in mteb's form, and put it into mteb's registry.
+
+    Afterwards ``mteb.get_model(name)`` and ``mteb.get_model(str(directory))`` load it, and mteb's results and model
+    cards name it. The model is loaded once, on the CPU, to be described.
+
+    Args:
+        directory: A saved ``SentenceTransformer``, ``MultiVectorEncoder`` or ``SparseEncoder``.
+        name: ``"org/name"``, as results and cards have it; ``"st_reba/"`` and the directory's name if None.
+
+    Returns:
+        The entry. Its revision is a hash of the model's files, so mteb's cache takes no result of another model for
+        its own.
+
+    Raises:
+        ImportError: If mteb is missing.
+        ValueError: If the directory is no complete model, or the name has no ``/``.
+    """
+    require("mteb", "mteb", "An entry of mteb's registry")
+    from mteb.models import ModelMeta
+    from mteb.models.model_implementations import MODEL_REGISTRY
+    from mteb.types import Licenses
+
+    root = Path(directory)
+    check_saved_model(root)
+    name = f"st_reba/{root.resolve().name}" if name is None else name
+    if name.count("/") != 1:
+        raise ValueError(f'name="{name}": mteb names a model "org/name".')
+    kind = model_class(root)
+    if kind not in _CLASSES:
+        raise ValueError(f"{root} is a {kind}. Give one of {', '.join(_CLASSES)}.")
+    model = _CLASSES[kind][0](str(root), device="cpu")
+    if kind == "MultiVectorEncoder":
+        found = ModelMeta.from_multi_vector_encoder_model(model)
+    elif kind == "SparseEncoder":
+        found = ModelMeta.from_sparse_encoder_model(model)
+    else:
+        found = ModelMeta.from_sentence_transformer_model(model)
+    weights = list(model.parameters())
+    card = (metadata_load(root / "README.md") or {}) if (root / "README.md").is_file() else {}
+    licence = str(card.get("license")).lower()
+    entry = found.model_copy(
+        update={
+            # mteb writes what is in loader_kwargs beside its results, where a path of this machine means nothing.
+            "loader": partial(_load, directory=str(root.resolve())),
+            "name": name,
+            "revision": _hash_of_files(root),
+            "n_parameters": sum(weight.numel() for weight in weights) or None,
+            "memory_usage_mb": sum(weight.nbytes for weight in weights) / 2**20 or None,
+            "license": licence if licence in get_args(Licenses) else None,
+            "open_weights": True,
+            "use_instructions": any(model.prompts.values()),
+            # A recipe learns from no labelled data. Of a trained model, its data's names are not mteb's.
+            "training_datasets": None if "generated_from_trainer" in card.get("tags", []) else set(),
+            "adapted_from": card.get("base_model", found.adapted_from),
+        }
+    )
+    MODEL_REGISTRY[name] = MODEL_REGISTRY[str(directory)] = entry
+    return entry
+
+
+def _load(name: str, revision: str | None = None, *, directory: str, **given: Any) -> Any:
+    """mteb's wrapper around the model in a directory; mteb calls this with an entry's name and revision."""
+    import mteb.models
+
+    return getattr(mteb.models, _CLASSES[model_class(Path(directory))][1])(directory, **given)
+
+
+def _hash_of_files(root: Path) -> str:
+    """16 hexadecimal digits of the names and contents of a model's files, pages of text left out."""
+    found = hashlib.sha256()
+    for path in files_of(root):
+        if path.suffix != ".md":
+            found.update(path.relative_to(root).as_posix().encode() + b"\0")
+            with path.open("rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:16]
