@@ -612,6 +612,14 @@ BLOCKS |= {
         "loaded", {"{model}": Shown(grid.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
         caption=("date", "versions"),
     ),
+    "llemb": of_file(
+        "llemb",
+        {
+            "lowest cosine": Shown(grid.number("low", ".4f")),
+            "largest difference, of the largest value": Shown(grid.number("distance", ".1e")),
+        },
+        {"llemb reads": "{read}", "llemb ran": "{beside}"}, split=["model"], caption=("texts", "date", "versions"),
+    ),
     "llama-cpp": of_file(
         "llama_cpp", {"{contender}": Shown(grid.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
         ~c.quantity.str.contains("cosine|our calls"), split=["model"], caption=WHEN,

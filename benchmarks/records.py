@@ -52,6 +52,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "loaded": ("model", "precision", "quantity"),
     "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
     "label_free": ("models", "precision", "set", "question", "number"),
+    "llemb": ("model", "read", "beside"),
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.
