@@ -16,7 +16,7 @@ test test-% coverage: export OMP_NUM_THREADS := 1
 # What a worker or a fresh process has compiled, the next one reads.
 test test-% coverage: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo setup test test-long test-lowest test-clients test-triton typed notebook coverage lint tables docs real bench clean
+.PHONY: demo setup test test-long test-lowest test-clients test-triton typed notebook coverage lint lock tables docs real bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -56,20 +56,25 @@ typed: .venv-typed/.installed
 	cd tests/consumer && ../../.venv-typed/bin/mypy typed.py
 	.venv-typed/bin/pyright --project tests/consumer --pythonpath .venv-typed/bin/python
 
-# The tour in a kernel of its own, on the tests' small model; the file stays as it is.
+# The notebooks, each in a kernel of its own, on the tests' small model; the files stay as they are.
 notebook: .venv-notebook/.installed
-	cd examples && TOUR_MODEL=../tests/demo_lm ../.venv-notebook/bin/jupyter-execute tour.ipynb
+	cd examples && for name in tour retrieval memory; do \
+		TOUR_MODEL=../tests/demo_lm ../.venv-notebook/bin/jupyter-execute $$name.ipynb || exit 1; done
 
 # Programs that embed with sentence-transformers, each the real one; a Ray cluster; quantised weights.
 test-clients: .venv-clients/.installed .venv-langchain/.installed
 	.venv-clients/bin/python -m pytest tests/clients --ignore tests/clients/test_langchain.py
 	.venv-clients/bin/python -m pytest tests/encode -m ray
 	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py tests/modules/test_loaded.py tests/train/test_bellm.py
-	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py
+	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py tests/clients/test_page.py
 
 # The kernel for GPUs, without one: its arithmetic in Triton's interpreter, and that it compiles. Linux only.
 test-triton: .venv-triton/.installed
 	ST_REBA_TESTS=long .venv-triton/bin/python -m pytest tests/lm/attention/test_triton_kernel.py -m "not ray"
+
+# What .venv has, of which CI is one: the versions that the suite ran with.
+lock: $(INSTALLED)
+	$(BIN)/python -m pip list --format freeze --exclude-editable | sed 's/+cpu$$//' > requirements/tested.txt
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

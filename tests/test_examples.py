@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import read_pairs
+from st_reba.data.tables import read_data, read_pairs
 
 from .backbones import DEMO_MODEL, TEXTS
 
@@ -100,16 +100,49 @@ def test_an_example(name, run, tmp_path, backbone_path, roomy_path, encoder_path
         assert "st_reba" not in (tmp_path / "one" / "modules.json").read_text()
 
 
-def test_the_tour(monkeypatch, roomy_path):
-    """Its cells, one after the other, without a kernel; `make notebook` starts one."""
-    monkeypatch.setenv("TOUR_MODEL", roomy_path)
-    # Its scores are shown, and none is looked at.
-    monkeypatch.setattr("st_reba.data.tables.read_pairs", lambda path: read_pairs(path).head(12))
-    monkeypatch.setattr("st_reba.data.demo.demo_sentences", lambda language: demo_sentences(language)[:40])
+def cells(name: str) -> dict[str, Any]:
+    """What a notebook's cells have made, run one after the other without a kernel."""
     names: dict[str, Any] = {}
-    for cell in json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))["cells"]:
+    for cell in json.loads((EXAMPLES / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), names)
-    assert set(names["recipes"]) == {"Classical, mean", "Echo-2, mean", "ReBA-2, last", "PromptEOL, last"}
+            exec(compile("".join(cell["source"]), f"{name}.ipynb", "exec"), names)
+    return names
+
+
+@pytest.fixture
+def small(monkeypatch, roomy_path):
+    """The notebooks' model and texts, small: their scores are shown, and none is looked at."""
+    monkeypatch.setenv("TOUR_MODEL", roomy_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setattr("st_reba.data.demo.demo_sentences", lambda language: demo_sentences(language)[:60])
+
+
+@pytest.mark.usefixtures("small")
+def test_retrieval_with_vectors_of_texts_and_of_tokens(monkeypatch):
+    monkeypatch.setattr("st_reba.data.tables.read_data", lambda path: read_data(path).head(4))
+    names = cells("retrieval")
+    assert set(names["found"]) == {"one vector", "a vector a token", "fused"}
+    assert all(0 <= score.ndcg.value <= 1 for score in names["found"].values())
+
+
+@pytest.mark.usefixtures("small")
+def test_chat_and_memory_from_one_model():
+    names = cells("memory")
+    assert names["copied"] == 0
+    assert len(names["recalled"]) == len(names["questions"])
+
+
+@pytest.mark.usefixtures("small")
+def test_the_tour(monkeypatch):
+    """`make notebook` starts a kernel."""
+    monkeypatch.setattr("st_reba.data.tables.read_pairs", lambda path: read_pairs(path).head(12))
+    names = cells("tour")
+    assert set(names["recipes"]) == {
+        "Classical, mean",
+        "Echo-2, mean",
+        "ReBA-2, last",
+        "PromptEOL, last",
+        "Topic, last",
+    }
     assert names["words"].shape == (3, 32)
     assert names["loaded"].encode(names["texts"]) == pytest.approx(names["spread"].encode(names["texts"]), abs=1e-5)

@@ -43,12 +43,13 @@ FENCE = re.compile(
 
 #: Why blocks are not run, and how many of them.
 NOT_RUN = {
-    "it needs the Hub": 3,
+    "it needs the Hub": 5,
     "it needs a GPU": 2,
     "it needs an adapter of yours": 1,
     "it needs a GGUF file": 2,
     "it needs a cluster": 1,
-    "it needs a program of its own; make test-clients runs it": 3,
+    "it needs a program of its own; make test-clients runs it": 12,
+    "it needs a program of its own": 1,
     "it needs Docker": 1,
     "it needs a server of another program": 2,
     "it takes minutes": 6,

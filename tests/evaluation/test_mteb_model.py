@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
-import subprocess
 import sys
 
 import mteb
@@ -18,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba.evaluation import mteb_model
 
+from .. import processes
 from ..backbones import TEXTS
 
 PAIRS = {"sentence1": TEXTS[:3], "sentence2": TEXTS[1:4], "score": [5.0, 1.0, 3.0]}
@@ -99,7 +99,6 @@ def test_mtebs_command_runs_a_directory_and_writes_a_card(prompted_path, tmp_pat
     assert "ReBA" in card
 
 
-def test_importing_the_evaluators_imports_no_mteb():
+def test_importing_the_evaluators_imports_no_mteb(tmp_path):
     code = "import sys, st_reba.evaluation; print('mteb' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "False\n", done.stderr
+    assert processes.run("-c", code, out=tmp_path / "printed").stdout == "False\n"
