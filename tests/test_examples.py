@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import read_data, read_pairs
+from st_reba.data.tables import read_pairs
 
 from .backbones import DEMO_MODEL, TEXTS
 
@@ -118,8 +118,7 @@ def small(monkeypatch, roomy_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_retrieval_with_vectors_of_texts_and_of_tokens(monkeypatch):
-    monkeypatch.setattr("st_reba.data.tables.read_data", lambda path: read_data(path).head(4))
+def test_retrieval_with_vectors_of_texts_and_of_tokens():
     names = cells("retrieval")
     assert set(names["found"]) == {"one vector", "a vector a token", "fused"}
     assert all(0 <= score.ndcg.value <= 1 for score in names["found"].values())
