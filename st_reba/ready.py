@@ -87,7 +87,8 @@ def build(
     if recipe.fitted and not recipe.fit_texts:
         recipe = replace(recipe, fit_texts=tuple(demo_sentences()))
         logger.warning(
-            "What is %s is fitted on %d sentences inside the package: give texts, fifty or more like your own.",
+            "%s is fitted on %d sentences of the package. For better vectors give fifty texts or more of your own: "
+            "texts=[...].",
             recipe.name,
             len(recipe.fitted_on),
         )

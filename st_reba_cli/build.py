@@ -366,7 +366,7 @@ def _with_texts(
     if dimensions:
         fitted = f"the projection to {dimensions} dimensions"
     elif chosen.part is not None and chosen.part.fitted:
-        fitted = f"what is {chosen.part.name}"
+        fitted = f"the filter, {chosen.part.name},"
     elif fit_texts is None:
         return chosen
     else:

@@ -103,8 +103,13 @@ def texts_to_fit(source: str | None, columns: str | None = None, half: int | Non
 
 def say_fitted(what: str, count: int, source: str | None) -> None:
     """Tell what is fitted on how many texts, and, where they are not the user's own, whose they are."""
-    hint = "" if source else ", sentences inside the package: give --fit-texts with some hundreds like your own"
-    console.say(f"Fitting {what} on {count} texts{hint}.")
+    if source:
+        console.say(f"Fitting {what} on {count} texts.")
+    else:
+        console.say(
+            f"Fitting {what} on {count} sentences of the package. For better vectors give fifty texts or more of your "
+            "own: --fit-texts."
+        )
 
 
 def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, texts: PromptLanguage) -> list[Recipe]:
@@ -308,11 +313,11 @@ def sound(
     gc.collect()
     loaded = load("bfloat16")
     alike = agreement(wanted, cosines(loaded))
-    told = f"the cosines of some texts are in the order of those of float32 up to {alike:.3f}"
+    told = f"rank correlation of some cosines with those in float32: {alike:.3f}, and {AGREED} is asked for"
     if alike >= AGREED:
-        notes.say(f"In bfloat16, which this processor is fastest in: {told}. --dtype overrides this.")
+        notes.say(f"Running in bfloat16, which is fastest on this processor ({told}). --dtype float32 overrides this.")
         return "bfloat16", loaded
-    notes.say(f"In float32, as bfloat16 does not agree: {told}, and {AGREED} is asked for.")
+    notes.say(f"Running in float32, as bfloat16 is too rough for this model ({told}).")
     return "float32", None
 
 

@@ -57,6 +57,8 @@ NOT_RUN = {
 
 #: What stands for a name or a number of the pages. The tiny language model has 3 layers, and 32 values a token.
 STANDS_FOR = {
+    "st-reba build --recipe echo-topic": "st-reba build --model Qwen/Qwen3-0.6B --recipe echo-topic",
+    "echo-topic --out my-model": "echo-topic --out from-pypi",
     "Qwen/Qwen3-0.6B": "{model}",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "{model}",
     "princeton-nlp/unsup-simcse-bert-base-uncased": "{encoder}",

@@ -79,7 +79,9 @@ class Schema:
     @property
     def remedy(self) -> str:
         """What to do where a file calls its columns something else."""
-        return f"say with {self.option} which is what" if self.option else "call them so"
+        if not self.option:
+            return "call them so"
+        return f"say with {self.option} which is what, by their names or, without a header, by their places from 1"
 
     def find(self, header: Collection[str]) -> dict[str, str]:
         """By the columns' names, what a header calls those that it has."""
@@ -306,7 +308,7 @@ def _values(file: File, header: Header, content: Iterable[tuple[int, Any]]) -> I
         except ValueError as error:
             where = place(file, line)
             said = f"{where}: {column.name}: {str(error).rstrip('.')}. {schema.expected}"
-            hint = f" If this line names the columns, {schema.remedy}."
+            hint = f" If this line names the columns, or they stand in another order, {schema.remedy}."
             raise ValueError(said + hint if where == header.unsure else said) from None
         yield line, values
 

@@ -117,13 +117,13 @@ def test_early_and_late_is_fitted_on_texts_like_ones_own(desk):
     texts = [f"{number}: {text}" for number in range(9) for text in TEXTS]
     Path("own.txt").write_text("\n".join(texts))
     output = typed("build --model lm --out own --method early-late --fit-texts own.txt")
-    assert f"Fitting what is partwise whitened on {len(texts)} texts. Wrote" in output
+    assert f"Fitting the filter, partwise whitened, on {len(texts)} texts. Wrote" in output
     own = SentenceTransformer("own", device="cpu")
     pooled = pipeline(EarlyLateModule("lm"))
     whole = SentenceTransformer(modules=[*pooled, PartwiseWhitening.fit(pooled, texts), Normalize()], device="cpu")
     assert np.allclose(own.encode(TEXTS), whole.encode(TEXTS), atol=1e-5)
     output = typed("build --model lm --out demo-texts --method early-late")
-    assert re.search(r"on \d+ texts, sentences inside the package: give --fit-texts with some hundreds", output)
+    assert re.search(r"on \d+ sentences of the package. .*: --fit-texts\.", output)
     assert not np.allclose(SentenceTransformer("demo-texts", device="cpu").encode(TEXTS), own.encode(TEXTS), atol=1e-2)
 
 

@@ -106,8 +106,8 @@ def test_the_fastest_precision(line, monkeypatch):
     monkeypatch.setattr(load, "fastest_on_cpu", lambda: torch.bfloat16)
     monkeypatch.setattr(load, "agreement", lambda first, second: 0.995)
     output = typed(line)
-    assert "In bfloat16, which this processor is fastest in: the cosines of some texts are in the order" in output
-    assert "of those of float32 up to 0.995. --dtype overrides this." in output
+    assert "Running in bfloat16, which is fastest on this processor (rank correlation of some cosines" in output
+    assert "with those in float32: 0.995, and 0.99 is asked for). --dtype float32 overrides this." in output
     monkeypatch.setattr(load, "agreement", lambda first, second: 0.9)
     output = typed(f"{line} {'--overwrite' if 'encode' in line else ''}")
     assert "In float32, as bfloat16 does not agree: " in output

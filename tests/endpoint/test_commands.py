@@ -53,7 +53,7 @@ def test_compare_prints_a_line_that_builds_what_was_scored(server, desk):
     assert {each.name for each in found.results} == {"Classical, whitened, server", "PromptEOL, server", "tf-idf, mean"}
     assert (found.model, found.settings["form"]) == (f"{server.url}/api/embed", "ollama")
     line = f"build --endpoint {server.url}/api/embed --recipe classical+whitened --fit-texts pairs.tsv --out my-model"
-    assert typed(line).startswith("Fitting what is whitened on")
+    assert typed(line).startswith("Fitting the filter, whitened, on")
     model = SentenceTransformer("my-model", device="cpu")
     assert [type(part).__name__ for part in model.children()] == [
         "EndpointTransformer", "WhiteningTransform", "Normalize"
