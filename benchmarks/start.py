@@ -12,13 +12,17 @@ turn. Rows are added to results/cost.csv, or results/install.csv; ``make tables`
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import chain
 from pathlib import Path
+from statistics import median
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -27,7 +31,10 @@ from records import Record, append, today
 from runs import add_costs, interleaved, options, parser, ratio
 
 #: What a user types that needs no model, and what ends at once because it is wrong.
-LINES = ("--help", "--version", "compare --help", "push no-such-directory org/name", "compare --nonsense")
+LINES = (
+    "--help", "--version", "recipes", "compare --help", "build --help-all", "push no-such-directory org/name",
+    "compare --nonsense",
+)  # fmt: skip
 #: The installed program, which is known by its name.
 COMMAND = str(Path(sys.executable).parent / "st-reba")
 IMPORT = "import st_reba after sentence_transformers"
@@ -39,6 +46,8 @@ import st_reba
 print(time.process_time() - start)
 """
 PACKAGE = "st-reba"
+#: Of the packages that an import takes, so many are named.
+LARGEST = 9
 #: What a user may ask for; the others are for those who change the package.
 EXTRAS = ("gguf", "report", "mteb", "data", "train", "serve", "ray")
 
@@ -47,6 +56,31 @@ def importing(number: int) -> float:
     """Milliseconds of the processor that the import adds."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
     return 1000 * float(done.stdout)
+
+
+def shares(rounds: int) -> Iterator[Record]:
+    """Milliseconds that each package takes of ``import st_reba``, without what it imports of others; and all of it."""
+    found: list[Counter[str]] = []
+    for _ in range(rounds + 1):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", "import st_reba"], capture_output=True, text=True, check=True
+        )
+        own = Counter[str]()
+        for took, name in re.findall(r"^import time: +(\d+) \|[ \d]+\| +([\w.]+)$", done.stderr, re.MULTILINE):
+            own[name.partition(".")[0]] += int(took) / 1000
+        found.append(own)
+    means = {name: [own[name] for own in found[1:]] for name in found[-1]}
+    largest = sorted(means, key=lambda name: median(means[name]), reverse=True)[:LARGEST]
+    for name in dict.fromkeys([*largest, "st_reba"]):
+        yield {
+            "quantity": "processor time, ms", "contender": f"of import st_reba: {name}", "unit": "",
+            **ratio(means[name], [1] * rounds, 0), "how": f"medians of {rounds} rounds, by -X importtime",
+        }  # fmt: skip
+    yield {
+        "quantity": "processor time, ms", "contender": "of import st_reba: all of it", "unit": "",
+        **ratio([sum(own.values()) for own in found[1:]], [1] * rounds, 0),
+        "how": f"medians of {rounds} rounds, by -X importtime",
+    }  # fmt: skip
 
 
 def started(line: str, number: int) -> float:
@@ -110,7 +144,7 @@ def main() -> None:
     given = options(made)
     os.environ["COLUMNS"] = "120"
     if not given.wheel:
-        add_costs(starts(given.rounds), given, table="start")
+        add_costs(chain(starts(given.rounds), shares(given.rounds)), given, table="start")
         return
     where = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "system": sys.platform, **today()}
     for row in sizes(given.wheel):

@@ -110,8 +110,8 @@ def test_the_fastest_precision(line, monkeypatch):
     assert "with those in float32: 0.995, and 0.99 is asked for). --dtype float32 overrides this." in output
     monkeypatch.setattr(load, "agreement", lambda first, second: 0.9)
     output = typed(f"{line} {'--overwrite' if 'encode' in line else ''}")
-    assert "In float32, as bfloat16 does not agree: " in output
-    assert "up to 0.900, and 0.99 is asked for." in output
+    assert "Running in float32, as bfloat16 is too rough for this model (" in output
+    assert "with those in float32: 0.900, and 0.99 is asked for)." in output
     assert load.placement("meta", "fastest") == ("meta", "auto")
 
 
