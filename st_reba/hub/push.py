@@ -78,7 +78,7 @@ def push(
     except HfHubHTTPError as error:
         raise _refusal(error, repo_id) from None
     except _NO_ANSWER as error:
-        raise ConnectionError(f"{api.endpoint} gives no answer ({error}). What was there is unchanged.") from None
+        raise ConnectionError(f"{api.endpoint} gives no answer ({error}). The repository is unchanged.") from None
     except RuntimeError as error:
         # The client's word for a large file that did not arrive; what happened is the cause.
         said = _said(error.__cause__ or error)
