@@ -94,7 +94,7 @@ def encode(
     from st_reba.encode import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
 
     from .load import encoder_fastest, placement, quiet, usable
-    from .results import Encoded, write_json
+    from .results import EncodedFile, write_json
 
     context.with_resource(quiet())
 
@@ -147,5 +147,5 @@ def encode(
     console.say(f"Wrote {made.rows:,} vectors to {out}{more}.{beside}")
     if as_json:
         ranges_file = None if made.ranges is None else str(made.ranges)
-        found = Encoded(path=str(out), rows=made.rows, texts=made.texts, resumed=made.resumed, ranges=ranges_file)
+        found = EncodedFile(path=str(out), rows=made.rows, texts=made.texts, resumed=made.resumed, ranges=ranges_file)
         write_json("encode", found)

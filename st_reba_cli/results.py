@@ -21,7 +21,7 @@ class Built(BaseModel):
     load: str = Field(description="Python that loads it.")
 
 
-class Encoded(BaseModel):
+class EncodedFile(BaseModel):
     """``st-reba encode``."""
 
     path: str = Field(description="The file or directory that was written.")
@@ -103,7 +103,7 @@ def forecasted(expected: Forecast) -> Forecasted:
 
 #: By the name of the command. compare and search print what is in comparison.json.
 SCHEMAS: dict[str, type[BaseModel]] = {
-    "build": Built, "encode": Encoded, "forecast": Forecasted, "layers": Layers, "push": Pushed, "verify": Verified,
+    "build": Built, "encode": EncodedFile, "forecast": Forecasted, "layers": Layers, "push": Pushed, "verify": Verified,
 }  # fmt: skip
 
 
