@@ -839,7 +839,7 @@ BLOCKS |= {
 
 
 class Target(NamedTuple):
-    """What speed was asked for: a figure in words, with fields of its row of cost.csv; which rows; and its bounds."""
+    """A goal for speed: a figure in words, with fields of its row of cost.csv; which rows; and its bounds."""
 
     figure: str
     where: pl.Expr
@@ -894,7 +894,7 @@ TARGETS = (
 def targets(results: Results, page: Path, asked_for: Sequence[Target] = TARGETS) -> str:
     """Of each target and each setting that it was measured in, the row that is furthest from it, by its size."""
     setting = ("model", "precision", "machine")
-    lines = [["figure", "asked", "seen", "as asked", "measured on"]]
+    lines = [["what", "goal", "measured", "met", "measured on"]]
     for figure, where, most, least in asked_for:
         asked = "" if least is None else f"at least {least:g}"
         asked = asked if most is None else f"at most {most:g}"
