@@ -16,7 +16,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
@@ -60,12 +60,12 @@ def importing(number: int) -> float:
 
 def shares(rounds: int) -> Iterator[Record]:
     """Milliseconds that each package takes of ``import st_reba``, without what it imports of others; and all of it."""
-    found: list[Counter[str]] = []
+    found: list[dict[str, float]] = []
     for _ in range(rounds + 1):
         done = subprocess.run(
             [sys.executable, "-X", "importtime", "-c", "import st_reba"], capture_output=True, text=True, check=True
         )
-        own = Counter[str]()
+        own: dict[str, float] = defaultdict(float)
         for took, name in re.findall(r"^import time: +(\d+) \|[ \d]+\| +([\w.]+)$", done.stderr, re.MULTILINE):
             own[name.partition(".")[0]] += int(took) / 1000
         found.append(own)

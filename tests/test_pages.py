@@ -45,6 +45,7 @@ FENCE = re.compile(
 NOT_RUN = {
     "it needs the Hub": 6,
     "it needs a GPU": 2,
+    "it changes the shell": 1,
     "it needs an adapter of yours": 1,
     "it needs a GGUF file": 2,
     "it needs a cluster": 1,
