@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -17,11 +18,12 @@ import grid
 import records
 from grid import REFERENCES, Row, Show, cells, markdown, table
 from real.endings import CHOSEN, OF_PROMPT_EOL, USUAL, WITHOUT
+from st_reba.compare.results import Comparison
 from st_reba.recipes import Row as Recipe
 from st_reba.recipes import every_row
 from st_reba.recipes.rows import IN_BRIEF
 from st_reba_cli import app
-from st_reba_cli.results import SCHEMAS
+from st_reba_cli.results import SCHEMAS, Layer, Probed
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 GEMMA = "Gemma 3 270M"
@@ -218,15 +220,21 @@ def _(results: Results, page: Path) -> str:
 
 @block("json")
 def _(results: Results, page: Path) -> str:
-    """What ``--json`` prints, by schema."""
+    """What ``--json`` prints, by schema; what ``compare`` and ``search`` print is a :class:`Comparison`."""
     parts = []
-    for name, model in SCHEMAS.items():
+    schemas = {f"`st-reba/{name}/1`": model for name, model in SCHEMAS.items()}
+    for title, model in {**schemas, "each of `rows`, in verify": Probed, "each of `layers`": Layer}.items():
         lines = [["field", "type", "what it is"]]
         for field, said in model.model_fields.items():
-            kind = str(getattr(said.annotation, "__name__", said.annotation)).replace("st_reba_cli.results.", "")
+            kind = inspect.formatannotation(said.annotation).replace("st_reba_cli.results.", "")
             lines.append([f"`{field}`", f"`{kind}`", str(said.description)])
-        parts.append(f"**`st-reba/{name}/1`**\n\n{markdown(lines)}")
-    return "\n".join(parts)
+        parts.append(f"**{title}**\n\n{markdown(lines)}")
+    lines = [["field", "what it is"]]
+    attributes = inspect.getdoc(Comparison).partition("Attributes:\n")[2]  # type: ignore[union-attr]
+    for name, told in re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", attributes, re.DOTALL | re.MULTILINE):
+        lines.append([f"`{name}`", " ".join(told.split())])
+    parts.append(f"**`st-reba/compare/1`, `st-reba/search/1`**\n\n{markdown(lines)}")
+    return "\n\n".join(parts)
 
 
 @block("command-reference")

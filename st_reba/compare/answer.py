@@ -286,8 +286,8 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
     if column.proxy:
         says.append(
             "There are no labels here, so these are proxies: they say how embeddings lie in space, nothing about "
-            "meaning. Do not choose a recipe by them alone, nor a layer: on three models and three sets, none of ten such "
-            "numbers chose a better layer than nine tenths of the depth."
+            "meaning. Do not choose a recipe by them alone, nor a layer: on three models and three sets, none of ten "
+            "such numbers chose a better layer than nine tenths of the depth."
         )
     if chosen:
         says.append(f"Chosen before these scores were known: {lead.name}, {table.score(lead)} on {column.name}.")

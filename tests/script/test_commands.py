@@ -252,6 +252,7 @@ JSON = {
     "layers": "layers --model lm --data pairs.tsv --out l",
     "compare": "compare --model lm --data pairs.tsv --recipes classical --no-choose --no-random",
     "forecast": "compare --model lm --data pairs.tsv --dry-run",
+    "forecast of a search": "search --model lm --data pairs.tsv --dry-run",
     "search": "search --model lm --data pairs.tsv --no-random",
 }
 
@@ -259,7 +260,8 @@ JSON = {
 @pytest.mark.parametrize("schema", JSON)
 def test_json_follows_its_schema(schema, script, desk):
     told = script.run(*JSON[schema].split(), "--json", cwd=Path.cwd()).output
-    json_in(told, schema, SCHEMAS.get(schema, Compared))
+    name = schema.partition(" ")[0]
+    json_in(told, name, SCHEMAS.get(name, Compared))
 
 
 def test_json_stands_alone_on_stdout(script, desk):
@@ -309,8 +311,10 @@ def test_a_shell_completes(line, found, script, desk):
 
 def test_completion_help_and_recipes_import_nothing_large(script, tmp_path):
     """So that they take a fifth of a second, and not seconds."""
-    for words in (["--help"], ["build", "--help-all"], ["recipes"], ["recipes", "topic"]):
-        done = script.run_alone(*words, cwd=tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    for words in ([], ["--help"], ["build", "--help-all"], ["recipes"], ["recipes", "topic"]):
+        completing = {"_ST_REBA_COMPLETE": "complete_bash", "COMP_WORDS": "st-reba build --recipe e", "COMP_CWORD": "3"}
+        env = {"PYTHONPROFILEIMPORTTIME": "1", **(completing if not words else {})}
+        done = script.run_alone(*words, cwd=tmp_path, env=env)
         assert done.code == 0, done.output
         assert not re.search(r"\| +(torch|transformers|numpy)$", done.output, re.MULTILINE)
 
