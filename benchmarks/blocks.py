@@ -223,7 +223,8 @@ def _(results: Results, page: Path) -> str:
     """What ``--json`` prints, by schema; what ``compare`` and ``search`` print is a :class:`Comparison`."""
     parts = []
     schemas = {f"`st-reba/{name}/1`": model for name, model in SCHEMAS.items()}
-    for title, model in {**schemas, "each of `rows`, in verify": Probed, "each of `layers`": Layer}.items():
+    schemas |= {"each of `rows`, in verify": Probed, "each of `layers`": Layer}
+    for title, model in schemas.items():
         lines = [["field", "type", "what it is"]]
         for field, said in model.model_fields.items():
             kind = inspect.formatannotation(said.annotation).replace("st_reba_cli.results.", "")
