@@ -51,6 +51,52 @@ def both_ways(model, count):
             layer.bias = mask
 
 
+@contextlib.contextmanager
+def sink_hidden(model, layers):
+    """No sink: in these layers of an eager model, every row of the mask but the first hides the first token."""
+
+    def replace(module, args, kwargs):
+        mask = kwargs["attention_mask"].clone()
+        mask[:, :, 1:, 0] = float("-inf")
+        return args, {**kwargs, "attention_mask": mask}
+
+    found = [
+        module for module in model.modules()
+        if type(module).__name__.endswith("Attention") and module.layer_idx in layers
+    ]  # fmt: skip
+    assert len(found) == len(layers)
+    hooks = [layer.register_forward_pre_hook(replace, with_kwargs=True) for layer in found]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def sink_weakened(model, architecture, layer, share):
+    """WeMask: what the attention of a layer is given, with the largest values of its first row at 0."""
+
+    def weaken(states):
+        states = states.clone()
+        first = states[0, 0]
+        for place in sorted(range(len(first)), key=lambda place: -abs(first[place]))[: int(share * len(first))]:
+            first[place] = 0
+        return states
+
+    return changed(model, projection_name(architecture, layer).rpartition(".")[0], before=weaken)
+
+
+def without_first(maps):
+    """Maps as if each softmax left out the first token: what a row gives the others, over all that it does not give
+    that token. The first row stays."""
+
+    def left_out(head):
+        others = [torch.cat([torch.zeros(1), row[1:] / (1 - row[0])]) for row in head[1:]]
+        return torch.stack([head[0], *others])
+
+    return [torch.stack([left_out(head) for head in layer]) for layer in maps]
+
+
 def run(model, ids):
     """Last hidden states (N, D) and the attention maps of every layer, (layers, heads, N, N), of one sequence.
 
@@ -84,10 +130,11 @@ def algorithm_1(maps):
     return fused
 
 
-def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False):
+def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False, sink=True):
     """ReBA, Algorithm 2: the word embeddings e_1 .. e_n (n, D) of a text repeated k times (Eq. 6)."""
     n, start = len(ids), len(before)
     states, maps = run(model, [*before, *(ids * k), *after])
+    maps = maps if sink else without_first(maps)
     if layers is not None:
         maps = [maps[layer] for layer in layers]
     weights = algorithm_1(maps)[start : start + k * n, start : start + k * n]
@@ -374,13 +421,14 @@ def before_mlp(model, architecture, ids):
     return final_norm(architecture, model)(states)
 
 
-def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False):
+def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False, sink=True):
     """ReBA in chunks: e_1 .. e_n (n, D). The whole text once, for what a token sees behind itself in its chunk; and
     each chunk k times on its own, for what its tokens see in the later copies."""
     start = len(before)
 
     def look(sequence):
         states, maps = run(model, [*before, *sequence, *after])
+        maps = maps if sink else without_first(maps)
         if layers is not None:
             maps = [maps[layer] for layer in layers]
         return states, algorithm_1(maps)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..text.layout import Layout
-from .attention.changes import BehindPrefix, FirstKey, LayerMask
+from .attention.changes import BehindPrefix, FirstKey, HiddenFirst, LayerMask
 from .attention.observers import Census, Observer
 from .attention.weights import StoredWeights
 from .backbone import device, is_checkpointing, keeping
@@ -51,11 +51,13 @@ class PassChange:
         masking: Replaces masks.
         rerouting: Puts one token's key and value before all others.
         hooks: What happens at single modules.
+        hiding: Hides the first token from all others.
     """
 
     masking: LayerMask | None = None
     rerouting: FirstKey | None = None
     hooks: Mapping[nn.Module, Hook] = field(default_factory=dict)
+    hiding: HiddenFirst | None = None
 
 
 #: Former name of :class:`PassChange`, for one release.
@@ -85,6 +87,7 @@ class Pass:
         masking: Replaces the masks of the layers that it applies to.
         rerouting: Puts one token's key and value before all others.
         hooks: What happens at single modules, by the modules' ids.
+        hiding: Hides the first token from all others in the layers that it applies to.
         record: Keeps the states of all layers.
         census: Notes which layers have attention, and what it is like.
     """
@@ -94,20 +97,23 @@ class Pass:
     masking: LayerMask | None = None
     rerouting: FirstKey | None = None
     hooks: Mapping[int, tuple[Hook, ...]] = field(default_factory=dict)
+    hiding: HiddenFirst | None = None
     record: AllLayers | None = None
     census: Census | None = None
 
     def changed_by(self, *changes: PassChange) -> Pass:
         """The same with further changes, whose hooks come after those that are there."""
-        masking, rerouting, hooks = self.masking, self.rerouting, dict(self.hooks)
+        masking, rerouting, hiding, hooks = self.masking, self.rerouting, self.hiding, dict(self.hooks)
         for change in changes:
             assert change.masking is None or masking is None, "what cannot be combined is refused by the module"
             assert change.rerouting is None or rerouting is None, "what cannot be combined is refused by the module"
+            assert change.hiding is None or hiding is None, "what cannot be combined is refused by the module"
             masking, rerouting = change.masking or masking, change.rerouting or rerouting
+            hiding = change.hiding or hiding
             for module, hook in change.hooks.items():
                 _listen(module)
                 hooks[id(module)] = (*hooks.get(id(module), ()), hook)
-        return replace(self, masking=masking, rerouting=rerouting, hooks=hooks)
+        return replace(self, masking=masking, rerouting=rerouting, hiding=hiding, hooks=hooks)
 
     def at(self, attention: nn.Module) -> Pass:
         """What of it concerns the attention of one layer.
@@ -115,8 +121,8 @@ class Pass:
         Raises:
             RuntimeError: If the attention does not say which layer it is of.
         """
-        observer, masking, rerouting = self.observer, self.masking, self.rerouting
-        if observer is None and masking is None and rerouting is None and self.census is None:
+        observer, masking, rerouting, hiding = self.observer, self.masking, self.rerouting, self.hiding
+        if all(each is None for each in (observer, masking, rerouting, hiding, self.census)):
             return self
         layer = getattr(attention, "layer_idx", None)
         if not isinstance(layer, int):
@@ -129,7 +135,9 @@ class Pass:
             masking = None
         if rerouting is not None and layer not in rerouting.layers:
             rerouting = None
-        return replace(self, observer=observer, masking=masking, rerouting=rerouting)
+        if hiding is not None and layer not in hiding.layers:
+            hiding = None
+        return replace(self, observer=observer, masking=masking, rerouting=rerouting, hiding=hiding)
 
 
 _NOTHING = Pass()
@@ -328,7 +336,7 @@ def run(
     Args:
         model: The model, which ends at the layer that is wanted.
         layout: B texts.
-        changes: What is changed in this pass; at most one of them replaces masks, and one re-routes.
+        changes: What is changed in this pass; at most one of them replaces masks, one re-routes, and one hides.
         observe: Is shown attention as the changes leave it.
         hands_out_maps: Whether the architecture hands out its attention maps itself, to be shown to the observer; else
             its attention calls our function, which shows it.
@@ -361,7 +369,7 @@ def run(
                 "Gradient checkpointing runs each layer a second time, when nothing is watched or recorded and no "
                 f"state is changed. Turn it off to train through {reader}{all_layers}."
             )
-        if asked.masking is not None or asked.rerouting is not None:
+        if asked.masking is not None or asked.rerouting is not None or asked.hiding is not None:
             _remember_passes(model)
     shown = observe if hands_out_maps else None
     # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.

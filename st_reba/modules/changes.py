@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from ..lm import backbone
 from ..lm.anatomy import anatomy_of, embedding_scale, layer_paths, output_projections
-from ..lm.attention.changes import Bidirectional, FirstKey
+from ..lm.attention.changes import BehindPrefix, Bidirectional, FirstKey, HiddenFirst
 from ..lm.attention.setup import require_interface
 from ..lm.backbone import for_summing, resolve_layer
-from ..lm.run import Hook, PassChange, StatesAt, at, put
+from ..lm.run import Hook, PassChange, StatesAt, at, current, put
 from ..settings import Setting, optional, whole
 from ..text.layout import PREPENDED, Layout
 from ..text.templates import PREPEND, USUAL_CONTRAST, Contrast, Template
@@ -30,6 +30,14 @@ BIDIRECTIONAL_LAYERS = whole(
 )
 PREPEND_LAYERS: Setting[int | None] = optional(
     Setting("prepend_layers", lambda value: type(value) is int, "give a number of layers, or None for three in ten.")
+)
+SINK_LAYER: Setting[int] = Setting(
+    "sink_layer", lambda value: type(value) is int, "give the index of a layer; negative ones count from the top."
+)
+SHARE: Setting[float] = Setting(
+    "share",
+    lambda value: type(value) in (int, float) and 0 < value <= 1,
+    "give the share of the first token's values that are set to 0, above 0 and at most 1.",
 )
 SEED = whole("seed", 0, 2**63 - 1, "give a whole number, 0 or more, below 2**63.")
 PREFIX_BIAS: Setting[float] = Setting(
@@ -269,6 +277,100 @@ class AttendBothWays(Change):
 
 @register
 @dataclass(frozen=True)
+class HideSink(Change):
+    r"""In some layers no other token attends to the first one, at which most heads leave their attention (the sink).
+
+    .. math:: A_{j1} = 0, \quad j > 1
+
+    (Lin et al., "Look Both Ways and No Sink".) The first token is that of the whole input: a special token, or the
+    first of a prompt or of the text. It attends to itself, and to what else it sees. The other weights of a token then
+    sum to 1. Beside :class:`AttendBothWays`, the authors hide it in the last of the layers that attend both ways.
+
+    Attributes:
+        layers: The indices of the layers; negative ones from the top. None: all.
+    """
+
+    layers: Sequence[int] | None = None
+    citation: ClassVar[str] = (
+        "Ziyong Lin, Haoyi Wu, Shu Wang, Kewei Tu, Zilong Zheng, Zixia Jia: Look Both Ways and No Sink: Converting "
+        "LLMs into Text Encoders without Training. ACL 2025."
+    )
+    key: ClassVar[str] = "hide-sink"
+    looks_ahead: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, Sequence) and not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", tuple(self.layers))
+
+    def on(self, model: PreTrainedModel, depth: int) -> Self:
+        run = backbone.depth(model)
+        layers = _indices(self.layers, range(run), run, "all")
+        refusal = f"The first token cannot be hidden in layers {list(layers)} of {type(model).__name__}"
+        require_interface(model, layers, refusal, "Leave HideSink out")
+        return replace(self, layers=layers)
+
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
+        return PassChange(hiding=HiddenFirst(cast("tuple[int, ...]", self.layers)))
+
+
+@register
+@dataclass(frozen=True)
+class WeakenSink(Change):
+    r"""The attention of one layer is given the first token's state without its largest values.
+
+    .. math:: \tilde h_1 = h_1 \odot (1 - m), \quad m_d = 1 \text{ for the largest } |h_{1d}|
+
+    (Shi et al., "WeMask".) h is what the attention reads, behind the layer's norm. The residual stream stays as it is.
+    The layer is right above the one whose feed-forward part makes the first token's massive activation:
+    :func:`st_reba.reading.layers.massive_layer` finds it.
+
+    Attributes:
+        sink_layer: The index of the layer whose attention is changed; negative ones from the top.
+        share: Of the first token's values, how many are set to 0.
+    """
+
+    sink_layer: int
+    share: float = 0.1
+    #: The path of the attention.
+    attention: str = field(default="", compare=False, repr=False)
+    citation: ClassVar[str] = (
+        "Zeru Shi, Zhenting Wang, Fan Yang, Qifan Wang, Ruixiang Tang: A Single Layer to Explain Them All: "
+        "Understanding Massive Activations in Large Language Models. arXiv:2605.08504, 2026."
+    )
+    key: ClassVar[str] = "weaken-sink"
+    looks_ahead: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        SINK_LAYER.check(self.sink_layer)
+        object.__setattr__(self, "share", float(SHARE.check(self.share)))
+
+    def on(self, model: PreTrainedModel, depth: int) -> Self:
+        layer, run, name = self.sink_layer, backbone.depth(model), type(model).__name__
+        if not -run <= layer < run:
+            raise ValueError(f"sink_layer={layer}: {run} layers of {name} are run; use {-run} to {run - 1}.")
+        layer, projections = layer % run, output_projections(model)
+        if layer not in projections:
+            raise ValueError(
+                f"sink_layer={layer}: this layer of {name} has no attention; those with attention are "
+                f"{list(projections)}."
+            )
+        return replace(self, sink_layer=layer, attention=projections[layer].rpartition(".")[0])
+
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
+        def weaken(states: Tensor) -> Tensor:
+            first = states[:, 0]
+            largest = first.abs().topk(max(1, int(self.share * first.shape[-1])), dim=-1).indices
+            weakened, masking = first.scatter(-1, largest, 0), current().masking
+            if isinstance(masking, BehindPrefix):
+                # Where tokens are cached, the first one is among them, and was weakened when they were run.
+                weakened = torch.where((masking.lengths == 0)[:, None].to(first.device), weakened, first)
+            return torch.cat([weakened[:, None], states[:, 1:]], dim=1)
+
+        return PassChange(hooks={model.get_submodule(self.attention): Hook(before=weaken)})
+
+
+@register
+@dataclass(frozen=True)
 class BeforeFeedForward(Change):
     """What is read is the residual stream before the feed-forward part of the layer at which the model ends.
 
@@ -481,15 +583,7 @@ class Reroute(Change):
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         run = backbone.depth(model)
-        given = tuple(middle_third(run)) if self.layers is None else self.layers
-        # From a file, anything may be given.
-        indices = given if isinstance(given, tuple) else ()
-        if not indices or not all(type(index) is int and -run <= index < run for index in indices):
-            raise ValueError(
-                f"layers={list(given) if isinstance(given, tuple) else given!r}: the model has {run} layers; give a "
-                f"list of one or more of their indices, {-run} to {run - 1}, or None for the middle third."
-            )
-        layers = tuple(sorted({index % run for index in indices}))
+        layers = _indices(self.layers, middle_third(run), run, "the middle third")
         refusal = f"The keys and values of layers {list(layers)} of {type(model).__name__} cannot be re-routed"
         require_interface(model, layers, refusal, "Use CausalTransformer with the same template")
         return replace(self, layers=layers)
@@ -497,6 +591,27 @@ class Reroute(Change):
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         ends = layout.ends.to(backbone.device(model), non_blocking=True)
         return PassChange(rerouting=FirstKey(cast("tuple[int, ...]", self.layers), ends, self.prefix_bias))
+
+
+def _indices(given: Any, usual: Sequence[int], run: int, says: str) -> tuple[int, ...]:
+    """The layers that a change is given, or the usual ones for None.
+
+    Args:
+        given: As the setting ``layers`` has it; from a file, anything.
+        usual: The layers that None means.
+        run: How many layers are run.
+        says: What None means, in words.
+
+    Raises:
+        ValueError: If there are none, or there is no such layer.
+    """
+    indices = tuple(usual) if given is None else given if isinstance(given, tuple) else ()
+    if not indices or not all(type(index) is int and -run <= index < run for index in indices):
+        raise ValueError(
+            f"layers={list(given) if isinstance(given, tuple) else given!r}: the model has {run} layers; give a "
+            f"list of one or more of their indices, {-run} to {run - 1}, or None for {says}."
+        )
+    return tuple(sorted({index % run for index in indices}))
 
 
 def middle_third(depth: int) -> range:

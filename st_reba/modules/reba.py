@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from ..lm import backbone
 from ..lm.attention import setup
-from ..lm.attention.observers import InChunks, RunningMaximum
+from ..lm.attention.observers import InChunks, Observer, RunningMaximum, WithoutFirst
 from ..lm.attention.weights import split
 from ..lm.backbone import weighted_sum
 from ..settings import Setting, choice, flag, layers_or_all, optional, whole
@@ -26,6 +26,7 @@ from .token_vectors import TokenVectors, in_parts
 REPETITIONS = repetitions_from(1)
 LAYERS = layers_or_all("layers")
 NORMALIZE_WEIGHTS = flag("normalize_weights")
+WITHOUT_SINK = flag("without_sink")
 CHUNK_LENGTH = optional(
     whole(
         "chunk_length",
@@ -67,6 +68,9 @@ class ReBAModule(CausalModule):
         normalize_weights: Divide each row of weights by its sum. The paper, and so the default, does not. The authors'
             released code sums the rows of a word first and then divides, a pure scale, which is the same for a word of
             one token only.
+        without_sink: Take the weights as if each softmax left out the first token of the input, :math:`A_{ji} / (1 -
+            A_{j1})` for i > 1 and 0 for i = 1 < j. The model itself runs as it is; :class:`HideSink` changes it. The
+            paper, and so the default, does not.
         chunk_length: Tokens of a chunk; None reads texts in one piece. ``max_seq_length`` is then that of the text
             standing once.
         pool_over: ``"text"``: there are rows for text only.
@@ -78,7 +82,10 @@ class ReBAModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "chunk_length"]
+    config_keys = [
+        *CausalModule.config_keys,
+        "repetitions", "layers", "rows", "normalize_weights", "without_sink", "chunk_length",
+    ]  # fmt: skip
     repeats_text = True
     method = "ReBA"
     equation = r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad " + WEIGHTS + r", \quad i = 1, \dots, n"
@@ -108,6 +115,7 @@ class ReBAModule(CausalModule):
         layers: Literal["all"] | Sequence[int] = "all",
         rows: Rows = "all",
         normalize_weights: bool = False,
+        without_sink: bool = False,
         chunk_length: int | None = None,
         pool_over: PoolOver = "text",
         **transformer_kwargs: Any,
@@ -116,6 +124,7 @@ class ReBAModule(CausalModule):
         LAYERS.check(layers)
         self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
         self.normalize_weights = NORMALIZE_WEIGHTS.check(normalize_weights)
+        self.without_sink = WITHOUT_SINK.check(without_sink)
         self.chunk_length = CHUNK_LENGTH.check(chunk_length)
         if chunk_length is not None:
             self.equation = self.chunk_equation
@@ -148,8 +157,11 @@ class ReBAModule(CausalModule):
 
     @property
     def reads_behind_prefixes(self) -> bool:
-        """Not on a GPU, where no fused kernel gives the sums of a softmax under the mask that a prefix needs."""
-        return super().reads_behind_prefixes and backbone.device(self.model).type == "cpu"
+        """Not on a GPU, where no fused kernel gives the sums of a softmax under the mask that a prefix needs.
+
+        Nor where the weights leave out the first token, which may stand in the prefix.
+        """
+        return super().reads_behind_prefixes and not self.without_sink and backbone.device(self.model).type == "cpu"
 
     @property
     def cost(self) -> str:
@@ -211,10 +223,14 @@ class ReBAModule(CausalModule):
         key = (start + self._rows(layout)[0]).to(backbone.device(self.model), non_blocking=True)
         watched = key[:, 0] if self.rows == "last" else slice(start, start + key.shape[1])
         maximum = RunningMaximum(watched, slice(start, end), self._watched)
-        states = self.run(layout, observe=maximum, **kwargs)[:, start:]
+        states = self.run(layout, observe=self._shown(maximum), **kwargs)[:, start:]
         counts = (layout.copy_index[:, None, start:] >= first_copy).to(states.device, non_blocking=True)
         query = torch.arange(start, end, device=states.device)
         return _weights(maximum, key.to(states.device)[..., None], query, counts), states
+
+    def _shown(self, observer: Observer) -> Observer:
+        """What looks on at the weights that count."""
+        return WithoutFirst(observer) if self.without_sink else observer
 
     def _part_size(self, layout: Layout) -> int:
         size, queries = super()._part_size(layout), layout.input_ids.shape[1]
@@ -252,7 +268,7 @@ class ReBAModule(CausalModule):
         """What tokens look back to within their chunks of the whole text, (B * count, chunk_length, D + 1)."""
         start, length = layout.text_start, cast(int, self.chunk_length)
         maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
-        states = self.run(layout, observe=InChunks(maximum, start, length, count), **kwargs)
+        states = self.run(layout, observe=self._shown(InChunks(maximum, start, length, count)), **kwargs)
         counts = split(layout.copy_index == 0, 1, start, length, count).flatten(0, 1)[:, None]
         query = torch.arange(length, device=states.device)
         weights = _weights(maximum, query[:, None], query, counts.to(states.device, non_blocking=True))

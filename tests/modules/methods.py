@@ -49,6 +49,11 @@ RECIPES = completed(
         "reba-3 last": (st_reba.ReBAModule, {"repetitions": 3, "rows": "last"}),
         "reba-2 bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 2}),
         "reba-2 normalised": (st_reba.ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
+        "reba-2 without sink": (st_reba.ReBAModule, {"without_sink": True}),
+        "reba-2 chunks without sink": (
+            st_reba.ReBAModule,
+            {"without_sink": True, "chunk_length": 5, "layers": [0, -1], "normalize_weights": True},
+        ),
         "reba-2 chunks": (st_reba.ReBAModule, {"chunk_length": 6}),
         "reba-3 chunks last": (
             st_reba.ReBAModule,
@@ -99,7 +104,7 @@ RECIPES = completed(
 #: Settings of a module of which another stands for them where each takes its time.
 FURTHER = (
     "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole",
-    "reba-1", "reba-2 bidirectional", "reba-2 normalised", "reba-3 chunks last",
+    "reba-1", "reba-2 bidirectional", "reba-2 normalised", "reba-2 chunks without sink", "reba-3 chunks last",
     "thought-1", "thought-2", "kv re-routing, words", "kv re-routing, last",
     "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer",
     "early and late, short", "topic, last", "topic, a mean",
@@ -218,8 +223,10 @@ def echo_layers(naive, text, last_layers):
     return sum(place * states for place, states in enumerate(norm, 1)) / sum(range(1, last_layers + 1))
 
 
-def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False, chunk_length=None):
-    ids, settings = naive.token_ids(text), {"layers": layers, "normalize": normalize_weights}
+def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False, chunk_length=None,
+         without_sink=False):  # fmt: skip
+    ids = naive.token_ids(text)
+    settings = {"layers": layers, "normalize": normalize_weights, "sink": not without_sink}
     if chunk_length is None:
         words = oracles.algorithm_2(naive.model, ids, repetitions, before=naive.slot, **settings)
     else:

@@ -13,7 +13,16 @@ from transformers import AutoModelForCausalLM, OPTConfig, OPTModel
 
 import st_reba
 from st_reba.modules import CausalModule
-from st_reba.modules.changes import AttendBothWays, BeforeFeedForward, EarlyExit, Prepend, Reroute, Steer
+from st_reba.modules.changes import (
+    AttendBothWays,
+    BeforeFeedForward,
+    EarlyExit,
+    HideSink,
+    Prepend,
+    Reroute,
+    Steer,
+    WeakenSink,
+)
 
 from .. import backbones
 from ..catalogued import PUBLIC_MODULES
@@ -91,6 +100,11 @@ REFUSED = [
     (st_reba.EchoModule, {"changes": "reroute"}, "changes='reroute': give a list of changes"),
     (st_reba.EchoModule, {"changes": [Prepend(3), EXIT]}, "prepend_layers=3: 2 layers of LlamaModel are run"),
     (st_reba.EchoModule, {"changes": [Steer(2), EXIT]}, "contrast_layer=2: 2 layers of LlamaModel are run"),
+    (st_reba.EchoModule, {"changes": [HideSink([2]), EXIT]}, r"layers=\[2\]: the model has 2 layers; .* None for all"),
+    (st_reba.EchoModule, {"changes": [WeakenSink(2), EXIT]}, "sink_layer=2: 2 layers of LlamaModel are run; use -2 to"),
+    (st_reba.EchoModule, {"changes": [{"key": "weaken-sink", "sink_layer": 1.0}]}, "sink_layer=1.0: give the index of"),
+    (st_reba.EchoModule, {"changes": [{"key": "weaken-sink", "sink_layer": 1, "share": 0}]}, "share=0: give the share"),
+    (st_reba.ReBAModule, {"without_sink": 1}, "without_sink=1: use True or False"),
     (st_reba.CausalTransformer, {"changes": [TURN], "bidirectional_layers": 2}, "makes it already, with"),
     (st_reba.BidirectionalLastLayer, {"changes": [TURN]}, "BidirectionalLastLayer is given the change"),
     (st_reba.InputEmbeddings, {"changes": [REROUTE]}, "InputEmbeddings with layers=.*: it runs no layer"),
