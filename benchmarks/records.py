@@ -53,6 +53,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
     "label_free": ("models", "precision", "set", "question", "number"),
     "llemb": ("model", "read", "beside"),
+    "heads": ("model", "precision", "set", "metric", "chosen_on", "subset"),
+    "sinks": ("model", "precision", "set", "metric", "weights", "recipe", "change", "layers", "pooling", "against"),
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.
@@ -61,7 +63,7 @@ FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "agreement")
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
         ("layer", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs", "seed",
-         "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets"), pl.Int64,
+         "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets", "heads"), pl.Int64,
     ),
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "median", "value", "share",
