@@ -609,6 +609,22 @@ BLOCKS |= {
         {"trained further by": "{method}", "steps": "{steps}"}, c.seed.is_null(), c.set == ENGLISH, split=(),
         caption=("model", "set", "precision", "texts", "date"),
     ),
+    "sinks": of_file(
+        "sinks", {
+            "score": Shown(where=ALONE & TRAINED),
+            "ahead of it as it is": Shown(grid.ahead, (c.against == "as it is") & TRAINED),
+            "ahead of both ways": Shown(grid.ahead, (c.against == "both ways") & TRAINED),
+            "random weights: ahead of it as it is": Shown(grid.ahead, (c.against == "as it is") & RANDOM),
+        },
+        fields("recipe", "pooling", "change", "layers"), c.chosen_on != "", split=("model", "set", "metric"),
+        caption=("precision", "texts", "date"),
+    ),
+    "heads": of_file(
+        "heads", {"score": Shown(), "ahead of all heads": Shown(grid.ahead)},
+        {"weights of": "{subset}", "heads": "{heads}", "chosen on": "{chosen_on}"},
+        ~c.subset.str.contains(r"^(without )?(head|layer) \d"), split=("model", "set", "metric"),
+        caption=("precision", "texts", "date"),
+    ),
     "install-size": of_file(
         "install", {"packages": Shown(grid.number("packages")), "MB": Shown(grid.number("megabytes", ",.1f"))},
         {"": "{part}"}, split=("system", "python"), caption=("date", "versions"),
@@ -652,6 +668,21 @@ BLOCKS |= {
         caption=WHEN,
     ),
 }  # fmt: skip
+
+
+@block("heads-layers")
+def _(results: Results, page: Path) -> str:
+    """Each layer alone and left out."""
+    rows = results.of("heads", c.subset.str.contains(r"^(without )?layer \d"))
+    rows = rows.with_columns(layer=c.subset.str.extract(r"(\d+)$").cast(pl.Int64)).sort(
+        "model", "set", "metric", "layer"
+    )
+    rows = rows.drop("at").with_row_index("at")
+    titles = {
+        "its heads alone": Shown(where=~c.subset.str.starts_with("without")),
+        "all but its heads: ahead of all": Shown(grid.ahead, c.subset.str.starts_with("without")),
+    }
+    return table(columns(rows, titles), fields("layer"), ("model", "set", "metric"), ("precision", "texts", "date"))
 
 
 @block("compared-sure")
