@@ -622,7 +622,8 @@ BLOCKS |= {
     "heads": of_file(
         "heads", {"score": Shown(), "ahead of all heads": Shown(grid.ahead)},
         {"weights of": "{subset}", "heads": "{heads}", "chosen on": "{chosen_on}"},
-        ~c.subset.str.contains(r"^(without )?(head|layer) \d"), split=("model", "set", "metric"),
+        ~c.subset.str.contains(r"^(without )?(head|layer) \d"), c.metric != "accuracy, Euclidean",
+        split=("model", "set", "metric"),
         caption=("precision", "texts", "date"),
     ),
     "install-size": of_file(
@@ -673,7 +674,7 @@ BLOCKS |= {
 @block("heads-layers")
 def _(results: Results, page: Path) -> str:
     """Each layer alone and left out."""
-    rows = results.of("heads", c.subset.str.contains(r"^(without )?layer \d"))
+    rows = results.of("heads", c.subset.str.contains(r"^(without )?layer \d"), c.metric != "accuracy, Euclidean")
     rows = rows.with_columns(layer=c.subset.str.extract(r"(\d+)$").cast(pl.Int64)).sort(
         "model", "set", "metric", "layer"
     )

@@ -30,7 +30,7 @@ from real.sets import Sets
 from runs import kept, options, parser, pooled
 from st_reba.lm.backbone import depth
 from st_reba.modules import CausalModule, CausalTransformer
-from st_reba.modules.changes import Change, HideSink, WeakenSink
+from st_reba.modules.changes import Change, HideSink, NoSink, WeakenSink
 from st_reba.reading.layers import massive_layer
 from st_reba.reading.words import encode_words
 from st_reba.recipes import find, random_weights
@@ -41,6 +41,8 @@ SHARES = (0.02, 0.1)
 AS_IT_IS, HIDDEN, WEAKENED, BOTH_WAYS, BOTH = (
     "as it is", "sink hidden", "sink weakened", "both ways", "both ways, sink hidden",
 )  # fmt: skip
+#: The row of the recipes that does both.
+ROW = "both ways, no sink"
 OF_WEIGHTS = "weights without the sink"
 #: By key, the poolings that are read.
 RECIPES = {"classical": ("mean", "last"), "reba-2": ("mean", "last"), "prompteol": ("last",)}
@@ -91,12 +93,15 @@ def ways(layers: int, massive: int) -> Iterator[Way]:
             change = WeakenSink(min(massive + 1, layers - 1), share)
             yield Way(recipe, WEAKENED, f"right above the massive one, {share:.0%}", (change,))
     yield Way("reba-2", OF_WEIGHTS, "all", settings=(("without_sink", True),))
-    for turned in sorted({1, 2, layers // 4, layers // 2}):
-        settings = (("bidirectional_layers", turned),)
-        yield Way("classical", BOTH_WAYS, f"last {turned}", settings=settings)
-        for top in sorted({min(2, turned), max(1, turned // 2), turned}):
-            hide = HideSink(tuple(range(layers - top, layers)))
-            yield Way("classical", BOTH, f"last {turned}, hidden in the last {top}", (hide,), settings)
+    yield Way("classical", ROW, "half, hidden in the last quarter", (NoSink(),))
+    few = {1, 2, layers // 4, layers // 3, layers // 2, 2 * layers // 3}
+    for recipe in RECIPES:
+        for turned in sorted(few if recipe == "classical" else {layers // 2}):
+            settings = (("bidirectional_layers", turned),)
+            yield Way(recipe, BOTH_WAYS, f"last {turned}", settings=settings)
+            for top in sorted({min(2, turned), max(1, turned // 2), turned}):
+                hide = HideSink(tuple(range(layers - top, layers)))
+                yield Way(recipe, BOTH, f"last {turned}, hidden in the last {top}", (hide,), settings)
 
 
 def vectors_of(
@@ -141,7 +146,8 @@ def chosen(question: Question, scores: Mapping[tuple[Way, str], NDArray[Any]]) -
     beside_it = [
         (other, pooling)
         for way, pooling in best.values() if way.change == BOTH
-        for other, _ in scores if other.change == BOTH_WAYS and other.settings == way.settings
+        for other, _ in scores
+        if (other.recipe, other.change, other.settings) == (way.recipe, BOTH_WAYS, way.settings)
     ]  # fmt: skip
     return list(dict.fromkeys([*best.values(), *beside_it]))
 
@@ -157,9 +163,9 @@ def rows(
         row |= {"pooling": pooling, "against": "", **beside(found, [place])}
         yield row
         for other, (theirs, same) in enumerate(keys):
-            plain = theirs.change == AS_IT_IS and way.change != AS_IT_IS and theirs.recipe == way.recipe
+            plain = theirs.change == AS_IT_IS and way.change != AS_IT_IS
             turned = theirs.change == BOTH_WAYS and way.change == BOTH and theirs.settings == way.settings
-            if differences and same == pooling and (plain or turned):
+            if differences and (theirs.recipe, same) == (way.recipe, pooling) and (plain or turned):
                 yield {**row, "against": theirs.change, **beside(found, [place], [other], AHEAD)}
 
 

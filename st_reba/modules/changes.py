@@ -28,6 +28,9 @@ from .stored import check_magnitudes
 BIDIRECTIONAL_LAYERS = whole(
     "bidirectional_layers", 1, says="give the number of last layers that attend both ways, 1 or more."
 )
+TURNED_LAYERS: Setting[int | None] = optional(
+    whole("bidirectional_layers", 1, says="give the number of last layers, 1 or more, or None for half of them.")
+)
 PREPEND_LAYERS: Setting[int | None] = optional(
     Setting("prepend_layers", lambda value: type(value) is int, "give a number of layers, or None for three in ten.")
 )
@@ -311,6 +314,43 @@ class HideSink(Change):
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         return PassChange(hiding=HiddenFirst(cast("tuple[int, ...]", self.layers)))
+
+
+@register
+@dataclass(frozen=True)
+class NoSink(HideSink):
+    """The upper half of the layers attends both ways, and the upper half of these hides the first token.
+
+    (Lin et al., MASK0&BIDIR; how many layers is this package's choice.) The same as :class:`AttendBothWays` beside
+    :class:`HideSink`, with counts that follow the depth of the model.
+
+    Attributes:
+        layers: The indices of the layers that hide it; negative ones from the top. None: the upper half of those that
+            attend both ways.
+        bidirectional_layers: How many of the last layers attend both ways, 1 or more. None: half of all.
+    """
+
+    bidirectional_layers: int | None = None
+    both_ways: AttendBothWays | None = field(default=None, compare=False, repr=False)
+    key: ClassVar[str] = "no-sink"
+    looks_ahead: ClassVar[bool] = True
+    replaces: ClassVar[Literal["masks"]] = "masks"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        TURNED_LAYERS.check(self.bidirectional_layers)
+
+    def on(self, model: PreTrainedModel, depth: int) -> Self:
+        run = backbone.depth(model)
+        count = max(1, run // 2) if self.bidirectional_layers is None else self.bidirectional_layers
+        both_ways = AttendBothWays(count).on(model, depth)
+        top = range(run - max(1, count // 2), run)
+        hiding = super().on(model, depth) if self.layers is not None else replace(self, layers=tuple(top))
+        return replace(hiding, bidirectional_layers=count, both_ways=both_ways)
+
+    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
+        masking = cast(AttendBothWays, self.both_ways).effect(model, layout).masking
+        return replace(super().effect(model, layout), masking=masking)
 
 
 @register

@@ -32,6 +32,7 @@ from st_reba.modules.changes import (
     EarlyExit,
     Fitted,
     HideSink,
+    NoSink,
     Prepend,
     Reroute,
     Steer,
@@ -177,6 +178,31 @@ class TestSinks:
             with torch.no_grad(), oracles.both_ways(model, 1), oracles.sink_hidden(model, [1, 2]):
                 assert relative_error(states, oracles.run(model, token_ids(text))[0]) < TOLERANCE
         assert relative_error(found[0], read(shared(architecture), TEXTS)[0]) > 1e-2
+
+    @pytest.mark.parametrize(
+        ("change", "turned", "hidden"),
+        [(NoSink(), 1, [2]), (NoSink(bidirectional_layers=3), 3, [2]), (NoSink([0, -1], 2), 2, [0, 2])],
+    )
+    def test_hidden_in_some_of_the_layers_that_attend_both_ways(
+        self, change, turned, hidden, shared, eager, token_ids, tmp_path
+    ):
+        """And saved as it is on a model, as well as beside the named argument."""
+        module = EchoModule(shared(), changes=[change])
+        found = read(module, TEXTS)
+        for text, states in zip(TEXTS, found, strict=True):
+            with torch.no_grad(), oracles.both_ways(eager(), turned), oracles.sink_hidden(eager(), hidden):
+                assert relative_error(states, oracles.echo(eager(), token_ids(text), 2)) < TOLERANCE
+        apart = EchoModule(shared(), bidirectional_layers=turned, changes=[HideSink(hidden)])
+        assert all(map(torch.equal, found, read(apart, TEXTS)))
+        module.save(str(tmp_path))
+        again = EchoModule.load(str(tmp_path))
+        assert again.changes == (NoSink(tuple(hidden), turned),)
+        assert all(map(torch.equal, found, read(again, TEXTS)))
+
+    @pytest.mark.parametrize("other", [{"changes": [HideSink()]}, {"bidirectional_layers": 1}])
+    def test_hidden_twice(self, other, shared):
+        with pytest.raises(ValueError, match="makes it already|both replace the masks of a layer"):
+            EchoModule(shared(), **{**other, "changes": [NoSink(), *other.get("changes", [])]})
 
     @pytest.mark.parametrize("architecture", FEW)
     def test_weakened(self, architecture, shared, eager, token_ids):
