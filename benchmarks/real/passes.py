@@ -167,6 +167,7 @@ PASSES = {
         recipe("pretended-cot", translated=True, of_each_layer=True),
         recipe("knowledge", translated=True, of_each_layer=True),
         recipe("bidirectional", ("mean",)),
+        recipe("no-sink"),
         recipe("echo-2-bidirectional"),
         recipe("reba-2-bidirectional"),
         recipe("bidirectional-prompt"),
