@@ -30,7 +30,7 @@ from real.sets import Sets
 from runs import kept, options, parser, pooled
 from st_reba.lm.backbone import depth
 from st_reba.modules import CausalModule, CausalTransformer
-from st_reba.modules.changes import Change, HideSink, NoSink, WeakenSink
+from st_reba.modules.changes import Change, HideSink, WeakenSink
 from st_reba.reading.layers import massive_layer
 from st_reba.reading.words import encode_words
 from st_reba.recipes import find, random_weights
@@ -58,18 +58,21 @@ class Way:
         change: What is changed; of several ways with one change, one is chosen.
         layers: Where, in words.
         changes: The same as changes.
-        settings: The same as settings of the module.
+        turned: How many of the last layers attend both ways.
+        settings: Further settings of the module.
     """
 
     recipe: str
     change: str = AS_IT_IS
     layers: str = ""
     changes: tuple[Change, ...] = ()
+    turned: int = 0
     settings: tuple[tuple[str, Any], ...] = ()
 
     def made(self, backbone: CausalModule, language: str) -> CausalModule:
         row = find(CHINESE.get(self.recipe, self.recipe) if language == "zh" else self.recipe).row
-        return row.module(backbone, **{**row.settings, **dict(self.settings)}, changes=self.changes)
+        settings = {**row.settings, **dict(self.settings), "bidirectional_layers": self.turned}
+        return row.module(backbone, **settings, changes=self.changes)
 
 
 def ways(layers: int, massive: int) -> Iterator[Way]:
@@ -93,15 +96,21 @@ def ways(layers: int, massive: int) -> Iterator[Way]:
             change = WeakenSink(min(massive + 1, layers - 1), share)
             yield Way(recipe, WEAKENED, f"right above the massive one, {share:.0%}", (change,))
     yield Way("reba-2", OF_WEIGHTS, "all", settings=(("without_sink", True),))
-    yield Way("classical", ROW, "half, hidden in the last quarter", (NoSink(),))
-    few = {1, 2, layers // 4, layers // 3, layers // 2, 2 * layers // 3}
+    half = layers // 2
+    quarter = HideSink(tuple(range(layers - half // 2, layers)))
+    yield Way("classical", ROW, "half, hidden in the last quarter", (quarter,), half)
+    few = {1, 2, layers // 4, layers // 3, half, 2 * layers // 3}
     for recipe in RECIPES:
-        for turned in sorted(few if recipe == "classical" else {layers // 2}):
-            settings = (("bidirectional_layers", turned),)
-            yield Way(recipe, BOTH_WAYS, f"last {turned}", settings=settings)
+        for turned in sorted(few if recipe == "classical" else {half}):
+            yield Way(recipe, BOTH_WAYS, f"last {turned}", turned=turned)
             for top in sorted({min(2, turned), max(1, turned // 2), turned}):
                 hide = HideSink(tuple(range(layers - top, layers)))
-                yield Way(recipe, BOTH, f"last {turned}, hidden in the last {top}", (hide,), settings)
+                yield Way(recipe, BOTH, f"last {turned}, hidden in the last {top}", (hide,), turned)
+
+
+def turned_alone(layers: int) -> Way:
+    """What turns as many layers as the recipe, and hides nothing."""
+    return Way("classical", BOTH_WAYS, f"last {layers // 2}", turned=layers // 2)
 
 
 def vectors_of(
@@ -136,7 +145,7 @@ def scored(directory: Path, some: Sequence[Way], backbone: Callable[[], CausalMo
 
 
 def chosen(question: Question, scores: Mapping[tuple[Way, str], NDArray[Any]]) -> list[tuple[Way, str]]:
-    """The best way of each recipe, change and pooling; and what turns as many layers as the best that hides, too."""
+    """The best way of each recipe, change and pooling; and what turns as many layers as one that hides, too."""
     items = question.statistic({str(place): each for place, each in enumerate(scores.values())})
     value = dict(zip(scores, map(float, items.scores), strict=True))
     best: dict[tuple[str, str, str], tuple[Way, str]] = {}
@@ -145,9 +154,8 @@ def chosen(question: Question, scores: Mapping[tuple[Way, str], NDArray[Any]]) -
         best[key] = max(best.get(key, (way, pooling)), (way, pooling), key=value.__getitem__)
     beside_it = [
         (other, pooling)
-        for way, pooling in best.values() if way.change == BOTH
-        for other, _ in scores
-        if (other.recipe, other.change, other.settings) == (way.recipe, BOTH_WAYS, way.settings)
+        for way, pooling in best.values() if way.change in (BOTH, ROW)
+        for other, _ in scores if (other.recipe, other.change, other.turned) == (way.recipe, BOTH_WAYS, way.turned)
     ]  # fmt: skip
     return list(dict.fromkeys([*best.values(), *beside_it]))
 
@@ -164,7 +172,7 @@ def rows(
         yield row
         for other, (theirs, same) in enumerate(keys):
             plain = theirs.change == AS_IT_IS and way.change != AS_IT_IS
-            turned = theirs.change == BOTH_WAYS and way.change == BOTH and theirs.settings == way.settings
+            turned = theirs.change == BOTH_WAYS and way.change in (BOTH, ROW) and theirs.turned == way.turned
             if differences and (theirs.recipe, same) == (way.recipe, pooling) and (plain or turned):
                 yield {**row, "against": theirs.change, **beside(found, [place], [other], AHEAD)}
 
@@ -196,16 +204,23 @@ def measure(model: RealModel, given: argparse.Namespace) -> Iterator[records.Rec
         print(f"{time.strftime('%H:%M')} {model.name}, {first.name}: massive layer {massive} of {layers}", flush=True)
         # A word is read by its own tokens, of which a prompt has none.
         every = [way for way in ways(layers, massive) if first.words is None or way.recipe != "prompteol"]
-        tried = scored(directory / first.label, every, load, first)
         about: records.Record = {"model": model.name, "precision": given.precision, "massive": str(massive)}
         about |= records.today()
+        if given.unchosen:
+            some = [way for way in every if way.change in (AS_IT_IS, ROW, OF_WEIGHTS) or way == turned_alone(layers)]
+            shared = {**about, "set": second.name, "texts": len(second.texts), "chosen_on": "nothing"}
+            for metric, each in scored(directory / second.label, some, load, second).items():
+                yield from rows(second, each, {**shared, "metric": metric, "weights": "trained"})
+            continue
+        tried = scored(directory / first.label, every, load, first)
         for metric, each in tried.items():
             shared = {**about, "set": first.name, "metric": metric, "texts": len(first.texts), "chosen_on": ""}
             yield from rows(first, each, {**shared, "weights": "trained"}, differences=False)
             picks = chosen(first, each)
             for weights in given.weights:
-                # Without training there is no sink: what a change does then, it does by itself.
+                # Without training there is no sink: what a change does then, it does by itself. One recipe shows it.
                 some = list(dict.fromkeys(way for way, _ in picks))
+                some = some if weights == "trained" else [way for way in some if way.recipe == "classical"]
                 place = directory / (second.label if weights == "trained" else f"{second.label}, random weights")
                 shown = scored(place, some, lambda weights=weights: load(weights), second)[metric]  # type: ignore[misc]
                 shared |= {"set": second.name, "texts": len(second.texts), "chosen_on": first.name}
@@ -220,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--models", nargs="+", choices=own, default=[name for name in own if not MODELS[name].slow])
     made.add_argument("--models-directory", type=Path, default=Path("build/real/models"), help="where models lie")
     made.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
+    made.add_argument("--unchosen", action="store_true", help="try nothing: show the recipe and what stands beside it")
     made.add_argument("--languages", nargs="*", choices=["en", "zh"], default=["en", "zh"], help="of pairs")
     made.add_argument("--pairs", type=int, default=200, help="that ways are chosen on")
     made.add_argument("--shown", type=int, default=1000, help="pairs that they are shown on")
