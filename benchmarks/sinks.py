@@ -203,7 +203,8 @@ def measure(model: RealModel, given: argparse.Namespace) -> Iterator[records.Rec
         layers, massive = depth(module.model), massive_layer(module, first.texts[:BATCH])
         print(f"{time.strftime('%H:%M')} {model.name}, {first.name}: massive layer {massive} of {layers}", flush=True)
         # A word is read by its own tokens, of which a prompt has none.
-        every = [way for way in ways(layers, massive) if first.words is None or way.recipe != "prompteol"]
+        readable = {name for name in given.recipes if first.words is None or name != "prompteol"}
+        every = [way for way in ways(layers, massive) if way.recipe in readable]
         about: records.Record = {"model": model.name, "precision": given.precision, "massive": str(massive)}
         about |= records.today()
         if given.unchosen:
@@ -236,6 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--models-directory", type=Path, default=Path("build/real/models"), help="where models lie")
     made.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
     made.add_argument("--unchosen", action="store_true", help="try nothing: show the recipe and what stands beside it")
+    made.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     made.add_argument("--languages", nargs="*", choices=["en", "zh"], default=["en", "zh"], help="of pairs")
     made.add_argument("--pairs", type=int, default=200, help="that ways are chosen on")
     made.add_argument("--shown", type=int, default=1000, help="pairs that they are shown on")
