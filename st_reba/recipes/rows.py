@@ -256,6 +256,7 @@ IN_BRIEF = {
     "echo-2-layers": "Like Echo-2, but each token is a weighted mean of the last layers",
     "rt-2": "Read again, with a token before the end that holds what the last token attended to",
     "bidirectional": "Let the last layer attend both ways",
+    "no-sink": "Let half of the layers attend both ways, and hide the first token in half of these",
     "kv-rerouting": "Let every token see the last one's key and value in the middle layers",
     "attention-pooling": "Weight the last hidden states by the last token's attention",
 }
