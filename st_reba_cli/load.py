@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from filelock import FileLock
-from huggingface_hub import cached_assets_path
+from huggingface_hub import cached_assets_path, is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -195,9 +195,13 @@ def usable(model: str, device: str | None = None) -> Iterator[None]:
         said = error.__cause__ or error.__context__ or error
         if Path(model).is_dir() or not isinstance(said, _HUB_ERRORS):
             raise
+        if is_offline_mode():
+            why = "HF_HUB_OFFLINE is set, and it is not among what was fetched before"
+        else:
+            why = _first_line(said)
         raise OSError(
-            f"The model {model}: there is no such directory, and it cannot be had from the Hub "
-            f"({_first_line(said)}). Check the name, or give a directory."
+            f"The model {model}: there is no such directory, and it cannot be had from the Hub ({why}). Check the name, "
+            "or give a directory."
         ) from error
     except SafetensorError as error:
         if is_full(error):
