@@ -200,8 +200,8 @@ def usable(model: str, device: str | None = None) -> Iterator[None]:
         else:
             why = _first_line(said)
         raise OSError(
-            f"The model {model}: there is no such directory, and it cannot be had from the Hub ({why}). Check the name, "
-            "or give a directory."
+            f"The model {model}: there is no such directory, and it cannot be had from the Hub ({why}). Check the "
+            "name, or give a directory."
         ) from error
     except SafetensorError as error:
         if is_full(error):
