@@ -26,6 +26,7 @@ from .modules import LayerStates as LayerStates
 from .modules import LayerwiseAutoencoder as LayerwiseAutoencoder
 from .modules import LlamaCppTransformer as LlamaCppTransformer
 from .modules import MetaEOLModule as MetaEOLModule
+from .modules import MoEEModule as MoEEModule
 from .modules import PartwiseWhitening as PartwiseWhitening
 from .modules import PromptRepsModule as PromptRepsModule
 from .modules import ReBAModule as ReBAModule
@@ -40,11 +41,12 @@ from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
 from .moved import FormerPaths
+from .reading.aspects import encode_aspects
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
 from .ready import build
 from .recipes import Row, register
-from .text.templates import META_TASKS, TEMPLATES, in_context
+from .text.templates import META_TASKS, TEMPLATES, in_context, in_terms_of
 from .version import __version__
 
 #: Every public name, and no room: what a star import gives.
@@ -55,9 +57,11 @@ __all__ = [
     "Row",
     "__version__",
     "build",
+    "encode_aspects",
     "encode_chunks",
     "encode_words",
     "in_context",
+    "in_terms_of",
     "register",
 ]
 __all__ += modules.__all__

@@ -42,6 +42,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", {**SIZE, **MLP, "num_key_value_heads": 2}),
     "opt": ("OPTConfig", {**SIZE, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     "mixtral_experts": ("MixtralConfig", {**SIZE, **MLP, **GROUPED, "num_local_experts": 4}),
+    "qwen3_experts": (
+        "Qwen3MoeConfig",
+        {**SIZE, **MLP, **GROUPED, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
     "gpt_oss_sinks": (
         "GptOssConfig",
         {**SIZE, **MLP, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7,

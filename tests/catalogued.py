@@ -12,6 +12,9 @@ from st_reba.recipes import every_row
 #: What a modules.json may name.
 PUBLIC_MODULES: list[type[Any]] = [getattr(modules, name) for name in modules.__all__]
 
+#: The architecture of :data:`tests.backbones.CONFIGS` that a module reads, where Llama is none that it does.
+NEEDS: dict[type[Any], str] = {modules.MoEEModule: "qwen3_experts"}
+
 Case = tuple[type[CausalModule], dict[str, Any]]
 
 

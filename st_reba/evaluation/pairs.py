@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,15 +94,16 @@ class PairScoreEvaluator(TabulatedEvaluator):
 class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
     """How well the cosine similarity of two sentences, each read under a condition, ranks as people do.
 
-    The condition is a prompt of each sentence's own, as :func:`st_reba.in_context` words it; the model's module should
-    have the template ``csts``. The metrics are ``spearman_cosine``, the primary one and the paper's, and
-    ``pearson_cosine``.
+    The condition is a prompt of each sentence's own. As :func:`st_reba.in_context` words it, the model's module should
+    have the template ``csts``; as :func:`st_reba.in_terms_of` does, ``ponte``. The metrics are ``spearman_cosine``, the
+    primary one and the paper's, and ``pearson_cosine``.
 
     Args:
         sentences1: n sentences.
         sentences2: n sentences, the other of each pair.
         conditions: n conditions, such as "the number of people".
         scores: n similarities under the condition, 1 to 5 in C-STS.
+        worded: Makes what the model embeds of a sentence and its condition; for a trained encoder, a string.
         **kwargs: As for ST's ``EmbeddingSimilarityEvaluator``.
 
     Raises:
@@ -115,6 +116,8 @@ class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
         sentences2: Sequence[str],
         conditions: Sequence[str],
         scores: Sequence[float],
+        *,
+        worded: Callable[[str, str], Any] = in_context,
         **kwargs: Any,
     ) -> None:
         lengths = [len(sentences1), len(sentences2), len(conditions), len(scores)]
@@ -125,8 +128,8 @@ class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
         if len(set(scores)) < 2:
             raise ValueError(f"{len(scores)} rows with {len(set(scores))} different scores leave nothing to rank.")
         kwargs.setdefault("main_similarity", "cosine")
-        first: list[Any] = list(map(in_context, sentences1, conditions))
-        second: list[Any] = list(map(in_context, sentences2, conditions))
+        first: list[Any] = list(map(worded, sentences1, conditions))
+        second: list[Any] = list(map(worded, sentences2, conditions))
         super().__init__(first, second, list(scores), **kwargs)
 
     @classmethod

@@ -120,6 +120,11 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             "vectors are then those of a model built with normalize_text=False.",
         ),
         (
+            module._template.takes_prompt,
+            f"The template {str(module._template)!r} has the prompt behind or within its words, and an engine puts "
+            "fixed tokens around a text. Export one model for each prompt, which has its words in the template.",
+        ),
+        (
             prompts and (literal or module.copies > 1 or module.tokenization == "pieces"),
             f"The model has the prompts {prompts}, and its template stands behind them, where an engine puts it in "
             "front. Leave the prompts out (model.prompts = {}), or the template.",

@@ -93,7 +93,8 @@ class CausalModule(SafeTransformer):
             shared, not copied. What is set up here, such as how the backbone attends, is set on a view of it: the
             other stays as it is, and none of its settings is taken over.
         template: What stands around and between the copies of a text: a text with ``{text}`` for each, or a name in
-            :data:`st_reba.TEMPLATES`. A class whose method repeats the text says so: ``repeats_text``.
+            :data:`st_reba.TEMPLATES`. Where it has one ``{prompt}``, the prompt stands there and not at the front. A
+            class whose method repeats the text says so: ``repeats_text``.
         preset: How the template's authors read it: what it says of ``pool_over``, ``rows``, ``output_layer``,
             ``final_norm`` and ``normalize_text`` holds where the argument is None. An ``output_layer`` that is a
             fraction is a share of the model's layers. None: as the template's name says.
@@ -432,7 +433,8 @@ class CausalModule(SafeTransformer):
             inputs: B texts: strings, or ``{"prompt": str, "text": str}`` for a text with a prompt of its own, or
                 conversations, lists of ``{"role": str, "content": str}``: see the setting ``chat``.
             prompt: Literal text at the front of each layout: context, never repeated, never pooled. A prompt of the
-                text's own comes after it.
+                text's own comes after it. In a template with ``{prompt}`` it stands there, and a prompt of the text's
+                own in its place.
             processing_kwargs: ``{"text": {"max_length": n}}`` truncates to n tokens a copy for this call.
             **kwargs: What ST passes to every module. Of it ``task``, ``"query"`` or ``"document"``, truncates to ST's
                 ``query_length`` or ``document_length``, where the module was given one.
@@ -495,9 +497,15 @@ class CausalModule(SafeTransformer):
     def _split(self, inputs: Sequence[Any], prompt: str) -> tuple[list[str], list[str]]:
         """What stands in front of each text, and the texts."""
         prompts, texts = [], []
+        in_a_slot = any(template.takes_prompt for template in self.layouts())
         for index, given in enumerate(inputs):
             if is_conversation(given):
                 given = dict(zip(("prompt", "text"), read_as(self._tokenizer, given, self.chat), strict=True))
+                if given["prompt"] and in_a_slot:
+                    raise ValueError(
+                        f"Input {index} is a conversation, and the template {self.template!r} has a slot where its "
+                        'earlier turns would stand: use chat="conversation", which reads all of it as the text.'
+                    )
             parts = {"prompt": "", "text": given} if isinstance(given, str) else given
             if not isinstance(parts, dict) or [type(parts.get(name)) for name in ("prompt", "text")] != [str, str]:
                 raise ValueError(
@@ -505,7 +513,7 @@ class CausalModule(SafeTransformer):
                     '{"prompt": ..., "text": ...} with two strings, or conversations, lists of '
                     '{"role": ..., "content": ...}.'
                 )
-            prompts.append(prompt + parts["prompt"])
+            prompts.append(parts["prompt"] or prompt if in_a_slot else prompt + parts["prompt"])
             texts.append(parts["text"])
         return prompts, texts
 

@@ -18,7 +18,7 @@ from ..lm.endpoint import Endpoint, EndpointError, Form, ServerTokens
 from ..settings import Setting, choice, described, flag, optional, tokens, whole
 from ..text.layout import Layout
 from ..text.layouts import lay_out
-from ..text.templates import PoolOver, Rows, Template, normalized, preset
+from ..text.templates import PROMPT, PoolOver, Rows, Template, normalized, preset
 from ..text.tokens import spans_of
 from .causal_module import POOL_OVER, ROWS, chosen, repetitions_from
 from .checkpoints import note_requirement, saved_settings
@@ -334,7 +334,10 @@ class EndpointTransformer(InputModule):
             return self._lay_out(texts, prompt or "").features()
         cut = [text[: self.max_characters] for text in texts]
         lengths = torch.tensor([len(text.strip()) for text in cut])
-        return {"texts": [(prompt or "") + text.join(self._template.literals) for text in cut], "lengths": lengths}
+        self._template.check_prompt(prompt or "")
+        literals = [literal.replace(PROMPT, prompt or "") for literal in self._template.literals]
+        front = "" if self._template.takes_prompt else prompt or ""
+        return {"texts": [front + text.join(literals) for text in cut], "lengths": lengths}
 
     def _lay_out(self, texts: Sequence[str], prompt: str) -> Layout:
         endpoint = self._endpoint

@@ -128,7 +128,9 @@ class PartwiseWhitening(_OfParts):
             variances, directions = principal_directions(scale[:, None] * covariance * scale)
             # Where there is none, rounding makes a variance slightly negative.
             variances = variances.clamp(min=0)
-            weights.append(directions * scale / (variances + shrinkage * variances.mean()).sqrt()[:, None])
+            # Their mean over the dimensions that vary: the others are left out.
+            mean_variance = variances.sum() / scale.count_nonzero()
+            weights.append(directions * scale / (variances + shrinkage * mean_variance).sqrt()[:, None])
         return cls(mean, torch.stack(weights), shares)
 
     def _transform(self, embedding: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .layout import NOT_TEXT, PREPENDED, Layout
-from .templates import PREPEND, Blocks, Template
+from .templates import PREPEND, PROMPT, Blocks, Template
 from .tokens import Span, Tokens, cut, separator, special_tokens, tokenized
 
 #: How a template that has one slot becomes tokens: see :func:`lay_out`.
@@ -32,13 +32,17 @@ class Frame(NamedTuple):
 
     Attributes:
         template: The template.
+        front: The prompt at the front; empty where the template has a slot for it.
+        strings: Each literal of the template, with the prompt in its slot, cut where a slot of token prepending stands.
         before: Special tokens at the very front.
-        prompt: The prompt's tokens, behind the special tokens.
+        prompt: The tokens of ``front``, behind the special tokens.
         literals: The tokens of each literal of the template; a slot of token prepending is one of them.
         after: Special tokens at the very end.
     """
 
     template: Template
+    front: str
+    strings: list[list[str]]
     before: list[Marked]
     prompt: list[Marked]
     literals: list[list[Marked]]
@@ -87,14 +91,18 @@ def frames(templates: Sequence[Template], tokenizer: PreTrainedTokenizerBase, pr
             from text, or it does not say where sentences lie among its tokens, and a template asks for it.
     """
     before, after = special_tokens(tokenizer)
-    literals = [part for template in templates for literal in template.literals for part in literal.split(PREPEND)]
+    # Cut first: a prompt that reads like a slot of token prepending is a prompt.
+    cut_up = [
+        [[part.replace(PROMPT, prompt) for part in literal.split(PREPEND)] for literal in template.literals]
+        for template in templates
+    ]
     # Some tokenizers make a token of no character.
-    strings = [string for string in dict.fromkeys([prompt, *literals]) if string]
+    strings = [string for string in dict.fromkeys([prompt, *chain(*chain(*cut_up))]) if string]
     ids = [_not_text(tokens.ids) for tokens in tokenized(tokenizer, strings)]
     found: dict[str, list[Marked]] = {"": [], **dict(zip(strings, ids, strict=True))}
     eos, name = tokenizer.eos_token_id, type(tokenizer).__name__
     result = []
-    for template in templates:
+    for template, literals in zip(templates, cut_up, strict=True):
         if template.blocks is not None and template.blocks.whole_sentences and not tokenizer.is_fast:
             raise ValueError(
                 f"{name} does not say where its tokens lie, so sentences are not found among them: use a fast "
@@ -103,11 +111,13 @@ def frames(templates: Sequence[Template], tokenizer: PreTrainedTokenizerBase, pr
         if template.end and not after and eos is None:
             raise ValueError(f"{name} has no end-of-sequence token: set tokenizer.eos_token.")
         ends = [eos] if template.end and eos is not None and after[-1:] != [eos] else []
-        marked = []
-        for literal in template.literals:
-            first, *others = literal.split(PREPEND)
-            marked.append([*found[first], *(token for part in others for token in ((0, PREPENDED), *found[part]))])
-        result.append(Frame(template, _not_text(before), found[prompt], marked, _not_text([*after, *ends])))
+        marked = [
+            [*found[first], *(token for part in others for token in ((0, PREPENDED), *found[part]))]
+            for first, *others in literals
+        ]
+        front = "" if template.takes_prompt else prompt
+        behind = _not_text([*after, *ends])
+        result.append(Frame(template, front, literals, _not_text(before), found[front], marked, behind))
     return result
 
 
@@ -160,7 +170,7 @@ def lay_out(
         templates: One for each layout; all have one copy of the text, or more.
         tokenizer: Any Hugging Face tokenizer. Its padding side, padding token and chat template do not matter.
         texts: B strings.
-        prompt: Literal text at the front of every text; or B strings, one for each.
+        prompt: Literal text at the front of every text, or in the template's slot for it; or B strings, one for each.
         max_tokens: How many tokens one copy may have; None: no limit.
         positions: How many tokens a whole layout may have; None: no limit.
         tokenization: ``"whole"``, or ``"pieces"`` for templates with one slot, too.
@@ -169,14 +179,17 @@ def lay_out(
         For each template, the layout of B texts.
 
     Raises:
-        ValueError: If there is no room for text, or the tokenizer cannot be used: see :func:`frames`.
+        ValueError: If there is no room for text, or a template has a slot for a prompt that is blank, or the tokenizer
+            cannot be used: see :func:`frames`.
     """
     prompts = [prompt] * len(texts) if isinstance(prompt, str) else prompt
     rows: dict[int, list[_Row]] = {}
     for front in dict.fromkeys(prompts):
+        for template in templates:
+            template.check_prompt(front)
         chosen = [index for index, own in enumerate(prompts) if own == front]
         around = frames(templates, tokenizer, front)
-        found = _rows(around, tokenizer, front, [texts[index] for index in chosen], max_tokens, positions, tokenization)
+        found = _rows(around, tokenizer, [texts[index] for index in chosen], max_tokens, positions, tokenization)
         rows.update(zip(chosen, found, strict=True))
     return [_layout([rows[index][number] for index in range(len(texts))]) for number in range(len(templates))]
 
@@ -184,7 +197,6 @@ def lay_out(
 def _rows(
     around: Sequence[Frame],
     tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
     texts: Sequence[str],
     max_tokens: int | None,
     positions: int | None,
@@ -202,7 +214,7 @@ def _rows(
         for index, tokens in enumerate(own):
             if tokens.ids and tokens.spans is not None:
                 pending[index] = min(len(tokens.ids), limit)
-    sides = [_sides(frame.template, tokenizer, prompt) for frame in around] if pending else []
+    sides = [_sides(frame, tokenizer) for frame in around] if pending else []
     while pending:
         parts = {index: cut(texts[index], own[index], count, cut_side) for index, count in pending.items()}
         strings = {
@@ -237,10 +249,9 @@ def _rows(
     return [rows[index] for index in range(len(texts))]
 
 
-def _sides(template: Template, tokenizer: PreTrainedTokenizerBase, prompt: str) -> _Sides:
-    literal, behind = template.literals
-    before, *after = literal.split(PREPEND)
-    front = prompt + before
+def _sides(frame: Frame, tokenizer: PreTrainedTokenizerBase) -> _Sides:
+    (before, *after), (behind,) = frame.strings
+    front = frame.front + before
     if not after:
         return _Sides([], front, None, behind)
     entry = separator(tokenizer)

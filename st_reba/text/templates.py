@@ -15,6 +15,9 @@ SLOT = "{text}"
 #: What token prepending writes where a vector of its own enters.
 PREPEND = "{prepend}"
 
+#: Where a template has the prompt, which else stands at the front: what the text is read in terms of.
+PROMPT = "{prompt}"
+
 #: Characters of all templates of a module together, far above what helps: a configuration that asks for more is a
 #: mistake or an attack.
 MAX_TEMPLATE_LENGTH = 2**16
@@ -100,6 +103,11 @@ def _last_but_one(template: str) -> Preset:
     return replace(_read_at_its_end(template, Contrast(layer=7, scale=3.0)), output_layer=-2, final_norm=False)
 
 
+def _read_to_the_end(template: str) -> Preset:
+    """By Yamada and Zhang: the last token's state is the embedding, of the text as it is."""
+    return Preset(template, pool_over="all", rows="last")
+
+
 def _one_word_to_find(template: str, query: str, document: str) -> Preset:
     """By Zhuang et al., whose word is looked for among those of other texts."""
     return Preset(template, pool_over="all", rows="last", prompts=(("query", query), ("document", document)))
@@ -127,6 +135,9 @@ USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 #: - ``promptreps``: Zhuang et al., "PromptReps: Prompting Large Language Models to Generate Dense and Sparse
 #:   Representations for Zero-Shot Document Retrieval" (EMNLP 2024), "it" in place of "the passage" and "the query":
 #:   which of the two it is, says the prompt that ``encode_query`` and ``encode_document`` put before it.
+#: - ``ponte``: Yamada and Zhang, "Out-of-the-Box Conditional Text Embeddings from Large Language Models"
+#:   (arXiv 2504.16411): the text in terms of the ``prompt``. The text comes first, so that it is read once for many
+#:   prompts: :func:`st_reba.encode_aspects`. ``ponte-aspect-first`` is ours: the prompt is read once for many texts.
 #: - ``compress`` and ``compress-query``: Tang and Yang, "KV-Embedding" (arXiv 2601.01046).
 #: - ``topic`` and ``echo-topic``: ours, which begin as ``knowledge`` does and ask for the topic; ``echo-topic`` repeats
 #:   the text.
@@ -157,6 +168,10 @@ PRESETS = {
     "promptreps-zh": _one_word_to_find(
         "“{text}”。用一个最重要的词来代表它，用于检索。这个词是：“", query="问题：", document="段落："
     ),
+    "ponte": _read_to_the_end('Express this text "{text}" in one word in terms of {prompt}: "'),
+    "ponte-aspect-first": _read_to_the_end('In terms of {prompt}, express this text "{text}" in one word: "'),
+    "ponte-zh": _read_to_the_end("这段文字：“{text}”，就{prompt}而言，用一个词来概括就是：“"),
+    "ponte-aspect-first-zh": _read_to_the_end("就{prompt}而言，这段文字：“{text}”用一个词来概括就是：“"),
     "topic": _read_at_its_end(_KNOWLEDGE + ' , this sentence : "{text}" and its topic in one word is:"'),
     "echo-topic": Preset(
         _KNOWLEDGE + ' , this sentence : "{text}" can be rewritten as : "{text}" and its topic in one word is:"',
@@ -297,6 +312,18 @@ def in_context(sentence: str, condition: str) -> dict[str, str]:
     return {"prompt": f"Given the context {condition}, ", "text": sentence}
 
 
+def in_terms_of(text: str, aspect: str) -> dict[str, str]:
+    """A text and what it is read in terms of, for a template with ``{prompt}`` such as ``ponte``.
+
+    The modules of this package embed such inputs, in one batch and whatever their aspects. For each text in terms of
+    each of some aspects see :func:`st_reba.encode_aspects`.
+
+    Returns:
+        ``{"prompt": aspect, "text": text}``.
+    """
+    return {"prompt": aspect, "text": text}
+
+
 @dataclass(frozen=True)
 class Blocks:
     """How a text is cut into blocks, each with a slot at the front of the layout and one right before it.
@@ -332,15 +359,15 @@ class Template:
         """Read a template string or the name of one in :data:`st_reba.TEMPLATES`.
 
         ``{text}`` is the only thing that is not literal, and one ``{prepend}`` before it, where the slot of token
-        prepending stands, which stays part of its literal. ``str.format`` is never called, because a template may come
-        from a configuration file that somebody else wrote.
+        prepending stands, and one ``{prompt}``, where the prompt stands, which stay parts of their literals.
+        ``str.format`` is never called, because a template may come from a configuration file that somebody else wrote.
 
         Args:
             template: The string or name.
 
         Raises:
-            ValueError: If there is no ``{text}``, or any other brace, or ``{prepend}`` elsewhere, or it is longer than
-                :data:`MAX_TEMPLATE_LENGTH` characters.
+            ValueError: If there is no ``{text}``, or any other brace, or ``{prepend}`` elsewhere, or two ``{prompt}``,
+                or it is longer than :data:`MAX_TEMPLATE_LENGTH` characters.
         """
         if not isinstance(template, str):
             raise ValueError(f"template must be a string, but {template!r} was given.")
@@ -353,8 +380,12 @@ class Template:
             raise ValueError(
                 f"The template {template!r} may have one {PREPEND}, and have it before {SLOT}: there the slot stands."
             )
-        if any(brace in literal.replace(PREPEND, "") for literal in literals for brace in "{}"):
-            raise ValueError(f"The template {template!r} has braces other than {SLOT}. {allowed} Remove the others.")
+        if template.count(PROMPT) > 1:
+            raise ValueError(f"The template {template!r} has {PROMPT} {template.count(PROMPT)} times: give it once.")
+        if any(brace in literal.replace(PREPEND, "").replace(PROMPT, "") for literal in literals for brace in "{}"):
+            raise ValueError(
+                f"The template {template!r} has braces other than {SLOT} and {PROMPT}. {allowed} Remove the others."
+            )
         return cls(tuple(literals))
 
     @classmethod
@@ -366,6 +397,23 @@ class Template:
     def copies(self) -> int:
         """How often the text stands in the layout."""
         return len(self.literals) - 1
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Whether the prompt has a slot of its own, and does not stand at the front."""
+        return any(PROMPT in literal for literal in self.literals)
+
+    def check_prompt(self, prompt: str) -> None:
+        """Refuse to read a text in terms of nothing.
+
+        Raises:
+            ValueError: If the prompt has a slot of its own, and is blank.
+        """
+        if self.takes_prompt and not prompt.strip():
+            raise ValueError(
+                f"The template {str(self)!r} reads a text in terms of a prompt, and no prompt was given: give one, "
+                'such as encode(texts, prompt="its topic"), or give the model prompts and a default_prompt_name.'
+            )
 
     def __str__(self) -> str:
         return SLOT.join(self.literals)

@@ -82,9 +82,9 @@ def test_a_template_is_what_it_was_parsed_from(parts):
     ("template", "message"),
     [
         ("Rewrite:", r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer', 'topic', 'topic-zh'\]"),
-        ("{text} {0}", r"has braces other than \{text\}\..*Remove the others\."),
-        ("{text.__class__}{text}", r"has braces other than \{text\}"),
-        ("{{text}}", r"has braces other than \{text\}"),
+        ("{text} {0}", r"has braces other than \{text\} and \{prompt\}\..*Remove the others\."),
+        ("{text.__class__}{text}", r"has braces other than \{text\} and \{prompt\}"),
+        ("{{text}}", r"has braces other than \{text\} and \{prompt\}"),
         ("{text}{prepend}", r"may have one \{prepend\}, and have it before \{text\}"),
         ("{prepend}{prepend}{text}", r"may have one \{prepend\}, and have it before \{text\}"),
         ("x" * 2_000_000 + "{text}", r"characters of templates were given, and at most 65,536 are allowed"),

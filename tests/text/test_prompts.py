@@ -119,7 +119,8 @@ def test_a_prompt_of_each_side_is_read_and_not_pooled(prompted_path, token_ids):
 FAMILY = [
     *("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum"),
     *("prompteol-zh", "pretended-cot-zh", "knowledge-zh", "promptsth-zh", "promptsum-zh"),
-    *("promptreps", "promptreps-zh", "topic", "topic-zh"),
+    *("promptreps", "promptreps-zh", "ponte", "ponte-aspect-first", "ponte-zh", "ponte-aspect-first-zh"),
+    *("topic", "topic-zh"),
 ]
 
 
@@ -133,8 +134,8 @@ def test_a_prompt_is_read_at_its_end(shared):
         module = CausalTransformer(shared(), template=template)
         layer, norm = (2, False) if template.startswith(("pretended-cot", "knowledge")) else (None, True)
         assert module.template == TEMPLATES[template]
-        # PromptReps asks for a word that is to be found as it is written.
-        assert reading(module) == ("all", "last", not template.startswith("promptreps"), layer, norm)
+        # PromptReps asks for a word that is to be found as it is written, and PonTE's paper says nothing of changes.
+        assert reading(module) == ("all", "last", not template.startswith(("promptreps", "ponte")), layer, norm)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])

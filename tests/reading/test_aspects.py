@@ -1,0 +1,200 @@
+"""A text in terms of a prompt that stands in a slot of its own; and in terms of several, read once."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from transformers import AutoModel, AutoTokenizer
+
+from st_reba import TEMPLATES, CausalTransformer, EchoModule, MetaEOLModule, build, encode_aspects, in_terms_of
+from st_reba.evaluation import ConditionalSimilarityEvaluator
+from st_reba.export.plain import save_plain
+from st_reba.modules.changes import AttendBothWays, Prepend, Steer
+
+from .. import backbones
+from ..backbones import FEW, TEXTS
+from ..conftest import pipeline, relative_error
+from ..modules.test_prefix_caching import shapes_of
+
+ASPECTS = ["its topic", "情感", "the number of animals that are in it, if there are any", '"a {text} {prepend}"']
+PONTE = [name for name in TEMPLATES if name.startswith("ponte")]
+
+
+def asked(module, **settings):
+    return pipeline(CausalTransformer(module, **{"template": "ponte", **settings}), "lasttoken")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "greedy", "sentencepiece", "bert"])
+@pytest.mark.parametrize("template", PONTE)
+def test_plain_transformers_on_the_string_with_both_in_their_slots(template, kind, backbone_path):
+    path = backbone_path("llama", kind)
+    plain = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = pipeline(CausalTransformer(path, template=template), "lasttoken")
+    # A text may read like a slot.
+    texts = [*TEXTS, "{prompt} of {text}"]
+    for aspect in ASPECTS:
+        vectors = model.encode(texts, prompt=aspect)
+        for text, vector in zip(texts, vectors, strict=True):
+            before, behind = (part.replace("{prompt}", aspect) for part in TEMPLATES[template].split("{text}"))
+            with torch.no_grad():
+                inputs = tokenizer(before + text + behind, return_tensors="pt")
+                states = plain(input_ids=inputs["input_ids"]).last_hidden_state[0]
+            assert relative_error(vector, states[-1]) < 1e-5, (text, aspect)
+
+
+def test_every_way_to_give_a_prompt(backbone_path, tmp_path):
+    """By encode, by name, by default, as an input's own, which comes in place of any other; and after saving."""
+    model = asked(backbone_path("llama"))
+    model.prompts = {"topic": "its topic", "query": "the question", "document": "the answer"}
+    model.default_prompt_name = "topic"
+    expected = model.encode(TEXTS, prompt="its topic")
+    model.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert loaded[0].template == TEMPLATES["ponte"]
+    for each in (model, loaded):
+        assert np.array_equal(each.encode(TEXTS), expected)
+        assert np.array_equal(each.encode(TEXTS, prompt_name="topic"), expected)
+        own = each.encode([in_terms_of(text, "its topic") for text in TEXTS], prompt="the answer")
+        assert relative_error(own, expected) < 1e-5
+        assert np.array_equal(each.encode_query(TEXTS), each.encode(TEXTS, prompt="the question"))
+        assert relative_error(each.encode_document(TEXTS), expected) > 0.05
+    mixed = [in_terms_of(TEXTS[0], "its topic"), TEXTS[1], in_terms_of(TEXTS[2], "the answer")]
+    rows = [expected[0], expected[1], model.encode(TEXTS[2], prompt="the answer")]
+    assert relative_error(model.encode(mixed), np.stack(rows)) < 1e-5
+
+
+@pytest.mark.parametrize("template", ["ponte", "ponte-aspect-first"])
+@pytest.mark.parametrize("tokenization", ["whole", "pieces"])
+def test_long_texts_are_cut_and_what_is_asked_is_not(template, tokenization, shared):
+    module = CausalTransformer(shared("llama", "greedy"), template=template, tokenization=tokenization)
+    aspect = "the animals"
+    for text in ("I love " * 200, "自然语言" * 200):
+        features = module.preprocess([text], prompt=aspect)
+        read = module.tokenizer.decode(features["input_ids"][0])
+        first, last = TEMPLATES[template].replace("{prompt}", aspect).split("{text}")
+        assert read.startswith(first)
+        assert read.endswith(last)
+        assert 230 < features["input_ids"].shape[1] <= 256
+        assert int((features["copy_index"] == 0).sum()) <= module.max_tokens(aspect)
+    assert module.max_tokens(aspect * 5) < module.max_tokens(aspect)
+    with pytest.raises(ValueError, match="leave no room for 1 copies"):
+        module.preprocess(["a"], prompt=aspect * 100)
+
+
+def test_other_methods_have_the_slot_too(shared):
+    """A text that stands twice, and one of several prompts, of which another has no slot and the prompt in front."""
+    echo = EchoModule(shared(), template="Of {prompt}: {text} again: {text}")
+    same = EchoModule(shared(), template="Of its topic: {text} again: {text}", tokenization="pieces")
+    assert relative_error(pipeline(echo).encode(TEXTS, prompt="its topic"), pipeline(same).encode(TEXTS)) < 1e-5
+    several = MetaEOLModule(shared(), templates=["ponte", 'So "{text}":'])
+    apart = [asked(shared()), asked(shared(), template='So "{text}":', pool_over="all")]
+    expected = np.mean([model.encode(TEXTS, prompt="its topic") for model in apart], axis=0)
+    assert relative_error(pipeline(several).encode(TEXTS, prompt="its topic"), expected) < 1e-5
+
+
+def test_a_prompt_that_is_blank_is_refused(shared, backbone_path, tmp_path):
+    refused = r"in terms of \{prompt\}: \"' reads a text in terms of a prompt, and no prompt was given: give one"
+    model = asked(shared())
+    for given in ({}, {"prompt": " "}, {"prompt_name": None}):
+        with pytest.raises(ValueError, match=refused):
+            model.encode(TEXTS, **given)
+    with pytest.raises(ValueError, match=refused):
+        model.encode([in_terms_of("a", "its topic"), "b"])
+    # It is built without one, and says what it takes before that is asked.
+    built = build(backbone_path("llama"), "prompteol", template="ponte", device="cpu", prompts={"query": "its topic"})
+    assert built.max_seq_length < 256
+    assert np.array_equal(built.encode_query(TEXTS), built.encode(TEXTS, prompt="its topic"))
+    with pytest.raises(ValueError, match="Export one model for each prompt"):
+        save_plain(built, tmp_path, pieces=True)
+
+
+def test_a_slot_is_given_once_and_conversations_have_none(shared):
+    with pytest.raises(ValueError, match=re.escape("has {prompt} 2 times: give it once")):
+        CausalTransformer(shared(), template="{prompt} {text} {prompt}")
+    module = CausalTransformer(shared(), template="ponte")
+    module.tokenizer.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(ValueError, match='Input 0 is a conversation, .* use chat="conversation"'):
+        module.preprocess([turns], prompt="its topic")
+
+
+# Texts that are read once
+
+
+@pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
+@pytest.mark.parametrize("architecture", FEW)
+def test_each_text_in_terms_of_each_aspect(architecture, shared):
+    """As encode gives it; long texts reach beyond the windows of the architectures that have them."""
+    model = asked(shared(architecture))
+    texts = [*TEXTS, "", "So long a text that " * 6]
+    found = encode_aspects(model, texts, ASPECTS, batch_size=3)
+    assert found.shape == (len(texts), len(ASPECTS), 32)
+    assert not found[len(TEXTS)].any()
+    for number, aspect in enumerate(ASPECTS):
+        assert relative_error(found[:, number], model.encode(texts, prompt=aspect)) < 1e-5
+    assert model[0].keeps_prefixes == (architecture not in backbones.OWN_ATTENTION)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sentencepiece", "bert"])
+@pytest.mark.parametrize("template", ["ponte", "{text} {prompt}"])
+def test_tokens_that_hold_some_of_text_and_template(kind, template, shared):
+    model = asked(shared("llama", kind), template=template, pool_over="all", rows="last")
+    texts = [*TEXTS, 'He said "no', "1"]
+    found = encode_aspects(model, texts, ASPECTS, batch_size=2)
+    expected = np.stack([model.encode(texts, prompt=aspect) for aspect in ASPECTS], axis=1)
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_a_text_is_run_once_for_all_aspects(shared):
+    module = CausalTransformer(shared(), template="ponte", output_layer=2)
+    model = SentenceTransformer(modules=[module, Pooling(32, "lasttoken"), Normalize()])
+    texts = ["The dog chased the cat. " * 15, "The cat chased the mouse. " * 15]
+    assert module.keeps_prefixes
+    with shapes_of(module) as shapes:
+        found = encode_aspects(model, texts, ASPECTS * 3)
+    (rows, columns), *others = shapes
+    whole = module.preprocess(texts, prompt=ASPECTS[0])["input_ids"].shape[1]
+    assert rows == 2
+    assert sum(rows for rows, _ in others) == 2 * 12
+    assert max(columns for _, columns in others) < whole / 2 < columns
+    assert relative_error(found[:, 3], model.encode(texts, prompt=ASPECTS[3])) < 1e-5
+    assert np.allclose(np.linalg.norm(found, axis=-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"template": "ponte-aspect-first"}, {"rows": "all"}, {"deterministic": True}, {"prefix_caching": False},
+        {"changes": [AttendBothWays(1)]}, {"changes": [Prepend(2)]}, {"changes": [Steer(1)]},
+        {"template": "Of: {text}", "pool_over": "all"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_where_a_text_cannot_be_kept_it_is_encoded_for_each_aspect(settings, shared):
+    model = asked(shared(), **settings)
+    expected = np.stack([model.encode(TEXTS, prompt=aspect) for aspect in ASPECTS], axis=1)
+    assert relative_error(encode_aspects(model, TEXTS, ASPECTS), expected) < 1e-5
+
+
+@pytest.mark.parametrize(("texts", "aspects"), [([], ["a"]), (["a"], []), (["a"], ["a", " "])])
+def test_nothing_to_read_or_to_ask(texts, aspects, shared):
+    with pytest.raises(ValueError, match="give at least one text, and at least one aspect in words"):
+        encode_aspects(asked(shared()), texts, aspects)
+
+
+def test_conditional_similarity_in_these_words(shared):
+    model = asked(shared())
+    rows = [
+        {"sentence1": text, "sentence2": TEXTS[0], "condition": aspect, "score": score}
+        for score, (text, aspect) in enumerate(zip(TEXTS[1:4], ASPECTS, strict=False), 1)
+    ]
+    found = ConditionalSimilarityEvaluator.from_rows(rows, worded=in_terms_of)(model)
+    assert found.keys() >= {"spearman_cosine", "pearson_cosine"}
+    plain = ConditionalSimilarityEvaluator.from_rows(rows, worded=lambda text, aspect: f"{aspect}: {text}")
+    assert plain.sentences1[0] == f"its topic: {TEXTS[1]}"
