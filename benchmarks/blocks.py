@@ -60,6 +60,8 @@ FITTED_ON = (
 )  # fmt: skip
 #: The sets of label_free.csv.
 LABEL_FREE = ("STS-B en", "Banking77 test", "StackOverflow test")
+#: What a text is scored by in aspects.csv.
+KINDS = ("what it is about", "what is to be done")
 #: How well labelled texts are told apart, and the sets; their mean is over all of them.
 NEAREST = "accuracy of 5 neighbours"
 TOLD_APART = (NEAREST, "accuracy of logistic regression", "V-measure of k-means")
@@ -625,6 +627,13 @@ BLOCKS |= {
         ~c.subset.str.contains(r"^(without )?(head|layer) \d"), c.metric != "accuracy, Euclidean",
         split=("model", "set", "metric"),
         caption=("precision", "texts", "date"),
+    "aspects": of_file(
+        "aspects",
+        {
+            **alike({kind: c.kind == kind for kind in KINDS}),
+            **alike({f"{kind}: ahead of no aspect": c.kind == kind for kind in KINDS}, grid.ahead),
+        },
+        {"recipe": "{recipe}", "in terms of": "{aspect}"}, caption=("precision", "texts", "date"),
     ),
     "install-size": of_file(
         "install", {"packages": Shown(grid.number("packages")), "MB": Shown(grid.number("megabytes", ",.1f"))},
@@ -827,6 +836,7 @@ BLOCKS |= {
     "cost-alone": of_cost("alone", {"ratio": "time: {contender} / {unit}, {precision}"}, LENGTHS_BY_BATCH),
     "cost-beside-echo": of_cost("beside-echo", RATIO, LENGTHS_BY_BATCH),
     "cost-step": of_cost("step", RATIO, "batches of {batch}"),
+    "cost-aspects": of_cost("aspects", RATIO, "{tokens} tokens"),
     "cost-prefixes": of_cost("prefixes", RATIO, "batches of {batch}"),
     "cost-short": of_cost("short", RATIO, LENGTHS_BY_BATCH),
     "cost-limit": of_cost(

@@ -57,13 +57,21 @@ def encode_aspects(
         )
     module = model[0]
     if not (isinstance(module, CausalModule) and _reads_texts_once(module)):
-        settings = {"batch_size": batch_size, "normalize_embeddings": normalize_embeddings}
-        found = [model.encode(texts, prompt=own, show_progress_bar=show_progress_bar, **settings) for own in aspects]
-        return np.stack(found, axis=1)
+        of_aspects = [
+            model.encode(
+                texts,
+                prompt=aspect,
+                batch_size=batch_size,
+                normalize_embeddings=normalize_embeddings,
+                show_progress_bar=show_progress_bar,
+            )
+            for aspect in aspects
+        ]
+        return np.stack(of_aspects, axis=1)
     model.eval()
     # Longest first, as in encode.
     order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-    vectors = []
+    vectors: list[Tensor] = []
     with torch.inference_mode(), tqdm(total=len(texts), desc="Texts", disable=not show_progress_bar) as progress:
         for start in range(0, len(texts), batch_size):
             batch = [texts[index] for index in order[start : start + batch_size]]
