@@ -85,7 +85,7 @@ SETS = (
     ),
 )  # fmt: skip
 
-UNCONDITIONED, PLAIN = "PromptEOL", "as trained"
+UNCONDITIONED, PLAIN, FRONT = "PromptEOL", "as trained", "aspect in front"
 #: Templates of the package by the name of the recipe; the aspect in front of PromptEOL is what a prompt does anyway.
 TEMPLATES = {"PonTE": "ponte", "PonTE, aspect first": "ponte-aspect-first", "PromptEOL, aspect in front": "prompteol"}
 #: What a trained encoder reads, and the same for PromptEOL.
@@ -124,8 +124,8 @@ def readings(
     if model.embedder:
         encoder = SentenceTransformer(path, device="cpu")
         found[PLAIN, ""] = encoder.encode([*texts], **asked)
-        for kind, words in aspects.items():
-            found["aspect in front", kind] = encoder.encode([*texts], prompt=IN_FRONT.format(aspect=words), **asked)
+        for kind, own in aspects.items():
+            found[FRONT, kind] = encoder.encode([*texts], prompt=IN_FRONT.format(aspect=own), **asked)
         return found
     backbone = CausalTransformer(path, model_kwargs={"dtype": given.precision})
     plain = prompted(backbone, "prompteol")
