@@ -35,6 +35,8 @@ from st_reba.evaluation import bootstrap
 from st_reba.modules import CausalTransformer
 
 NEIGHBOURS = 5
+#: Fields of what an aspect does.
+STEERED = ("steered", "steered_low", "steered_high")
 #: Of each pair of labels.
 TEXTS = 20
 #: Texts at a time; and for the cost, tokens of each.
@@ -147,7 +149,8 @@ def prompted(backbone: CausalTransformer, template: str) -> SentenceTransformer:
 def rows_of(
     found: Mapping[tuple[str, str], Vectors], labels: Mapping[str, NDArray[np.str_]], base: tuple[str, str]
 ) -> Iterator[records.Record]:
-    """The score of each reading by each kind, and how far it is ahead of the one without an aspect."""
+    """The score of each reading by each kind, how far it is ahead of the one without an aspect, and how far in terms of
+    this kind it is ahead of itself in terms of the other: what the aspect does, and no wording."""
     for kind in KINDS:
         items = bootstrap.mean({str(key): shares(vectors, labels, kind) for key, vectors in found.items()})
         names = [*found]
@@ -155,6 +158,9 @@ def rows_of(
             row: records.Record = {"kind": kind, "recipe": recipe, "aspect": aspect, **beside(items, [place])}
             if names[place] != base:
                 row |= beside(items, [place], [names.index(base)], AHEAD)
+            if aspect == kind:
+                [other] = [names.index((recipe, each)) for each in KINDS if each != kind and (recipe, each) in found]
+                row |= beside(items, [place], [other], STEERED)
             yield row
 
 

@@ -60,8 +60,8 @@ FITTED_ON = (
 )  # fmt: skip
 #: The sets of label_free.csv.
 LABEL_FREE = ("STS-B en", "Banking77 test", "StackOverflow test")
-#: What a text is scored by in aspects.csv.
-KINDS = ("what it is about", "what is to be done")
+#: What an aspect does: how far a reading in terms of it is ahead of the same in terms of another.
+STEERED = partial(grid.difference, value="steered", low="steered_low", high="steered_high")
 #: How well labelled texts are told apart, and the sets; their mean is over all of them.
 NEAREST = "accuracy of 5 neighbours"
 TOLD_APART = (NEAREST, "accuracy of logistic regression", "V-measure of k-means")
@@ -629,11 +629,9 @@ BLOCKS |= {
         caption=("precision", "texts", "date"),
     "aspects": of_file(
         "aspects",
-        {
-            **alike({kind: c.kind == kind for kind in KINDS}),
-            **alike({f"{kind}: ahead of no aspect": c.kind == kind for kind in KINDS}, grid.ahead),
-        },
-        {"recipe": "{recipe}", "in terms of": "{aspect}"}, caption=("precision", "texts", "date"),
+        {"same label": Shown(), "ahead of no aspect": Shown(grid.ahead), "ahead of the other aspect": Shown(STEERED)},
+        {"label": "{kind}", **fields("recipe")}, (c.aspect == "") | (c.aspect == c.kind),
+        caption=("precision", "texts", "date"),
     ),
     "install-size": of_file(
         "install", {"packages": Shown(grid.number("packages")), "MB": Shown(grid.number("megabytes", ",.1f"))},

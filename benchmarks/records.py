@@ -59,7 +59,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.
-FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "agreement")
+FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "steered", "agreement")
 #: Columns that hold numbers; all others hold text.
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
@@ -67,7 +67,8 @@ TYPES: dict[str, type[pl.DataType]] = {
          "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets", "heads"), pl.Int64,
     ),
     **dict.fromkeys(
-        (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "median", "value", "share",
+        (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "steered_low",
+         "steered_high", "median", "value", "share",
          "share_low", "share_high", "control_score", "control_ahead", "control_low", "control_high", "plain_score",
          "plain_ahead", "plain_low", "plain_high",
          "neighbours", "seconds", "speed", "size", "rate", "megabytes", "distance"),

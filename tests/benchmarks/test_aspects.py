@@ -34,13 +34,19 @@ def test_what_a_vector_says_loudest_is_what_its_neighbours_share(labels):
 
 
 def test_rows_hold_each_reading_against_the_one_without_an_aspect(labels):
-    found = {("plain", ""): axes(labels, 0, 0), ("own", KINDS[0]): axes(labels, 1, 0)}
-    rows = {(row["recipe"], row["kind"]): row for row in aspects.rows_of(found, labels, ("plain", ""))}
-    ahead = rows["own", KINDS[0]]
-    assert ahead["score"] - rows["plain", KINDS[0]]["score"] == pytest.approx(ahead["ahead"])
+    found = {
+        ("plain", ""): axes(labels, 0, 0), ("own", KINDS[0]): axes(labels, 1, 0), ("own", KINDS[1]): axes(labels, 0, 0),
+    }  # fmt: skip
+    every = aspects.rows_of(found, labels, ("plain", ""))
+    rows = {(row["recipe"], row["aspect"], row["kind"]): row for row in every}
+    ahead = rows["own", KINDS[0], KINDS[0]]
+    assert ahead["score"] - rows["plain", "", KINDS[0]]["score"] == pytest.approx(ahead["ahead"])
     assert 0 < ahead["ahead_low"] <= ahead["ahead"] <= ahead["ahead_high"]
-    assert rows["own", KINDS[1]]["ahead_low"] <= 0
-    assert "ahead" not in rows["plain", KINDS[0]]
+    assert ahead["score"] - rows["own", KINDS[1], KINDS[0]]["score"] == pytest.approx(ahead["steered"])
+    assert ahead["steered_low"] > 0
+    assert rows["own", KINDS[1], KINDS[1]]["steered_low"] <= 0
+    assert not {"ahead", "steered"} & rows["plain", "", KINDS[0]].keys()
+    assert "steered" not in rows["own", KINDS[1], KINDS[0]]
 
 
 def test_each_pair_of_labels_has_as_many_texts(tmp_path):
