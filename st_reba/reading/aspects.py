@@ -40,15 +40,18 @@ def encode_aspects(
         texts: T of them.
         aspects: A of them, such as ``"its topic"``.
         batch_size: Texts at a time, each in terms of all aspects.
-        normalize_embeddings: Scale vectors to length 1.
+        normalize_embeddings: Scale vectors to length 1, after the model's ``truncate_dim``.
         show_progress_bar: Whether to show one.
 
     Returns:
         (T, A, D), float32.
 
     Raises:
-        ValueError: If there is no text, or no aspect, or an aspect is blank or the template has no room for it.
+        ValueError: If there is no text, or no aspect, or an aspect is blank or the template has no room for it, or
+            ``batch_size`` is below 1.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give a whole number from 1.")
     texts, aspects = [*texts], [*aspects]
     if not texts or not aspects or not all(isinstance(aspect, str) and aspect.strip() for aspect in aspects):
         raise ValueError(
@@ -75,7 +78,7 @@ def encode_aspects(
     with torch.inference_mode(), tqdm(total=len(texts), desc="Texts", disable=not show_progress_bar) as progress:
         for start in range(0, len(texts), batch_size):
             batch = [texts[index] for index in order[start : start + batch_size]]
-            found = _embedded(model, module, batch, aspects)
+            found = _embedded(model, module, batch, aspects)[..., : model.truncate_dim]
             vectors.append(normalize(found, dim=-1) if normalize_embeddings else found)
             progress.update(len(batch))
     return torch.cat(vectors)[torch.tensor(order).argsort()].float().numpy()

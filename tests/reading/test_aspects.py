@@ -182,10 +182,22 @@ def test_where_a_text_cannot_be_kept_it_is_encoded_for_each_aspect(settings, sha
     assert relative_error(encode_aspects(model, TEXTS, ASPECTS), expected) < 1e-5
 
 
+def test_vectors_that_are_cut_and_scaled(shared):
+    model = asked(shared())
+    model.truncate_dim = 8
+    settings = {"batch_size": 2, "normalize_embeddings": True}
+    expected = np.stack([model.encode(TEXTS, prompt=aspect, **settings) for aspect in ASPECTS], axis=1)
+    found = encode_aspects(model, TEXTS, ASPECTS, **settings)
+    assert found.shape == (len(TEXTS), len(ASPECTS), 8)
+    assert relative_error(found, expected) < 1e-5
+
+
 @pytest.mark.parametrize(("texts", "aspects"), [([], ["a"]), (["a"], []), (["a"], ["a", " "])])
 def test_nothing_to_read_or_to_ask(texts, aspects, shared):
     with pytest.raises(ValueError, match="give at least one text, and at least one aspect in words"):
         encode_aspects(asked(shared()), texts, aspects)
+    with pytest.raises(ValueError, match="batch_size=0: give a whole number from 1"):
+        encode_aspects(asked(shared()), ["a"], ["b"], batch_size=0)
 
 
 def test_conditional_similarity_in_these_words(shared):
