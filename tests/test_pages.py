@@ -47,7 +47,7 @@ NOT_RUN = {
     "it needs a GPU": 2,
     "it changes the shell": 1,
     "it needs an adapter of yours": 1,
-    "it needs a mixture-of-experts model": 1,
+    "it needs a mixture-of-experts model": 2,
     "it needs a GGUF file": 2,
     "it needs a cluster": 1,
     "it needs a program of its own; make test-clients runs it": 12,
