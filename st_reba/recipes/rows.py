@@ -229,7 +229,7 @@ OTHERS = (
         "the last token of a prompt that asks what the text means in one word, and beside it the router weights of all "
         "layers there; of a mixture-of-experts model",
         page="moee", chinese={"template": "prompteol-zh"}, poolings=("last",), compared="never",
-        own_template=_AS_A_PROMPT, parts=2),
+        own_template=_AS_A_PROMPT),
     replace(CHANGES["before-mlp"].row(_PROMPTEOL), compared="all"),
     CHANGES["before-mlp"].row(_EARLY_LATE),
 )
