@@ -630,7 +630,7 @@ BLOCKS |= {
     "aspects": of_file(
         "aspects",
         {"same label": Shown(), "ahead of no aspect": Shown(grid.ahead), "ahead of the other aspect": Shown(STEERED)},
-        {"label": "{kind}", **fields("recipe")}, (c.aspect == "") | (c.aspect == c.kind),
+        fields("model", "recipe"), (c.aspect == "") | (c.aspect == c.kind), split=("set", "kind"),
         caption=("precision", "texts", "date"),
     ),
     "install-size": of_file(
