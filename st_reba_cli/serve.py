@@ -21,7 +21,7 @@ def serve(
     model: Annotated[
         str | None,
         argument(
-            "A SentenceTransformer, for embeddings: a directory or a Hub id.",
+            "A SentenceTransformer, a SparseEncoder or a MultiVectorEncoder: a directory or a Hub id.",
             "[MODEL]",
             callback=check_model,
             autocompletion=complete_model,
@@ -63,9 +63,10 @@ def serve(
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
 ) -> None:
-    """Serve a model: OpenAI's /v1/embeddings, and /rerank.
+    """Serve a model: OpenAI's /v1/embeddings, TEI's /embed_sparse or /embed_all, and /rerank.
 
-    There are /health and /metrics as well. SIGTERM ends the server when it has answered what it has.
+    Which of the first three it is depends on the model. There are /health and /metrics as well. SIGTERM ends the
+    server when it has answered what it has.
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
@@ -81,6 +82,9 @@ def serve(
             "in different ways: give a key of letters, digits and marks."
         )
 
+    # Before what takes seconds to import.
+    notes.say(f"Loading {' and '.join(filter(None, (model, rerank)))}; the address follows when requests are heard.")
+
     from st_reba.optional import require
 
     from .load import load_saved, placement, quiet, usable
@@ -92,7 +96,7 @@ def serve(
     from st_reba.serve.app import Server, bound, url_of
     from st_reba.serve.app import serve as answer_requests
     from st_reba.serve.batches import Limits
-    from st_reba.serve.models import Embedder, check_kind, load_reranker
+    from st_reba.serve.models import EMBEDDERS, Embedder, check_kind, load_embedder, load_reranker
 
     with bound(host, port) as own:
         limits = Limits(
@@ -100,15 +104,19 @@ def serve(
             queue_tokens=queue_tokens,
         )  # fmt: skip
         embedder = reranker = None
+        # The rule of the fastest precision looks at cosines of texts. What has none has the model's precision: the
+        # probabilities of a ranking are as good as equal for many texts.
+        where, precision = placement(device, "auto" if dtype == "fastest" else dtype)
         if model is not None:
             with usable(model, device):
-                check_kind(model, revision, "SentenceTransformer")
-                loaded = load_saved(model, revision, dtype=dtype, device=device)
-                embedder = Embedder(name or _last_part(model), loaded, truncate)
+                called = name or _last_part(model)
+                if check_kind(model, revision, *EMBEDDERS) == "SentenceTransformer":
+                    loaded = load_saved(model, revision, dtype=dtype, device=device)
+                    embedder = Embedder(called, loaded, truncate)
+                else:
+                    embedder = load_embedder(called, model, revision, where, precision, truncate)
         if rerank is not None:
             with usable(rerank, device):
-                # The probabilities of a ranking are as good as equal for many texts: it has the model's precision.
-                where, precision = placement(device, "auto" if dtype == "fastest" else dtype)
                 called = rerank_name or _last_part(rerank)
                 reranker = load_reranker(called, rerank, rerank_revision, where, precision, truncate)
         server, url = Server(embedder, reranker, limits, keys), url_of(own)
@@ -118,8 +126,11 @@ def serve(
 
         def tell() -> None:
             console.say(f"{', '.join(server.models)} at {url}")
-            if embedder is not None:
+            if embedder is not None and embedder.path == Embedder.path:
                 console.print(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
+            elif embedder is not None:
+                given = """--header "Content-Type: application/json" --data '{"inputs": ["a text"]}'"""
+                console.say(f"curl {url}{embedder.path} {given}")
 
         answer_requests(server, own, started=tell)
     console.print("Stopped; every request was answered.")

@@ -5,6 +5,6 @@ Needs the extra ``serve``: ``pip install "st-reba[serve]"``.
 
 from .app import Server, make_app
 from .batches import Limits
-from .models import Embedder, Reranker
+from .models import Embedder, MultiVectorEmbedder, Reranker, SparseEmbedder
 
-__all__ = ["Embedder", "Limits", "Reranker", "Server", "make_app"]
+__all__ = ["Embedder", "Limits", "MultiVectorEmbedder", "Reranker", "Server", "SparseEmbedder", "make_app"]

@@ -1,4 +1,4 @@
-"""The server: its paths, OpenAI's embeddings and ordering texts, what operators ask for, its process and connections.
+"""The server: its paths for embedding and ordering texts, what operators ask for, its process and connections.
 
 uvicorn closes a connection that is idle after an answer. One that never sends a request, or never the whole head of
 one, it keeps for ever, and counts; it has no setting for that.
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,8 +31,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..version import __version__
 from .batches import Batches, Limits, Metrics
-from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, read, shortened
-from .models import DOCUMENT, QUERY, Embedder, Reranker, Sized
+from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, TextsForm, read, shortened
+from .models import DOCUMENT, QUERY, Embedder, MultiVectorEmbedder, Reranker, Sized, SparseEmbedder
 
 if sys.platform != "win32":
     import resource
@@ -46,6 +47,8 @@ HEAD_SECONDS = 30
 _OTHER_FILES = 256
 #: So many times the limit is read of a body that is too large, so that its sender reads the answer.
 _DROPPED = 8
+#: Values that a request's texts may have, of a model that gives each token a vector: 64 MiB, or 350 MB of JSON.
+VALUES = 2**24
 #: Texts of a request that are tokenised at a time, so that requests take turns.
 _AT_A_TIME = 64
 _CLIENT_LEFT = 499
@@ -55,7 +58,8 @@ class Server:
     """Models, their queue, and what the paths do with them.
 
     Args:
-        embedder: Of ``/v1/embeddings``; and of ``/rerank``, where there is no reranker.
+        embedder: Of ``/v1/embeddings``, ``/embed_sparse`` or ``/embed_all``, by its kind; and of ``/rerank``, where
+            there is no reranker.
         reranker: Of ``/rerank``.
         limits: Of requests and the queue.
         keys: One of which requests have to bring; none: they need none.
@@ -72,7 +76,7 @@ class Server:
         keys: Sequence[str] = (),
     ) -> None:
         self.limits = limits or Limits()
-        self.reranker = reranker
+        self.embedder, self.reranker = embedder, reranker
         served = [own for own in (embedder, reranker) if own is not None]
         if not served:
             raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
@@ -94,6 +98,7 @@ class Server:
     async def embeddings(self, form: EmbeddingsForm) -> Response:
         """``/v1/embeddings``."""
         embedder, way = self._model(form.model, Embedder, "gives vectors")
+        _check_path(embedder, Embedder)
         way = embedder.way(way, form.input_type)
         if form.dimensions is not None and not 1 <= form.dimensions <= embedder.dimensions:
             said = f"'dimensions' is {shortened(form.dimensions)}: give a number from 1 to {embedder.dimensions}."
@@ -101,6 +106,17 @@ class Server:
         self._check_count(form.items, "input")
         vectors, tokens = await self._run(embedder, way, form.items)
         return await asyncio.to_thread(_embeddings_answer, form, embedder, vectors, tokens)
+
+    async def embed(self, form: TextsForm, kind: type[Embedder]) -> Response:
+        """``/embed_sparse`` and ``/embed_all``."""
+        embedder = self.embedder
+        if embedder is None:
+            raise RefusedError(404, f"There is no model here that gives a text {kind.gives}.", code="model_not_found")
+        _check_path(embedder, kind)
+        way = embedder.way("", form.prompt_name, "prompt_name")
+        self._check_count(form.items, "inputs")
+        found, _ = await self._run(embedder, way, form.items, field="inputs", truncate=form.truncate)
+        return await asyncio.to_thread(lambda: _json([embedder.shown(each) for each in found]))
 
     async def rerank(self, form: RerankForm) -> Response:
         """``/rerank``."""
@@ -114,7 +130,8 @@ class Server:
             said = f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."
             raise RefusedError(400, said)
         (query, asked), (documents, searched) = await asyncio.gather(
-            self._run(embedder, QUERY, [form.query]), self._run(embedder, DOCUMENT, form.documents)
+            self._run(embedder, QUERY, [form.query], field="query"),
+            self._run(embedder, DOCUMENT, form.documents, field="documents"),
         )
         scores = await asyncio.to_thread(embedder.similarities, query[0], documents)
         return _rerank_answer(form, scores, asked + searched)
@@ -209,17 +226,35 @@ class Server:
             said = f"'{param}' has {len(items)}, and a request may have {self.limits.inputs}: send several."
             raise RefusedError(400, said, param=param)
 
-    async def _run(self, served: Embedder | Reranker, way: str, items: Sequence[Any]) -> tuple[list[Any], int]:
-        """Tokenise items and have them run; also how many tokens they have."""
+    async def _run(
+        self, served: Embedder | Reranker, way: str, items: Sequence[Any], **asked: Any
+    ) -> tuple[list[Any], int]:
+        """Tokenise items and have them run, where ``measure`` is asked more; also how many tokens they have."""
         sized: list[Sized] = []
+        measure: Callable[..., list[Sized]] = served.measure
         with self.batches.reserved(served.guess(way, items)):
             for first in range(0, len(items), _AT_A_TIME):
-                sized += await asyncio.to_thread(served.measure, way, items[first : first + _AT_A_TIME], first)
+                sized += await asyncio.to_thread(measure, way, items[first : first + _AT_A_TIME], first, **asked)
+        tokens = sum(each.read for each in sized)
+        if tokens * served.values_per_token > VALUES:
+            said = (
+                f"The texts have {tokens:,} tokens, and with {served.values_per_token} values for each a request may "
+            )
+            raise RefusedError(400, f"{said}have {VALUES // served.values_per_token:,}: send several requests.")
         result = self.batches.submit(served.ways[way].run, [each.item for each in sized], [each.cost for each in sized])
         found = await asyncio.wrap_future(result)
-        tokens = sum(each.read for each in sized)
         self.metrics.tokens.inc(tokens)
         return found, tokens
+
+
+def _check_path(embedder: Embedder, kind: type[Embedder]) -> None:
+    """Refuse what this path does not give, and name the one that answers."""
+    if embedder.path != kind.path:
+        raise RefusedError(
+            400,
+            f'{kind.path} gives a text {kind.gives}, and the model "{embedder.name}" gives it {embedder.gives}: send '
+            f"the request to {embedder.path}.",
+        )
 
 
 async def _gone(request: Request) -> None:
@@ -293,6 +328,14 @@ def make_app(server: Server) -> FastAPI:
     @app.post("/v1/embeddings", **guarded, openapi_extra=_takes(EmbeddingsForm))
     async def embeddings(request: Request) -> Response:
         return await server.answer(request, EmbeddingsForm, server.embeddings)
+
+    @app.post(SparseEmbedder.path, **guarded, openapi_extra=_takes(TextsForm))
+    async def embed_sparse(request: Request) -> Response:
+        return await server.answer(request, TextsForm, partial(server.embed, kind=SparseEmbedder))
+
+    @app.post(MultiVectorEmbedder.path, **guarded, openapi_extra=_takes(TextsForm))
+    async def embed_all(request: Request) -> Response:
+        return await server.answer(request, TextsForm, partial(server.embed, kind=MultiVectorEmbedder))
 
     async def rerank(request: Request) -> Response:
         return await server.answer(request, RerankForm, server.rerank)

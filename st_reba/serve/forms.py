@@ -68,24 +68,33 @@ _Tokens = Annotated[list[int], Field(fail_fast=True, min_length=1)]
 _Document = str | Annotated[dict[str, Any], AfterValidator(_text)]
 
 
+_Model = Annotated[str, Field(description="A name of `/v1/models`; `name:query` reads texts as queries.")]
+_Texts = Annotated[
+    str
+    | Annotated[list[str], Field(fail_fast=True, min_length=1)]
+    | _Tokens
+    | Annotated[list[_Tokens], Field(fail_fast=True, min_length=1)],
+    Field(
+        description="A text, a list of texts, the token ids of one, or a list of lists of token ids.",
+        union_mode="left_to_right",
+    ),
+]
+
+
+def _items(given: Any) -> list[Any]:
+    """Texts, or the token ids of texts."""
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+
+
 class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    model: str = Field(description="A name of `/v1/models`; `name:query` reads texts as queries.")
 
 
 class EmbeddingsForm(_Form):
     """Of ``/v1/embeddings``, as OpenAI has it, and ``input_type``, as others have it."""
 
-    input: (
-        str
-        | Annotated[list[str], Field(fail_fast=True, min_length=1)]
-        | _Tokens
-        | Annotated[list[_Tokens], Field(fail_fast=True, min_length=1)]
-    ) = Field(
-        description="A text, a list of texts, the token ids of one, or a list of lists of token ids.",
-        union_mode="left_to_right",
-    )
+    model: _Model
+    input: _Texts
     dimensions: int | None = Field(None, description="Keep a vector's first values.")
     encoding_format: Literal["float", "base64"] | None = None
     input_type: str | None = Field(None, description="`query`, `document`, or the name of one of the model's prompts.")
@@ -94,12 +103,27 @@ class EmbeddingsForm(_Form):
     @property
     def items(self) -> list[Any]:
         """Texts, or the token ids of texts."""
-        return [self.input] if isinstance(self.input, str) or isinstance(self.input[0], int) else self.input
+        return _items(self.input)
+
+
+class TextsForm(_Form):
+    """Of ``/embed_sparse`` and ``/embed_all``, as Text Embeddings Inference has them."""
+
+    inputs: _Texts
+    prompt_name: str | None = Field(None, description="`query`, `document`, or the name of one of the model's prompts.")
+    truncate: bool | None = Field(None, description="Whether texts that are too long are cut, or refused.")
+    truncation_direction: Literal["right", "Right"] | None = None
+
+    @property
+    def items(self) -> list[Any]:
+        """Texts, or the token ids of texts."""
+        return _items(self.inputs)
 
 
 class RerankForm(_Form):
     """Of ``/rerank``, as Cohere and Jina have it."""
 
+    model: _Model
     query: str
     documents: Annotated[
         list[_Document], Field(fail_fast=True, min_length=1, description="Texts, or objects with a text.")
@@ -112,7 +136,9 @@ FormT = TypeVar("FormT", bound=_Form)
 
 #: What a field may hold, where pydantic's words are about our types and not about the request.
 _ALLOWED = {
-    "input": "give a text, a list of texts, the token ids of one, or a list of lists of token ids",
+    **dict.fromkeys(
+        ("input", "inputs"), "give a text, a list of texts, the token ids of one, or a list of lists of token ids"
+    ),
     "documents": "give a list of texts, or of objects with a text",
 }
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
 
 from ..lm.backbone import positions
-from ..modules import CausalModule, EndpointTransformer
+from ..modules import CausalModule, EndpointTransformer, PromptRepsModule
 from .forms import RefusedError, shortened
 
 #: A text, or its tokens.
@@ -77,6 +77,9 @@ class Served:
         ways: By what stands behind a colon in a name; "" is the plain one.
     """
 
+    #: Values of a result for each token that the model reads; 0: the results of all texts are of one size.
+    values_per_token = 0
+
     def __init__(self, name: str, tokenizer: Any, truncate: bool, ways: dict[str, Way]) -> None:
         self.name, self.ways = name, ways
         self.tokens = OwnTokenizer(tokenizer)
@@ -97,15 +100,19 @@ class Served:
             read += length if limit is None else min(length, limit)
         return around * len(items) + copies * read
 
-    def _read(self, length: int, limit: int | None, where: str) -> int:
+    def _read(self, length: int, limit: int | None, where: str, truncate: bool) -> int:
         """How many tokens the model reads of a text that has so many, or of whose beginning has more than it reads."""
-        if limit is not None and length > limit and not self._truncate:
+        if limit is not None and length > limit and not truncate:
             raise _too_long(where, f"has {length} tokens, and the model reads {limit}: send it in parts.")
         return length if limit is None else min(length, limit)
 
 
 def _too_long(where: str, said: str) -> RefusedError:
     return RefusedError(400, f"{where} {said}", param=where.split("'")[1], code="context_length_exceeded")
+
+
+#: What has ``encode``, ``encode_query``, ``encode_document`` and ``similarity``.
+AnyEncoder = SentenceTransformer | SparseEncoder | MultiVectorEncoder
 
 
 class Embedder(Served):
@@ -115,7 +122,10 @@ class Embedder(Served):
         ValueError: If the model does not give one vector a text.
     """
 
-    def __init__(self, name: str, model: SentenceTransformer, truncate: bool = True) -> None:
+    #: The path that answers with what the model gives a text, and what that is.
+    path, gives = "/v1/embeddings", "one vector"
+
+    def __init__(self, name: str, model: AnyEncoder, truncate: bool = True) -> None:
         if isinstance(model[0], EndpointTransformer):
             raise ValueError(
                 f"{name}: its texts are sent to {model[0].url}, and what stands before a server is not served here. "
@@ -130,29 +140,35 @@ class Embedder(Served):
         for prompt_name in model.prompts:
             calls.setdefault(prompt_name, partial(model.encode, prompt_name=prompt_name))
         ways = {
-            way: self._way(name, call, model.prompts.get(way, default) if way else default)
+            way: self._way(way, call, model.prompts.get(way, default) if way else default)
             for way, call in calls.items()
         }
+        # PromptReps weighs the words of the whole text, however few of its tokens are read.
+        self._needs_all = isinstance(model[0], PromptRepsModule)
         super().__init__(name, model.tokenizer, truncate, ways)
         # Every kernel is loaded before the first request, and what is no embedder shows.
-        self.dimensions = len(ways[""].run(["a"])[0])
+        self.dimensions = int(ways[""].run(["a"])[0].shape[-1])
 
-    def _way(self, name: str, call: Callable[..., Any], prompt: str | None) -> Way:
+    def _way(self, way: str, call: Callable[..., Any], prompt: str | None) -> Way:
         first, limit = self.model[0], self.model.max_seq_length
-        around, ends = (_cells(self.model.preprocess([text], prompt=prompt)) for text in ("a", ""))
+        around = _cells(self.model.preprocess(["a"], prompt=prompt))
+        # The first module may have a length of its own for each.
+        of_way = getattr(first, f"{way}_length", None) if way in (QUERY, DOCUMENT) else None
         if isinstance(first, CausalModule):
-            limit = first.max_tokens(prompt)
+            limit = first.max_tokens(prompt, None if of_way is None else {"text": {"max_length": of_way}})
         elif limit is not None:
-            limit = None if limit > 10**9 else max(0, limit - ends)
+            ends = _cells(self.model.preprocess([""], prompt=prompt))
+            limit = None if limit > 10**9 else max(0, min(limit, of_way or limit) - ends)
         copies = int(getattr(first, "copies", 1)) * int(getattr(first, "rows_per_text", 1))
-        return Way(partial(_vectors, name, call), limit, around, copies)
+        return Way(partial(self._run, call), limit, around, copies)
 
-    def way(self, suffix: str, input_type: str | None) -> str:
+    def way(self, suffix: str, input_type: str | None, field: str = "input_type") -> str:
         """The one that a request asks for.
 
         Args:
             suffix: Of the model's name.
             input_type: Of the request.
+            field: Where in the request that stands.
 
         Raises:
             RefusedError: If there is none of that name, or two are asked for.
@@ -162,32 +178,42 @@ class Embedder(Served):
         way = _INPUT_TYPES.get(input_type, input_type)
         if way not in self.ways or not way:
             names = ", ".join(f'"{way}"' for way in self.ways if way)
-            said = f"'input_type' is \"{shortened(input_type)}\": this model has {names}."
-            raise RefusedError(400, said, param="input_type")
+            said = f"'{field}' is \"{shortened(input_type)}\": this model has {names}."
+            raise RefusedError(400, said, param=field)
         if suffix and way != suffix:
             said = f'The model\'s name asks for "{suffix}" and \'input_type\' for "{way}": give one of them.'
             raise RefusedError(400, said, param="input_type")
         return way
 
-    def measure(self, way: str, items: Sequence[str | list[int]], first: int = 0) -> list[Sized]:
+    def measure(
+        self,
+        way: str,
+        items: Sequence[str | list[int]],
+        first: int = 0,
+        field: str = "input",
+        truncate: bool | None = None,
+    ) -> list[Sized]:
         """How many tokens items have.
 
         Args:
             way: The way.
             items: A part of a request's: texts, or the token ids of texts.
             first: Where in the request they begin.
+            field: Of the request, in which they stand.
+            truncate: Whether those that are too long are cut, or refused; None: as everywhere.
 
         Raises:
             RefusedError: If one is longer than the model reads, and is not to be cut; or is longer than can be read;
                 or token ids are those of no text.
         """
         _, limit, around, copies = self.ways[way]
+        truncate = self._truncate if truncate is None else truncate
         found = []
         for index, item in enumerate(items, first):
-            where = f"'input'[{index}]"
-            text = item if isinstance(item, str) else self.tokens.text(item, limit, where)
-            part, length = self.tokens.cut(text, limit, where, whole=not self._truncate)
-            read = self._read(length if isinstance(item, str) else len(item), limit, where)
+            where = f"'{field}'[{index}]"
+            text = item if isinstance(item, str) else self.tokens.text(item, None if self._needs_all else limit, where)
+            part, length = self.tokens.cut(text, limit, where, whole=self._needs_all or not truncate)
+            read = self._read(length if isinstance(item, str) else len(item), limit, where, truncate)
             found.append(Sized(part, read, around + copies * read))
         return found
 
@@ -198,20 +224,60 @@ class Embedder(Served):
         first = torch.from_numpy(vector[:dimensions])
         return (torch.nn.functional.normalize(first, dim=0) if self._normalizes else first).numpy()
 
-    def similarities(self, query: np.ndarray, documents: Sequence[np.ndarray]) -> list[float]:
-        """Of one vector to others, as the model compares them."""
-        found: list[float] = self.model.similarity(query[None], np.stack(documents))[0].tolist()
+    def similarities(self, query: Any, documents: Sequence[Any]) -> list[float]:
+        """Of what one text is given to what others are, as the model compares them."""
+        found: list[float] = self.model.similarity([query], list(documents))[0].tolist()
         return found
 
+    def _run(self, call: Callable[..., Any], texts: list[str]) -> Sequence[Any]:
+        vectors = np.asarray(call(texts, batch_size=len(texts), show_progress_bar=False))
+        if vectors.ndim != 2:
+            raise ValueError(f"The model {self.name} does not give one vector a text: serve one that does.")
+        vectors = vectors.astype(np.float32, copy=False)
+        _check_finite(bool(np.isfinite(vectors).all()))
+        return list(vectors)
 
-def _vectors(name: str, call: Callable[..., Any], texts: list[str]) -> list[np.ndarray]:
-    vectors = np.asarray(call(texts, batch_size=len(texts), show_progress_bar=False))
-    if vectors.ndim != 2:
-        raise ValueError(f"The model {name} does not give one vector a text: serve one that does.")
-    vectors = vectors.astype(np.float32, copy=False)
-    if not np.isfinite(vectors).all():
+    def shown(self, found: Any) -> list[Any]:
+        """What a text is given, as the path's answer has it."""
+        values: list[float] = found.tolist()
+        return values
+
+
+class SparseEmbedder(Embedder):
+    """A SparseEncoder, which gives each text a sparse tensor (V,): the weights of tokens of a vocabulary."""
+
+    path, gives = "/embed_sparse", "the weights of tokens"
+
+    def _run(self, call: Callable[..., Any], texts: list[str]) -> Sequence[torch.Tensor]:
+        found = call(texts, batch_size=len(texts), show_progress_bar=False, save_to_cpu=True).float().coalesce()
+        _check_finite(bool(found.values().isfinite().all()))
+        return list(found)
+
+    def shown(self, found: torch.Tensor) -> list[dict[str, Any]]:
+        """As for :class:`Embedder`: the tokens whose weights are not 0."""
+        found = found.coalesce()
+        pairs = zip(found.indices()[0].tolist(), found.values().tolist(), strict=True)
+        return [{"index": index, "value": value} for index, value in pairs]
+
+
+class MultiVectorEmbedder(Embedder):
+    """A MultiVectorEncoder, which gives each text an array (n, D): a vector for each of its tokens that counts."""
+
+    path, gives = "/embed_all", "a vector for each token"
+
+    def __init__(self, name: str, model: MultiVectorEncoder, truncate: bool = True) -> None:
+        super().__init__(name, model, truncate)
+        self.values_per_token = self.dimensions
+
+    def _run(self, call: Callable[..., Any], texts: list[str]) -> Sequence[np.ndarray]:
+        found = call(texts, batch_size=len(texts), show_progress_bar=False, convert_to_numpy=True)
+        _check_finite(all(bool(np.isfinite(vectors).all()) for vectors in found))
+        return [vectors.astype(np.float32, copy=False) for vectors in found]
+
+
+def _check_finite(finite: bool) -> None:
+    if not finite:
         raise RefusedError(500, "The model's vector of this text has values that are no numbers.")
-    return list(vectors)
 
 
 class Reranker(Served):
@@ -242,7 +308,7 @@ class Reranker(Served):
         for index, (_, document) in enumerate(items, first):
             where = f"'documents'[{index}]"
             part, length = self.tokens.cut(document, self._document_limit, where, whole=not self._truncate)
-            read = self._read(asked + length, limit, where)
+            read = self._read(asked + length, limit, where, self._truncate)
             found.append(Sized((query, part), read, around + read))
         return found
 
@@ -347,8 +413,26 @@ class OwnTokenizer:
             400,
             f"{where}: {said}. Send the text, or tokens of the model's own tokenizer (some clients send those of "
             "OpenAI's models: tell them not to).",
-            param="input",
+            param=where.split("'")[1],
         )
+
+
+#: By the class that a model is saved as: how one that embeds is served.
+EMBEDDERS: dict[str, tuple[type[Any], type[Embedder]]] = {
+    "SentenceTransformer": (SentenceTransformer, Embedder),
+    "SparseEncoder": (SparseEncoder, SparseEmbedder),
+    "MultiVectorEncoder": (MultiVectorEncoder, MultiVectorEmbedder),
+}
+
+
+def load_embedder(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Embedder:
+    """A saved model that embeds.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    kind, embedder = EMBEDDERS[check_kind(path, revision, *EMBEDDERS)]
+    return embedder(name, kind(path, revision=revision, device=device, model_kwargs={"dtype": dtype}), truncate)
 
 
 def load_reranker(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Reranker:
@@ -364,12 +448,16 @@ def load_reranker(name: str, path: str, revision: str | None, device: str, dtype
 #: What is served, and how it is asked for.
 _HINTS = {
     "CrossEncoder": "it orders texts: give it as --rerank",
-    "SentenceTransformer": "it gives vectors: give it as MODEL, without --rerank",
+    **dict.fromkeys(EMBEDDERS, "it gives vectors: give it as MODEL, without --rerank"),
 }
 
 
-def check_kind(path: str, revision: str | None, wanted: str) -> None:
-    """Refuse what is saved as another class of sentence-transformers'; what is not saved as one is not known here."""
+def check_kind(path: str, revision: str | None, *wanted: str) -> str:
+    """Which of the wanted classes of sentence-transformers' a model is saved as; the first if nobody knows.
+
+    Raises:
+        ValueError: If it is saved as another one.
+    """
     settings = load_file_path(path, "config_sentence_transformers.json", revision=revision)
     if settings is not None:
         kind = json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
@@ -377,10 +465,11 @@ def check_kind(path: str, revision: str | None, wanted: str) -> None:
         kind = "SentenceTransformer"
     else:
         # A bare language model, which is no embedder, or a CrossEncoder saved as transformers' classifier alone.
-        return
-    if kind != wanted:
-        hint = _HINTS.get(kind, "serve gives one vector a text, or orders texts by a CrossEncoder")
+        return wanted[0]
+    if kind not in wanted:
+        hint = _HINTS.get(kind, f"serve takes one of {', '.join(_HINTS)}")
         raise ValueError(f"The model {path} is a saved {kind}; {hint}.")
+    return str(kind)
 
 
 def _cells(features: dict[str, Any]) -> int:
