@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from . import options
 from .options import argument, check_model, complete_model, option
-from .printing import console
+from .printing import console, notes
 
 
 def verify(
@@ -58,9 +59,13 @@ def verify(
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
 
+    # Before what takes seconds to import.
+    notes.say(f"Asking {url}, which has {timeout:g} seconds for each answer (--timeout).")
+
     from rich.table import Table
 
     from st_reba import EndpointTransformer
+    from st_reba.hub.push import model_class
     from st_reba.verify import Endpoint
     from st_reba.verify import verify as verified
 
@@ -68,6 +73,11 @@ def verify(
     from .results import Probed, Verified, write_json
 
     context.with_resource(quiet())
+    if Path(model).is_dir() and (kind := model_class(Path(model))) != "SentenceTransformer":
+        raise ValueError(
+            f"{model} is a {kind}, and verify compares one vector a text, of a SentenceTransformer. Load it with "
+            f'{kind}("{model}") after import st_reba, and compare what its encode gives with what the server answers.'
+        )
     # Before the model is loaded: it takes longer.
     endpoint = Endpoint(url, served_name, form, api_key, timeout)
     with usable(model, device):

