@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from st_reba.compare.choice import Halves
 from st_reba.compare.results import Comparison
 from st_reba.data.tables import read_data, read_pairs
 from st_reba.evaluation.tasks import task_of
+from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.recipes import find
 from st_reba_cli import app
 from st_reba_cli.results import SCHEMAS, Built, Pushed, Verified
@@ -225,6 +227,29 @@ def test_serve_and_verify(script, desk):
         serving.kill(signal.SIGTERM)
     assert serving.wait().code == 0
     assert "every request was answered" in serving.output
+
+
+def test_serve_a_vector_for_each_token(script, desk):
+    """It says at once that it loads; and where other clients ask, which path answers."""
+    model = multi_vector_encoder(CausalTransformer("lm"))
+    model.save_pretrained("tokens", create_model_card=False)
+    serving = script.start("serve", "tokens", "--port", "0", "--dtype", "float32", cwd=Path.cwd())
+    try:
+        printed = serving.until("at http://")
+        assert printed.startswith("Loading tokens; the address follows")
+        url = printed.split(" at ", 1)[1].split()[0]
+        assert f"curl {url}/embed_all" in serving.until("curl")
+        body = json.dumps({"inputs": TEXTS[:2], "prompt_name": "document"}).encode()
+        with urllib.request.urlopen(f"{url}/embed_all", body) as answer:
+            found = json.load(answer)
+        for own, expected in zip(found, model.encode_document(TEXTS[:2], convert_to_numpy=True), strict=True):
+            np.testing.assert_allclose(own, expected, atol=1e-5)
+        refused = script.run("verify", url, "--model", "tokens", cwd=Path.cwd())
+        assert refused.code == 1
+        assert "tokens is a MultiVectorEncoder, and verify compares one vector a text" in refused.lines
+    finally:
+        serving.kill(signal.SIGTERM)
+    assert serving.wait().code == 0
 
 
 def test_push(script, desk):
