@@ -627,6 +627,7 @@ BLOCKS |= {
         ~c.subset.str.contains(r"^(without )?(head|layer) \d"), c.metric != "accuracy, Euclidean",
         split=("model", "set", "metric"),
         caption=("precision", "texts", "date"),
+    ),
     "aspects": of_file(
         "aspects",
         {"same label": Shown(), "ahead of no aspect": Shown(grid.ahead), "ahead of the other aspect": Shown(STEERED)},
