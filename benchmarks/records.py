@@ -34,6 +34,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
+    "rerank": ("model", "precision", "max_tokens", "set", "depth", "reading", "counted"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "static_beside": ("model", "set", "metric", "recipe", "fitted_on", "dimensions", "precision"),
     "engines": ("model", "recipe", "engine", "quantity"),
@@ -63,7 +64,7 @@ FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "steered", "agree
 #: Columns that hold numbers; all others hold text.
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
-        ("layer", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs", "seed",
+        ("layer", "depth", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs", "seed",
          "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets", "heads"), pl.Int64,
     ),
     **dict.fromkeys(

@@ -9,6 +9,8 @@ from . import modules
 from .lm.attention import function
 from .modules import AllButTheTop as AllButTheTop
 from .modules import AttentionPoolingModule as AttentionPoolingModule
+from .modules import AttentionReranker as AttentionReranker
+from .modules import AttentionRerankModule as AttentionRerankModule
 from .modules import BidirectionalLastLayer as BidirectionalLastLayer
 from .modules import CausalTransformer as CausalTransformer
 from .modules import Centering as Centering

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -311,7 +312,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class Questions(Collection):
-    """HotpotQA's questions, each with its two passages and eight that mislead: a JSON file, as the package
+    """Questions of several steps, each with its passages and others that mislead: a JSON file, as the package
     vector-graph-rag (0.3.1, its sdist) has it. The passages of all questions that are asked are the documents.
 
     Attributes:
@@ -322,15 +323,29 @@ class Questions(Collection):
 
     def part(self, data: Path, part: str) -> Retrieval:
         sizes = dict(self.asked)
-        text = (data / "retrieval" / self.folder / "hotpotqa.json").read_text(encoding="utf-8")
-        every = json.loads(text)[: sum(sizes.values())]
-        documents = {title: f"{title}. {''.join(lines)}" for each in every for title, lines in each["context"]}
+        text = (data / "retrieval" / self.folder / f"{self.folder}.json").read_text(encoding="utf-8")
+        every = [_question(each) for each in json.loads(text)[: sum(sizes.values())]]
+        documents = {title: passage for _, _, passages in every for title, passage, _ in passages}
         own = every[: sizes["dev"]] if part == "dev" else every[sizes["dev"] :]
         return Retrieval(
-            {each["_id"]: each["question"] for each in own},
+            {name: question for name, question, _ in own},
             documents,
-            {each["_id"]: tuple(sorted({title for title, _ in each["supporting_facts"]})) for each in own},
+            {name: tuple(sorted({title for title, _, holds in passages if holds})) for name, _, passages in own},
         )
+
+
+def _question(given: dict[str, Any]) -> tuple[str, str, list[tuple[str, str, bool]]]:
+    """The name of a question of HotpotQA or MuSiQue, itself, and its passages: a name, the text, whether it is gold."""
+    if "paragraphs" in given:
+        # In MuSiQue several paragraphs have one title.
+        passages = [
+            (f"{each['title']}. {each['paragraph_text']}",) * 2 + (bool(each["is_supporting"]),)
+            for each in given["paragraphs"]
+        ]
+        return given["id"], given["question"], passages
+    gold = {title for title, _ in given["supporting_facts"]}
+    passages = [(title, f"{title}. {''.join(lines)}", title in gold) for title, lines in given["context"]]
+    return given["_id"], given["question"], passages
 
 
 COLLECTIONS = {
@@ -340,5 +355,6 @@ COLLECTIONS = {
         Collection("CMRC 2018", "cmrc2018", "zh"),
         Collection("CMRC 2018, sentences", "cmrc2018-sentences", "zh"),
         Questions("HotpotQA", "hotpotqa", "en"),
+        Questions("MuSiQue", "musique", "en"),
     )
 }

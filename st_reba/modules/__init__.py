@@ -11,6 +11,8 @@ nothing else, so exactly these classes are made known to ST, and those that a pa
 
 from ..hub import compat
 from .attention_pooling import AttentionPoolingModule
+from .attention_reranking import AttentionReranker as AttentionReranker
+from .attention_reranking import AttentionRerankModule
 from .bidirectional import BidirectionalLastLayer
 from .causal_module import CausalModule as CausalModule
 from .causal_transformer import CausalTransformer, InputEmbeddings
@@ -43,6 +45,7 @@ from .value_aggregation import ValueAggregationModule
 __all__ = [
     "AllButTheTop",
     "AttentionPoolingModule",
+    "AttentionRerankModule",
     "BidirectionalLastLayer",
     "CausalTransformer",
     "Centering",

@@ -816,7 +816,7 @@ class CausalModule(SafeTransformer):
         config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
         # Settings that came later are written only where they are not what every model had before.
         for name, usual in (("readout", "layer"), (PREFIX_CACHING.name, True), (CHAT.name, "turn")):
-            if config[name] == usual:
+            if config.get(name) == usual:
                 del config[name]
         added = [change.settings() for change in self.changes if change not in self.own_changes]
         return {**config, "changes": added} if added else config

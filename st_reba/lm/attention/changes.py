@@ -136,6 +136,29 @@ class HiddenFirst:
 
 
 @dataclass(frozen=True)
+class BehindAll:
+    """New tokens behind cached texts that stand side by side: each was read behind the same tokens, from one position.
+
+    Attributes:
+        positions: (N,), where each cached token was read.
+        start: The position of the first new token, behind all of these.
+        new: How many tokens are new.
+    """
+
+    positions: Tensor
+    start: int
+    new: int
+    layers: ClassVar[None] = None
+
+    def mask(self, causal_mask: Tensor | None, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """(1, 1, new, N + new): all that is cached and the new tokens up to itself, in the window by positions."""
+        own = self.start + torch.arange(self.new, device=device)
+        back = own[:, None] - torch.cat([self.positions.to(device), own])
+        seen = back >= 0
+        return (seen if window is None else seen & (back < window))[None, None]
+
+
+@dataclass(frozen=True)
 class Tree:
     """Rows of several texts that begin alike: a body, and branches, each of which goes on where the body ends.
 

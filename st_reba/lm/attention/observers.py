@@ -150,6 +150,43 @@ class MeanWeights:
         return self.weights
 
 
+@dataclass(eq=False)
+class MeanOverQueries:
+    """How much attention each head pays to each of the first keys: the mean over some queries of each text.
+
+    Attributes:
+        queries: (B, Q), which of the queries count.
+        keys: How many keys, K, are looked at.
+        layers: The layers that are watched.
+        means: By layer, (B, H, K), float32 or, in a float64 model, float64.
+    """
+
+    queries: Tensor
+    keys: int
+    layers: Collection[int]
+    means: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def wants(self, layer: int) -> bool:
+        return layer in self.layers
+
+    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+        assert isinstance(weights, LayerWeights)
+        share = self.queries / self.queries.sum(dim=1, keepdim=True)
+        share = share.to(weights.log_sum_exp)
+        # One key-value head at a time: (B, 1, K, R, Q) is formed.
+        found = [
+            torch.einsum(
+                "bgkrq,bq->bgrk",
+                weights.log_weights(
+                    slice(None), slice(group, group + 1), slice(0, self.keys), slice(0, share.shape[1])
+                ).exp(),
+                share,
+            )
+            for group in range(weights.key.shape[1])
+        ]
+        self.means[weights.layer] = torch.cat(found, dim=1).flatten(1, 2)
+
+
 @dataclass
 class Census:
     """Which layers have attention that calls our function, and what their attention is like.

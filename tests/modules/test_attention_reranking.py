@@ -1,0 +1,249 @@
+"""In-context reranking: against the stored maps of whole prompts, and what must not change a score."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from sentence_transformers import CrossEncoder
+from transformers import AutoModel
+
+from st_reba import AttentionReranker, AttentionRerankModule, CausalTransformer
+from st_reba.modules.attention_reranking import attention_reranker
+
+from .. import backbones, oracles
+from ..backbones import TEXTS
+
+TEMPLATE = "Of:{documents}\nFor {query}:"
+QUERY = "Who chased the dog?"
+DOCUMENTS = [TEXTS[2], "the quick brown fox jumps over the lazy dog", TEXTS[1], "a", "bank bank river money"]
+EVERY_HEAD = [[layer, head] for layer in range(3) for head in range(4)]
+INTERFACE = [name for name in backbones.ARCHITECTURES if name not in backbones.OWN_ATTENTION]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    made = {}
+
+    def path(architecture="llama", kind="bytes", **more):
+        key = architecture, kind, *more.items()
+        if key not in made:
+            where = tmp_path_factory.mktemp("reranker")
+            made[key] = backbones.save(backbones.backbone(architecture, **more), where, kind)
+        return made[key]
+
+    return path
+
+
+def made(path, **more):
+    return attention_reranker(AttentionRerankModule(path, **{"template": TEMPLATE, **more}), device="cpu")
+
+
+def scores(reranker, documents=DOCUMENTS, query=QUERY):
+    return reranker.predict([(query, document) for document in documents])
+
+
+def expected(path, module, heads=EVERY_HEAD, apart=False, documents=DOCUMENTS):
+    model = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    features = module.preprocess([(QUERY, document) for document in documents])
+    parts = (features[name] for name in ("front", "separator", "documents", "asked"))
+    with torch.no_grad():
+        return oracles.in_context_scores(model, *parts, heads, apart)
+
+
+class TestEqualsTheStoredMaps:
+    @pytest.mark.parametrize("architecture", INTERFACE)
+    def test_of_documents_read_together(self, architecture, saved):
+        reranker = made(saved(architecture), together=True)
+        assert scores(reranker) == pytest.approx(expected(saved(architecture), reranker[0]), abs=1e-5)
+
+    @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "phi3"])
+    def test_of_documents_read_alone(self, architecture, saved):
+        reranker = made(saved(architecture))
+        assert scores(reranker) == pytest.approx(expected(saved(architecture), reranker[0], apart=True), abs=1e-5)
+
+    @pytest.mark.parametrize("kind", ["greedy", "bert", "sentencepiece"])
+    def test_whatever_the_tokenizer(self, kind, saved):
+        path = saved("llama", kind)
+        reranker = made(path)
+        assert scores(reranker) == pytest.approx(expected(path, reranker[0], apart=True), abs=1e-5)
+
+    @pytest.mark.parametrize(
+        ("asked", "heads"),
+        [
+            ({"layers": [-2]}, EVERY_HEAD[4:8]),
+            ({"layers": [0, 2]}, EVERY_HEAD[:4] + EVERY_HEAD[8:]),
+            ({"heads": [[1, 3], [0, 2]]}, [[1, 3], [0, 2]]),
+        ],
+    )
+    def test_of_some_layers_and_heads(self, asked, heads, saved):
+        """The layers above the last of them are not run."""
+        reranker = made(saved(), together=True, **asked)
+        assert scores(reranker) == pytest.approx(expected(saved(), reranker[0], heads), abs=1e-5)
+        assert reranker[0].model.config.num_hidden_layers == max(layer for layer, _ in heads) + 1
+
+    def test_the_middle_of_a_deeper_model(self, saved):
+        path = saved("llama", num_hidden_layers=9)
+        assert made(path)[0].layers == [2, 3, 4, 5]
+        assert made(path, layers="all")[0].layers == [*range(9)]
+
+    def test_rotations_are_means_over_where_the_list_begins(self, saved):
+        once = made(saved(), together=True)
+        found = [np.roll(scores(once, DOCUMENTS[first:] + DOCUMENTS[:first]), first) for first in range(5)]
+        assert scores(made(saved(), together=True, rotations=5)) == pytest.approx(np.mean(found, axis=0), abs=1e-5)
+
+    def test_the_queries_tokens_are_those_that_hold_its_characters_and_what_follows(self, saved):
+        module = made(saved())[0]
+        ((ids, own), (nothing, _)) = module.preprocess([(QUERY, "a")])["asked"]
+        assert module.tokenizer.decode([token for token, counts in zip(ids, own, strict=True) if counts]) in (
+            f"{QUERY}:", f" {QUERY}:",
+        )  # fmt: skip
+        assert module.tokenizer.decode(nothing) == "\nFor N/A:"
+
+
+class TestWhatChangesNoScore:
+    @settings(max_examples=15, deadline=None)
+    @given(
+        documents=some.lists(some.sampled_from([*DOCUMENTS, *TEXTS, ""]), min_size=1, max_size=7), draw=some.randoms()
+    )
+    @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+    def test_the_order_of_documents_that_are_read_alone(self, architecture, documents, draw, saved):
+        reranker = CACHE.setdefault(architecture, made(saved(architecture)))
+        order = draw.sample(range(len(documents)), len(documents))
+        shuffled = scores(reranker, [documents[place] for place in order])
+        assert shuffled == pytest.approx(scores(reranker, documents)[order], abs=1e-5)
+
+    def test_where_a_list_that_is_read_in_every_rotation_begins(self, saved):
+        """Other orders change it: which documents see which is not the same."""
+        reranker = made(saved(), together=True, rotations=5)
+        rolled = scores(reranker, DOCUMENTS[2:] + DOCUMENTS[:2])
+        assert np.roll(rolled, 2) == pytest.approx(scores(reranker), abs=1e-5)
+        assert np.abs(scores(reranker, DOCUMENTS[::-1])[::-1] - scores(reranker)).max() > 1e-3
+
+    def test_what_other_queries_are_asked_at_a_time(self, saved):
+        reranker = made(saved(), together=True)
+        mixed = [(query, document) for document in DOCUMENTS for query in (QUERY, "river")]
+        found = reranker.predict(mixed)
+        assert found[::2] == pytest.approx(scores(reranker), abs=1e-6)
+        assert found[1::2] == pytest.approx(scores(reranker, query="river"), abs=1e-6)
+        one = reranker.predict((QUERY, DOCUMENTS[0]))
+        assert one == pytest.approx(scores(reranker, DOCUMENTS[:1])[0], abs=1e-6)
+
+    def test_how_many_documents_run_at_a_time(self, saved, monkeypatch):
+        reranker = made(saved())
+        usual = scores(reranker)
+        monkeypatch.setattr(AttentionRerankModule, "CPU_TOKENS", 1)
+        assert scores(reranker) == pytest.approx(usual, abs=1e-5)
+
+    def test_a_document_without_tokens_has_no_score_and_leaves_the_others_theirs(self, saved):
+        *found, nothing = scores(made(saved()), [*DOCUMENTS[:2], ""])
+        assert nothing == 0
+        assert all(found)
+
+    def test_the_model_that_it_shares_stays_as_it_is(self, saved):
+        shared = CausalTransformer(saved())
+        before = shared.model.config.to_dict()
+        encoded = shared(shared.preprocess(TEXTS))["token_embeddings"]
+        scores(made(shared, layers=[0]))
+        assert shared.model.config.to_dict() == before
+        assert torch.equal(shared(shared.preprocess(TEXTS))["token_embeddings"], encoded)
+
+
+CACHE: dict[str, AttentionReranker] = {}
+
+
+class TestBlocks:
+    def test_of_one_document_are_documents_read_alone(self, saved):
+        """Blocks stand side by side, and the query is read behind all of them: one softmax."""
+        assert scores(made(saved(), together=True, block_tokens=1)) == pytest.approx(scores(made(saved())), abs=1e-5)
+
+    def test_of_all_documents_are_one_prompt(self, saved):
+        long = scores(made(saved(), together=True, block_tokens=1000))
+        assert long == pytest.approx(scores(made(saved(), together=True)), abs=1e-6)
+
+    def test_a_list_beyond_the_models_positions_is_cut_into_blocks(self, saved):
+        reranker = made(saved("gpt2"), together=True)
+        many = DOCUMENTS * 6
+        assert sum(map(len, reranker[0].preprocess([(QUERY, each) for each in many])["documents"])) > 256
+        found = scores(reranker, many)
+        assert np.isfinite(found).all() and len(set(found.tolist())) > len(DOCUMENTS)
+
+    def test_a_long_document_is_cut_and_the_query_is_not(self, saved):
+        module = made(saved(), max_seq_length=4)[0]
+        assert [len(ids) for ids in module.preprocess([(QUERY, "dog " * 50), (QUERY, "a")])["documents"]] == [4, 1]
+        module = made(saved())[0]
+        features = module.preprocess([(QUERY, "dog " * 500)])
+        whole = [*features["front"], *features["separator"], *features["documents"][0], *features["asked"][0][0]]
+        assert len(whole) == backbones.POSITIONS
+        with pytest.raises(ValueError, match="leave no room for a document in the model's 256 positions"):
+            module.preprocess([("dog " * 500, "a")])
+
+
+class TestAsACrossEncoder:
+    def test_rank(self, saved):
+        reranker = made(saved())
+        found = reranker.rank(QUERY, DOCUMENTS, top_k=2, return_documents=True)
+        best = np.argsort(-scores(reranker))[:2].tolist()
+        assert [each["corpus_id"] for each in found] == best
+        assert [each["text"] for each in found] == [DOCUMENTS[place] for place in best]
+
+    @pytest.mark.parametrize(
+        "more", [{}, {"heads": [[1, 3], [0, 2]]}, {"together": True, "rotations": 2, "block_tokens": 64}]
+    )
+    def test_saved_and_loaded(self, more, saved, tmp_path):
+        reranker = made(saved(), **more)
+        reranker.save_pretrained(str(tmp_path))
+        again = AttentionReranker(str(tmp_path), device="cpu")
+        assert (scores(again) == scores(reranker)).all()
+        assert again[0].get_config_dict() == reranker[0].get_config_dict()
+
+    def test_a_plain_cross_encoder_refuses_it(self, saved, tmp_path):
+        made(saved()).save_pretrained(str(tmp_path))
+        with pytest.raises(ValueError, match=r"Load it with st_reba\.AttentionReranker\(path\)"):
+            CrossEncoder(str(tmp_path), device="cpu")
+
+    def test_prompt_and_kinds_of_results(self, saved):
+        reranker = made(saved())
+        pairs = [[QUERY, document] for document in DOCUMENTS]
+        as_tensor = reranker.predict(pairs, convert_to_tensor=True, prompt="Task: order.\n")
+        assert isinstance(as_tensor, torch.Tensor)
+        assert not np.allclose(as_tensor.numpy(), scores(reranker))
+        assert np.allclose(reranker.predict(pairs, activation_fn=torch.neg), -scores(reranker))
+        assert len(reranker.predict([])) == 0
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            ({"template": "{query}{documents}"}, "one {documents} and, behind it, one {query}"),
+            ({"template": "{documents}{query}{x}"}, "no other braces"),
+            ({"layers": "lowest"}, 'use "all" or a list of layer indices'),
+            ({"layers": [3]}, "so 3 is out of range"),
+            ({"heads": [[0]]}, "give a list of pairs of a layer and a head"),
+            ({"heads": [[0, 4]]}, r"3 layers of 4 heads, counted from 0, so \[0, 4\] is out of range"),
+            ({"rotations": 0}, "give how often the list is read"),
+            ({"rotations": 2}, "documents that are read alone have no order"),
+            ({"block_tokens": 8}, "documents that are read alone have no order"),
+            ({"pool_over": "text"}, "reads attention, and no states. Leave it out"),
+            ({"changes": [{"type": "reroute"}]}, "."),
+        ],
+    )
+    def test_settings(self, more, message, saved):
+        with pytest.raises(ValueError, match=message):
+            made(saved(), **more)
+
+    @pytest.mark.parametrize("architecture", ["bloom", "gpt_j"])
+    def test_an_attention_that_is_not_seen(self, architecture, saved):
+        with pytest.raises(ValueError, match="does not call transformers' attention interface"):
+            made(saved(architecture))
+
+    def test_what_is_no_list_of_one_query(self, saved):
+        reranker = made(saved())
+        for wrong in ([(QUERY, 3)], [(QUERY, "a", "b")]):
+            with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document"):
+                reranker.predict(wrong)
+        with pytest.raises(ValueError, match="2 queries were given: documents are scored for one query at a time"):
+            reranker[0].preprocess([("a", "b"), ("b", "b")])
+        with pytest.raises(ValueError, match="runs in one process"):
+            reranker.predict([(QUERY, "a")], device=["cpu", "cpu"])
