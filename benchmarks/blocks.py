@@ -537,6 +537,14 @@ BLOCKS |= {
         {"recipe": "{recipe}", "fitted on": "{fitted_on}", **fields("dimensions")}, split=("set", "metric"),
         caption=("model", "precision", "texts", "date"),
     ),
+    "rerank": of_file(
+        "rerank", {
+            "nDCG@10": Shown(bold="score"), "ahead of BM25": Shown(grid.ahead),
+            "processor seconds a query": Shown(grid.number("seconds", ",.1f")),
+        },
+        {"reading": "{reading}", "first": "{depth}", "attention of": "{counted}", "which": "{layers}"},
+        caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
+    ),
     "engines": of_file(
         "engines", {
             "lowest cosine": Shown(grid.number("value", ".6f"), c.quantity == "lowest cosine"),

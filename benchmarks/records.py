@@ -64,8 +64,8 @@ FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "steered", "agree
 #: Columns that hold numbers; all others hold text.
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
-        ("layer", "depth", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs", "seed",
-         "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets", "heads"), pl.Int64,
+        ("layer", "depth", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs",
+         "seed", "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets", "heads"), pl.Int64,
     ),
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "steered_low",

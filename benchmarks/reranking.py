@@ -102,7 +102,8 @@ def read(measured: Measured, backbone: Callable[[], AttentionRerankModule]) -> N
     given = measured.options
     for reading in given.readings:
         together, shares = READINGS[reading]
-        for part in PARTS if reading in given.chosen_by else ("test",):
+        chooses = reading in given.chosen_by and measured.collection.name in CHOSEN_ON.values()
+        for part in PARTS if chooses else ("test",):
             for depth in given.depths if part == "test" else given.depths[:1]:
                 model: Any = None
                 names = measured.parts[part].queries
@@ -125,7 +126,8 @@ def made(measured: Measured, backbone: AttentionRerankModule, together: bool, *,
         module = RerankModule(backbone, template=CHOICES.get(language, CHOICE))
         module.max_seq_length = measured.options.max_tokens
         return cross_encoder(module, device=device())
-    module = AttentionRerankModule(backbone, template=TEMPLATES[language], layers="all", together=together)
+    layers: Any = "all" if (run := measured.options.run_layers) is None else [*range(run)]
+    module = AttentionRerankModule(backbone, template=TEMPLATES[language], layers=layers, together=together)
     module.max_seq_length = measured.options.max_tokens
     return module
 
@@ -154,7 +156,9 @@ def scores(there: Mapping[str, np.ndarray], counts: np.ndarray) -> list[float]:
     rounds = sum(name.startswith("order_") for name in there)
     found = np.zeros((rounds, len(there["order_0"])))
     for number in range(rounds):
-        paid = torch.from_numpy(there[f"weights_{number}"][counts].astype(np.float32).sum(axis=0))
+        # Of a run through all layers, those that are asked about.
+        weights = there[f"weights_{number}"][: len(counts)]
+        paid = torch.from_numpy(weights[counts].astype(np.float32).sum(axis=0))
         each = [float(calibrated(own)) for own in paid.split(there[f"lengths_{number}"].tolist())]
         found[number, there[f"order_{number}"]] = each
     return [*map(float, found.mean(axis=0))]
@@ -185,9 +189,11 @@ def counted(measured: Measured, reading: str) -> Counted:
     """What may count: all layers, those in the middle, and what is best on another collection's development queries."""
     config = measured.options.configs[measured.model.name]
     depth, heads = config.num_hidden_layers, config.num_attention_heads
-    layer = np.repeat(np.arange(depth), heads)
+    layer = np.repeat(np.arange(measured.options.run_layers or depth), heads)
     first = max(0, (depth - MIDDLE) // 2)
-    found = {"all layers": layer >= 0, "four layers round the middle": (layer >= first) & (layer < first + MIDDLE)}
+    found = {"four layers round the middle": (layer >= first) & (layer < first + MIDDLE)}
+    if layer[-1] == depth - 1:
+        found["all layers"] = layer >= 0
     other = Measured(measured.model, COLLECTIONS[CHOSEN_ON[measured.collection.name]], measured.options)
     on = next((each for each in (reading, "apart") if is_kept(other, each, measured.options.depths[0], "dev")), None)
     if on is not None:
@@ -196,7 +202,7 @@ def counted(measured: Measured, reading: str) -> Counted:
         def dev(counts: np.ndarray) -> float:
             return float(ndcg(other, "dev", tried(counts)).mean())
 
-        windows = [(layer >= start) & (layer < start + MIDDLE) for start in range(depth - MIDDLE + 1)]
+        windows = [(layer >= start) & (layer < start + MIDDLE) for start in range(layer[-1] - MIDDLE + 2)]
         found["four layers, chosen"] = max(windows, key=dev)
         alone = np.array([dev(np.arange(len(layer)) == head) for head in range(len(layer))])
         found[f"{HEADS} heads, chosen"] = np.isin(np.arange(len(layer)), np.argsort(-alone, kind="stable")[:HEADS])
@@ -252,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--queries", type=int, default=48, help="of the test part")
     made.add_argument("--choosing", type=int, default=24, help="of the development part")
     made.add_argument("--max-tokens", type=int, default=128, help="of a document")
+    made.add_argument("--run-layers", type=int, help="run the first so many layers alone; default: all")
     made.add_argument("--steps", nargs="+", choices=["read", "score"], default=["read", "score"])
     given = options(made, arguments)
     given.configs = {}

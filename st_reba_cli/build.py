@@ -48,8 +48,8 @@ _LAYOUT = (
 )  # fmt: skip
 #: What is about a language model that runs here.
 _OF_A_MODEL = (
-    "--pooling", "--repetitions", "--layers", "--chunk-length", "--sparse", "--rerank", "--multi-vector", "--dtype",
-    "--engine",
+    "--pooling", "--repetitions", "--layers", "--chunk-length", "--sparse", "--rerank", "--by-attention",
+    "--multi-vector", "--dtype", "--engine",
 )  # fmt: skip
 
 
@@ -117,6 +117,14 @@ def build(
     rerank: Annotated[
         bool, option("A CrossEncoder, by a two-way choice; --template then has {query} and {document}.", "--rerank")
     ] = False,
+    by_attention: Annotated[
+        bool,
+        option(
+            "With --rerank: all documents of a query in one prompt, ordered by the query's attention (ICR); --template "
+            "then has {documents} and {query}, and --layers says whose attention counts.",
+            "--by-attention",
+        ),
+    ] = False,
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
     multi_vector: Annotated[
@@ -155,8 +163,10 @@ def build(
     if rerank:
         why = "--rerank reads a query and a document together"
         prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")
-        refuse(context, why, *prompts_and_recipes, "--pooling", "--sparse", *_LAYOUT)
+        unused = [name for name in _LAYOUT if not (by_attention and name == "--layers")]
+        refuse(context, why, *prompts_and_recipes, "--pooling", "--sparse", *unused)
     else:
+        refuse(context, "without --rerank nothing is ordered", "--by-attention")
         check_template(template)
     if sparse:
         refuse(context, "--sparse reads the last token of a prompt and nothing else", "--pooling", *_LAYOUT)
@@ -188,7 +198,8 @@ def build(
 
     import st_reba
     from st_reba.files import atomic_directory
-    from st_reba.modules import CausalTransformer, PromptRepsModule, RerankModule
+    from st_reba.modules import AttentionRerankModule, CausalTransformer, PromptRepsModule, RerankModule
+    from st_reba.modules.attention_reranking import attention_reranker
     from st_reba.modules.multi_vector import multi_vector_encoder
     from st_reba.modules.reranking import cross_encoder
     from st_reba.ready import note_recipe, prompts_or_own
@@ -239,7 +250,9 @@ def build(
             chosen = _with_shares(chosen, shares)
     with atomic_directory(out) as scratch:
         built: Any
-        if rerank:
+        if by_attention:
+            built = attention_reranker(loaded(AttentionRerankModule, settings), device="cpu")
+        elif rerank:
             built = cross_encoder(loaded(RerankModule, settings), device="cpu")
         elif sparse:
             own_prompts = prompts_or_own(prompts, settings)
@@ -263,8 +276,9 @@ def build(
                 )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__
-    imported = f"from sentence_transformers import {family}; " if rerank or sparse else ""
-    line = f'import st_reba; {imported}{family}("{out}")'
+    imported = f"from sentence_transformers import {family}; " if (rerank and not by_attention) or sparse else ""
+    loader = f"st_reba.{family}" if by_attention else family
+    line = f'import st_reba; {imported}{loader}("{out}")'
     console.say(f"Wrote {out}. Load it with: {line}")
     if as_json:
         key = None if rerank else chosen.key

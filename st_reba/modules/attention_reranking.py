@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from sentence_transformers import CrossEncoder
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from ..lm.attention.changes import BehindAll
 from ..lm.attention.observers import MeanOverQueries
 from ..lm.prefixes import Prefixes
 from ..lm.run import PassChange, run
-from ..settings import Setting, choice, flag, layers_or_all, optional, tokens, whole
+from ..settings import Setting, flag, layers_or_all, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import check_template_length
 from ..text.tokens import special_tokens, tokenized
@@ -101,9 +100,9 @@ class AttentionRerankModule(CausalModule):
         layers: Whose attention counts: ``"middle"``, four round the middle; ``"all"``; or a list of indices, negative
             ones from the top. The layers above the last of them are not run, and not saved.
         heads: Pairs of a layer and a head, in place of ``layers``: those alone count.
-        together: False: each document is read alone, at the same positions behind the template's beginning, so that
-            their order changes nothing. True: they are read one after the other in the order given, and see those
-            before them.
+        together: True: the documents are read one after the other in the order given, and see those before them.
+            False: each is read alone, at the same positions behind the template's beginning, so that their order
+            changes nothing but rounding. They are then ranked worse.
         rotations: With ``together``, how often the list is read, each time from another document on: the scores are
             means. As many as there are documents give each of them every place once; which documents are neighbours
             still depends on the order, but for its rotations.
@@ -139,7 +138,7 @@ class AttentionRerankModule(CausalModule):
         template: str = TEMPLATE,
         layers: Literal["middle", "all"] | Sequence[int] = "middle",
         heads: Sequence[Sequence[int]] | None = None,
-        together: bool = False,
+        together: bool = True,
         rotations: int = 1,
         block_tokens: int | None = None,
         **transformer_kwargs: Any,
@@ -178,13 +177,15 @@ class AttentionRerankModule(CausalModule):
                     f"heads={self.heads}: the model has {depth} layers of {count} heads, counted from 0, so "
                     f"{wrong[0]} is out of range."
                 )
-            self.layers = sorted({layer for layer, _ in self.heads})
+            found = {layer for layer, _ in self.heads}
         elif self.layers == "middle":
             first = max(0, (depth - MIDDLE) // 2)
-            self.layers = [*range(first, min(depth, first + MIDDLE))]
+            found = {*range(first, min(depth, first + MIDDLE))}
         else:
-            self.layers = sorted(setup.resolve_layers(self.layers, self.model, range(depth)))
-        return super()._made(wanted, max(self.layers) + 1)
+            found = {*setup.resolve_layers(self.layers, self.model, range(depth))}
+        # As numbers, which mean the same in what is saved, the shorter model.
+        self.layers = self._watched = sorted(found)
+        return super()._made(wanted, self._watched[-1] + 1)
 
     def on_model_ready(self, model: Any) -> None:
         """Called by ST when the pipeline is complete.
@@ -324,18 +325,15 @@ class AttentionRerankModule(CausalModule):
         size = max(1, self.CPU_TOKENS * torch.get_num_threads() // len(rows[by_length[0]]))
         for first in range(0, len(rows), size):
             part = by_length[first : first + size]
-            layers = Prefixes.of(self.model, tuple(tuple(rows[row]) for row in part)).layers
+            read = Prefixes.of(self.model, tuple(tuple(rows[row]) for row in part)).layers
             for place, row in enumerate(part):
                 # What all rows begin with is kept once.
                 used = slice(0 if row == 0 else len(front), len(rows[row]))
-                found[row] = [(keys[place, :, used], values[place, :, used]) for keys, values in layers]
-        layers = [
-            (
-                torch.cat([row[layer][0] for row in found], dim=1)[None],
-                torch.cat([row[layer][1] for row in found], 1)[None],
-            )
-            for layer in range(len(found[0]))
-        ]
+                found[row] = [(keys[place, :, used], values[place, :, used]) for keys, values in read]
+        layers = []
+        for parts in zip(*found, strict=True):
+            keys, values = (torch.cat(each, dim=1)[None] for each in zip(*parts, strict=True))
+            layers.append((keys, values))
         positions = [torch.arange(len(front)), *(torch.arange(len(front), len(row)) for row in rows)]
         spans, reached = [], len(front)
         for block in blocks:
@@ -369,7 +367,7 @@ class AttentionRerankModule(CausalModule):
         ids = torch.tensor([[*ids, *(longest - len(ids)) * [0]] for ids, _ in asked])
         counts = torch.tensor([[*own, *(longest - len(own)) * [False]] for _, own in asked])
         mask = torch.tensor([[place < len(own) for place in range(longest)] for _, own in asked])
-        watched = MeanOverQueries(counts.to(device), len(kept.positions), self.layers)
+        watched = MeanOverQueries(counts.to(device), len(kept.positions), self._watched)
         cache = kept.prefixes.before(torch.zeros(len(ids), dtype=torch.long)).cache
         given = {
             "input_ids": ids.to(device),
@@ -403,7 +401,7 @@ class AttentionReranker(CrossEncoder):
         return 1
 
     @torch.inference_mode()
-    def predict(  # type: ignore[override]  # the overloads of the base are for types of input that are refused here
+    def predict(
         self,
         inputs: Sequence[Any],
         prompt_name: str | None = None,
@@ -455,7 +453,7 @@ class AttentionReranker(CrossEncoder):
                 [[*pairs[place]] for place in places], prompt=self._resolve_prompt(prompt, prompt_name), **kwargs
             )
             scores[places] = self(features)["scores"][:, 0].to(scores)
-        scores = (activation_fn or self.activation_fn)(scores)
+        scores = (activation_fn or self.activation_fn or nn.Identity())(scores)
         found: Any = scores if convert_to_tensor else scores.cpu().numpy() if convert_to_numpy else [*scores]
         return found[0] if is_one else found
 

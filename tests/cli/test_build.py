@@ -12,7 +12,7 @@ import pytest
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from st_reba import META_TASKS, TEMPLATES, EarlyLateModule, PartwiseWhitening
+from st_reba import META_TASKS, TEMPLATES, AttentionReranker, EarlyLateModule, PartwiseWhitening
 from st_reba.compare.results import Comparison
 from st_reba.data.demo import demo_sentences
 from st_reba.modules import CausalModule
@@ -38,7 +38,10 @@ def test_every_method_is_a_recipe():
     assert DEFAULT in METHODS
     offered = {rows[key].module.__name__ for key in METHODS.values()}
     readers = {module.__name__ for module in PUBLIC_MODULES if issubclass(module, CausalModule)}
-    others = {"InputEmbeddings", "LayerStates", "LlamaCppTransformer", "PromptRepsModule", "RerankModule"}
+    others = {
+        "AttentionRerankModule", "InputEmbeddings", "LayerStates", "LlamaCppTransformer", "PromptRepsModule",
+        "RerankModule",
+    }  # fmt: skip
     assert readers - offered == others
 
 
@@ -89,6 +92,12 @@ def test_sparse(options, query, settings, desk):
 def test_rerank(desk):
     model = built("--rerank --max-seq-length 32", family=CrossEncoder)
     assert model[0].max_seq_length == 32
+    assert len(model.rank("what chases a cat", TEXTS[:2])) == 2
+
+
+def test_rerank_by_attention(desk):
+    model = built("--rerank --by-attention --layers=-1 --max-seq-length 32", family=AttentionReranker)
+    assert (model[0].max_seq_length, model[0].layers) == (32, [7])
     assert len(model.rank("what chases a cat", TEXTS[:2])) == 2
 
 
