@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 import records
 from real.contenders import BATCH, bm25
@@ -158,7 +159,7 @@ def scores(there: Mapping[str, np.ndarray], counts: np.ndarray) -> list[float]:
     for number in range(rounds):
         # Of a run through all layers, those that are asked about.
         weights = there[f"weights_{number}"][: len(counts)]
-        paid = torch.from_numpy(weights[counts].astype(np.float32).sum(axis=0))
+        paid = torch.from_numpy(weights[counts].astype(np.float32).sum(axis=0) / SCALE)
         each = [float(calibrated(own)) for own in paid.split(there[f"lengths_{number}"].tolist())]
         found[number, there[f"order_{number}"]] = each
     return [*map(float, found.mean(axis=0))]
@@ -273,7 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 loaded[0].to(device())
             return loaded[0]
 
-        given.configs[name] = backbone().model.config.get_text_config(decoder=True)
+        weights = model.located(given.packages)
+        packed = {"gguf_file": weights.name} if weights.suffix == ".gguf" else {}
+        config = AutoConfig.from_pretrained(weights.parent if packed else weights, **packed)
+        given.configs[name] = config.get_text_config(decoder=True)
         for collection in map(COLLECTIONS.__getitem__, given.sets):
             if collection.language in model.languages:
                 measured = Measured(model, collection, given)
