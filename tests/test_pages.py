@@ -51,7 +51,7 @@ NOT_RUN = {
     "it needs a GGUF file": 2,
     "it needs a cluster": 1,
     "it needs a program of its own; make test-clients runs it": 12,
-    "it needs a program of its own": 1,
+    "it needs a program of its own": 3,
     "it needs Docker": 1,
     "it needs a server of another program": 2,
     "it takes minutes": 6,
