@@ -124,9 +124,9 @@ def made(measured: Measured, backbone: AttentionRerankModule, together: bool, *,
     """What reads, on the weights of a backbone."""
     language = measured.collection.language
     if pointwise:
-        module = RerankModule(backbone, template=CHOICES.get(language, CHOICE))
-        module.max_seq_length = measured.options.max_tokens
-        return cross_encoder(module, device=device())
+        chooser = RerankModule(backbone, template=CHOICES.get(language, CHOICE))
+        chooser.max_seq_length = measured.options.max_tokens
+        return cross_encoder(chooser, device=device())
     layers: Any = "all" if (run := measured.options.run_layers) is None else [*range(run)]
     module = AttentionRerankModule(backbone, template=TEMPLATES[language], layers=layers, together=together)
     module.max_seq_length = measured.options.max_tokens

@@ -372,8 +372,7 @@ class AttentionRerankModule(CausalModule):
         given = {
             "input_ids": ids.to(device),
             "position_ids": (kept.start + torch.arange(longest, device=device)).expand(len(ids), -1),
-            "past_key_values": cache,
-            "use_cache": True,
+            **backbone.keeping(self.model, cache),
         }
         run(
             self.model,
