@@ -76,7 +76,7 @@ def verify(
     if Path(model).is_dir() and (kind := model_class(Path(model))) != "SentenceTransformer":
         raise ValueError(
             f"{model} is a {kind}, and verify compares one vector a text, of a SentenceTransformer. Load it with "
-            f'{kind}("{model}") after import st_reba, and compare what its encode gives with what the server answers.'
+            f'{kind}("{model}") after import st_reba, and compare what it gives with what the server answers.'
         )
     # Before the model is loaded: it takes longer.
     endpoint = Endpoint(url, served_name, form, api_key, timeout)

@@ -47,7 +47,7 @@ HEAD_SECONDS = 30
 _OTHER_FILES = 256
 #: So many times the limit is read of a body that is too large, so that its sender reads the answer.
 _DROPPED = 8
-#: Values that a request's texts may have, of a model that gives each token a vector: 64 MiB, or 350 MB of JSON.
+#: Values that a request's texts may have, of a model that gives each token a vector: 64 MiB, or about 350 MB of JSON.
 VALUES = 2**24
 #: Texts of a request that are tokenised at a time, so that requests take turns.
 _AT_A_TIME = 64
