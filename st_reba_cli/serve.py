@@ -63,7 +63,9 @@ def serve(
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
 ) -> None:
-    """Serve a model: OpenAI's /v1/embeddings, TEI's /embed_sparse or /embed_all, and /rerank.
+    """Serve a model, in OpenAI's and TEI's forms, and /rerank.
+
+    OpenAI's /v1/embeddings is for dense models, TEI's /embed_sparse and /embed_all for the others.
 
     Which of the first three it is depends on the model. There are /health and /metrics as well. SIGTERM ends the
     server when it has answered what it has.
