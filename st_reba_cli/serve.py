@@ -65,10 +65,8 @@ def serve(
 ) -> None:
     """Serve a model, in OpenAI's and TEI's forms, and /rerank.
 
-    OpenAI's /v1/embeddings is for dense models, TEI's /embed_sparse and /embed_all for the others.
-
-    Which of the first three it is depends on the model. There are /health and /metrics as well. SIGTERM ends the
-    server when it has answered what it has.
+    OpenAI's /v1/embeddings is for dense models, TEI's /embed_sparse and /embed_all for the others. There are
+    /health and /metrics as well. SIGTERM ends the server when it has answered what it has.
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
