@@ -289,7 +289,7 @@ def measure(model: RealModel, given: argparse.Namespace) -> Iterator[records.Rec
 
     config = load().model.config.get_text_config(decoder=True)
     layers, heads = config.num_hidden_layers, config.num_attention_heads
-    questions = asked(given.data, model.languages, given.questions)
+    questions = asked(given.data, model.languages, given.questions)[: given.sets]
     every, tried, read = subsets(layers, heads), [], []
     for question in questions:
         read.append(texts_of(given.out / f"{model.name}, {given.precision}, {question.label}", load, question))
@@ -303,6 +303,8 @@ def measure(model: RealModel, given: argparse.Namespace) -> Iterator[records.Rec
             shared = {**about, "metric": metric}
             sizes = {name: int(own.sum()) for name, own in every.items()}
             yield from rows(question, scores, sizes, {**shared, "chosen_on": ""})
+            if len(questions) == 1:
+                continue
             before = questions[other].statistic(tried[other][metric])
             picks = chosen(dict(zip(before.recipes, map(float, before.scores), strict=True)), layers, heads)
             own = scored(question, read[place], {ALL: every[ALL], **picks})[metric]
@@ -317,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--models", nargs="+", choices=own, default=[name for name in own if not MODELS[name].slow])
     made.add_argument("--models-directory", type=Path, default=Path("build/real/models"), help="where models lie")
     made.add_argument("--questions", type=int, help="so many of each set; pairs for a model that reads English alone")
+    made.add_argument("--sets", type=int, choices=[1, 2], default=2, help="with 1, the first set alone, and no choice")
     given = options(made, arguments)
     for name in given.models:
         records.rewrite("heads", list(measure(MODELS[name], given)), given.results)
