@@ -36,7 +36,7 @@ from st_reba.evaluation import bootstrap
 from st_reba.evaluation.rankings import Hits, reranked
 from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.modules import AttentionRerankModule, RerankModule
-from st_reba.modules.attention_reranking import MIDDLE, TEMPLATE, calibrated
+from st_reba.modules.attention_reranking import MIDDLE, TEMPLATE, calibrated, middle
 from st_reba.modules.reranking import CHOICE, cross_encoder
 
 #: Documents that BM25 finds for a query.
@@ -186,18 +186,19 @@ def is_kept(measured: Measured, reading: str, depth: int, part: str) -> bool:
     return all(measured.file(reading, depth, part, name).is_file() for name in measured.parts[part].queries)
 
 
-def counted(measured: Measured, reading: str) -> Counted:
-    """What may count: all layers, those in the middle, and what is best on another collection's development queries."""
+def counted(measured: Measured, reading: str, part: str) -> Counted:
+    """What may count: all layers, those in the middle, and what is best on another collection's development queries.
+
+    Of development queries nothing that was chosen is reported.
+    """
     config = measured.options.configs[measured.model.name]
     depth, heads = config.num_hidden_layers, config.num_attention_heads
     layer = np.repeat(np.arange(measured.options.run_layers or depth), heads)
-    first = max(0, (depth - MIDDLE) // 2)
-    found = {"four layers round the middle": (layer >= first) & (layer < first + MIDDLE)}
-    if layer[-1] == depth - 1:
-        found["all layers"] = layer >= 0
+    found = {"middle layers": np.isin(layer, middle(config))}
+    found["all layers" if layer[-1] == depth - 1 else f"the first {layer[-1] + 1} layers"] = layer >= 0
     other = Measured(measured.model, COLLECTIONS[CHOSEN_ON[measured.collection.name]], measured.options)
     on = next((each for each in (reading, "apart") if is_kept(other, each, measured.options.depths[0], "dev")), None)
-    if on is not None:
+    if on is not None and part == "test":
         tried = partial(ordered, other, on, measured.options.depths[0], "dev")
 
         def dev(counts: np.ndarray) -> float:
@@ -210,42 +211,49 @@ def counted(measured: Measured, reading: str) -> Counted:
     return found
 
 
-def rows(measured: Measured) -> Iterator[records.Record]:
+def rows(measured: Measured, part: str) -> Iterator[records.Record]:
     """nDCG@10 of each order, and how far it is ahead of BM25's, on the same resamples of the queries."""
     given = measured.options
-    own = measured.parts["test"]
+    own = measured.parts[part]
     found: dict[tuple[int, str, str], tuple[np.ndarray, str, float | None]] = {
-        (0, "BM25", ""): (ndcg(measured, "test", measured.hits["test"]), "", None)
+        (0, "BM25", ""): (ndcg(measured, part, measured.hits[part]), "", None)
     }
     heads = given.configs[measured.model.name].num_attention_heads
     for reading in READINGS:
         for depth in given.depths:
-            if not is_kept(measured, reading, depth, "test"):
+            if not is_kept(measured, reading, depth, part):
                 continue
-            files = [measured.file(reading, depth, "test", name) for name in own.queries]
+            files = [measured.file(reading, depth, part, name) for name in own.queries]
             seconds = float(np.mean([float(np.load(file)["seconds"]) for file in files]))
-            choices = {"": np.zeros(0, bool)} if reading == "pointwise" else counted(measured, reading)
+            choices = {"": np.zeros(0, bool)} if reading == "pointwise" else counted(measured, reading, part)
             for name, counts in choices.items():
-                of = ndcg(measured, "test", ordered(measured, reading, depth, "test", counts))
-                spent = seconds if name in ("", "all layers") else None
-                found[depth, reading, name] = (of, described(counts, heads) if "chosen" in name else "", spent)
+                of = ndcg(measured, part, ordered(measured, reading, depth, part, counts))
+                spent = None if counts.size and not counts.all() else seconds
+                found[depth, reading, name] = (of, described(counts, heads), spent)
+    if len(found) == 1:
+        # BM25 alone is in retrieval.csv.
+        return
     sure = bootstrap.mean({", ".join(map(str, key)): values for key, (values, _, _) in found.items()})
     for place, ((depth, reading, name), (_, layers, spent)) in enumerate(found.items()):
         ahead = {} if not place else beside(sure, [place], [0], ("ahead", "ahead_low", "ahead_high"))
         yield {
             "model": measured.model.name, "precision": given.precision, "max_tokens": given.max_tokens,
-            "set": measured.collection.name, "queries": len(own), "documents": len(measured.documents), "depth": depth,
-            "reading": reading, "counted": name, "layers": layers, **beside(sure, [place]), **ahead, "seconds": spent,
+            "set": f"{measured.collection.name} {part}", "queries": len(own),
+            "documents": len(measured.documents), "depth": depth, "reading": reading, "counted": name, "layers": layers,
+            **beside(sure, [place]), **ahead, "seconds": spent,
             "machine": records.machine(device(), given.threads), **records.today(),
         }  # fmt: skip
 
 
 def described(counts: np.ndarray, heads: int) -> str:
-    """The layers and heads that were chosen."""
-    places = np.flatnonzero(counts)
-    if len(places) == MIDDLE * heads:
-        return f"layers {places[0] // heads} to {places[-1] // heads}"
-    return " ".join(f"{place // heads}-{place % heads}" for place in places)
+    """The layers, or the layers and heads, that count."""
+    by_layer = counts.reshape(-1, heads)
+    if (by_layer.all(axis=1) == by_layer.any(axis=1)).all():
+        layers = np.flatnonzero(by_layer.all(axis=1))
+        if len(layers) > MIDDLE or not len(layers):
+            return ""
+        return f"layers {', '.join(map(str, layers))}"
+    return " ".join(f"{place // heads}-{place % heads}" for place in np.flatnonzero(counts))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -284,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if "read" in given.steps:
                     read(measured, backbone)
                 if "score" in given.steps:
-                    found = [*rows(measured)]
+                    found = [row for part in PARTS for row in rows(measured, part)]
                     records.rewrite("rerank", found, given.results)
                     for row in found:
                         print(*(row[key] for key in ("model", "set", "depth", "reading", "counted", "score", "ahead")

@@ -97,8 +97,9 @@ class AttentionRerankModule(CausalModule):
         model_name_or_path: A decoder-only language model's path or Hub id, or a loaded ``Transformer`` to share.
         template: Text with one ``{documents}`` and, behind it, one ``{query}``. Attention is read from the query's
             first token on to the template's end.
-        layers: Whose attention counts: ``"middle"``, four round the middle; ``"all"``; or a list of indices, negative
-            ones from the top. The layers above the last of them are not run, and not saved.
+        layers: Whose attention counts: ``"middle"``, four round the middle of those without a sliding window;
+            ``"all"``; or a list of indices, negative ones from the top. The layers above the last of them are not run,
+            and not saved.
         heads: Pairs of a layer and a head, in place of ``layers``: those alone count.
         together: True: the documents are read one after the other in the order given, and see those before them.
             False: each is read alone, at the same positions behind the template's beginning, so that their order
@@ -179,8 +180,7 @@ class AttentionRerankModule(CausalModule):
                 )
             found = {layer for layer, _ in self.heads}
         elif self.layers == "middle":
-            first = max(0, (depth - MIDDLE) // 2)
-            found = {*range(first, min(depth, first + MIDDLE))}
+            found = {*middle(self.model.config)}
         else:
             found = {*setup.resolve_layers(self.layers, self.model, range(depth))}
         # As numbers, which mean the same in what is saved, the shorter model.
@@ -465,6 +465,18 @@ def attention_reranker(module: AttentionRerankModule, **kwargs: Any) -> Attentio
         **kwargs: For ``CrossEncoder``, such as ``device``.
     """
     return AttentionReranker(modules=[module], activation_fn=nn.Identity(), **kwargs)
+
+
+def middle(config: Any) -> list[int]:
+    """The layers round the middle of a model of this configuration, of those that see a whole prompt.
+
+    A layer with a sliding window, as most of Gemma 3 are, sees the last documents alone.
+    """
+    config = config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    wide = [layer for layer, kind in enumerate(kinds) if kind != "sliding_attention"] or [*range(len(kinds))]
+    first = max(0, (len(wide) - MIDDLE) // 2)
+    return wide[first : first + MIDDLE]
 
 
 def calibrated(scores: Tensor) -> Tensor:

@@ -32,5 +32,5 @@ def test_layers_are_chosen_after_the_pass(together, shares, rotations, path):
 
 def test_what_was_chosen_is_said():
     layer = np.repeat(np.arange(9), 4)
-    assert reranking.described((layer >= 2) & (layer < 6), 4) == "layers 2 to 5"
+    assert reranking.described((layer >= 2) & (layer < 6), 4) == "layers 2, 3, 4, 5"
     assert reranking.described(np.isin(np.arange(36), [1, 35]), 4) == "0-1 8-3"

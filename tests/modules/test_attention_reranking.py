@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
 
 def made(path, **more):
     return attention_reranker(
-        AttentionRerankModule(path, **{"template": TEMPLATE, "together": False, **more}), device="cpu"
+        AttentionRerankModule(path, **{"template": TEMPLATE, "layers": "all", "together": False, **more}), device="cpu"
     )
 
 
@@ -86,8 +86,12 @@ class TestEqualsTheStoredMaps:
 
     def test_the_middle_of_a_deeper_model(self, saved):
         path = saved("llama", num_hidden_layers=9)
-        assert made(path)[0].layers == [2, 3, 4, 5]
+        assert made(path, layers="middle")[0].layers == [2, 3, 4, 5]
         assert made(path, layers="all")[0].layers == [*range(9)]
+
+    def test_the_middle_of_a_model_with_windows_is_of_the_layers_without(self, saved):
+        assert made(saved("gemma3"), layers="middle")[0].layers == [1]
+        assert made(saved("mistral_window"), layers="middle")[0].layers == [0, 1, 2]
 
     def test_rotations_are_means_over_where_the_list_begins(self, saved):
         once = made(saved(), together=True)
