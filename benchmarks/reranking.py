@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -165,6 +165,13 @@ def scores(there: Mapping[str, np.ndarray], counts: np.ndarray) -> list[float]:
     return [*map(float, found.mean(axis=0))]
 
 
+@cache
+def loaded(file: Path) -> dict[str, np.ndarray]:
+    """What is kept of a query."""
+    with np.load(file) as there:
+        return dict(there)
+
+
 def ndcg(measured: Measured, part: str, ranked: Sequence[Hits]) -> np.ndarray:
     """nDCG@10 of each query."""
     # The rankings are there already.
@@ -176,8 +183,7 @@ def ordered(measured: Measured, reading: str, depth: int, part: str, counts: np.
     """BM25's rankings with the first documents in a new order."""
     found = []
     for name, hits in zip(measured.parts[part].queries, measured.hits[part], strict=True):
-        with np.load(measured.file(reading, depth, part, name)) as there:
-            own = scores(dict(there), counts)
+        own = scores(loaded(measured.file(reading, depth, part, name)), counts)
         found.append(reranked(hits, own[::-1] if reading.endswith("reversed") else own))
     return found
 
