@@ -201,6 +201,10 @@ def counted(measured: Measured, reading: str, part: str) -> Counted:
     depth, heads = config.num_hidden_layers, config.num_attention_heads
     layer = np.repeat(np.arange(measured.options.run_layers or depth), heads)
     found = {"middle layers": np.isin(layer, middle(config))}
+    first = max(0, (depth - MIDDLE) // 2)
+    plain = (layer >= first) & (layer < first + MIDDLE)
+    if not np.array_equal(plain, found["middle layers"]):
+        found["middle layers, with windows"] = plain
     found["all layers" if layer[-1] == depth - 1 else f"the first {layer[-1] + 1} layers"] = layer >= 0
     other = Measured(measured.model, COLLECTIONS[CHOSEN_ON[measured.collection.name]], measured.options)
     on = next((each for each in (reading, "apart") if is_kept(other, each, measured.options.depths[0], "dev")), None)
