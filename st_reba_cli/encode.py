@@ -39,7 +39,13 @@ def encode(
             callback=check_source,
         ),
     ],
-    out: Annotated[Path, option("An .npy, a .parquet, or (no suffix) a directory of Parquet shards.")],
+    out: Annotated[
+        str,
+        option(
+            "An .npy, a .parquet, or (no suffix) a directory of Parquet shards. To a URL (s3://, gs://, hf://) it is "
+            "uploaded when it is whole."
+        ),
+    ],
     column: Annotated[str | None, option('Which column has the texts. Default: "text".')] = None,
     keep: Annotated[
         list[str] | None,
@@ -84,14 +90,27 @@ def encode(
     console.stderr = as_json
     if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
-    if keep and out.suffix == ".npy":
+    path = Path(out)
+    if keep and path.suffix == ".npy":
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
-    if out.exists() and not overwrite and not out.with_name(f"{out.name}.partial").exists():
-        raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")
+    if "://" not in out:
+        out = str(path)
+        if path.exists() and not overwrite and not path.with_name(f"{path.name}.partial").exists():
+            raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")
 
     from sentence_transformers.util import get_device_name
 
-    from st_reba.encode import COPYING, HASHING, Encoder, Engine, LocalEngine, RayEngine, encode_file
+    from st_reba.encode import (
+        COPYING,
+        HASHING,
+        UPLOADING,
+        Encoder,
+        Engine,
+        LocalEngine,
+        RayEngine,
+        encode_file,
+        place_of,
+    )
 
     from .load import encoder_fastest, placement, quiet, usable
     from .results import EncodedFile, write_json
@@ -122,7 +141,7 @@ def encode(
             return replace(encoder, dtype=placement(runner.device, asked)[1])
 
         def tell(stage: str, done: int, total: int | None) -> None:
-            shown.stage(stage, done, total, "MB" if stage in (COPYING, HASHING) else "texts")
+            shown.stage(stage, done, total, "MB" if stage in (COPYING, HASHING, UPLOADING) else "texts")
 
         before = signal.signal(signal.SIGTERM, stop)
         try:
@@ -133,7 +152,8 @@ def encode(
             )  # fmt: skip
         except KeyboardInterrupt as interrupt:
             shown.stop()
-            console.say(f"Stopped. The same command goes on from {out}.partial.")
+            kept = f"{place_of(out).work if '://' in out else out}.partial"
+            console.say(f"Stopped. The same command goes on from {kept}.")
             number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
             raise typer.Exit(128 + number) from None
         finally:
@@ -143,9 +163,9 @@ def encode(
         more = f", {resumed}" if resumed else ""
     else:
         more = f", the chunks of {made.texts:,} texts" + (f" ({resumed})" if resumed else "")
-    beside = "" if made.ranges is None else f" Their ranges are in {made.ranges.name}."
+    beside = "" if made.ranges is None else f" Their ranges are in {Path(made.ranges).name}."
     console.say(f"Wrote {made.rows:,} vectors to {out}{more}.{beside}")
     if as_json:
         ranges_file = None if made.ranges is None else str(made.ranges)
-        found = EncodedFile(path=str(out), rows=made.rows, texts=made.texts, resumed=made.resumed, ranges=ranges_file)
+        found = EncodedFile(path=out, rows=made.rows, texts=made.texts, resumed=made.resumed, ranges=ranges_file)
         write_json("encode", found)

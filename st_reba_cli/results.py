@@ -24,11 +24,11 @@ class Built(BaseModel):
 class EncodedFile(BaseModel):
     """``st-reba encode``."""
 
-    path: str = Field(description="The file or directory that was written.")
+    path: str = Field(description="The file or directory that was written, or its URL.")
     rows: int = Field(description="Vectors.")
     texts: int = Field(description="Texts.")
     resumed: int = Field(description="Vectors that an interrupted run had left.")
-    ranges: str | None = Field(description="The file with the ranges of int8 or uint8; else null.")
+    ranges: str | None = Field(description="The file with the ranges of int8 or uint8, or its URL; else null.")
 
 
 class Pushed(BaseModel):

@@ -2,6 +2,10 @@
 
 from .chunks import Engine, LocalEngine, RayEngine
 from .encoder import Encoder
-from .job import COPYING, HASHING, Encoded, encode_file
+from .job import COPYING, HASHING, UPLOADING, Encoded, encode_file
+from .places import place_of
 
-__all__ = ["COPYING", "HASHING", "Encoded", "Encoder", "Engine", "LocalEngine", "RayEngine", "encode_file"]
+__all__ = [
+    "COPYING", "HASHING", "UPLOADING", "Encoded", "Encoder", "Engine", "LocalEngine", "RayEngine", "encode_file",
+    "place_of",
+]  # fmt: skip

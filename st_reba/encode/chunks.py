@@ -45,7 +45,7 @@ class Plan:
     """All that a worker needs to know. Plain data, for worker processes.
 
     Attributes:
-        model: The model's files on this machine, and how each :func:`~st_reba.encode.workspace.looks`.
+        model: The model's files on this machine, and how each :func:`~st_reba.encode.places.looks`.
         encoder: What makes the vectors.
         precision: What they are written as.
         calibration_rows: How many rows from the first on give the ranges for int8 and uint8.

@@ -20,16 +20,19 @@ from .chunks import CALIBRATING, ENCODING, Engine, LocalEngine, Plan
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .model_files import model_files
 from .outputs import EMBEDDING, OF_CHUNKS, assemble, kind_of, rows_of
-from .workspace import Settings, Workspace, check_unchanged, file_digests, looks, take_place
+from .places import Place, Remote, looks, place_of
+from .workspace import Settings, Workspace, check_unchanged, file_digests
 
 #: Called with what is being done, how many texts of it are done, and of how many (None while that is unknown).
-#: Of :data:`HASHING` and :data:`COPYING` it is megabytes.
+#: Of :data:`HASHING`, :data:`COPYING` and :data:`UPLOADING` it is megabytes.
 OnProgress = Callable[[str, int, int | None], None]
 
 #: Reading the model and the input for their digests; told of where it takes a while.
 HASHING = "Hashing"
 #: Fetching an input that is not on this machine.
 COPYING = "Copying"
+#: Sending an output to a place that is not on this machine.
+UPLOADING = "Uploading"
 _A_WHILE = 10**9
 #: Rows of a chunk, and batches of the first chunks, where nothing else is asked for.
 _CHUNK_SIZE = 2048
@@ -48,13 +51,14 @@ class Encoded:
         rows: Vectors in the output.
         texts: Those of the input; as many, unless they were cut into chunks.
         resumed: How many of them were encoded by an interrupted run.
-        ranges: Where the ranges of int8 and uint8 lie: ``(2, values)``, what queries need to be quantised alike.
+        ranges: Where the ranges of int8 and uint8 lie: ``(2, values)``, what queries need to be quantised alike; a
+            URL beside a remote output.
     """
 
     rows: int
     texts: int
     resumed: int
-    ranges: Path | None
+    ranges: Path | str | None
 
 
 def encode_file(
@@ -86,7 +90,9 @@ def encode_file(
         texts: Plain text, TSV, CSV, JSON lines or Parquet; a folder of shards; a remote path, or a data set of the
             Hub, which are copied first: see :func:`~st_reba.data.sources.files_of`.
         out: ``.npy``: an array (rows, values). ``.parquet``: a file with the column ``embedding`` and the kept ones.
-            No suffix: a directory of Parquet shards, a chunk each, which needs no room for a second copy.
+            No suffix: a directory of Parquet shards, a chunk each, which needs no room for a second copy. A URL that
+            fsspec knows (``s3://``, ``gs://``, ``hf://`` ...): the run works in a folder of this machine, below
+            :func:`huggingface_hub.cached_assets_path`, and uploads the whole at its end; that folder is then removed.
         column: Where the texts are, in all but plain text; see :class:`~st_reba.data.parquet_copy.TextFiles`.
         keep: Columns to write beside the vectors, to Parquet alone.
         precision: What a vector's values are written as; ``binary`` and ``ubinary`` pack eight in a byte.
@@ -101,29 +107,34 @@ def encode_file(
             as its precision.
 
     Raises:
+        ImportError: If a package is missing that writes to a remote output.
+        OSError: If a remote output cannot be written: the same call repeats the upload.
         ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
             or the model changes during the run, or the input before it is copied.
         FileNotFoundError: If the input is missing.
         FileExistsError: If a file appeared in the output's place meanwhile: it is left, and all that is done is kept.
         ChildProcessError: If the process of one of several devices dies.
     """
-    out = Path(out).absolute()
-    kind = kind_of(out)
+    place = place_of(out)
+    kind = kind_of(place)
     _check_settings(precision, calibration_rows, ranges, chunk_size)
     _check_kept(keep, kind, encoder.chunk_tokens is not None)
     here = files_here(texts, ALL)
     if here is not None:
         TextFiles(here, column, keep).check()
-    sidecar = out.with_suffix(".ranges.npy") if precision in SCALED else None
-    workspace = Workspace(out)
+    sidecar = place.beside(".ranges.npy") if precision in SCALED else None
+    workspace = Workspace(place.work)
     encoder = encoder.pinned()
     read = [*(file.path for file in here or ()), Path(encoder.model), *([] if ranges is None else [Path(ranges)])]
-    _check_apart(out, workspace, read, folders=[Path(texts), Path(encoder.model)])
-    before = {path: looks(path) for path in (out, sidecar) if path is not None}
-    for path, lies in before.items():
+    if place.path is not None:
+        _check_apart(place.path, workspace, read, folders=[Path(texts), Path(encoder.model)])
+    if isinstance(place, Remote):
+        _check_other_url(str(place), str(texts))
+    before = {each: each.looks() for each in (place, sidecar) if each is not None}
+    for each, lies in before.items():
         # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
         if lies is not None and not overwrite and not workspace.path.exists():
-            raise _exists(path)
+            raise _exists(each)
     given = None if ranges is None else _load_ranges(Path(ranges))
     engine = LocalEngine() if engine is None else engine
     encoder = settle(encoder)
@@ -158,11 +169,13 @@ def encode_file(
             "st_reba": __version__,
             **{package: version(package) for package in _PACKAGES},
         }
-        if (made := workspace.finished(settings, out)) is not None:
+        ranges_at = str(sidecar) if isinstance(sidecar, Remote) else sidecar and sidecar.path
+        if (made := workspace.finished(settings, before[place])) is not None:
             workspace.remove()
-            return Encoded(*made, resumed=made[1], ranges=sidecar)
-        if before[out] is not None and not overwrite:
-            raise _exists(out)
+            return Encoded(*made, resumed=made[1], ranges=ranges_at)
+        replacing = overwrite or (isinstance(place, Remote) and workspace.uploading(settings, before[place]))
+        if before[place] is not None and not replacing:
+            raise _exists(place)
         workspace.begin(settings, overwrite)
         if not workspace.texts.exists():
             on_progress("Checking", 0, None)
@@ -186,16 +199,22 @@ def encode_file(
         rows = sum(map(rows_of, parts))
         on_progress("Writing", 0, rows)
         whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
-        replaces = before if overwrite else dict.fromkeys(before)
+        replaces = before if replacing else dict.fromkeys(before)
+
+        def on_upload(done: int, total: int) -> None:
+            on_progress(UPLOADING, done // _MEGABYTE, total // _MEGABYTE)
+
         # An interrupted run may have come as far as this.
-        if sidecar is not None and not (sidecar.is_file() and sidecar.read_bytes() == workspace.ranges.read_bytes()):
+        if sidecar is not None and not sidecar.holds(content := workspace.ranges.read_bytes()):
             with atomic_file(workspace.whole_ranges) as stream:
-                stream.write(workspace.ranges.read_bytes())
-            take_place(workspace.whole_ranges, sidecar, replaces[sidecar], workspace.replaced)
-        workspace.finish(settings, whole, rows, count)
-        take_place(whole, out, replaces[out], workspace.replaced)
+                stream.write(content)
+            sidecar.take(workspace.whole_ranges, replaces[sidecar], workspace.replaced, on_upload)
+        workspace.finish(settings, looks(whole), rows, count)
+        place.take(whole, replaces[place], workspace.replaced, on_upload)
+        if isinstance(place, Remote):
+            workspace.finish(settings, place.looks(), rows, count)
     workspace.remove()
-    return Encoded(rows, count, resumed, sidecar)
+    return Encoded(rows, count, resumed, ranges_at)
 
 
 def _encode(plan: Plan, copy: ParquetCopy, engine: Engine, on_progress: OnProgress) -> int:
@@ -221,8 +240,8 @@ def _digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _exists(path: Path) -> ValueError:
-    return ValueError(f"{path} exists: choose another --out, or replace it with --overwrite.")
+def _exists(place: Place) -> ValueError:
+    return ValueError(f"{place} exists: choose another --out, or replace it with --overwrite.")
 
 
 def _check_settings(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int | None) -> None:
@@ -253,6 +272,13 @@ def _check_apart(out: Path, workspace: Workspace, read: Sequence[Path], folders:
     for folder in folders:
         if folder.is_dir() and _within(out, folder):
             raise ValueError(f"--out {out} lies in a folder that is read, {folder}: choose another --out.")
+
+
+def _check_other_url(out: str, texts: str) -> None:
+    """The same of two URLs: neither may be, or lie in, the other one."""
+    one, other = f"{out}/", f"{texts.rstrip('/')}/"
+    if one.startswith(other) or other.startswith(one):
+        raise ValueError(f"--out {out} and the input {texts} lie in one another: choose another --out.")
 
 
 def _within(path: Path, directory: Path) -> bool:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..files import atomic_file
+from .places import SUCCESS, Place
 
 #: Called with how many vectors have been written.
 OnRows = Callable[[int], None]
@@ -27,20 +28,20 @@ OF_CHUNKS = ("document", "start", "end")
 _PART = re.compile(r"part-(\d{8,})\.(npy|parquet)")
 
 
-def kind_of(out: Path) -> str:
-    """The kind of output that a path asks for.
+def kind_of(place: Place) -> str:
+    """The kind of output that a place asks for.
 
     Raises:
         ValueError: If it is none, or something else lies there, which is not to be replaced.
     """
-    if out.suffix not in (".npy", ".parquet", ""):
-        raise ValueError(f"--out {out}: end it in .npy or .parquet, or in nothing for a directory of Parquet shards.")
-    if out.suffix and out.is_dir():
-        raise ValueError(f"{out} is a directory: choose another --out, or remove it.")
-    shards = out.is_dir() and all(_PART.fullmatch(path.name) for path in out.iterdir())
-    if not out.suffix and out.exists() and not shards:
-        raise ValueError(f"{out} holds something other than shards: choose another --out, or remove it.")
-    return out.suffix
+    if place.suffix not in (".npy", ".parquet", ""):
+        raise ValueError(f"--out {place}: end it in .npy or .parquet, or in nothing for a directory of Parquet shards.")
+    names = place.names()
+    if place.suffix and names not in (None, [""]):
+        raise ValueError(f"{place} is a directory: choose another --out, or remove it.")
+    if not place.suffix and not all(_PART.fullmatch(name) or name == SUCCESS for name in names or ()):
+        raise ValueError(f"{place} holds something other than shards: choose another --out, or remove it.")
+    return place.suffix
 
 
 def part_name(kind: str, number: int) -> str:

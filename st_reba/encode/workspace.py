@@ -13,8 +13,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..files import atomic_file, flush_directory, remove_scratch
+from ..files import atomic_file, remove_scratch
 from .outputs import part_number
+from .places import Looks, looks, part_of
 
 Settings = dict[str, str | int | bool | None]
 
@@ -89,8 +90,8 @@ class Workspace:
         if before != settings:
             for path in (self.parts, self.texts, self.ranges, self.whole, self.whole_ranges):
                 _remove(path)
-        # After that: a folder without a manifest would be taken for somebody else's.
-        self._write(settings)
+            # After that: a folder without a manifest would be taken for somebody else's.
+            self._write(settings)
         self.parts.mkdir(exist_ok=True)
         remove_scratch(self.parts)
         # Tells of a file that is no part, now rather than at the end.
@@ -104,17 +105,24 @@ class Workspace:
         """
         return {part_number(path) for path in self.parts.iterdir() if not path.name.startswith(".")}
 
-    def finish(self, settings: Settings, whole: Path, rows: int, texts: int) -> None:
-        """Note what ``whole`` is, which comes to its place next: a run that is killed then is known by it there."""
-        self._write({**settings, "finished": {"looks": looks(whole), "rows": rows, "texts": texts}})
+    def finish(self, settings: Settings, found: Looks | None, rows: int, texts: int) -> None:
+        """Note what the whole looks like, which comes to its place next: a run that is killed then is known by it
+        there. A remote place is noted once more, as it looks when all is there."""
+        self._write({**settings, "finished": {"looks": found, "rows": rows, "texts": texts}})
 
-    def finished(self, settings: Settings, out: Path) -> tuple[int, int] | None:
-        """Vectors and texts of a run of these settings whose output is in its place, which is ``out``; else None."""
+    def finished(self, settings: Settings, found: Looks | None) -> tuple[int, int] | None:
+        """Vectors and texts of a run of these settings whose output is in its place, which looks so; else None."""
         noted = self._read()
         made = noted.pop("finished", None)
-        if made is None or noted != settings or made["looks"] != looks(out):
+        if made is None or noted != settings or made["looks"] != found:
             return None
         return made["rows"], made["texts"]
+
+    def uploading(self, settings: Settings, found: Looks | None) -> bool:
+        """Whether what is found at a remote place is what a run of these settings has begun to upload."""
+        noted = self._read()
+        made = noted.pop("finished", None)
+        return made is not None and noted == settings and found is not None and part_of(found, made["looks"])
 
     def remove(self) -> None:
         """Remove the folder; the manifest goes last, so that a removal that was ended can go on."""
@@ -138,42 +146,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def take_place(finished: Path, out: Path, before: object, replaced: Path) -> None:
-    """Move what is finished, a file or a directory, to its place.
-
-    Args:
-        finished: What is moved.
-        out: Its place.
-        before: What :func:`looks` said of the place when the run began.
-        replaced: Where a directory that was there is put, on the same disk.
-
-    Raises:
-        FileExistsError: If something else lies there now: it is left as it is, and so is what is finished.
-    """
-    if looks(out) != before:
-        raise FileExistsError(
-            f"{out} appeared, or was written, while this ran: it is left as it is, and all that is done is kept. Move "
-            "it elsewhere, and the same command ends the run."
-        )
-    if finished.is_dir() and before is not None:
-        # No system replaces a directory that holds something in one step.
-        os.replace(out, replaced)
-    os.replace(finished, out)
-    flush_directory(out.parent)
-
-
-def looks(path: Path) -> list[list[str | int]] | None:
-    """Tells a file, or a folder of files, from what it may be later; None: there is none.
-
-    Names, sizes and times of writing: they are the same wherever it is moved on its disk, and on every machine that
-    shares it.
-    """
-    if not path.exists():
-        return None
-    files = {entry.name: entry.stat() for entry in sorted(path.iterdir())} if path.is_dir() else {"": path.stat()}
-    return [[name, status.st_size, status.st_mtime_ns] for name, status in files.items()]
 
 
 def check_unchanged(before: Mapping[Path, object]) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +30,7 @@ from st_reba.evaluation.tasks import task_of
 from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.recipes import find
 from st_reba_cli import app
-from st_reba_cli.results import SCHEMAS, Built, Pushed, Verified
+from st_reba_cli.results import SCHEMAS, Built, Encoded, Pushed, Verified
 
 from ..conftest import pipeline
 from ..hub.server import RunningHub
@@ -250,6 +251,30 @@ def test_serve_a_vector_for_each_token(script, desk):
     finally:
         serving.kill(signal.SIGTERM)
     assert serving.wait().code == 0
+
+
+def test_a_killed_run_to_a_url_goes_on(script, desk):
+    """Killed (SIGKILL) half-way: the place of the output stays empty until all is there."""
+    many, home = Path("many.txt"), Path("home").absolute()
+    many.write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(3000)))
+    line = ["encode", "saved", many, "--dtype", "float32", "--batch-size", "4", "--chunk-size", "16", "--out"]
+    url = f"file://{Path.cwd()}/away/v.npy"
+    running = script.start(*line, url, cwd=Path.cwd(), env={"HF_HOME": str(home)})
+    deadline = time.monotonic() + 60
+    while len(list(home.glob("assets/st_reba/encode/*/*-v.npy.partial/parts/part-*"))) < 3:
+        assert time.monotonic() < deadline, running.output
+        time.sleep(0.01)
+    running.kill()
+    assert running.wait().code == -signal.SIGKILL
+    assert not Path("away").exists()
+    done = script.run(*line, url, "--json", cwd=Path.cwd(), env={"HF_HOME": str(home)})
+    told = json_in(done.output, "encode", Encoded)
+    assert (told.path, told.rows) == (url, 3000)
+    assert told.resumed >= 48
+    assert [path.name for path in Path("away").iterdir()] == ["v.npy"]
+    assert not list(home.glob("assets/st_reba/encode/*/*"))
+    script.run(*line, "here.npy", cwd=Path.cwd())
+    assert Path("away/v.npy").read_bytes() == Path("here.npy").read_bytes()
 
 
 def test_push(script, desk):
