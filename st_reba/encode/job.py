@@ -169,7 +169,7 @@ def encode_file(
             "st_reba": __version__,
             **{package: version(package) for package in _PACKAGES},
         }
-        ranges_at = str(sidecar) if isinstance(sidecar, Remote) else sidecar and sidecar.path
+        ranges_at = str(sidecar) if isinstance(sidecar, Remote) else None if sidecar is None else sidecar.path
         if (made := workspace.finished(settings, before[place])) is not None:
             workspace.remove()
             return Encoded(*made, resumed=made[1], ranges=ranges_at)

@@ -26,6 +26,7 @@ from st_reba import BidirectionalLastLayer, CausalTransformer, LayerwiseAutoenco
 from st_reba.compare.choice import Halves
 from st_reba.compare.results import Comparison
 from st_reba.data.tables import read_data, read_pairs
+from st_reba.encode import place_of
 from st_reba.evaluation.tasks import task_of
 from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.recipes import find
@@ -255,24 +256,25 @@ def test_serve_a_vector_for_each_token(script, desk):
 
 def test_a_killed_run_to_a_url_goes_on(script, desk):
     """Killed (SIGKILL) half-way: the place of the output stays empty until all is there."""
-    many, home = Path("many.txt"), Path("home").absolute()
+    many = Path("many.txt")
     many.write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(3000)))
     line = ["encode", "saved", many, "--dtype", "float32", "--batch-size", "4", "--chunk-size", "16", "--out"]
     url = f"file://{Path.cwd()}/away/v.npy"
-    running = script.start(*line, url, cwd=Path.cwd(), env={"HF_HOME": str(home)})
+    running = script.start(*line, url, cwd=Path.cwd())
+    work = Path(f"{place_of(url).work}.partial")
     deadline = time.monotonic() + 60
-    while len(list(home.glob("assets/st_reba/encode/*/*-v.npy.partial/parts/part-*"))) < 3:
+    while len(list(work.glob("parts/part-*"))) < 3:
         assert time.monotonic() < deadline, running.output
         time.sleep(0.01)
     running.kill()
     assert running.wait().code == -signal.SIGKILL
     assert not Path("away").exists()
-    done = script.run(*line, url, "--json", cwd=Path.cwd(), env={"HF_HOME": str(home)})
+    done = script.run(*line, url, "--json", cwd=Path.cwd())
     told = json_in(done.output, "encode", Encoded)
     assert (told.path, told.rows) == (url, 3000)
     assert told.resumed >= 48
     assert [path.name for path in Path("away").iterdir()] == ["v.npy"]
-    assert not list(home.glob("assets/st_reba/encode/*/*"))
+    assert not work.exists()
     script.run(*line, "here.npy", cwd=Path.cwd())
     assert Path("away/v.npy").read_bytes() == Path("here.npy").read_bytes()
 
