@@ -31,7 +31,7 @@ from st_reba.evaluation.tasks import task_of
 from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.recipes import find
 from st_reba_cli import app
-from st_reba_cli.results import SCHEMAS, Built, Encoded, Pushed, Verified
+from st_reba_cli.results import SCHEMAS, Built, EncodedFile, Pushed, Verified
 
 from ..conftest import pipeline
 from ..hub.server import RunningHub
@@ -270,7 +270,7 @@ def test_a_killed_run_to_a_url_goes_on(script, desk):
     assert running.wait().code == -signal.SIGKILL
     assert not Path("away").exists()
     done = script.run(*line, url, "--json", cwd=Path.cwd())
-    told = json_in(done.output, "encode", Encoded)
+    told = json_in(done.output, "encode", EncodedFile)
     assert (told.path, told.rows) == (url, 3000)
     assert told.resumed >= 48
     assert [path.name for path in Path("away").iterdir()] == ["v.npy"]
