@@ -27,8 +27,9 @@ def massive_layer(module: CausalModule, texts: Sequence[str]) -> int:
     """The layer that makes the first token's massive activation: after it that token's state is longest beside others.
 
     Of each layer's residual stream, the norm of the first token's state over the median norm of the text's other
-    tokens; and of all layers the one by which that ratio grows the most. The layer above is the one for
-    :class:`~st_reba.modules.changes.WeakenSink`.
+    tokens; and of all layers but the last the one by which that ratio grows the most. The last one's states are read
+    behind the final norm, which takes the ratio away, and no layer above it attends to them. The layer above the one
+    that is found is the one for :class:`~st_reba.modules.changes.WeakenSink`.
 
     Args:
         module: Any module that runs its language model.
@@ -42,7 +43,7 @@ def massive_layer(module: CausalModule, texts: Sequence[str]) -> int:
         layers = record.split(module.run(layout))
     real = layout.attention_mask.bool().to(layers[0].device)[:, 1:]
     ratios = []
-    for states in layers:
+    for states in layers[:-1]:
         norms = states.float().norm(dim=-1)
         others = norms[:, 1:].masked_fill(~real, torch.nan).nanmedian(dim=1).values
         ratios.append((norms[:, 0] / others).log().nanmean())

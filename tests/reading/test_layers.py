@@ -33,7 +33,7 @@ def test_every_layer_on_every_architecture(name, backbone_path, eager, token_ids
     assert relative_error(embeddings[-1], model.encode(TEXTS)) < 1e-5
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", [0, 1])
 def test_the_layer_that_makes_the_massive_activation(layer, backbone_path, token_ids):
     """Its feed-forward part adds 1,000 to each value of the first token."""
     module = EchoModule(backbone_path("llama", "sentencepiece"))
