@@ -271,6 +271,9 @@ def encoder_fastest(encoder: Encoder, device: str, dtype: str) -> tuple[Encoder,
     Returns:
         How it is loaded, and it itself if it had to be loaded for this.
     """
+    if encoder.kind != "SentenceTransformer":
+        # Their cosines are no measure.
+        return replace(encoder, dtype="auto" if dtype == "fastest" else dtype), None
     sample = sampled(demo_sentences())
 
     def loaded(precision: str) -> SentenceTransformer:

@@ -54,7 +54,7 @@ NOT_RUN = {
     "it needs a program of its own": 3,
     "it needs Docker": 1,
     "it needs a server of another program": 2,
-    "it takes minutes": 6,
+    "it takes minutes": 7,
 }
 
 #: What stands for a name or a number of the pages. The tiny language model has 3 layers, and 32 values a token.

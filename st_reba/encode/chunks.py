@@ -125,6 +125,10 @@ class Worker:
 
     def _write(self, number: int, pieces: Pieces, kept: pa.Table, ranges: np.ndarray | None) -> None:
         """Write a part; of chunks, each has a row: its text's number in the whole input, and its characters there."""
+        if isinstance(pieces.vectors, dict):
+            with atomic_file(self._plan.part(number)) as stream:
+                outputs.write_lists(stream, pieces.vectors, kept)
+            return
         if ranges is not None and ranges.shape[1] != pieces.vectors.shape[1]:
             raise ValueError(
                 f"The ranges are for vectors of {ranges.shape[1]} values, but these have {pieces.vectors.shape[1]}."
@@ -144,7 +148,7 @@ class Worker:
         for number in range(len(self._copy)):
             texts = self._copy.read(number)[0][:left]
             found = self._plan.encoder.pieces(self._model, texts, partial(self._on_texts, CALIBRATING))
-            vectors = found.vectors.astype(np.float32)
+            vectors = np.asarray(found.vectors).astype(np.float32)
             if len(vectors):
                 low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
             left -= len(texts)

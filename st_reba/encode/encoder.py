@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
+import sentence_transformers
+import torch
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from ..data.rows import check_characters
 from ..reading.chunks import check_chunk_tokens, encode_chunks
-from .model_files import saved_commit
+from .model_files import saved_commit, saved_kind
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -25,14 +29,31 @@ class Pieces:
     """Vectors of texts, or of their chunks.
 
     Attributes:
-        vectors: (chunks, values).
+        vectors: (chunks, values); or, of a text that has a list of them, Parquet's columns by name.
         texts: (chunks,), which of the texts each is cut from.
         spans: (chunks, 2), its characters there: the first, and one past the last; zeros where texts are not cut.
     """
 
-    vectors: np.ndarray
+    vectors: np.ndarray | dict[str, pa.Array]
     texts: np.ndarray
     spans: np.ndarray
+
+
+def sparse_columns(rows: Tensor) -> dict[str, pa.Array]:
+    """The weights of texts, (texts, vocabulary), as lists: ``indices`` of the vocabulary, ascending, and ``values``."""
+    weights = rows.to_dense().float().cpu() if rows.layout != torch.strided else rows.float().cpu()
+    ends = pa.array([0, *weights.count_nonzero(dim=1).cumsum(0).tolist()], type=pa.int32())
+    texts, places = weights.nonzero(as_tuple=True)
+    values = {"indices": places.int().numpy(), "values": weights[texts, places].numpy()}
+    return {name: pa.ListArray.from_arrays(ends, pa.array(each)) for name, each in values.items()}
+
+
+def token_columns(rows: Sequence[Any]) -> dict[str, pa.Array]:
+    """The vectors of each text's tokens, (tokens, values) a text, as one column of lists, ``vectors``."""
+    ends = pa.array(np.cumsum([0, *map(len, rows)]), type=pa.int32())
+    every = torch.cat([torch.as_tensor(row) for row in rows]).float().cpu().contiguous().numpy()
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(every.reshape(-1)), every.shape[1])
+    return {"vectors": pa.ListArray.from_arrays(ends, vectors)}
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,23 @@ class Encoder:
         if self.prompt is not None:
             check_characters(self.prompt, "The prompt")
 
+    @property
+    def kind(self) -> str:
+        """Which of sentence-transformers' classes the model is loaded by."""
+        return saved_kind(self.model, self.revision)
+
+    def check_lists(self) -> None:
+        """See that nothing is asked for that only one vector a text has.
+
+        Raises:
+            ValueError: If something is.
+        """
+        asked = {"truncate_dim": self.truncate_dim, "normalize": self.normalize, "chunk_tokens": self.chunk_tokens}
+        if given := [name for name, value in asked.items() if value]:
+            raise ValueError(
+                f"{', '.join(given)}: for one vector a text, and {self.model} is a {self.kind}. Leave it out."
+            )
+
     def pinned(self) -> Encoder:
         """The same with an absolute path, or with the commit that a revision stands for at this moment.
 
@@ -97,7 +135,8 @@ class Encoder:
         Raises:
             ValueError: If it has no prompt of that name.
         """
-        model = SentenceTransformer(
+        load = getattr(sentence_transformers, self.kind)
+        model: SentenceTransformer = load(
             self.model, revision=self.revision, device=device, model_kwargs={"dtype": self.dtype}
         )
         if self.prompt_name is not None and self.prompt_name not in model.prompts:
@@ -107,8 +146,9 @@ class Encoder:
 
     def encode(
         self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None
-    ) -> np.ndarray:
-        """``(len(texts), values)``, float32 or the model's own precision.
+    ) -> np.ndarray | dict[str, pa.Array]:
+        """``(len(texts), values)``, float32 or the model's own precision; of sparse models and of those that give each
+        token a vector, columns of lists. These read texts as documents; under the prompt's name ``query``, as queries.
 
         Args:
             model: From :meth:`load`.
@@ -129,10 +169,16 @@ class Encoder:
         # sentence-transformers has a progress bar for that, and no callback.
         hook = model[0].register_forward_hook(told)
         try:
-            vectors = model.encode(texts, show_progress_bar=False, **self._settings)
+            if self.kind == "SentenceTransformer":
+                return self._checked(model.encode(texts, show_progress_bar=False, **self._settings))
+            read = model.encode_query if self.prompt_name == "query" else model.encode_document
+            found: Any = read(
+                texts, prompt_name=self.prompt_name, prompt=self.prompt, batch_size=self.batch_size,
+                show_progress_bar=False,
+            )  # fmt: skip
         finally:
             hook.remove()
-        return self._checked(vectors)
+        return sparse_columns(found) if self.kind == "SparseEncoder" else token_columns(found)
 
     def pieces(self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None]) -> Pieces:
         """The vectors of texts or, with ``chunk_tokens``, of their chunks; arguments as for :meth:`encode`.

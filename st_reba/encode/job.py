@@ -19,7 +19,7 @@ from ..version import __version__
 from .chunks import CALIBRATING, ENCODING, Engine, LocalEngine, Plan
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
 from .model_files import model_files
-from .outputs import EMBEDDING, OF_CHUNKS, assemble, kind_of, rows_of
+from .outputs import EMBEDDING, OF_CHUNKS, OF_LISTS, assemble, kind_of, rows_of
 from .places import Place, Remote, looks, place_of
 from .workspace import Settings, Workspace, check_unchanged, file_digests
 
@@ -125,6 +125,9 @@ def encode_file(
     sidecar = place.beside(".ranges.npy") if precision in SCALED else None
     workspace = Workspace(place.work)
     encoder = encoder.pinned()
+    if encoder.kind != "SentenceTransformer":
+        encoder.check_lists()
+        _check_lists(encoder.kind, kind, precision, keep)
     read = [*(file.path for file in here or ()), Path(encoder.model), *([] if ranges is None else [Path(ranges)])]
     if place.path is not None:
         _check_apart(place.path, workspace, read, folders=[Path(texts), Path(encoder.model)])
@@ -262,6 +265,18 @@ def _check_kept(keep: Sequence[str], kind: str, chunked: bool) -> None:
     if set(keep) & set(own) or len(set(keep)) < len(keep):
         said = f"name each column once, and rename those called as the output's own: {', '.join(own)}"
         raise ValueError(f"keep {', '.join(keep)}: {said}.")
+
+
+def _check_lists(model: str, kind: str, precision: str, keep: Sequence[str]) -> None:
+    """Refuse what an output of a list a text has no place for."""
+    if kind == ".npy":
+        raise ValueError(
+            f"An .npy holds one vector a text, and a {model} gives lists: give an --out that ends in .parquet."
+        )
+    if precision != "float32":
+        raise ValueError(f"precision={precision}: what a {model} gives is written as float32. Leave it out.")
+    if set(keep) & set(OF_LISTS):
+        raise ValueError(f"keep {', '.join(keep)}: rename those called as the output's own: {', '.join(OF_LISTS)}.")
 
 
 def _check_apart(out: Path, workspace: Workspace, read: Sequence[Path], folders: Sequence[Path]) -> None:

@@ -16,6 +16,9 @@ from ..lm.gguf import is_gguf
 _MODULES = "modules.json"
 _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
+_SETTINGS = "config_sentence_transformers.json"
+#: Sentence-transformers' classes that read texts one by one: a vector, weights of words, a vector for each token.
+KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder")
 
 
 def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, Path]]:
@@ -57,6 +60,16 @@ def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, 
     return commits, files
 
 
+def saved_kind(model: str, revision: str | None) -> str:
+    """By which of sentence-transformers' classes a saved model is loaded; ``revision`` is of the Hub."""
+    if Path(model).is_dir():
+        return model_class(Path(model))
+    try:
+        return model_class(Path(hf_hub_download(model, _SETTINGS, revision=revision)).parent)
+    except EntryNotFoundError:
+        return model_class(Path(hf_hub_download(model, _MODULES, revision=revision)).parent)
+
+
 def saved_commit(model: str, revision: str | None) -> str | None:
     """The commit that a revision stands for at this moment, on the Hub or, without a network, in its cache.
 
@@ -65,7 +78,7 @@ def saved_commit(model: str, revision: str | None) -> str | None:
 
     Raises:
         ValueError: If there is no such directory and no such model; or it does not say how texts become vectors, as a
-            bare language model; or it does not give a text one vector.
+            bare language model; or it reads texts in pairs.
     """
     path = Path(model)
     if path.is_dir():
@@ -73,11 +86,8 @@ def saved_commit(model: str, revision: str | None) -> str | None:
             raise ValueError(f"{model} is a directory: a revision is for models of the Hub.")
         if not (path / _MODULES).is_file():
             raise _not_saved(model)
-        if (kind := model_class(path)) != "SentenceTransformer":
-            raise ValueError(
-                f"{model} is a {kind}, and `st-reba encode` writes one vector a text, of a SentenceTransformer. Load "
-                f'it with {kind}("{model}") after import st_reba.'
-            )
+        if (kind := model_class(path)) not in KINDS:
+            raise ValueError(f"{model} is a {kind}, which reads texts in pairs. Give one of {', '.join(KINDS)}.")
         return None
     if is_gguf(model):
         raise _not_saved(model)

@@ -6,7 +6,7 @@ A kind of output is the suffix of its path: ``".npy"``, ``".parquet"``, or ``""`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,8 @@ OnRows = Callable[[int], None]
 
 #: The column of the vectors in Parquet.
 EMBEDDING = "embedding"
+#: Those of a sparse model's weights, and that of a vector for each token.
+OF_LISTS = ("indices", "values", "vectors")
 #: Those of a chunk: its text's row in the input, from 0, and its characters there, the first and one past the last.
 OF_CHUNKS = ("document", "start", "end")
 
@@ -71,6 +73,13 @@ def write_part(kind: str, stream: IO[bytes], vectors: np.ndarray, kept: pa.Table
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     table = kept.append_column(EMBEDDING, column)
     pq.write_table(table, stream, row_group_size=max(1, len(vectors)), use_dictionary=_repeating(table.schema))
+
+
+def write_lists(stream: IO[bytes], columns: Mapping[str, pa.Array], kept: pa.Table) -> None:
+    """Write columns of lists, a row a text, to Parquet beside kept columns."""
+    for name, values in columns.items():
+        kept = kept.append_column(name, values)
+    pq.write_table(kept, stream, row_group_size=max(1, len(kept)), use_dictionary=_repeating(kept.schema))
 
 
 def rows_of(part: Path) -> int:
@@ -124,4 +133,4 @@ def _assemble_parquet(parts: Sequence[Path], rows: int, stream: IO[bytes], on_ro
 
 def _repeating(schema: pa.Schema) -> list[str] | bool:
     """Columns whose values may repeat: vectors never do."""
-    return [name for name in schema.names if name != EMBEDDING] or False
+    return [name for name in schema.names if name not in (EMBEDDING, *OF_LISTS)] or False

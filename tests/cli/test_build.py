@@ -119,7 +119,7 @@ def test_a_vector_for_each_token(options, dimension, skips, desk):
     assert f"| dimensions | {dimension} |" in card
     assert ("A document's tokens that are nothing but punctuation have no vector." in card) == skips
     refused = typed("encode out texts.txt --out v.npy", expect=1)
-    assert "is a MultiVectorEncoder, and `st-reba encode` writes one vector a text" in refused
+    assert "An .npy holds one vector a text, and a MultiVectorEncoder gives lists" in refused
 
 
 def test_early_and_late_is_fitted_on_texts_like_ones_own(desk):
