@@ -43,7 +43,7 @@ FENCE = re.compile(
 
 #: Why blocks are not run, and how many of them.
 NOT_RUN = {
-    "it needs the Hub": 6,
+    "it needs the Hub": 7,
     "it needs a GPU": 2,
     "it changes the shell": 1,
     "it needs an adapter of yours": 1,
