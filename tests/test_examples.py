@@ -153,3 +153,12 @@ def test_the_tour(monkeypatch):
     }
     assert names["words"].shape == (3, 32)
     assert names["loaded"].encode(names["texts"]) == pytest.approx(names["spread"].encode(names["texts"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("notebook", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_what_a_notebook_has_kept_tells_nothing_of_a_machine(notebook):
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        assert "execution" not in cell["metadata"]
+        for output in cell.get("outputs", ()):
+            assert output.get("name") != "stderr"
+            assert "site-packages" not in json.dumps(output)
