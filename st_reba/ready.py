@@ -18,7 +18,7 @@ from .recipes import Recipe, find
 from .recipes.endpoint import on_endpoint
 from .recipes.lookup import in_language, matching
 from .recipes.recipe import SERVER, device_of, mode_of
-from .text.templates import PromptLanguage, language_of, preset
+from .text.templates import PROMPT, PromptLanguage, language_of, preset
 
 #: What suits most models and texts, as ``benchmarks/results/held_out.csv`` has it.
 RECOMMENDED = "echo-topic"
@@ -111,6 +111,9 @@ def build(
         parts.append(Normalize())
     prompts = prompts_or_own(prompts, arguments)
     built = SentenceTransformer(modules=parts, device=device, prompts=prompts or None)
+    if PROMPT in preset(arguments.get("template", "")).template and prompts.get("document"):
+        # Without a prompt such a template reads nothing: texts are read as documents where nobody says otherwise.
+        built.default_prompt_name = "document"
     note_recipe(built, recipe, settings)
     return built
 

@@ -98,3 +98,10 @@ def test_a_loaded_backbone_is_shared(roomy_path):
 def test_what_is_refused(recipe, settings, message, roomy_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         st_reba.build(roomy_path, recipe, **settings)
+
+
+def test_a_template_with_a_slot_for_the_prompt_reads_texts_as_documents(backbone_path):
+    prompts = {"query": "its verb", "document": "its topic"}
+    model = st_reba.build(backbone_path(), "prompteol", template="ponte", prompts=prompts)
+    assert (model.encode(TEXTS[:2]) == model.encode_document(TEXTS[:2])).all()
+    assert (model.encode(TEXTS[:2]) != model.encode_query(TEXTS[:2])).any()
