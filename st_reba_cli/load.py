@@ -29,6 +29,7 @@ from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
 from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
 from st_reba.encode import Encoder
 from st_reba.files import atomic_directory, is_full
+from st_reba.hub.push import saved_class
 from st_reba.hub.saved_files import check_saved
 from st_reba.modules import CausalModule, CausalTransformer, EndpointTransformer, LlamaCppTransformer
 from st_reba.modules.remote_states import RemoteStates
@@ -271,7 +272,7 @@ def encoder_fastest(encoder: Encoder, device: str, dtype: str) -> tuple[Encoder,
     Returns:
         How it is loaded, and it itself if it had to be loaded for this.
     """
-    if encoder.kind != "SentenceTransformer":
+    if saved_class(encoder.model, encoder.revision) not in (None, "SentenceTransformer"):
         # Their cosines are no measure.
         return replace(encoder, dtype="auto" if dtype == "fastest" else dtype), None
     sample = sampled(demo_sentences())

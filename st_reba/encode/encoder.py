@@ -9,14 +9,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-import sentence_transformers
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SparseEncoder
 from torch import Tensor
 
 from ..data.rows import check_characters
+from ..hub.push import ENCODERS, saved_class
 from ..reading.chunks import check_chunk_tokens, encode_chunks
-from .model_files import saved_commit, saved_kind
+from .model_files import saved_commit
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -39,12 +39,14 @@ class Pieces:
     spans: np.ndarray
 
 
-def sparse_columns(rows: Tensor) -> dict[str, pa.Array]:
-    """The weights of texts, (texts, vocabulary), as lists: ``indices`` of the vocabulary, ascending, and ``values``."""
-    weights = rows.to_dense().float().cpu() if rows.layout != torch.strided else rows.float().cpu()
-    ends = pa.array([0, *weights.count_nonzero(dim=1).cumsum(0).tolist()], type=pa.int32())
-    texts, places = weights.nonzero(as_tuple=True)
-    values = {"indices": places.int().numpy(), "values": weights[texts, places].numpy()}
+def sparse_columns(weights: Tensor) -> dict[str, pa.Array]:
+    """The weights of texts, sparse (texts, vocabulary), as lists: ``indices`` of the vocabulary, ascending, and
+    ``values``."""
+    weights = weights.cpu().coalesce()
+    counts = weights.values() != 0
+    texts, places = weights.indices()[:, counts]
+    ends = pa.array([0, *texts.bincount(minlength=len(weights)).cumsum(0).tolist()], type=pa.int32())
+    values = {"indices": places.int().numpy(), "values": weights.values()[counts].float().numpy()}
     return {name: pa.ListArray.from_arrays(ends, pa.array(each)) for name, each in values.items()}
 
 
@@ -102,23 +104,6 @@ class Encoder:
         if self.prompt is not None:
             check_characters(self.prompt, "The prompt")
 
-    @property
-    def kind(self) -> str:
-        """Which of sentence-transformers' classes the model is loaded by."""
-        return saved_kind(self.model, self.revision)
-
-    def check_lists(self) -> None:
-        """See that nothing is asked for that only one vector a text has.
-
-        Raises:
-            ValueError: If something is.
-        """
-        asked = {"truncate_dim": self.truncate_dim, "normalize": self.normalize, "chunk_tokens": self.chunk_tokens}
-        if given := [name for name, value in asked.items() if value]:
-            raise ValueError(
-                f"{', '.join(given)}: for one vector a text, and {self.model} is a {self.kind}. Leave it out."
-            )
-
     def pinned(self) -> Encoder:
         """The same with an absolute path, or with the commit that a revision stands for at this moment.
 
@@ -135,8 +120,8 @@ class Encoder:
         Raises:
             ValueError: If it has no prompt of that name.
         """
-        load = getattr(sentence_transformers, self.kind)
-        model: SentenceTransformer = load(
+        kind = ENCODERS[saved_class(self.model, self.revision) or "SentenceTransformer"]
+        model: SentenceTransformer = kind(
             self.model, revision=self.revision, device=device, model_kwargs={"dtype": self.dtype}
         )
         if self.prompt_name is not None and self.prompt_name not in model.prompts:
@@ -169,7 +154,7 @@ class Encoder:
         # sentence-transformers has a progress bar for that, and no callback.
         hook = model[0].register_forward_hook(told)
         try:
-            if self.kind == "SentenceTransformer":
+            if isinstance(model, SentenceTransformer):
                 return self._checked(model.encode(texts, show_progress_bar=False, **self._settings))
             read = model.encode_query if self.prompt_name == "query" else model.encode_document
             found: Any = read(
@@ -178,7 +163,7 @@ class Encoder:
             )  # fmt: skip
         finally:
             hook.remove()
-        return sparse_columns(found) if self.kind == "SparseEncoder" else token_columns(found)
+        return sparse_columns(found) if isinstance(model, SparseEncoder) else token_columns(found)
 
     def pieces(self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None]) -> Pieces:
         """The vectors of texts or, with ``chunk_tokens``, of their chunks; arguments as for :meth:`encode`.

@@ -15,6 +15,7 @@ import numpy as np
 from ..data.parquet_copy import ParquetCopy, TextFiles
 from ..data.sources import ALL, files_here, files_of
 from ..files import atomic_file
+from ..hub.push import saved_class
 from ..version import __version__
 from .chunks import CALIBRATING, ENCODING, Engine, LocalEngine, Plan
 from .encoder import PRECISIONS, SCALED, Encoder, Precision
@@ -125,9 +126,8 @@ def encode_file(
     sidecar = place.beside(".ranges.npy") if precision in SCALED else None
     workspace = Workspace(place.work)
     encoder = encoder.pinned()
-    if encoder.kind != "SentenceTransformer":
-        encoder.check_lists()
-        _check_lists(encoder.kind, kind, precision, keep)
+    if (saved := saved_class(encoder.model, encoder.revision) or "SentenceTransformer") != "SentenceTransformer":
+        _check_lists(encoder, saved, kind, precision, keep)
     read = [*(file.path for file in here or ()), Path(encoder.model), *([] if ranges is None else [Path(ranges)])]
     if place.path is not None:
         _check_apart(place.path, workspace, read, folders=[Path(texts), Path(encoder.model)])
@@ -267,14 +267,17 @@ def _check_kept(keep: Sequence[str], kind: str, chunked: bool) -> None:
         raise ValueError(f"keep {', '.join(keep)}: {said}.")
 
 
-def _check_lists(model: str, kind: str, precision: str, keep: Sequence[str]) -> None:
-    """Refuse what an output of a list a text has no place for."""
+def _check_lists(encoder: Encoder, saved: str, kind: str, precision: str, keep: Sequence[str]) -> None:
+    """Refuse what is for one vector a text, where a model of the class ``saved`` gives a text a list."""
+    names = ("truncate_dim", "normalize", "chunk_tokens")
+    if asked := [name for name in names if getattr(encoder, name)]:
+        raise ValueError(f"{', '.join(asked)}: for one vector a text, and {encoder.model} is a {saved}. Leave it out.")
     if kind == ".npy":
         raise ValueError(
-            f"An .npy holds one vector a text, and a {model} gives lists: give an --out that ends in .parquet."
+            f"An .npy holds one vector a text, and a {saved} gives lists: give an --out that ends in .parquet."
         )
     if precision != "float32":
-        raise ValueError(f"precision={precision}: what a {model} gives is written as float32. Leave it out.")
+        raise ValueError(f"precision={precision}: what a {saved} gives is written as float32. Leave it out.")
     if set(keep) & set(OF_LISTS):
         raise ValueError(f"keep {', '.join(keep)}: rename those called as the output's own: {', '.join(OF_LISTS)}.")
 

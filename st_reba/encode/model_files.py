@@ -10,15 +10,12 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-from ..hub.push import model_class
+from ..hub.push import ENCODERS, model_class
 from ..lm.gguf import is_gguf
 
 _MODULES = "modules.json"
 _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
-_SETTINGS = "config_sentence_transformers.json"
-#: Sentence-transformers' classes that read texts one by one: a vector, weights of words, a vector for each token.
-KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder")
 
 
 def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, Path]]:
@@ -60,16 +57,6 @@ def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, 
     return commits, files
 
 
-def saved_kind(model: str, revision: str | None) -> str:
-    """By which of sentence-transformers' classes a saved model is loaded; ``revision`` is of the Hub."""
-    if Path(model).is_dir():
-        return model_class(Path(model))
-    try:
-        return model_class(Path(hf_hub_download(model, _SETTINGS, revision=revision)).parent)
-    except EntryNotFoundError:
-        return model_class(Path(hf_hub_download(model, _MODULES, revision=revision)).parent)
-
-
 def saved_commit(model: str, revision: str | None) -> str | None:
     """The commit that a revision stands for at this moment, on the Hub or, without a network, in its cache.
 
@@ -86,8 +73,8 @@ def saved_commit(model: str, revision: str | None) -> str | None:
             raise ValueError(f"{model} is a directory: a revision is for models of the Hub.")
         if not (path / _MODULES).is_file():
             raise _not_saved(model)
-        if (kind := model_class(path)) not in KINDS:
-            raise ValueError(f"{model} is a {kind}, which reads texts in pairs. Give one of {', '.join(KINDS)}.")
+        if (kind := model_class(path)) not in ENCODERS:
+            raise ValueError(f"{model} is a {kind}, which reads texts in pairs. Give one of {', '.join(ENCODERS)}.")
         return None
     if is_gguf(model):
         raise _not_saved(model)

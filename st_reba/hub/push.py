@@ -6,13 +6,20 @@ import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors import SafetensorError, safe_open
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.util import load_file_path
 
 from .saved_files import ADAPTER, check_link, check_saved, check_values, read_object, read_settings, shards_of
 
+#: Sentence-transformers' classes that read texts one by one: a vector, weights of words, a vector for each token.
+ENCODERS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (SentenceTransformer, SparseEncoder, MultiVectorEncoder)
+}
 #: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
 _NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
 #: What saved cards say where a model's id belongs.
@@ -157,6 +164,19 @@ def check_saved_model(root: Path) -> None:
 def model_class(root: Path) -> str:
     """Which of sentence-transformers' classes a saved model is loaded by; old models do not say it."""
     return str(read_settings(root).get("model_type", "SentenceTransformer"))
+
+
+def saved_class(model: str, revision: str | None = None) -> str | None:
+    """By which of sentence-transformers' classes a saved model is loaded; None where nothing says.
+
+    Args:
+        model: A directory, or a model on the Hub.
+        revision: Of the Hub.
+    """
+    for name in ("config_sentence_transformers.json", "modules.json"):
+        if (file := load_file_path(model, name, revision=revision)) is not None:
+            return model_class(Path(file).parent)
+    return None
 
 
 def files_of(root: Path) -> list[Path]:

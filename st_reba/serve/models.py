@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Normalize
-from sentence_transformers.util import load_file_path
 from tokenizers import Tokenizer
 
+from ..hub.push import ENCODERS, saved_class
 from ..lm.backbone import positions
 from ..modules import CausalModule, EndpointTransformer, PromptRepsModule
 from .forms import RefusedError, shortened
@@ -418,11 +416,9 @@ class OwnTokenizer:
 
 
 #: By the class that a model is saved as: how one that embeds is served.
-EMBEDDERS: dict[str, tuple[type[Any], type[Embedder]]] = {
-    "SentenceTransformer": (SentenceTransformer, Embedder),
-    "SparseEncoder": (SparseEncoder, SparseEmbedder),
-    "MultiVectorEncoder": (MultiVectorEncoder, MultiVectorEmbedder),
-}
+EMBEDDERS: dict[str, type[Embedder]] = {
+    "SentenceTransformer": Embedder, "SparseEncoder": SparseEmbedder, "MultiVectorEncoder": MultiVectorEmbedder,
+}  # fmt: skip
 
 
 def load_embedder(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Embedder:
@@ -431,8 +427,9 @@ def load_embedder(name: str, path: str, revision: str | None, device: str, dtype
     Raises:
         ValueError: If it is none.
     """
-    kind, embedder = EMBEDDERS[check_kind(path, revision, *EMBEDDERS)]
-    return embedder(name, kind(path, revision=revision, device=device, model_kwargs={"dtype": dtype}), truncate)
+    kind = check_kind(path, revision, *EMBEDDERS)
+    model = ENCODERS[kind](path, revision=revision, device=device, model_kwargs={"dtype": dtype})
+    return EMBEDDERS[kind](name, model, truncate)
 
 
 def load_reranker(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Reranker:
@@ -458,18 +455,14 @@ def check_kind(path: str, revision: str | None, *wanted: str) -> str:
     Raises:
         ValueError: If it is saved as another one.
     """
-    settings = load_file_path(path, "config_sentence_transformers.json", revision=revision)
-    if settings is not None:
-        kind = json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
-    elif load_file_path(path, "modules.json", revision=revision) is not None:
-        kind = "SentenceTransformer"
-    else:
+    kind = saved_class(path, revision)
+    if kind is None:
         # A bare language model, which is no embedder, or a CrossEncoder saved as transformers' classifier alone.
         return wanted[0]
     if kind not in wanted:
         hint = _HINTS.get(kind, f"serve takes one of {', '.join(_HINTS)}")
         raise ValueError(f"The model {path} is a saved {kind}; {hint}.")
-    return str(kind)
+    return kind
 
 
 def _cells(features: dict[str, Any]) -> int:

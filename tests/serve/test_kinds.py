@@ -88,7 +88,7 @@ def test_a_vector_for_each_token(client_of, tokenwise):
 @pytest.mark.parametrize("kind", ["sparse", "tokenwise"])
 def test_ordered_by_the_models_own_similarity(client_of, request, kind):
     model = request.getfixturevalue(kind)
-    client = client_of(EMBEDDERS[type(model).__name__][1]("m", model))
+    client = client_of(EMBEDDERS[type(model).__name__]("m", model))
     documents = [*TEXTS, "", "?!"]
     answer = client.post("/rerank", json={"model": "m", "query": QUERY, "documents": documents})
     assert answer.status_code == 200, answer.text

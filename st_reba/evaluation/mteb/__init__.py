@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from huggingface_hub import metadata_load
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
-from sentence_transformers.sparse_encoder import SparseEncoder
 
-from ...hub.push import check_saved_model, files_of, model_class
+from ...hub.push import ENCODERS, check_saved_model, files_of, model_class
 from ...optional import require
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta
 
-#: By sentence-transformers' class of a saved model: that class, and mteb's wrapper around it.
-_CLASSES: dict[str, tuple[type[Any], str]] = {
-    "SentenceTransformer": (SentenceTransformer, "SentenceTransformerEncoderWrapper"),
-    "MultiVectorEncoder": (MultiVectorEncoder, "MultiVectorWrapper"),
-    "SparseEncoder": (SparseEncoder, "SparseEncoderWrapper"),
+#: By sentence-transformers' class of a saved model, mteb's wrapper around it.
+_WRAPPERS = {
+    "SentenceTransformer": "SentenceTransformerEncoderWrapper",
+    "MultiVectorEncoder": "MultiVectorWrapper",
+    "SparseEncoder": "SparseEncoderWrapper",
 }
 
 
@@ -58,9 +55,9 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
     if name.count("/") != 1:
         raise ValueError(f'name="{name}": mteb names a model "org/name".')
     kind = model_class(root)
-    if kind not in _CLASSES:
-        raise ValueError(f"{root} is a {kind}. Give one of {', '.join(_CLASSES)}.")
-    model = _CLASSES[kind][0](str(root), device="cpu")
+    if kind not in _WRAPPERS:
+        raise ValueError(f"{root} is a {kind}. Give one of {', '.join(_WRAPPERS)}.")
+    model = ENCODERS[kind](str(root), device="cpu")
     if kind == "MultiVectorEncoder":
         found = ModelMeta.from_multi_vector_encoder_model(model)
     elif kind == "SparseEncoder":
@@ -94,7 +91,7 @@ def _load(name: str, revision: str | None = None, *, directory: str, **given: An
     """mteb's wrapper around the model in a directory; mteb calls this with an entry's name and revision."""
     import mteb.models
 
-    return getattr(mteb.models, _CLASSES[model_class(Path(directory))][1])(directory, **given)
+    return getattr(mteb.models, _WRAPPERS[model_class(Path(directory))])(directory, **given)
 
 
 def _hash_of_files(root: Path) -> str:
