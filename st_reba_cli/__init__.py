@@ -44,6 +44,8 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # The page of a comparison shows it.
         ctx.obj = shlex.join(["st-reba", *args])
+        # Then stdout is the object's alone.
+        console.stderr = "--json" in args
         # A shell that completes an option is told of all.
         shows_all = _HELP_ALL in args or ctx.resilient_parsing
         for name in USUAL.keys() & self.commands.keys():
@@ -57,8 +59,6 @@ class Commands(TyperGroup):
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        # With --json a command turns it to stderr.
-        console.stderr = False
         with warnings.catch_warnings(), _escaped():
             warnings.showwarning = _noted
             try:

@@ -151,7 +151,6 @@ def build(
     as_json: options.Json = False,
 ) -> None:
     """Write a ready SentenceTransformer directory."""
-    console.stderr = as_json
     if model is None and endpoint is None and (demo := demo_model()) != STAND_IN:
         model = demo
     if (model is None) == (endpoint is None):

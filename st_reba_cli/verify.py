@@ -55,7 +55,6 @@ def verify(
 
     The reason is told if it does not, and the exit code is 1.
     """
-    console.stderr = as_json
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
 
