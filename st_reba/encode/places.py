@@ -115,6 +115,11 @@ class Remote:
                 f"--out {url}: nothing is written there. Give the URL of a file or a folder that can be written, such "
                 "as s3://bucket/vectors.parquet."
             )
+        if "hf" in self._protocols and not self._has_repository():
+            raise ValueError(
+                f"--out {url}: the Hub has no such repository, or does not show it to you. Make it first, or log in "
+                "with `hf auth login`."
+            )
         self.path = Path(self._path) if "file" in self._protocols else None
         self.suffix = PurePosixPath(name).suffix
         digest = hashlib.sha256(self._url.encode()).hexdigest()[:16]
@@ -193,6 +198,14 @@ class Remote:
                 # An empty one: a folder that is moved to it would come to lie in it.
                 self._filesystem.rm(self._path, recursive=True)
             self._filesystem.mv(scratch, self._path, recursive=is_folder)
+
+    def _has_repository(self) -> bool:
+        with self._asking():
+            try:
+                self._filesystem.resolve_path(self._path)
+            except FileNotFoundError:
+                return False
+        return True
 
     def _put(self, source: Path, target: str, on_bytes: OnBytes) -> None:
         files = sorted(source.iterdir()) if source.is_dir() else [source]

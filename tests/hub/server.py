@@ -15,6 +15,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class RefusedError(Exception):
 
 def is_large(path: str) -> bool:
     """Whether a file goes to large file storage."""
-    return path.endswith((".safetensors", ".bin", ".gguf"))
+    return path.endswith((".safetensors", ".bin", ".gguf", ".npy", ".parquet"))
 
 
 def etag(path: str, content: bytes) -> str:
@@ -65,7 +66,7 @@ class Commit:
 
 @dataclass
 class Repository:
-    """One model repository. References are git's: ``refs/heads/main``, ``refs/pr/1``."""
+    """One repository, of a model or a data set. References are git's: ``refs/heads/main``, ``refs/pr/1``."""
 
     id: str
     private: bool = False
@@ -89,15 +90,30 @@ class Repository:
     def files(self, revision: str = "main") -> dict[str, bytes]:
         return self.commits[self.resolve(revision)].files
 
-    def commit(self, reference: str, message: str, added: dict[str, bytes], base: str | None = None) -> str:
+    def commit(
+        self,
+        reference: str,
+        message: str,
+        added: dict[str, bytes],
+        base: str | None = None,
+        deleted: Container[str] = (),
+    ) -> str:
         """Move a reference on by one commit, all of it or nothing."""
         parent = base or self.references.get(reference)
         before = self.commits[parent].files if parent else {}
+        before = {path: content for path, content in before.items() if path not in deleted}
         commit = Commit(parent, message, {**before, **added})
         self.commits[commit.sha] = commit
         self.references[reference] = commit.sha
         self.objects.update({etag(path, content): content for path, content in added.items() if is_large(path)})
         return commit.sha
+
+
+def listed(path: str, files: dict[str, bytes]) -> dict[str, Any]:
+    """A file, or a folder, as a tree lists it."""
+    if path not in files:
+        return {"type": "directory", "path": path, "oid": etag("", path.encode())}
+    return {"type": "file", "path": path, "size": len(files[path]), "oid": etag(path, files[path])}
 
 
 def make_app(hub: RunningHub, files_endpoint: str) -> FastAPI:
@@ -137,16 +153,24 @@ def make_app(hub: RunningHub, files_endpoint: str) -> FastAPI:
         }  # fmt: skip
 
     @app.get(MODEL + "/tree/{revision}")
-    @app.get(MODEL + "/tree/{revision}/{folder}")
-    def tree(request: Request, revision: str, folder: str = "") -> Any:
-        """All files below a folder."""
+    @app.get(MODEL + "/tree/{revision}/{folder:path}")
+    def tree(request: Request, revision: str, folder: str = "", recursive: bool = False) -> Any:
+        """The files and folders in a folder, or all that is below it."""
         repository = hub.repository(request)
-        below = {path: file for path, file in repository.files(revision).items() if path.startswith(folder)}
+        files, inside = repository.files(revision), f"{unquote(folder)}/" if folder else ""
+        below = [path for path in files if path.startswith(inside)]
         if folder and not below:
             raise RefusedError(404, f"{folder} does not exist", "EntryNotFound", repository.resolve(revision))
+        if recursive:
+            return [listed(path, files) for path in below]
         return [
-            {"type": "file", "path": path, "size": len(file), "oid": etag(path, file)} for path, file in below.items()
+            listed(path, files) for path in dict.fromkeys(inside + path[len(inside) :].split("/")[0] for path in below)
         ]
+
+    @app.post(MODEL + "/paths-info/{revision}")
+    async def paths_info(request: Request, revision: str) -> Any:
+        files, asked = hub.repository(request).files(revision), (await request.form()).getlist("paths")
+        return [listed(str(path), files) for path in asked if any(f"{file}/".startswith(f"{path}/") for file in files)]
 
     @app.api_route(REPO + "/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
     def resolve(request: Request, revision: str, path: str) -> Response:
@@ -192,7 +216,7 @@ def make_app(hub: RunningHub, files_endpoint: str) -> FastAPI:
     async def commit(request: Request, revision: str, create_pr: bool = False) -> Any:
         repository = hub.repository(request, to="write")
         head, *lines = [json.loads(line) for line in (await request.body()).splitlines() if line.strip()]
-        values = {line["value"]["path"]: line["value"] for line in lines}
+        values = {line["value"]["path"]: line["value"] for line in lines if "deleted" not in line["key"]}
         added = {
             path: repository.objects[value["oid"]] if is_large(path) else base64.b64decode(value["content"])
             for path, value in values.items()
@@ -200,7 +224,8 @@ def make_app(hub: RunningHub, files_endpoint: str) -> FastAPI:
         url, answer, reference = f"{hub.endpoint}/{repository.id}", {}, f"refs/heads/{unquote(revision)}"
         if create_pr:
             reference, answer = "refs/pr/1", {"pullRequestUrl": f"{url}/discussions/1"}
-        sha = repository.commit(reference, head["value"]["summary"], added, repository.resolve(revision))
+        deleted = {line["value"]["path"] for line in lines if "deleted" in line["key"]}
+        sha = repository.commit(reference, head["value"]["summary"], added, repository.resolve(revision), deleted)
         return {"success": True, "commitUrl": f"{url}/commit/{sha}", "commitOid": sha, "hookOutput": "", **answer}
 
     @app.post(REPO + "/info/lfs/objects/batch")
@@ -324,4 +349,7 @@ class RunningHub:
                 connection.transport.abort()
             await asyncio.sleep(3600)
         # Revisions contain slashes ("refs/pr/1"), which only the path as it was sent keeps apart from its own.
-        await self._app({**scope, "path": scope["raw_path"].decode("ascii")}, receive, send)
+        sent = scope["raw_path"].decode("ascii")
+        # What is asked of data sets is asked of models as well.
+        path = re.sub("^/api/datasets/", "/api/models/", sent).removeprefix("/datasets")
+        await self._app({**scope, "path": path}, receive, send)
