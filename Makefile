@@ -82,6 +82,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	env MYPYPATH=benchmarks $(BIN)/mypy --explicit-package-bases benchmarks examples
 	$(BIN)/lint-imports
+	$(BIN)/deptry st_reba st_reba_cli
 
 # Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the rows of recipes.
 tables: $(INSTALLED)
