@@ -8,7 +8,8 @@
 done with it. The texts of :data:`SETS` cross both: as many of each pair, drawn once from the training part, of which
 nothing here is trained. What is scored of a text is the share of its five nearest neighbours that have its label. For
 what it is about, neighbours are looked for among the texts that ask for *another* action; for the action, among those
-that are about *another* thing. So a vector that says all of a text at once does not do well on either.
+that are about *another* thing. So a vector that says all of a text at once does not do well on either. The other score
+is V-measure: all texts are put into as many clusters as the kind has labels, by k-means.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sklearn.cluster import KMeans
 
 import records
 from real.cosines import AHEAD, beside
@@ -32,6 +35,7 @@ from real.sets import texts_by_class
 from runs import add_costs, interleaved, options, parser, pooled, timed, times
 from st_reba import encode_aspects
 from st_reba.evaluation import bootstrap
+from st_reba.evaluation.tasks import v_measure_shares
 from st_reba.modules import CausalTransformer
 
 NEIGHBOURS = 5
@@ -106,14 +110,33 @@ def drawn(own: Crossed, labelled: Path, part: str, count: int) -> tuple[list[str
     return texts, {kind: np.array([pair[place] for pair in labels]) for place, kind in enumerate(KINDS)}
 
 
-def shares(vectors: Vectors, labels: Mapping[str, NDArray[np.str_]], kind: str) -> NDArray[np.float64]:
+Labels = Mapping[str, NDArray[np.str_]]
+
+
+def unit_of(vectors: Vectors) -> Vectors:
+    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+    return unit
+
+
+def shares(vectors: Vectors, labels: Labels, kind: str) -> NDArray[np.float64]:
     """For each text, the share of its nearest neighbours that have its label, among those that differ in the other."""
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
-    own, (other,) = labels[kind], [labels[each] for each in KINDS if each != kind]
+    unit, own = unit_of(vectors), labels[kind]
+    [other] = [labels[each] for each in KINDS if each != kind]
     cosines = np.where(other[:, None] == other, -2, unit @ unit.T)
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :NEIGHBOURS]
     found: NDArray[np.float64] = (own[nearest] == own[:, None]).mean(axis=1)
     return found
+
+
+def clustered(vectors: Vectors, labels: Labels, kind: str) -> NDArray[np.float64]:
+    """What each text adds to the V-measure of as many clusters as there are labels of this kind."""
+    own = labels[kind]
+    clusters = KMeans(len(set(own)), n_init=20, random_state=0).fit_predict(unit_of(vectors))
+    return v_measure_shares(own, clusters)
+
+
+#: By the name in the CSV file, what is scored.
+METRICS = {"same label": shares, "V-measure": clustered}
 
 
 def readings(
@@ -147,15 +170,17 @@ def prompted(backbone: CausalTransformer, template: str) -> SentenceTransformer:
 
 
 def rows_of(
-    found: Mapping[tuple[str, str], Vectors], labels: Mapping[str, NDArray[np.str_]], base: tuple[str, str]
+    found: Mapping[tuple[str, str], Vectors], labels: Labels, base: tuple[str, str]
 ) -> Iterator[records.Record]:
     """The score of each reading by each kind, how far it is ahead of the one without an aspect, and how far in terms of
     this kind it is ahead of itself in terms of the other: what the aspect does, and no wording."""
-    for kind in KINDS:
-        items = bootstrap.mean({str(key): shares(vectors, labels, kind) for key, vectors in found.items()})
-        names = [*found]
+    names = [*found]
+    for metric, kind in product(METRICS, KINDS):
+        score = METRICS[metric]
+        items = bootstrap.mean({str(key): score(vectors, labels, kind) for key, vectors in found.items()})
         for place, (recipe, aspect) in enumerate(names):
-            row: records.Record = {"kind": kind, "recipe": recipe, "aspect": aspect, **beside(items, [place])}
+            row: records.Record = {"metric": metric, "kind": kind, "recipe": recipe, "aspect": aspect}
+            row |= beside(items, [place])
             if names[place] != base:
                 row |= beside(items, [place], [names.index(base)], AHEAD)
             if aspect == kind:

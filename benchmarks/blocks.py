@@ -638,8 +638,8 @@ BLOCKS |= {
     ),
     "aspects": of_file(
         "aspects",
-        {"same label": Shown(), "ahead of no aspect": Shown(grid.ahead), "ahead of the other aspect": Shown(STEERED)},
-        fields("model", "recipe"), (c.aspect == "") | (c.aspect == c.kind), split=("set", "kind"),
+        {"score": Shown(), "ahead of no aspect": Shown(grid.ahead), "ahead of the other aspect": Shown(STEERED)},
+        fields("model", "recipe"), (c.aspect == "") | (c.aspect == c.kind), split=("set", "kind", "metric"),
         caption=("precision", "texts", "date"),
     ),
     "install-size": of_file(

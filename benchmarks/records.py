@@ -49,7 +49,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
     "beginnings": ("model", "precision", "language", "task", "layout"),
     "compared": ("version", "model", "set", "metric"),
-    "aspects": ("model", "precision", "set", "kind", "recipe", "aspect"),
+    "aspects": ("model", "precision", "set", "metric", "kind", "recipe", "aspect"),
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "loaded": ("model", "precision", "quantity"),
     "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
