@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ def build(
     prompts: Mapping[str, str] | None = None,
     max_seq_length: int | None = None,
     device: str | None = None,
+    on_fit: Callable[[], None] | None = None,
     **settings: Any,
 ) -> SentenceTransformer:
     """A recipe on a language model, as a ready ``SentenceTransformer``.
@@ -63,6 +64,7 @@ def build(
             there, where they put something.
         max_seq_length: Tokens of one copy of a text. None: as many as the model has room for.
         device: Where the model is. None: as ``SentenceTransformer`` chooses, or where a loaded language model is.
+        on_fit: Called when the language model is loaded, before something is fitted on the texts.
         **settings: More arguments of the recipe's module: ``template``, ``repetitions``, ``model_kwargs`` and so on.
 
     Raises:
@@ -84,14 +86,6 @@ def build(
             )
         if max_seq_length is not None:
             settings["max_seq_length"] = max_seq_length
-    if recipe.fitted and not recipe.fit_texts:
-        recipe = replace(recipe, fit_texts=tuple(demo_sentences()))
-        logger.warning(
-            "%s is fitted on %d sentences of the package. For better vectors give fifty texts or more of your own: "
-            "texts=[...].",
-            recipe.name,
-            len(recipe.fitted_on),
-        )
     mode = mode_of(recipe.pooling if pooling is None else pooling)
     check_pooling(recipe, mode, f"pooling={pooling!r}")
     own = recipe.row.with_own_template({**recipe.settings, **settings})
@@ -103,6 +97,16 @@ def build(
         module.max_seq_length = max_seq_length
     if isinstance(module, CausalModule) and module.is_borrowed:
         device = device_of(module)
+    if recipe.fitted and not recipe.fit_texts:
+        recipe = replace(recipe, fit_texts=tuple(demo_sentences()))
+        logger.warning(
+            "%s is fitted on %d sentences of the package. For better vectors give fifty texts or more of your own: "
+            "texts=[...].",
+            recipe.name,
+            len(recipe.fitted_on),
+        )
+    if recipe.fitted and on_fit is not None:
+        on_fit()
     parts = recipe.pipeline(module, mode)
     if recipe.filter is not None:
         pooled = SentenceTransformer(modules=parts, device=device)

@@ -205,7 +205,7 @@ def build(
     from st_reba.recipes import find
     from st_reba.recipes.endpoint import on_endpoint
 
-    from .load import Module, in_asked_language, load, load_llama_cpp, present, quiet, usable
+    from .load import Module, in_asked_language, load, load_llama_cpp, present, quiet, say_fitted, usable
     from .results import Built, write_json
 
     context.with_resource(quiet())
@@ -227,6 +227,10 @@ def build(
         if engine == "llama.cpp":
             return kind(origin, **arguments)
         return load(kind, model or "", dtype=dtype, max_seq_length=max_seq_length, **arguments)
+
+    def tell() -> None:
+        what = f"the filter, {chosen.part.name}," if chosen.part else f"the projection to {dimensions} dimensions"
+        say_fitted(what, len(chosen.fitted_on), fit_texts)
 
     if not rerank:
         usual = SPARSE if sparse else METHODS[DEFAULT] if endpoint is None else OVER_SERVER
@@ -258,10 +262,12 @@ def build(
             built = SparseEncoder(modules=[loaded(PromptRepsModule, settings)], device="cpu", prompts=own_prompts)
         elif multi_vector:
             arguments = {**chosen.row.arguments(mode, chosen.layer), **chosen.row.with_own_template(settings)}
+            module = loaded(chosen.row.module, arguments)
+            if dimensions:
+                tell()
             built = multi_vector_encoder(
-                loaded(chosen.row.module, arguments), dimension=dimensions, fit_texts=chosen.fit_texts,
-                skip_punctuation=skip_punctuation is not False, normalize=normalize,
-                prompts=prompts_or_own(prompts, arguments),
+                module, dimension=dimensions, fit_texts=chosen.fit_texts, skip_punctuation=skip_punctuation is not False,
+                normalize=normalize, prompts=prompts_or_own(prompts, arguments),
             )  # fmt: skip
             note_recipe(built, chosen, settings)
         else:
@@ -271,7 +277,7 @@ def build(
             with usable(model) if model is not None else nullcontext():
                 built = st_reba.build(
                     origin, chosen, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
-                    device="cpu", **own, **settings,
+                    device="cpu", on_fit=tell, **own, **settings,
                 )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__
@@ -359,7 +365,7 @@ def _with_texts(
     columns: str | None,
     half: int | None,
 ) -> Recipe:
-    """The recipe with the texts that its filter, or the projection of token vectors, is fitted on, which is told.
+    """The recipe with the texts that its filter, or the projection of token vectors, is fitted on.
 
     Args:
         chosen: The recipe.
@@ -374,21 +380,16 @@ def _with_texts(
     """
     from st_reba.text.templates import language_of
 
-    from .load import in_asked_language, say_fitted, texts_to_fit
+    from .load import in_asked_language, texts_to_fit
 
-    if dimensions:
-        fitted = f"the projection to {dimensions} dimensions"
-    elif chosen.part is not None and chosen.part.fitted:
-        fitted = f"the filter, {chosen.part.name},"
-    elif fit_texts is None:
-        return chosen
-    else:
+    if not dimensions and not chosen.fitted:
+        if fit_texts is None:
+            return chosen
         raise ValueError(
             f"--fit-texts is for what is fitted on texts, such as --method early-late or --recipe "
             f"{chosen.row.key}+whitened; {chosen.name} is not."
         )
     texts = texts_to_fit(fit_texts, columns, half)
-    say_fitted(fitted, len(texts) if chosen.part is None else len(chosen.part.drawn(texts)), fit_texts)
     if by_language and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     return replace(chosen, fit_texts=tuple(texts))

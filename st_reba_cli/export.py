@@ -52,9 +52,9 @@ def export(
     context.with_resource(quiet())
     if static is not None:
         texts = texts_to_fit(fit_texts)
-        say_fitted("weights and whitening", len(texts), fit_texts)
         with atomic_directory(static, "--static") as scratch, Shown("Reading the vocabulary", "tokens") as shown:
             module = load_fastest(model, texts, dtype=dtype, device=device)
+            say_fitted("weights and whitening", len(texts), fit_texts)
             made = static_model(
                 module, texts, layer=layer, dimension=dimensions,
                 on_progress=lambda done, total: shown.stage("Reading the vocabulary", done, total, "tokens"),

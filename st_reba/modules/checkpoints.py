@@ -640,7 +640,7 @@ def check_checkpoint(
 
     Raises:
         ValueError: As :func:`check_model`, or if a file is malformed, or lies outside the model.
-        OSError: If a shard is missing.
+        OSError: If a shard is missing, or a directory has no weights at all.
     """
     base = check_model(name_or_path, model_kwargs, config_kwargs)
     files = base or Files(name_or_path, config_kwargs)
@@ -654,7 +654,7 @@ def check_checkpoint(
 
 
 def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedConfig) -> list[Path]:
-    """The files of a checkpoint, those first that transformers looks for first; none where loading will find none."""
+    """The files of a checkpoint, those first that transformers looks for first; none where the Hub has none."""
     names = [utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME]
     if model_kwargs.get("use_safetensors") is False:
         names = names[2:]
@@ -663,6 +663,12 @@ def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedCo
     if asked := getattr(config, "transformers_weights", None):
         names = [asked]
     found = next(filter(None, map(files.find, names)), None)
+    if found is None and (directory := Path(str(files))).is_dir():
+        gguf_file = next(directory.glob("*.gguf"), None)
+        instead = "a directory with the whole model" if gguf_file is None else f"the GGUF file in it: {gguf_file}"
+        raise FileNotFoundError(
+            f"{files} has a {utils.CONFIG_NAME} and no weights: none of {', '.join(names)} is there. Give {instead}."
+        )
     if found is None or found.suffix != ".json":
         return [] if found is None else [found]
     shards = []

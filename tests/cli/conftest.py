@@ -34,6 +34,7 @@ def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkey
         Path(name).mkdir()
     shutil.copytree(saved, "damaged")
     (own(Path("damaged")) / "model.safetensors").write_bytes(b"\x08\0\0\0")
+    shutil.copytree(backbone_path(), "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     Path("full/notes.txt").touch()
     Path("packed/q4.gguf").write_bytes(b"GGUF")
     Path("MODEL/config.json").write_text('{"num_hidden_layers": 4}')

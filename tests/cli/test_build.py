@@ -136,6 +136,14 @@ def test_early_and_late_is_fitted_on_texts_like_ones_own(desk):
     assert not np.allclose(SentenceTransformer("demo-texts", device="cpu").encode(TEXTS), own.encode(TEXTS), atol=1e-2)
 
 
+@pytest.mark.parametrize("options", ["--recipe classical+whitened", "--multi-vector --method echo --dimensions 8"])
+def test_nothing_is_said_to_be_fitted_before_there_is_a_model(options, desk):
+    said = typed(f"build --model weightless --out own {options}", expect=1)
+    assert "weightless has a config.json and no weights" in said
+    assert "Fitting" not in said
+    assert "Fitting the" in typed(f"build --model lm --out own {options}")
+
+
 def sentences(language: str) -> None:
     """Some of the package's own, as a file to fit on."""
     Path(f"{language}.txt").write_text("\n".join(demo_sentences(language)[:60]), encoding="utf-8")

@@ -42,6 +42,7 @@ EMPTY = "The model empty is an empty directory: give one that a model was saved 
 NO_FILE = "does not exist"
 TAKEN = "full exists and is not an empty directory: choose another"
 NO_SUCH = "no/such-model: there is no such directory, and it cannot be had from the Hub ("
+NO_WEIGHTS = "weightless has a config.json and no weights: none of model.safetensors, model.safetensors.index.json, "
 DAMAGED = "model.safetensors: these weights are damaged or cut short ("
 OF_DEMO = "--language and --demo choose among the demo texts: leave them out with data of your own."
 SAVED = "--saved shows what was found before, beside --against if that is given. Leave"
@@ -143,6 +144,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--method early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
         ("--model no/such-model", NO_SUCH),
         ("--model damaged", DAMAGED),
+        ("--model weightless", NO_WEIGHTS),
         (
             "--recipe classical+centred --fit-texts texts.txt --shares 1,2",
             "--shares: Classical, centred has no parts",

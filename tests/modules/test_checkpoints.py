@@ -103,6 +103,35 @@ class TestShardsOutside:
         assert relative_error(pipeline(CausalTransformer(str(snapshot))).encode(TEXTS), expected) == 0
 
 
+@pytest.mark.parametrize(
+    ("beside", "settings", "said"),
+    [
+        (
+            None,
+            {},
+            r"none of model.safetensors, .*pytorch_model.bin.index.json is there\. Give a directory with the who",
+        ),
+        ("pytorch_model.bin", {"use_safetensors": False}, None),
+        ("model.fp16.safetensors", {"variant": "fp16"}, None),
+        ("model.fp16.safetensors", {}, r"none of model.safetensors"),
+        ("q4.gguf", {}, r"none of model.safetensors, .* is there\. Give the GGUF file in it: .*q4\.gguf\.$"),
+    ],
+)
+def test_no_weights_at_all(beside, settings, said, tmp_path):
+    language_model(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    if beside == "pytorch_model.bin":
+        torch.save(load_file(weights), tmp_path / beside)
+    elif beside is not None:
+        shutil.copy(weights, tmp_path / beside)
+    weights.unlink()
+    if said is None:
+        CausalTransformer(str(tmp_path), model_kwargs=settings)
+        return
+    with pytest.raises(FileNotFoundError, match=rf"has a config.json and no weights: {said}"):
+        CausalTransformer(str(tmp_path), model_kwargs=settings)
+
+
 def test_embeddings_that_a_checkpoint_keeps_as_its_head_alone(tmp_path):
     """As the public TinyStories-656K does: they are refused, and the head is found for a filter."""
     language_model(tmp_path, tie_word_embeddings=True)
