@@ -266,8 +266,9 @@ def build(
             if dimensions:
                 tell()
             built = multi_vector_encoder(
-                module, dimension=dimensions, fit_texts=chosen.fit_texts, skip_punctuation=skip_punctuation is not False,
-                normalize=normalize, prompts=prompts_or_own(prompts, arguments),
+                module, dimension=dimensions, fit_texts=chosen.fit_texts,
+                skip_punctuation=skip_punctuation is not False, normalize=normalize,
+                prompts=prompts_or_own(prompts, arguments),
             )  # fmt: skip
             note_recipe(built, chosen, settings)
         else:
