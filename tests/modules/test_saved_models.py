@@ -68,8 +68,23 @@ def test_each_archive_is_as_its_version_wrote_it():
 @pytest.mark.filterwarnings("ignore:A text without tokens")
 @pytest.mark.parametrize(("archive", "model"), MODELS)
 def test_a_saved_model_loads_and_embeds_as_it_did(archive, model, unpacked):
-    path = unpacked(archive) / model
-    texts = json.loads((path.parent / TEXTS_FILE).read_text(encoding="utf-8"))
+    place = unpacked(archive)
+    texts = json.loads((place / TEXTS_FILE).read_text(encoding="utf-8"))
+    # A model's, or of one that reads queries in another way, a model's/query and a model's/document.
+    expected = {key: rows for key, rows in load_file(place / EMBEDDINGS).items() if key.split("/")[0] == model}
+    check_loads(place / model, texts, expected)
+
+
+@pytest.mark.filterwarnings("ignore:A text without tokens")
+@pytest.mark.parametrize("case", sorted({*make_saved.CASES, *make_saved.OTHERS} - {model for _, model in MODELS}))
+def test_what_the_next_archive_adds_is_written_and_loads(case, tmp_path, tmp_path_factory):
+    expected = make_saved.saved(case, make_saved.made(case, tmp_path_factory.getbasetemp()), tmp_path)
+    check_loads(tmp_path / case, make_saved.TEXTS, expected)
+
+
+def check_loads(path, texts, expected):
+    """A saved model loads by the literal line, has the settings that its files say, and gives what it gave."""
+    model = path.name
     is_ours = model.startswith("attention-reranker")
     load = AttentionReranker if is_ours else getattr(sentence_transformers, model_class(path), None)
     if load is None:
@@ -88,8 +103,6 @@ def test_a_saved_model_loads_and_embeds_as_it_did(archive, model, unpacked):
                 assert module.unpad_inputs is False
                 del saved["unpad_inputs"]
             assert {name: settings.get(name) for name in saved} == saved
-    # A model's, or of one that reads queries in another way, a model's/query and a model's/document.
-    expected = {key: rows for key, rows in load_file(path.parent / EMBEDDINGS).items() if key.split("/")[0] == model}
     assert expected
     for key, rows in expected.items():
         embeddings = make_saved.given(loaded, texts, key.partition("/")[2] or None)
