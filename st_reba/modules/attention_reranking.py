@@ -18,7 +18,7 @@ from ..lm.prefixes import Prefixes
 from ..lm.run import PassChange, run
 from ..settings import Setting, flag, layers_or_all, optional, tokens, whole
 from ..text.layout import NOT_TEXT, Layout
-from ..text.templates import check_template_length
+from ..text.templates import around_slots
 from ..text.tokens import special_tokens, tokenized
 from .causal_module import CausalModule
 from .changes import Change, EarlyExit
@@ -144,7 +144,7 @@ class AttentionRerankModule(CausalModule):
         block_tokens: int | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        self._before, self._between, self._end = _parsed(template)
+        self._before, self._between, self._end = around_slots(template, DOCUMENTS, QUERY)
         if layers != "middle":
             LAYERS.check(layers)
         self.layers: Literal["middle", "all"] | list[int] = layers if isinstance(layers, str) else list(layers)
@@ -225,9 +225,13 @@ class AttentionRerankModule(CausalModule):
     def _separator(self) -> list[int]:
         return tokenized(self._tokenizer, [SEPARATOR])[0].ids
 
+    def behind(self, query: str) -> str:
+        """What stands behind all documents."""
+        return self._between + query + self._end
+
     def _asked(self, query: str) -> tuple[list[int], list[bool]]:
         """The tokens behind all documents, and which of them belong to the query or stand behind it."""
-        (found,) = tokenized(self._tokenizer, [self._between + query + self._end])
+        (found,) = tokenized(self._tokenizer, [self.behind(query)])
         if found.spans is None:
             raise ValueError(
                 f"{type(self._tokenizer).__name__} does not say which characters a token holds, so the query's tokens "
@@ -273,7 +277,12 @@ class AttentionRerankModule(CausalModule):
                     "query."
                 )
             limit = min(room, limit) if limit is not None else room
-        documents = [found.ids[:limit] for found in tokenized(self._tokenizer, [document for _, document in inputs])]
+        found = tokenized(self._tokenizer, [document for _, document in inputs])
+        # Of a long document the tokenizer's side is cut off.
+        kept = slice(limit)
+        if limit is not None and self._tokenizer.truncation_side == "left":
+            kept = slice(-limit, None)
+        documents = [each.ids[kept] for each in found]
         return {"front": front, "separator": separator, "documents": documents, "asked": asked}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -487,17 +496,3 @@ def calibrated(scores: Tensor) -> Tensor:
     if len(scores) < 2:
         return scores.sum()
     return scores[scores > scores.mean() - DEVIATIONS * scores.std()].sum()
-
-
-def _parsed(template: str) -> tuple[str, str, str]:
-    """What stands before the documents, between them and the query, and behind that."""
-    if not isinstance(template, str):
-        raise ValueError(f"template must be a string, but {template!r} was given.")
-    check_template_length([template])
-    before, documents, rest = template.partition(DOCUMENTS)
-    between, query, end = rest.partition(QUERY)
-    if not documents or not query or any(brace in before + between + end for brace in "{}"):
-        raise ValueError(
-            f"The template {template!r}: give text with one {DOCUMENTS} and, behind it, one {QUERY}; no other braces."
-        )
-    return before, between, end

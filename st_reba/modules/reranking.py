@@ -9,7 +9,7 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 from torch import nn
 
-from ..text.templates import SLOT, check_template_length
+from ..text.templates import SLOT, around_slots
 from ..text.tokens import tokenized
 from .causal_transformer import CausalTransformer
 from .lm_head import Head, at_its_end, scaled
@@ -69,7 +69,7 @@ class RerankModule(CausalTransformer):
         choices: Sequence[str] = CHOICES,
         **transformer_kwargs: Any,
     ) -> None:
-        self._before, self._between, behind = _parsed(template)
+        self._before, self._between, behind = around_slots(template, QUERY, DOCUMENT, "what asks for the answer")
         listed = list(choices) if isinstance(choices, Sequence) and not isinstance(choices, str) else []
         if len(listed) != 2 or not all(isinstance(each, str) for each in listed):
             raise ValueError(
@@ -151,18 +151,3 @@ def cross_encoder(module: RerankModule, **kwargs: Any) -> CrossEncoder:
     score = LogitScore(true_token_id=0, false_token_id=1, module_input_name="choice_logits")
     # A sigmoid would make all confident answers 1.
     return CrossEncoder(modules=[module, score], activation_fn=nn.Identity(), **kwargs)
-
-
-def _parsed(template: str) -> tuple[str, str, str]:
-    """What stands before the query, between it and the document, and behind that."""
-    if not isinstance(template, str):
-        raise ValueError(f"template must be a string, but {template!r} was given.")
-    check_template_length([template])
-    before, query, rest = template.partition(QUERY)
-    between, document, behind = rest.partition(DOCUMENT)
-    if not query or not document or not behind.strip() or any(brace in before + between + behind for brace in "{}"):
-        raise ValueError(
-            f"The template {template!r}: give text with one {QUERY}, behind it one {DOCUMENT}, and behind that what "
-            "asks for the answer; no other braces."
-        )
-    return before, between, behind
