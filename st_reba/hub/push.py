@@ -14,7 +14,16 @@ from safetensors import SafetensorError, safe_open
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.util import load_file_path
 
-from .saved_files import ADAPTER, check_link, check_saved, check_values, read_object, read_settings, shards_of
+from .saved_files import (
+    ADAPTER,
+    check_link,
+    check_saved,
+    check_values,
+    read_modules,
+    read_object,
+    read_settings,
+    shards_of,
+)
 
 #: Sentence-transformers' classes that read texts one by one: a vector, weights of words, a vector for each token.
 ENCODERS: dict[str, type[Any]] = {
@@ -177,6 +186,18 @@ def saved_class(model: str, revision: str | None = None) -> str | None:
         if (file := load_file_path(model, name, revision=revision)) is not None:
             return model_class(Path(file).parent)
     return None
+
+
+def first_module(model: str, revision: str | None = None) -> str:
+    """The class of a saved model's first module, as modules.json has it; empty where there is none.
+
+    Args:
+        model: A directory, or a model on the Hub.
+        revision: Of the Hub.
+    """
+    file = load_file_path(model, "modules.json", revision=revision)
+    modules = [] if file is None else read_modules(Path(file))
+    return str(modules[0]["type"]) if modules else ""
 
 
 def files_of(root: Path) -> list[Path]:

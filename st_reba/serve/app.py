@@ -123,8 +123,8 @@ class Server:
         self._check_count(form.documents, "documents")
         if self.reranker is not None:
             reranker, _ = self._model(form.model, Reranker, "orders texts")
-            scores, tokens = await self._run(reranker, "", [(form.query, text) for text in form.documents])
-            return _rerank_answer(form, scores, tokens)
+            found, tokens = await self._run(reranker, "", reranker.items(form.query, form.documents))
+            return _rerank_answer(form, reranker.scores(found), tokens)
         embedder, way = self._model(form.model, Embedder, "gives vectors")
         if way:
             said = f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."

@@ -13,9 +13,9 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from sentence_transformers.sentence_transformer.modules import Normalize
 from tokenizers import Tokenizer
 
-from ..hub.push import ENCODERS, saved_class
+from ..hub.push import ENCODERS, first_module, saved_class
 from ..lm.backbone import positions
-from ..modules import CausalModule, EndpointTransformer, PromptRepsModule
+from ..modules import AttentionReranker, AttentionRerankModule, CausalModule, EndpointTransformer, PromptRepsModule
 from .forms import RefusedError, shortened
 
 #: A text, or its tokens.
@@ -298,7 +298,15 @@ class Reranker(Served):
         self._query_limit = positions(first.model) if isinstance(first, CausalModule) else self._document_limit
         self._run([("a", "a")])
 
-    def measure(self, way: str, items: Sequence[tuple[str, str]], first: int = 0) -> list[Sized]:
+    def items(self, query: str, documents: Sequence[Any]) -> list[tuple[str, ...]]:
+        """What of a request is run, each by itself: pairs."""
+        return [(query, document) for document in documents]
+
+    def scores(self, results: list[Any]) -> list[float]:
+        """Of the documents, from what running the items gave."""
+        return results
+
+    def measure(self, way: str, items: Sequence[tuple[str, ...]], first: int = 0) -> list[Sized]:
         """As for :class:`Embedder`."""
         limit, around = self.ways[way].limit, self.ways[way].around
         query, asked = self.tokens.cut(items[0][0], self._query_limit, "'query'", whole=not self._truncate)
@@ -310,11 +318,67 @@ class Reranker(Served):
             found.append(Sized((query, part), read, around + read))
         return found
 
-    def _run(self, pairs: list[tuple[str, str]]) -> Sequence[float]:
-        scores = np.asarray(self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False), dtype=np.float32)
+    def _run(self, items: list[tuple[str, ...]]) -> Sequence[Any]:
+        return self._predict(items)
+
+    def _predict(self, pairs: Any) -> list[float]:
+        found = self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False)
+        scores = np.asarray(found, dtype=np.float32)
         if not np.isfinite(scores).all():
             raise RefusedError(500, "The model's score of this document is no number.")
-        return scores.tolist()
+        values: list[float] = scores.tolist()
+        return values
+
+
+class ListReranker(Reranker):
+    """An :class:`AttentionReranker`: the documents of a request are one item, a query and its documents, read together.
+
+    A query that leaves no room for a document is refused. Documents are cut as the model cuts them, or refused.
+    """
+
+    def __init__(self, name: str, model: AttentionReranker, truncate: bool = True) -> None:
+        module = model[0]
+        assert isinstance(module, AttentionRerankModule)
+        self.model, self._rotations = model, module.rotations
+        empty = module.preprocess([("", "")])
+        self._separator = len(empty["separator"])
+        self._around = len(empty["front"]) + max(len(ids) for ids, _ in empty["asked"])
+        available = positions(module.model)
+        self._room = None if available is None else available - self._around - self._separator
+        self._document_limit = module.max_seq_length
+        Served.__init__(
+            self, name, model.tokenizer, truncate, {"": Way(self._run, None, self._around, self._rotations)}
+        )
+        self._run([("a", "a", "b")])
+
+    def items(self, query: str, documents: Sequence[Any]) -> list[tuple[str, ...]]:
+        """One: all of them."""
+        return [(query, *documents)]
+
+    def scores(self, results: list[Any]) -> list[float]:
+        """Those of the one item."""
+        [found] = results
+        return list(found)
+
+    def measure(self, way: str, items: Sequence[tuple[str, ...]], first: int = 0) -> list[Sized]:
+        """As for :class:`Embedder`."""
+        [(query, *documents)] = items
+        query, asked = self.tokens.cut(query, self._room, "'query'", whole=True)
+        room = None if self._room is None else self._room - asked
+        if room is not None and room < 1:
+            raise _too_long("'query'", f"has {asked} tokens, and the model reads {(self._room or 1) - 1}: shorten it.")
+        limit = min((each for each in (room, self._document_limit) if each is not None), default=None)
+        parts, read = [], 0
+        for index, document in enumerate(documents):
+            where = f"'documents'[{index}]"
+            part, length = self.tokens.cut(document, limit, where, whole=not self._truncate)
+            parts.append(part)
+            read += self._read(length, limit, where, self._truncate)
+        cost = self._rotations * (self._around + 2 * asked + self._separator * len(documents) + read)
+        return [Sized((query, *parts), asked + read, cost)]
+
+    def _run(self, items: list[tuple[str, ...]]) -> Sequence[Any]:
+        return [self._predict([(query, document) for document in documents]) for query, *documents in items]
 
 
 class OwnTokenizer:
@@ -433,13 +497,16 @@ def load_embedder(name: str, path: str, revision: str | None, device: str, dtype
 
 
 def load_reranker(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Reranker:
-    """A saved CrossEncoder.
+    """A saved CrossEncoder, or an AttentionReranker, which is saved as one.
 
     Raises:
         ValueError: If it is none.
     """
     check_kind(path, revision, "CrossEncoder")
-    return Reranker(name, CrossEncoder(path, revision=revision, device=device, model_kwargs={"dtype": dtype}), truncate)
+    given: dict[str, Any] = {"revision": revision, "device": device, "model_kwargs": {"dtype": dtype}}
+    if AttentionRerankModule.__name__ in first_module(path, revision):
+        return ListReranker(name, AttentionReranker(path, **given), truncate)
+    return Reranker(name, CrossEncoder(path, **given), truncate)
 
 
 #: What is served, and how it is asked for.
