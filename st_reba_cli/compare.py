@@ -105,7 +105,7 @@ def compare(
             "--recipes reba-2,echo-2, or repeat the option."
         )
     if saved is not None:
-        others = [name for name in typed(context) if name not in ("--saved", "--against", "--json")]
+        others = [name for name in typed(context) if name not in ("--saved", "--against", "--out", "--json")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
     check_endpoint(context, endpoint, _OF_A_MODEL)
     if mteb:
@@ -155,7 +155,9 @@ def compare(
     old = None if against is None else Comparison.load(against)
     if saved is not None:
         found = Comparison.load(saved)
+        with_page = has_page(out)
         show(found)
+        write(found, None, out, with_page, None)
         if old is not None:
             show_changes(found, old)
         if as_json:
@@ -256,7 +258,13 @@ def compare(
         max_seq_length=max_seq_length, columns=columns if half else None, half=half, unbuilt=half and data is None,
         named=named,
     )  # fmt: skip
-    show(found, [] if recipes or server is not None else ["--recipes all compares every recipe."])
+    hints = [] if recipes or server is not None else ["--recipes all compares every recipe."]
+    if "--fit-half" in found.build:
+        hints.append(
+            "--fit-half 1 in the command fits on half of your texts, as the recipe was fitted when it was scored. "
+            "Without it the recipe is fitted on all of them: that was not scored."
+        )
+    show(found, hints)
     write(found, run, out, with_page, save_best)
     if old is not None:
         show_changes(found, old)

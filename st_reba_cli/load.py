@@ -35,7 +35,7 @@ from st_reba.modules import CausalModule, CausalTransformer, EndpointTransformer
 from st_reba.modules.remote_states import RemoteStates
 from st_reba.recipes import Recipe, find
 from st_reba.recipes.lookup import in_language
-from st_reba.text.templates import PromptLanguage
+from st_reba.text.templates import PromptLanguage, language_of
 
 from .options import STAND_IN, Source, check_model, prompts_of
 from .printing import console, notes
@@ -47,6 +47,9 @@ Module = TypeVar("Module", bound=CausalModule)
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
 #: By the code of a language, its name.
 LANGUAGES = {"en": "English", "zh": "Chinese"}
+#: Tokens a Chinese character from which on a tokenizer was not trained on Chinese: those of Gemma 3 and Qwen need 0.7
+#: to 0.8, SmolLM2's needs 1.9.
+_UNLEARNED = 1.2
 
 
 def read(source: Source) -> Data:
@@ -253,7 +256,14 @@ def load_fastest(
         return load(kind, model, dtype=precision, **settings).to(where)
 
     chosen, module = sound(loaded, lambda module: cosines(module, sample), where, dtype)
-    return module or loaded(chosen)
+    module = module or loaded(chosen)
+    tokens = sum(map(len, module.token_ids(sample))) / max(1, sum(map(len, sample)))
+    if language_of(sample) == "zh" and tokens > _UNLEARNED:
+        notes.say(
+            f"The texts are in {LANGUAGES['zh']}, and the model's tokenizer needs {tokens:.1f} tokens a character: the "
+            f"model has hardly learned to read {LANGUAGES['zh']}. Take another one if you can."
+        )
+    return module
 
 
 def load_llama_cpp(model: str, max_seq_length: int | None = None) -> LlamaCppTransformer:

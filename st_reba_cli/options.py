@@ -378,8 +378,8 @@ Random = Annotated[
 Out = Annotated[
     Path | None,
     place(
-        "Directory to write report.html, its figures, results.csv and comparison.json to. What was embedded lies "
-        "beside it while that runs: the same command goes on where it was stopped.",
+        "Directory to write results.csv and comparison.json to and, with the extra [report], report.html with figures. "
+        "What was embedded lies beside it while that runs: the same command goes on where it was stopped.",
         "--out",
         "--report",
     ),

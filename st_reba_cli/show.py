@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,18 +116,32 @@ def _partial(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
-    """The report and the best recipe; what keeps one from being written does not keep the other."""
+def write(found: Comparison, recipes: Recipes | None, out: Path | None, with_page: bool, best: Path | None) -> None:
+    """The report and the best recipe; what keeps one from being written does not keep the other.
+
+    Args:
+        found: What was found.
+        recipes: What was run; None: this was saved before, and no recipe is written.
+        out: Where the report goes.
+        with_page: Whether it has a page.
+        best: Where the best recipe goes.
+    """
     failed: list[str] = []
     try:
         if out is not None:
             written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
             console.say(f"Report: {written}")
+            if not with_page:
+                drawn = ["--saved", str(out / "comparison.json"), "--out", f"{out}-page"]
+                console.say(
+                    'For a page with pictures: pip install "st-reba[report]", and then st-reba compare '
+                    f"{shlex.join(drawn)}"
+                )
             shutil.rmtree(_partial(out), ignore_errors=True)
     except OSError as error:
         failed.append(str(error))
     try:
-        if best is not None:
+        if best is not None and recipes is not None:
             save_best(found, recipes, best)
             line = f'Load it with: import st_reba; SentenceTransformer("{best}")'
             console.say(f"Wrote {found.choice().name} to {best}. {line}")

@@ -164,6 +164,8 @@ def answer(table: Standing, chosen: str = "") -> Answer:
     lead = next((result for result in scored if result.name == chosen), best)
     judged = lead if chosen else table.judged(lead)
     which = f"the best, {lead.in_line}," if lead is best else f"{lead.in_line}, which was chosen,"
+    if judged is not lead:
+        which = f"the best, chosen on one half of the {column.unit} and scored on the other,"
     has = f"{which} has {table.value(judged)}"
     if control is not None and table.as_high(control, judged):
         beaten = f"{control.in_words} ({table.value(control)})"
@@ -223,7 +225,8 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> Answer:
 
     against = "" if plain is None else f", against {table.value(plain)} without a recipe"
     but = "" if close is None else f", but not surely ahead of {close.in_words} ({table.value(close)})"
-    why = [f"{advised.in_line}: {table.score(judged)}."]
+    how = "" if judged is advised else f", chosen on one half of the {column.unit} and scored on the other"
+    why = [f"{advised.in_line}{how}: {table.score(judged)}."]
     if cheaper:
         surely = "" if cheaper == standing else " of those that are surely ahead of every control"
         why.append(
@@ -266,9 +269,9 @@ def _why_none(table: Standing) -> str:
     return ""
 
 
-def verdict(table: Standing, chosen: str = "") -> list[str]:
-    """What the numbers say and what they do not, one sentence each: the best recipe, what is tied with it, and which
-    recipes do not beat their controls.
+def verdict(table: Standing, chosen: str = "", advised: str = "") -> list[str]:
+    """What the numbers say and what they do not, one sentence each: the best recipe, what is tied with it, how far the
+    advised one is ahead of its controls, and which recipes do not beat theirs.
 
     Where a recipe was chosen before, on other data, it stands in the best one's place: to call the best of these scores
     the result would be to choose again.
@@ -276,6 +279,7 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
     Args:
         table: What was compared.
         chosen: The result's name that was chosen before; empty if none was.
+        advised: The result's name that the answer says to use; empty if it says to use none.
     """
     column, best = table.column, table.best
     scored = {result.name: result for result in table.results if column.name in result.scores}
@@ -312,24 +316,27 @@ def verdict(table: Standing, chosen: str = "") -> list[str]:
             )
         elif len(own) > 1:
             says.append("On this data every other recipe is surely worse.")
-    strongest = table.control
+    held, strongest = scored.get(advised, lead), table.control
     first = {strongest.name: f"the strongest control of all, {strongest.in_words}"} if strongest else {}
-    against = first | {each.name: each.called for each in lead.controls if each.name in scored} | first
+    against = first | {each.name: each.called for each in held.controls if each.name in scored} | first
+    subject = held.in_line
     for name, called in against.items():
         control = scored[name]
-        found, what = table.difference(lead, control), f"{called} ({table.score(control)})"
-        by, ahead = column.show_with_interval(found), table.ahead(control, lead)
+        found, what = table.difference(held, control), f"{called} ({table.score(control)})"
+        by, ahead = column.show_with_interval(found), table.ahead(control, held)
         if control is strongest and ahead.value > 0 and not ahead.tied:
             says.append(
-                f"The strongest control of all wins: {control.in_words} ({table.score(control)}) is ahead of it by "
-                f"{column.show_with_interval(ahead)}."
+                f"The strongest control of all wins: {control.in_words} ({table.score(control)}) is ahead of "
+                f"{held.in_line} by {column.show_with_interval(ahead)}."
             )
-        elif table.as_high(control, lead):
-            says.append(f"It does not beat {what}: the difference is {by}.")
+            continue
+        if table.as_high(control, held):
+            says.append(f"{subject} does not beat {what}: the difference is {by}.")
         elif found.tied:
-            says.append(f"It is not surely ahead of {what}: the difference, {by}, cannot be told from 0.")
+            says.append(f"{subject} is not surely ahead of {what}: the difference, {by}, cannot be told from 0.")
         else:
-            says.append(f"It beats {what} by {by}.")
+            says.append(f"{subject} beats {what} by {by}.")
+        subject = "It"
     return says + _beaten(table, own, scored)
 
 
@@ -339,9 +346,9 @@ def _chosen(table: Standing, best: Result) -> list[str]:
         return []
     column, unit, choice = table.column, table.column.unit, table.choices[best.name]
     says = [
-        f"The best of all {table.choices[CHOICE].candidates} candidates on one half of the {unit} scores "
-        f"{column.show_with_interval(table.choice)} on the other half (mean of both ways round). The answer is judged "
-        "by this score."
+        f"The best of all {table.choices[CHOICE].candidates} candidates, chosen on one half of the {unit} and scored "
+        f"on the other, has {column.show_with_interval(table.choice)}, the mean of both ways round. The best recipe is "
+        "judged by this score, since its own had a part in the choice."
     ]
     if choice.gain is not None and not best.read_at:
         says.append(f"Of the {choice.candidates} ways to read the best recipe, the usual one was kept.")
@@ -428,4 +435,4 @@ def build_command(
     own = dict(preset(recipe.row.settings.get("template", "")).prompts)
     for role, prompt in {**dict.fromkeys(own, ""), **(prompts or {})}.items():
         words += [f"--{role}-prompt", prompt]
-    return shlex.join([*words, "--out", "my-model"])
+    return shlex.join([*words, "--out", f"my-{recipe.row.key}"])

@@ -350,7 +350,7 @@ def concluded(
         data="",
         tasks=[each.column for each in scores],
         results=list(table.results),
-        verdict=[*found.why, *verdict(table, chosen)],
+        verdict=[*found.why, *verdict(table, chosen, found.use)],
         skipped=[*recipes.skipped, *skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
         settings={
             **recipes.told,

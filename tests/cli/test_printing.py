@@ -195,7 +195,8 @@ def test_what_only_the_command_line_knows():
     made = with_command(found, "st-reba compare", "org/model", "pairs", max_seq_length=64)
     assert (made.model, made.data, made.command) == ("org/model", "pairs", "st-reba compare")
     assert made.build == (
-        "st-reba build --model org/model --recipe value-aggregation --max-seq-length 64 --dtype bfloat16 --out my-model"
+        "st-reba build --model org/model --recipe value-aggregation --max-seq-length 64 --dtype bfloat16 "
+        "--out my-value-aggregation"
     )
     elsewhere = with_command(found, "", "m.gguf", "pairs", named=["--model", "m.gguf", "--engine", "llama.cpp"])
     assert elsewhere.build.startswith("st-reba build --model m.gguf --engine llama.cpp --recipe ")
@@ -249,12 +250,21 @@ def test_a_full_disk(place, error, said, left, desk, monkeypatch):
 
 
 def test_results_need_neither_matplotlib_nor_jinja(desk, monkeypatch):
-    for name in ("matplotlib", "matplotlib.figure", "jinja2"):
-        monkeypatch.setitem(sys.modules, name, None)
+    """And what draws the page is installed later: nothing is compared anew."""
+    with monkeypatch.context() as hidden:
+        for name in ("matplotlib", "matplotlib.figure", "jinja2"):
+            hidden.setitem(sys.modules, name, None)
+        _without_a_page()
+    assert "Report: out-page/report.html" in typed("compare --saved out/comparison.json --out out-page")
+    assert "charset" in Path("out-page/report.html").read_text(encoding="utf-8")
+    assert Path("out-page/comparison.json").read_bytes() == Path("out/comparison.json").read_bytes()
+
+
+def _without_a_page():
     said = typed("compare --model shallow --device cpu --data pairs.tsv --recipes classical --no-controls --out out")
     assert {path.name for path in Path("out").iterdir()} == {"results.csv", "comparison.json"}
     assert said.startswith("--out will be results.csv and comparison.json, without a page.")
-    assert 'pip install "st-reba[report]"' in said
+    assert 'pip install "st-reba[report]", and then st-reba compare --saved out/comparison.json --out out-page' in said
 
 
 def test_what_is_refused_at_once_is_refused_later_in_the_same_words(desk):

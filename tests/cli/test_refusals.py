@@ -88,7 +88,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--repetitions 2 --recipes reba-2,classical", 1, "--repetitions: it is for --recipes all, as the few"),
         ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
         # Model and device stand in what was typed already.
-        ("--saved c.json --out new --save-best best", 1, f"--model, --out, --save-best: {SAVED} --model, --out, --sav"),
+        ("--saved c.json --out new --save-best best", 1, f"--model, --save-best: {SAVED} --model, --save-best o"),
         ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes or tasks with"),
         ("--seed 5", 2, "No such option: --seed"),
         ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is. Leave"),
@@ -134,7 +134,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
 #: The same, where something is read or imported before.
 LATER: dict[str, list[tuple[str, str]]] = {
     "build": [
-        ("--rerank --template {text}", "one {query}, behind it one {document}"),
+        ("--rerank --template {text}", "one {query} and, behind it, one {document}"),
         ("--sparse --recipe reba-2", "--sparse with reba-2: the head is asked at the end of a prompt"),
         ("--multi-vector --recipe classical+whitened", "whitened stands around the pooling, and nothing is pooled. Gi"),
         ("--multi-vector --recipe prompteol", "PromptEOL does not read every token. Give one of cl"),
@@ -190,6 +190,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data texts.txt", "A search chooses by labels"),
         # What it would ask in is told before.
         ("--data zh.tsv", "The texts are in Chinese, and so ask PromptEOL, Pretended CoT, Knowledge; --prompt"),
+        ("--data zh.tsv", "tokens a character: the model has hardly learned to read Chinese. Take another one if"),
     ],
     "train": [
         ("--config empty.yaml", EMPTY),

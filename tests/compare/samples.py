@@ -119,5 +119,5 @@ def real() -> Comparison:
         answer="Three recipes cannot be told apart; use the cheapest, Value aggregation, last token: 68.7 [64.4, "
         "72.6], 31 above what you have (the mean of the last hidden states), ahead of every control.",
         use="Value aggregation, last",
-        build="st-reba build --model a-small-model --recipe value-aggregation --out my-model",
+        build="st-reba build --model a-small-model --recipe value-aggregation --out my-value-aggregation",
     )

@@ -239,7 +239,7 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
             CLEAR, {},
             ["Best on STS: PromptEOL, last, 90.0 [", "On this data every other recipe is surely worse.",
              "The best of 2 scores is likely too high: on other texts expect less.",
-             f"It beats {STRONGEST}, PromptEOL, last on random weights (30.0 [",
+             f"PromptEOL (last token) beats {STRONGEST}, PromptEOL, last on random weights (30.0 [",
              "It beats the bag of input embeddings (20.0 [",
              "Only the best were run on random weights, too: PromptEOL, last."],
             ["not beat", "No recipe"],
@@ -249,7 +249,7 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
             CLEAR, {"chosen": ECHO},
             ["Chosen before these scores were known: Echo-2, mean, 50.0 [", "is ahead of it here by 40.0 [",
              "It was not chosen: to take it now would be to choose by these scores.",
-             f"It beats {STRONGEST}, PromptEOL, last on random weights (30.0 ["],
+             f"Echo-2 (mean) beats {STRONGEST}, PromptEOL, last on random weights (30.0 ["],
             ["Best on", "likely too high"],
         ),
         ({PROMPT: 0.51, ECHO: 0.505}, {"chosen": ECHO}, ["which cannot be told from 0. It was not chosen"], []),
@@ -265,18 +265,22 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
         (
             {BAG: 0.9, RANDOM: 0.8, PROMPT: 0.5, ECHO: 0.4}, {},
             ["The strongest control of all wins: the bag of input embeddings (90.0 [",
-             "No recipe beats the bag of input embeddings.", "It does not beat itself on random weights (80.0 ["],
+             "No recipe beats the bag of input embeddings.", "PromptEOL (last token) does not beat itself on "
+             "random weights (80.0 ["],
             [],
         ),
         # As in the answer: 60.2 is not ahead of 60.2.
         (
             {BAG: 0.6018, PROMPT: 0.6022, ECHO: 0.5}, {"items": 10_000},
-            [f"It does not beat {STRONGEST}, the bag of input embeddings (60.2 [", "No recipe beats"], ["ahead of"],
+            [f"PromptEOL (last token) does not beat {STRONGEST}, the bag of input embeddings (60.2 [",
+             "No recipe beats"],
+            ["ahead of"],
         ),
         # What stands behind a filter is held against the bag behind it.
         (
             {BAG: 0.2, WHITE: 0.95, WHITENED: 0.9, ECHO: 0.5}, {},
-            ["It beats the bag of input embeddings (20.0 [", "wins: the bag of input embeddings, whitened (95.0 [",
+            ["A, whitened (mean) beats the bag of input embeddings (20.0 [",
+             "wins: the bag of input embeddings, whitened (95.0 [",
              "One of 2 recipes does not beat the bag of input embeddings behind the same filter: A, whitened, mean."],
             [],
         ),
@@ -287,7 +291,7 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
              "No recipe beats the bag of input embeddings."],
             ["likely too high"],
         ),
-        ({BAG: 0.2, PROMPT: 0.9}, {"resampled": False}, [f"It is not surely ahead of {STRONGEST}, the bag"], []),
+        ({BAG: 0.2, PROMPT: 0.9}, {"resampled": False}, [f"(last token) is not surely ahead of {STRONGEST}"], []),
         ({TF_IDF: 0.55, PROMPT: 0.6, ECHO: 0.5}, {}, ["One of 2 recipes does not beat tf-idf: Echo-2, mean."], []),
         ({TF_IDF: 0.65, PROMPT: 0.6, ECHO: 0.5}, {}, ["No recipe beats tf-idf."], []),
     ],
@@ -306,14 +310,27 @@ def test_the_strongest_control_of_all(control):
     others = {other: 0.3 for other in CALLED if other != control}
     for share, start in (
         (0.8, f"The strongest control of all wins: {CALLED[control]} (80.0 ["),
-        (0.6, f"It does not beat the strongest control of all, {CALLED[control]} (60.0 ["),
-        (0.595, f"It is not surely ahead of the strongest control of all, {CALLED[control]} (59.5 ["),
-        (0.4, f"It beats the strongest control of all, {CALLED[control]} (40.0 ["),
+        (0.6, f"PromptEOL (last token) does not beat the strongest control of all, {CALLED[control]} (60.0 ["),
+        (
+            0.595,
+            f"PromptEOL (last token) is not surely ahead of the strongest control of all, {CALLED[control]} (59.5 [",
+        ),
+        (0.4, f"PromptEOL (last token) beats the strongest control of all, {CALLED[control]} (40.0 ["),
     ):
         text = told({**others, control: share, PROMPT: 0.6, ECHO: 0.5})
         assert start in text
         assert text.count(f"{CALLED[control]} (") == 1
-        assert text.index("strongest control") < text.index("It beats itself on random weights")
+        assert text.index("strongest control") < text.index("beats itself on random weights")
+
+
+def test_the_advised_recipe_is_held_against_controls():
+    """And not the best one, where a cheaper one is advised."""
+    given = table(TIES, costs=CHEAP)
+    advised = answer(given).use
+    says = verdict(given, advised=advised)
+    assert advised == REBA
+    assert any(sentence.startswith("Best on STS: PromptEOL, last, 60.0 [") for sentence in says)
+    assert any(sentence.startswith(f"ReBA-2 (mean) beats {STRONGEST}, the bag of input") for sentence in says)
 
 
 # What to type
@@ -322,12 +339,16 @@ def test_the_strongest_control_of_all(control):
 @pytest.mark.parametrize(
     ("spec", "pooling", "expected"),
     [
-        ("prompteol", "last", "--recipe prompteol --out my-model"),
-        ("reba-2", "last", "--recipe reba-2 --pooling last --out my-model"),
-        ("classical+whitened", "mean", "--recipe classical+whitened --fit-texts 'my texts.txt' --out my-model"),
+        ("prompteol", "last", "--recipe prompteol --out my-prompteol"),
+        ("reba-2", "last", "--recipe reba-2 --pooling last --out my-reba-2"),
+        ("classical+whitened", "mean", "--recipe classical+whitened --fit-texts 'my texts.txt' --out my-classical"),
         # The texts to fit on would choose the language of the prompt.
-        ("early-late", "mean", "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-model"),
-        ("early-late-zh", "mean", "--recipe early-late-zh --fit-texts 'my texts.txt' --out my-model"),
+        (
+            "early-late",
+            "mean",
+            "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-early-late",
+        ),
+        ("early-late-zh", "mean", "--recipe early-late-zh --fit-texts 'my texts.txt' --out my-early-late-zh"),
     ],
 )
 def test_what_to_type(spec, pooling, expected):
@@ -335,4 +356,4 @@ def test_what_to_type(spec, pooling, expected):
     assert build_command(result, "a model", "my texts.txt") == f"st-reba build --model 'a model' {expected}"
     longest = build_command(result, "m", None, 64, {"query": "find: ", "document": "text: "}, "bfloat16")
     prompts = "--query-prompt 'find: ' --document-prompt 'text: '"
-    assert longest.endswith(f" --max-seq-length 64 --dtype bfloat16 {prompts} --out my-model")
+    assert longest.endswith(f" --max-seq-length 64 --dtype bfloat16 {prompts} --out my-{spec.partition('+')[0]}")

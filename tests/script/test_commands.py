@@ -192,10 +192,10 @@ def test_the_printed_command_builds_what_was_scored(script, desk):
     typed(script, found.build.removeprefix("st-reba "))
     second = Halves.of(read_pairs("labelled.tsv")).parts[1]
     scored = np.array(found.items.values[found.use][found.items.first :])
-    for name in ("best", "my-model"):
+    for name in ("best", "my-topic"):
         first, other = (loaded(name).encode(side) for side in (second.first, second.second))
         np.testing.assert_allclose((first * other).sum(axis=1), scored, atol=1e-6)
-    files, built = files_of("best"), files_of("my-model")
+    files, built = files_of("best"), files_of("my-topic")
     assert files.keys() == built.keys()
     # The card of the first has the comparison.
     assert [str(path) for path in files if files[path] != built[path]] == ["README.md"]
@@ -212,9 +212,9 @@ def test_the_printed_command_builds_what_was_scored_by_classes(script, desk):
     typed(script, found.build.removeprefix("st-reba "))
     second = task_of(Halves.of(read_data("sorts.tsv", "said,sort")).parts[1])
     scored = np.mean(found.items.values[found.use][found.items.first :])
-    for name in ("best", "my-model"):
+    for name in ("best", "my-topic"):
         assert second(loaded(name))["knn_accuracy"] == pytest.approx(scored)
-    files, built = files_of("best"), files_of("my-model")
+    files, built = files_of("best"), files_of("my-topic")
     assert [str(path) for path in files if files[path] != built.get(path)] == ["README.md"]
 
 
