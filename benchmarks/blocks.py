@@ -543,7 +543,7 @@ BLOCKS |= {
             "processor seconds a query": Shown(grid.number("seconds", ",.1f")),
         },
         {"reading": "{reading}", "first": "{depth}", "attention of": "{counted}", "which": "{layers}"},
-        caption=("precision", "max_tokens", "queries", "documents", "machine", "date"),
+        split=("model", "set", "queries"), caption=("precision", "max_tokens", "documents", "machine", "date"),
     ),
     "engines": of_file(
         "engines", {

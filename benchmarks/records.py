@@ -34,7 +34,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
-    "rerank": ("model", "precision", "max_tokens", "set", "depth", "reading", "counted"),
+    "rerank": ("model", "precision", "max_tokens", "set", "queries", "depth", "reading", "counted"),
     "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
     "static_beside": ("model", "set", "metric", "recipe", "fitted_on", "dimensions", "precision"),
     "engines": ("model", "recipe", "engine", "quantity"),

@@ -30,6 +30,8 @@ from .printing import Shown, best_in_bold, console, model_name, notes
 _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
 _READ_WIDTH = 14
+#: Before the name of the recipe that the answer says to use.
+_ADVISED = "→ "
 
 
 def has_page(out: Path | None) -> bool:
@@ -204,9 +206,9 @@ def _table(found: Comparison) -> Table:
     table.add_column("Recipe", max_width=_NAME_WIDTH)
     table.add_column("Pool", no_wrap=True)
     tasks, random = found.tasks[:_SHOWN_TASKS], found.on_random_weights
-    for task in tasks:
+    for number, task in enumerate(tasks):
         table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
-        if random:
+        if random and number == 0:
             table.add_column("Random", justify="right", style="dim", no_wrap=True)
     chosen = any(result.read_at for result in found.results)
     if chosen:
@@ -217,10 +219,11 @@ def _table(found: Comparison) -> Table:
     shown = rows(found)
     for row, following in zip(shown, [*shown, None][1:], strict=True):
         result = row.result
-        cells: list[str | Text] = [result.label, result.pooling]
+        label = f"{_ADVISED}{result.label}" if result.name == found.use else result.label
+        cells: list[str | Text] = [label, result.pooling]
         for number, (task, cell) in enumerate(zip(tasks, row.cells, strict=False)):
             cells.append(_cell(task, cell, with_interval=number == 0))
-            if random:
+            if random and number == 0:
                 cells.append("" if cell is None or cell.random is None else task.show(cell.random.value))
         if chosen:
             cells.append(result.read_at)
@@ -248,11 +251,14 @@ def _legend(found: Comparison) -> list[str]:
     told = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
         told.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
-    last = f"The best stands first. In brackets: 95% intervals; {TIED}: cannot be told from the best."
+    last = f"The best stands first. {_ADVISED.strip()}: what to use. " if found.use else "The best stands first. "
+    last += f"In brackets: 95% intervals; {TIED}: cannot be told from the best."
     if found.on_random_weights:
-        last += " Random: the same on random weights, for the best alone."
+        last += f" Random: {found.tasks[0].name} on random weights, for the best alone."
     if any(result.read_at for result in found.results):
-        last += " Read: what was chosen on the first half / on the second; @27: after layer 27."
+        last += " Read: what was chosen on the first half / on the second. @27: after layer 27."
+        if any(" twice" in result.read_at for result in found.results):
+            last += " Part 1 twice: it counts twice as much as each other part of the vector."
     if any(result.cost is not None for result in found.results):
         last += " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s."
     return [*told, last]

@@ -176,11 +176,12 @@ def test_a_comparison_without_colours():
     # A terminal breaks it between words.
     in_terminal = re.sub(r"\x1b\[\d*m", "", shown(comparison, 80, terminal=True)).splitlines()
     assert " ".join(" ".join(in_terminal[:3]).split()) == comparison.answer
-    rows = [line for line in lines if "[" in line and line.startswith(("Early", "Knowledge", "Value", "PromptEOL"))]
-    names = ["Early and late", "Knowledge", "Value aggregation", "PromptEOL"]
+    rows = [line for line in lines if "[" in line and line.startswith(("Early", "Knowledge", "→", "PromptEOL"))]
+    # What is advised is marked.
+    names = ["Early and late", "Knowledge", "→ Value aggregation", "PromptEOL"]
     assert [row.split(",")[0].split("  ")[0] for row in rows] == names
     assert [TIED in row for row in rows] == [False, True, True, False]
-    # Random weights are a column.
+    # Random weights are a column of the first task alone.
     assert rows[2].split()[-3:] == ["12.2", "20", "1.6x"]
     assert "Left out RT-2, last; RT-4, last; RT-8, last: no cache" in " ".join(" ".join(lines).split())
     many = dataclasses.replace(comparison, skipped=[(f"RT-{passes}, last", "no cache") for passes in range(4)])
