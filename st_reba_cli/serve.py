@@ -127,7 +127,7 @@ def serve(
         def tell() -> None:
             console.say(f"{', '.join(server.models)} at {url}")
             if embedder is not None and embedder.path == Embedder.path:
-                console.print(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
+                console.say(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
             elif embedder is not None:
                 given = """--header "Content-Type: application/json" --data '{"inputs": ["a text"]}'"""
                 console.say(f"curl {url}{embedder.path} {given}")
