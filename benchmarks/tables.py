@@ -22,7 +22,7 @@ from picture import PICTURES
 from records import RESULTS, ROOT, RecordsError, shown
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.lookup import changed
-from st_reba.recipes.rows import PARTS
+from st_reba.recipes.rows import IN_BRIEF, PARTS
 from st_reba.text.templates import TEMPLATES
 from st_reba_cli.options import NAMES
 
@@ -75,7 +75,14 @@ def known_names() -> str:
     every = every_row()
     made = {
         "recipes": {
-            row.key: {"name": row.name, "says": row.says, "cost": row.cost, "fitted": bool(row.around)}
+            row.key: {
+                "name": row.name,
+                "says": row.says,
+                "in_brief": IN_BRIEF.get(row.key, ""),
+                "cost": row.cost,
+                "fitted": bool(row.around),
+                "tried": bool(row.tried),
+            }
             for row in (*every, rows.BAG)
         },
         "changed": sorted({other.key for row in every if row.searched for other in changed(row)}),

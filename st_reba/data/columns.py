@@ -252,7 +252,8 @@ def read_table(
                 found.append(values)
                 places.append((file, line))
     if first is None or not found:
-        raise ValueError(f"{source} holds no rows. {schemas[0].expected}")
+        rows = "; or ".join(", ".join(each.needed) for each in schemas)
+        raise ValueError(f"{source} holds no rows. A row is {rows}.")
     cells = zip(*found, strict=True)
     by_name = {column.name: list(own) for column, own in zip(first.schema.columns, cells, strict=True)}
     return Table(str(source), first, by_name, places)

@@ -385,7 +385,10 @@ def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
         every.setdefault(text, own)
     sizes = Counter(every.values())
     title, other = (table.header.titles[column.name] for column in CLASSES.columns)
-    remedy = f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."
+    remedy = (
+        "Two columns are a text and its label; pairs have a third one, their score. "
+        f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."
+    )
     label = table.values["label"][0]
     if len(sizes) < 2:
         raise ValueError(f'{table.name}: all texts have the label "{label}"; two classes are needed. {remedy}')

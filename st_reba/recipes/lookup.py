@@ -136,12 +136,11 @@ def find(name: str) -> Recipe:
         keys = [row.key for row in [*every_row(), rows.BAG]]
         parts = [f"+{part.key}" for part in rows.PARTS.values()]
         with_parts = [f"{key}{part}" for key in keys for part in parts]
-        near = get_close_matches(name.lower(), [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.4)
+        typed = re.sub("[_ ]+", "-", name.lower())
+        near = get_close_matches(typed, [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.4)
         raise ValueError(
-            f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}Give a name as tables "
-            f"show it, or a key: {', '.join(keys)}. A key may go on with @LAYER, and with one of "
-            f"{', '.join(parts)}; that of what a search tries, before that with one of "
-            f"{', '.join('-' + name for name in rows.CHANGES)}; that of a prompt, with -zh for its Chinese words."
+            f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
+            "`st-reba recipes` lists them, and what may stand behind a key."
         )
     if found.part is not None and not found.poolings:
         raise ValueError(

@@ -90,10 +90,11 @@ def test_where_only_texts_count_any_labels_will_do(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([("text", "label"), ("a", "x"), ("b", "x")], 'all texts have the label "x"; two classes are needed. --col'),
+        ([("text", "label"), ("a", "x"), ("b", "x")], 'all texts have the label "x"; two classes are needed. Two col'),
         ([("text", "label"), ("a", "x"), ("b", "y")], "labels that two texts or more have: 0 of 2; two are needed."),
         ([("text", "label"), ("a", "x"), ("b", "x"), ("c", "y")], "two texts or more have: 1 of 2; two are needed"),
-        ([(), ("a b", "c d"), ("e f", "g h")], "0 of 2; two are needed. --columns 1,2 says which is the"),
+        ([(), ("a b", "c d"), ("e f", "g h")], "0 of 2; two are needed. Two columns are a text and its label; pairs "
+         "have a third one, their score. --columns 1,2 says which is the"),
         ([("comment", "mood"), ("a", "x"), ("b", "y"), ("c", "x")],
          't.tsv, line 1: no other text has the label "mood". Does this line name the columns?'),
         ([("comment", "label", "text1"), ("a", "x", "b")], f"t.tsv, line 1 lacks .* {CLASSES.in_words[:40]}"),

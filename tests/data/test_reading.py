@@ -328,7 +328,8 @@ def test_pairs_or_texts(tmp_path):
         ("t.tsv", b"a\tb\t1\n\nc\t\xff\t2\n", "line 3: not UTF-8"),
         ("t.tsv", b"a\tb\t1\nc\td\t1\n", "2 pairs with 1 different scores leave nothing to rank"),
         ("t.tsv", b"a\tb\tc\td\n", "line 1: 4 columns, and no header that names them. Rows are sentence1"),
-        ("t.tsv", b"", "t.tsv holds no rows. A row is sentence1"),
+        ("t.tsv", b"", "t.tsv holds no rows. A row is sentence1, sentence2, score; or anchor, positive, negative; or "
+         "text, label; or text."),
         ("t.txt", b"\na\nb\nc\td\t1\n", "line 4: has a tab, but line 2 has none. Plain texts stand one a line"),
         ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts; at least 3 are needed"),
         ("t.txt", "a\nb\nc\n".encode("utf-16"), "line 1: not UTF-8"),
