@@ -64,36 +64,36 @@ def build(
     recipe: Annotated[
         str | None,
         option(
-            'Any row of any table, by its name ("ReBA-2") or its key: "reba-2", read after a layer "reba-2@12", behind '
-            'a filter "classical+whitened". `st-reba recipes` lists them.',
+            'The recipe, by the name that tables show ("ReBA-2") or by its key: "reba-2"; "reba-2@12" is read after '
+            'layer 12, "classical+whitened" has a filter. `st-reba recipes` lists the keys.',
             autocompletion=complete_recipe,
         ),
     ] = None,
     method: Annotated[
         str | None,
         option(
-            f"In place of a recipe's name: {', '.join(METHODS)}. Default: {DEFAULT}.",
+            f"The method, in place of --recipe: {', '.join(METHODS)}. Default: {DEFAULT}.",
             autocompletion=lambda incomplete: [name for name in METHODS if name.startswith(incomplete)],
         ),
     ] = None,
     pooling: Annotated[
-        options.Poolings | None, option("How token vectors become one. Default: as the recipe has it.")
+        options.Poolings | None, option("How the vectors of tokens become one. Default: the recipe's own.")
     ] = None,
-    repetitions: Annotated[int | None, option("Copies of the text (echo, reba). Default: 2.")] = None,
+    repetitions: Annotated[int | None, option("How often the text stands (echo, reba). Default: 2.")] = None,
     layers: Annotated[
         str | None,
         option(
-            'Indices such as "-1,-2": the layers that count (reba, value-aggregation; default: all), or those that '
-            "re-route (kv-rerouting; default: the middle third)."
+            'Indices of layers, such as "-1,-2": those whose attention or values count (reba, value-aggregation; '
+            "default: all), or those that re-route (kv-rerouting; default: the middle third)."
         ),
     ] = None,
     chunk_length: Annotated[
-        int | None, option("Tokens of a chunk, for texts too long to be repeated whole (reba).")
+        int | None, option("With reba: tokens of a chunk, for texts that are too long to be repeated whole.")
     ] = None,
     template: Annotated[
         str | None,
         option(
-            'Text with {text} slots, or a name such as "springer" (echo) or "prompteol".',
+            'The prompt: text with {text} where the input goes, or a name such as "springer" (echo) or "prompteol".',
             autocompletion=complete_template,
         ),
     ] = None,
@@ -105,39 +105,44 @@ def build(
     sparse: Annotated[
         bool,
         option(
-            "A SparseEncoder: the head's weights of words at the end of a prompt, by default promptreps'.", "--sparse"
+            "Write a SparseEncoder: the head's weights of words at the end of a prompt (default: promptreps).",
+            "--sparse",
         ),
     ] = False,
     expansion: Annotated[
-        int | None, option("With --sparse: how many tokens that are not the text's own. Default: 0.", min=0)
+        int | None, option("With --sparse: how many tokens to add that are not the text's own. Default: 0.", min=0)
     ] = None,
     top_k: Annotated[
-        int | None, option("With --sparse: how many of the text's own, at most. Default: 128.", min=1)
+        int | None, option("With --sparse: how many of the text's own tokens to keep, at most. Default: 128.", min=1)
     ] = None,
     rerank: Annotated[
-        bool, option("A CrossEncoder, by a two-way choice; --template then has {query} and {document}.", "--rerank")
+        bool,
+        option(
+            "Write a CrossEncoder: the model chooses between two answers; --template then has {query} and {document}.",
+            "--rerank",
+        ),
     ] = False,
     by_attention: Annotated[
         bool,
         option(
-            "With --rerank: all documents of a query in one prompt, ordered by the query's attention (ICR); --template "
-            "then has {documents} and {query}, and --layers says whose attention counts.",
+            "With --rerank: read all documents of a query in one prompt, and order them by the query's attention "
+            "(ICR). --template then has {documents} and {query}, and --layers names the layers whose attention counts.",
             "--by-attention",
         ),
     ] = False,
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
     multi_vector: Annotated[
-        bool, option("A MultiVectorEncoder: a vector for each token, for search by MaxSim.", "--multi-vector")
+        bool, option("Write a MultiVectorEncoder: a vector for each token, for search by MaxSim.", "--multi-vector")
     ] = False,
     dimensions: Annotated[
         int | None,
-        option("--multi-vector: so many values, by principal components of the tokens of --fit-texts.", min=1),
+        option("With --multi-vector: values of a vector, by principal components of the tokens of --fit-texts.", min=1),
     ] = None,
     skip_punctuation: Annotated[
         bool | None,
         option(
-            "--multi-vector: leave out a document's tokens that are punctuation alone. Default: leave them out.",
+            "With --multi-vector: leave out a document's tokens of punctuation, or keep them. Default: leave them out.",
             "--skip-punctuation/--keep-punctuation",
         ),
     ] = None,
@@ -145,12 +150,12 @@ def build(
     max_seq_length: options.MaxSeqLength = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        option("Precision of the saved weights; auto: the model's own."),
+        option("Precision of the saved weights. auto: the model's own."),
     ] = "auto",
     engine: options.Engine = "transformers",
     as_json: options.Json = False,
 ) -> None:
-    """Write a ready SentenceTransformer directory."""
+    """Write a recipe on a model as a directory that SentenceTransformer loads."""
     if model is None and endpoint is None and (demo := demo_model()) != STAND_IN:
         model = demo
     if (model is None) == (endpoint is None):

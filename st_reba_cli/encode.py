@@ -24,7 +24,7 @@ def encode(
     model: Annotated[
         str,
         argument(
-            "A SentenceTransformer: a directory or a Hub id.",
+            "A saved model of sentence-transformers: a directory or a Hub id.",
             "MODEL",
             callback=check_model,
             autocompletion=complete_model,
@@ -42,50 +42,67 @@ def encode(
     out: Annotated[
         str,
         option(
-            "An .npy, a .parquet, or (no suffix) a directory of Parquet shards. To a URL (s3://, gs://, hf://) it is "
-            "uploaded when it is whole."
+            "Where the vectors go: an .npy, a .parquet or, without a suffix, a directory of Parquet shards. To a URL "
+            "(s3://, gs://, hf://) they are uploaded when all are there."
         ),
     ],
-    column: Annotated[str | None, option('Which column has the texts. Default: "text".')] = None,
+    column: Annotated[str | None, option('The column that has the texts. Default: "text".')] = None,
     keep: Annotated[
         list[str] | None,
-        option("A column to keep in a Parquet --out; may be repeated. Cells of .csv and .tsv are text."),
+        option(
+            "A column to write beside the vectors, to Parquet alone; may be repeated. Cells of .csv and .tsv are text."
+        ),
     ] = None,
     precision: Annotated[
-        Literal["float32", "int8", "uint8", "binary", "ubinary"], option("What values are written as.")
+        Literal["float32", "int8", "uint8", "binary", "ubinary"], option("Type of the numbers that are written.")
     ] = "float32",
     calibration_rows: Annotated[
-        int, option("int8, uint8: the ranges are those of so many first texts.", min=1)
+        int, option("With int8, uint8: how many texts, from the first on, set the range of each dimension.", min=1)
     ] = 10_000,
     ranges: Annotated[
-        Path | None, file("int8, uint8: ranges from a file, such as an earlier run's vectors.ranges.npy.")
+        Path | None,
+        file("With int8, uint8: take the ranges from this file, such as an earlier run's vectors.ranges.npy."),
     ] = None,
-    truncate_dim: Annotated[int | None, option("Keep a vector's first values.", min=1)] = None,
+    truncate_dim: Annotated[int | None, option("Keep this many values of each vector, the first ones.", min=1)] = None,
     normalize: Annotated[bool, option("Scale vectors to length 1.")] = False,
-    prompt_name: Annotated[str | None, option("One of the model's prompts, by name.")] = None,
-    prompt: Annotated[str | None, option("A prompt in full.")] = None,
+    prompt_name: Annotated[str | None, option("Put the model's prompt of this name before each text.")] = None,
+    prompt: Annotated[str | None, option("Put this prompt before each text.")] = None,
     chunk_tokens: Annotated[
-        int | None, option("A vector for each chunk of so many tokens, read in its text; Parquet.", min=1)
+        int | None,
+        option(
+            "Write a vector for each chunk of this many tokens, read within its whole text; to Parquet alone.", min=1
+        ),
     ] = None,
     chunk_overlap: Annotated[int, option("Tokens that a chunk shares with the next one.", min=0)] = 0,
     batch_size: options.BatchSize = 32,
     chunk_size: Annotated[
         int | None,
-        option("Texts that are sorted by length and kept as one. Default: four batches, growing to 2,048.", min=1),
+        option(
+            "Texts that are sorted by length, encoded and saved together. Default: four batches, growing to 2,048 "
+            "texts.",
+            min=1,
+        ),
     ] = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "fastest",
     device: Annotated[
-        str | None, option('cpu, cuda ...; several as "cuda:0,cuda:1". The fastest one by default.')
+        str | None,
+        option('Where the model runs: cpu, cuda ...; several as "cuda:0,cuda:1". Default: the fastest there is.'),
     ] = None,
-    engine: Annotated[Literal["local", "ray"], option("This machine, or a Ray cluster (RAY_ADDRESS).")] = "local",
-    workers: Annotated[int | None, option("ray: copies of the model. Default: 1.", min=1)] = None,
-    overwrite: Annotated[bool, option("Replace --out, and other settings' interrupted run.")] = False,
+    engine: Annotated[
+        Literal["local", "ray"], option("Run on this machine, or on the Ray cluster that RAY_ADDRESS names.")
+    ] = "local",
+    workers: Annotated[
+        int | None, option("With --engine ray: how many copies of the model run. Default: 1.", min=1)
+    ] = None,
+    overwrite: Annotated[
+        bool, option("Replace what --out has, and what a stopped run with other settings has left.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Texts of a file of any size to vectors.
+    """Turn a file of texts, of any size, into a file of vectors.
 
-    A run that was stopped or killed goes on where it was when it is started again, and the output is the same.
+    If a run is stopped or killed, the same command goes on where it was, and the output is the same.
     """
     if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")

@@ -17,18 +17,25 @@ def export(
     model: options.Model,
     static: Annotated[
         Path | None,
-        place("Directory for a static model: a whitened table of the vocabulary's vectors, a StaticEmbedding."),
+        place("Directory to write a static model to: a StaticEmbedding, a whitened table of one vector a token."),
     ] = None,
     plain: Annotated[
-        Path | None, place("Directory for a saved model of st_reba's, as a plain one that inference engines serve.")
+        Path | None,
+        place("Directory to write a saved model of st_reba to, as a plain one that inference engines serve."),
     ] = None,
-    pieces: Annotated[bool, option("--plain: tokenise a template apart from the bare text, as engines do.")] = False,
+    pieces: Annotated[
+        bool, option("With --plain: tokenise a template and the bare text separately, as engines do.")
+    ] = False,
     layer: Annotated[
         int | None,
-        option("--static: read after this layer; 0: input embeddings. Default: a quarter of the layers.", min=0),
+        option(
+            "With --static: the layer after which tokens are read; 0: input embeddings. Default: a quarter of the "
+            "depth.",
+            min=0,
+        ),
     ] = None,
     dimensions: Annotated[
-        int | None, option("--static: so many values of a vector, by principal components. Default: all.", min=1)
+        int | None, option("With --static: values of a vector, by principal components. Default: all.", min=1)
     ] = None,
     fit_texts: options.FitTexts = None,
     dtype: options.Dtype = "auto",

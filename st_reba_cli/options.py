@@ -300,93 +300,101 @@ OptionalModel = Annotated[str | None, option(_MODEL, "--model", callback=check_m
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "fastest"],
     option(
-        "Weights' precision; fastest: bfloat16 on a CPU that has units for it, if on some texts the scores agree with "
-        "those of float32; auto: float32 on a CPU, else the model's own."
+        "Precision of the weights. auto: float32 on a CPU, else the model's own. fastest: as auto, but bfloat16 on a "
+        "CPU with units for it, if it keeps the order of some texts' cosines."
     ),
 ]
 Engine = Annotated[
     Literal["transformers", "llama.cpp"],
-    option("What runs the language model: transformers; or llama.cpp, a GGUF file at its own size."),
+    option("What runs the language model: transformers; or llama.cpp, which runs a GGUF file without unpacking it."),
 ]
-Device = Annotated[str | None, option("cpu, cuda, mps ...; the fastest there is by default.")]
-MaxSeqLength = Annotated[int | None, option("Tokens of one copy of a text, at most.", min=1)]
-BatchSize = Annotated[int, option("Texts at a time.", min=1)]
-DryRun = Annotated[bool, option("Say how long it would take, and how much memory, and stop there.", "--dry-run")]
+Device = Annotated[str | None, option("Where the model runs: cpu, cuda, mps ... Default: the fastest there is.")]
+MaxSeqLength = Annotated[
+    int | None, option("Tokens read of a text (of one copy, where it is repeated), at most.", min=1)
+]
+BatchSize = Annotated[int, option("Texts that run at a time.", min=1)]
+DryRun = Annotated[bool, option("Only say how long the command would take, and how much memory.", "--dry-run")]
 Json = Annotated[bool, option("Print the result as one JSON object on stdout; all else goes to stderr.", "--json")]
 Revision = Annotated[str | None, option("Branch, tag or commit of a Hub id.")]
 Poolings = Literal["mean", "last", "lasttoken", "weightedmean", "max", "cls"]
 FitTexts = Annotated[
     str | None,
     source(
-        "Texts like your own, fifty or more, to fit on: filters such as whitening, and the weights of words. One a "
-        "line, a table, or any labelled data, whose labels are not read. Default: those of the package; compare: those "
-        "of its data."
+        "Texts to fit filters and weights of words on, fifty or more, like your own: one a line, a table, or labelled "
+        "data, whose labels are not read. Default: sentences of the package; compare: its own data."
     ),
 ]
 EndpointUrl = Annotated[
     str | None,
-    option("In place of --model a server: its root, or its path (.../v1, .../embed, .../api/embed, .../embedding)."),
+    option(
+        "URL of a server that runs the model, in place of --model: its root, or its path (.../v1, .../embed, "
+        ".../api/embed, .../embedding)."
+    ),
 ]
 EndpointForm = Annotated[
     Literal["auto", "openai", "tei", "ollama", "llama.cpp"],
     option(
-        "What the server is asked in; auto: by the URL's path, else OpenAI's form or TEI's. llama.cpp: a llama-server "
-        "with --embeddings --pooling none, whose tokens' states are read."
+        "How the server is asked. auto: by the URL's path, else in OpenAI's form or TEI's. llama.cpp: a llama-server "
+        "with --embeddings --pooling none, which gives the states of tokens."
     ),
 ]
-ServedName = Annotated[str | None, option("What the server calls the model. Default: the first that it lists.")]
+ServedName = Annotated[
+    str | None, option("The name by which the server knows the model. Default: the first that it lists.")
+]
 KeyVariable = Annotated[
     str | None,
-    option("The environment variable that has the server's key, such as ST_REBA_API_KEY: its name is saved."),
+    option("The environment variable that has the server's key, such as ST_REBA_API_KEY. Only its name is saved."),
 ]
 Shares = Annotated[
     str | None,
-    option('How much each part counts, of a recipe that has parts (topic, echo-topic, early-late): "1,2,2".'),
+    option('Weights of the parts of a recipe that has parts (topic, echo-topic, early-late), such as "1,2,2".'),
 ]
 FitHalf = Annotated[
-    int | None, option("Of the labelled data that --fit-texts names, this half, as compare cuts them.", min=1, max=2)
+    int | None, option("Fit on this half of the labelled data of --fit-texts, as compare cuts them.", min=1, max=2)
 ]
 NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet, or be empty.")]
 
 Data = Annotated[
     str | None,
     source(
-        "Pairs with scores, triplets, texts with a label each, or plain texts (proxies only): a .tsv, .csv, .jsonl or "
-        ".parquet, a folder of shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a folder in "
-        "BEIR's layout. Default: demo texts."
+        "The texts: pairs with scores, triplets, texts with a label each, or plain texts (proxies only). A .tsv, .csv, "
+        ".jsonl or .parquet, a folder of shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a "
+        "folder in BEIR's layout. Default: demo texts."
     ),
 ]
 Columns = Annotated[
     str | None,
     option(
-        'What columns are called, if not as usual: "q1,q2,same" in the order sentence1, sentence2, score; or by name, '
-        '"score=same,sentence1=q1"; without a header, places from 1. docs/data.md lists the usual names.'
+        'Names of the columns, if they are not the usual ones of docs/data.md: "q1,q2,same" for sentence1, sentence2, '
+        'score; or "score=same,sentence1=q1". Without a header, numbers from 1.'
     ),
 ]
-Queries = Annotated[str | None, source("Retrieval, in place of --data: a table of _id and text.")]
-Corpus = Annotated[str | None, source("Its documents: a table of _id, text and, if any, title.")]
-Qrels = Annotated[str | None, source("Its judgements: a table of query-id, corpus-id and score.")]
+Queries = Annotated[str | None, source("Retrieval, in place of --data: the queries, a table of _id and text.")]
+Corpus = Annotated[str | None, source("Retrieval: the documents, a table of _id, text and, if any, title.")]
+Qrels = Annotated[str | None, source("Retrieval: the judgements, a table of query-id, corpus-id and score.")]
 QueryPrompt = Annotated[str | None, option("Retrieval: the text before a query, as in encode_query.")]
 DocumentPrompt = Annotated[str | None, option("Retrieval: the text before a document, as in encode_document.")]
 Demo = Annotated[
-    Literal["pairs", "retrieval"] | None, option("Which of the demo texts: pairs (the default) or retrieval.")
+    Literal["pairs", "retrieval"] | None, option("Which demo texts to take: pairs (the default) or retrieval.")
 ]
-Language = Annotated[Literal["en", "zh"] | None, option("Of the demo texts: English (the default) or Chinese.")]
+Language = Annotated[
+    Literal["en", "zh"] | None, option("Language of the demo texts: English (the default) or Chinese.")
+]
 PromptLanguage = Annotated[
     Literal["en", "zh"] | None,
     option(
-        "Of the prompt, where a recipe has it in English and in Chinese. Default: that of the texts; of build: that of "
-        "--fit-texts, or English."
+        "Language of the prompt, for recipes that have one in English and one in Chinese. Default: that of the texts; "
+        "build: that of --fit-texts, or English."
     ),
 ]
 Random = Annotated[
-    bool, option("Run the best recipes, at most 3, on random weights as well: what of a score needs no training.")
+    bool, option("Also run the best recipes, at most 3, on random weights: what of a score needs no training.")
 ]
 Out = Annotated[
     Path | None,
     place(
         "Directory to write results.csv and comparison.json to and, with the extra [report], report.html with figures. "
-        "What was embedded lies beside it while that runs: the same command goes on where it was stopped.",
+        "If a run is stopped, the same command goes on from DIR.partial.",
         "--out",
         "--report",
     ),

@@ -12,11 +12,13 @@ from .printing import console
 
 def push(
     directory: Annotated[Path, argument("A saved SentenceTransformer.", "MODEL_DIR", exists=True, file_okay=False)],
-    repo_id: Annotated[str, argument("Where it goes on the Hub; made if there is none.", "ORG/NAME")],
-    private: Annotated[bool, option("Refuse a public repository; make a private one.", "--private")] = False,
+    repo_id: Annotated[str, argument("The repository on the Hub. It is made if there is none.", "ORG/NAME")],
+    private: Annotated[
+        bool, option("Make the repository private, and refuse one that is public.", "--private")
+    ] = False,
     revision: Annotated[str | None, option("Branch to push to. Default: the main one.")] = None,
     create_pr: Annotated[bool, option("Open a pull request instead of pushing.", "--create-pr")] = False,
-    message: Annotated[str | None, option("Of the commit.")] = None,
+    message: Annotated[str | None, option("Message of the commit.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Upload a saved model, after a check that it is complete.

@@ -18,7 +18,8 @@ _SHORT = {
 
 def recipes(
     key: Annotated[
-        str | None, argument("Of one recipe, to be told all of it.", "[KEY]", autocompletion=complete_recipe)
+        str | None,
+        argument("Show this recipe alone, with all that is known of it.", "[KEY]", autocompletion=complete_recipe),
     ] = None,
 ) -> None:
     """List the recipes and filters that there are.

@@ -23,7 +23,7 @@ def search(
     document_prompt: options.DocumentPrompt = None,
     demo: options.Demo = None,
     language: options.Language = None,
-    seed: Annotated[int, option("Of the two halves.")] = 0,
+    seed: Annotated[int, option("Seed of the random split of the data into two halves.")] = 0,
     random: options.Random = True,
     dry_run: options.DryRun = False,
     prompt_language: options.PromptLanguage = None,
@@ -35,10 +35,10 @@ def search(
     device: options.Device = None,
     as_json: options.Json = False,
 ) -> None:
-    """The best combination of recipe, layer, pooling and filter.
+    """Find the best combination of recipe, layer, pooling and filter.
 
-    All templates, repetitions and changes are tried. The best is looked for on one half of the labelled pairs,
-    triplets, queries or texts, and shown beside its controls on the other.
+    All templates, repetitions and changes are tried. The best is chosen on one half of the labelled pairs, triplets,
+    queries or texts. Its scores, and those of its controls, are of the other half.
     """
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
 

@@ -30,43 +30,46 @@ def serve(
     rerank: Annotated[
         str | None,
         option(
-            "A CrossEncoder, for /rerank. Without it, MODEL orders texts by similarity.",
+            "A CrossEncoder that answers /rerank. Without it, MODEL orders the documents by similarity.",
             callback=check_model,
             autocompletion=complete_model,
         ),
     ] = None,
-    name: Annotated[str | None, option("What requests call MODEL. Default: the last part of it.")] = None,
+    name: Annotated[str | None, option("The name of MODEL in requests. Default: the last part of its path.")] = None,
     rerank_name: Annotated[
-        str | None, option("What requests call the CrossEncoder. Default: the last part of it.")
+        str | None, option("The name of the CrossEncoder in requests. Default: the last part of its path.")
     ] = None,
-    host: Annotated[str, option("Address to listen at; by default this machine alone.")] = "127.0.0.1",
-    port: Annotated[int, option("0: any that is free.", min=0, max=65535)] = 8000,
+    host: Annotated[
+        str, option("Address to listen at. 127.0.0.1: only this machine is heard; 0.0.0.0: others, too.")
+    ] = "127.0.0.1",
+    port: Annotated[int, option("Port to listen at. 0: any that is free.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
         option(
-            "A key that requests have to bring; several with commas. Others on this machine see an option, and not the "
-            "variable.",
+            "The key that each request must have; several with commas. Other users of this machine can see the option, "
+            "and not the variable.",
             envvar="ST_REBA_API_KEY",
             show_envvar=True,
         ),
     ] = None,
-    truncate: Annotated[bool, option("Cut texts that are too long for the model, or refuse them.")] = True,
-    batch_tokens: Annotated[int, option("Tokens of a batch at most, padding included.", min=1)] = 8192,
-    batch_size: Annotated[int, option("Texts of a batch, at most.", min=1)] = 256,
+    truncate: Annotated[bool, option("Cut texts that are too long for the model; --no-truncate refuses them.")] = True,
+    batch_tokens: Annotated[int, option("Tokens in one batch, at most, padding included.", min=1)] = 8192,
+    batch_size: Annotated[int, option("Texts in one batch, at most.", min=1)] = 256,
     queue_tokens: Annotated[
-        int, option("Tokens that may wait. More are refused (429), to be tried later.", min=1)
+        int, option("Tokens that wait, at most. A request beyond that is refused (429), to be sent again later.", min=1)
     ] = MIB,
-    max_inputs: Annotated[int, option("Texts of a request, at most.", min=1)] = 2048,
-    max_body: Annotated[int, option("MiB of a request, at most.", min=1)] = 8,
+    max_inputs: Annotated[int, option("Texts in one request, at most.", min=1)] = 2048,
+    max_body: Annotated[int, option("Size of one request in MiB, at most.", min=1)] = 8,
     revision: Annotated[str | None, option("Branch, tag or commit of MODEL on the Hub.")] = None,
     rerank_revision: Annotated[str | None, option("Branch, tag or commit of the CrossEncoder on the Hub.")] = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
 ) -> None:
-    """Serve a model, in OpenAI's and TEI's forms, and /rerank.
+    """Serve a model over HTTP, in OpenAI's and TEI's forms.
 
-    OpenAI's /v1/embeddings is for dense models, TEI's /embed_sparse and /embed_all for the others. There are
-    /health and /metrics as well. SIGTERM ends the server when it has answered what it has.
+    A dense model answers OpenAI's /v1/embeddings, a sparse one TEI's /embed_sparse, a multi-vector one /embed_all.
+    There are /rerank, /health and /metrics as well. After SIGTERM it answers the requests that it has, and
+    ends.
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")

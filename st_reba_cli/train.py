@@ -15,11 +15,11 @@ from .printing import console
 
 def train(
     context: typer.Context,
-    method: Annotated[Literal["bellm", "freeze", "jtcse"], argument("What to train.")],
+    method: Annotated[Literal["bellm", "freeze", "jtcse"], argument("The method to train.")],
     config: Annotated[
         Path, file("A YAML file: model, data (triplets, pairs or texts) and settings; docs/train.md has every key.")
     ],
-    out: Annotated[Path, option("Directory of the run. Where one was interrupted, the same command goes on.")],
+    out: Annotated[Path, option("Directory of the run. If the run is stopped, the same command goes on.")],
 ) -> None:
     """Train a method of the papers on your data.
 

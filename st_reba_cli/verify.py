@@ -14,7 +14,9 @@ from .printing import console, notes
 
 def verify(
     context: typer.Context,
-    url: Annotated[str, argument("A server: its root, or its path (.../v1, .../v1/embeddings, .../embed).", "URL")],
+    url: Annotated[
+        str, argument("The server's URL: its root, or its path (.../v1, .../v1/embeddings, .../embed).", "URL")
+    ],
     model: Annotated[
         str,
         option(
@@ -24,28 +26,38 @@ def verify(
         ),
     ],
     served_name: Annotated[
-        str | None, option("What the server calls the model. Default: the first of its /v1/models.")
+        str | None, option("The name by which the server knows the model. Default: the first of its /v1/models.")
     ] = None,
     form: Annotated[
         Literal["auto", "openai", "tei", "ollama", "llama.cpp"],
         option(
-            "OpenAI's /v1/embeddings or TEI's /embed; auto: whichever is there. The others: of a model on a server."
+            "How the server is asked: openai for /v1/embeddings, tei for /embed, auto for whichever is there. ollama "
+            "and llama.cpp: for a model that was built with --endpoint."
         ),
     ] = "auto",
     prompt_name: Annotated[
-        str | None, option("Which of the model's prompts the server should put before texts.")
+        str | None, option("The name of the model's prompt that the server should put before texts.")
     ] = None,
     tolerance: Annotated[
         float | None,
-        option("Of two vectors of length 1, at most. Default: 1e-4; 5e-3 in float16, 3e-2 in bfloat16.", min=0),
+        option(
+            "The largest distance allowed between the two vectors of a text, each scaled to length 1. Default: 1e-4; "
+            "5e-3 in float16, 3e-2 in bfloat16.",
+            min=0,
+        ),
     ] = None,
     max_tokens: Annotated[
-        int, option("The long text is longer than what the model reads, if that is below this.", min=16)
+        int,
+        option(
+            "Tokens of the longest text that is sent, at most. Whether the server cuts texts is only seen if the "
+            "model reads fewer.",
+            min=16,
+        ),
     ] = 2048,
     api_key: Annotated[
-        str | None, option("That the server asks for.", envvar="ST_REBA_API_KEY", show_envvar=True)
+        str | None, option("The key to send, if the server asks for one.", envvar="ST_REBA_API_KEY", show_envvar=True)
     ] = None,
-    timeout: Annotated[float, option("Seconds for an answer.", min=0.1)] = 60.0,
+    timeout: Annotated[float, option("Seconds to wait for an answer.", min=0.1)] = 60.0,
     revision: options.Revision = None,
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
@@ -53,7 +65,7 @@ def verify(
 ) -> None:
     """See whether a server gives the saved model's vectors.
 
-    The reason is told if it does not, and the exit code is 1.
+    If it does not, the command names the reason, and its exit code is 1.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
