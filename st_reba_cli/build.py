@@ -155,7 +155,7 @@ def build(
     engine: options.Engine = "transformers",
     as_json: options.Json = False,
 ) -> None:
-    """Write a recipe on a model as a directory that SentenceTransformer loads."""
+    """Build a recipe on a model, and save it for SentenceTransformer."""
     if model is None and endpoint is None and (demo := demo_model()) != STAND_IN:
         model = demo
     if (model is None) == (endpoint is None):

@@ -87,7 +87,7 @@ def encode(
     dtype: options.Dtype = "fastest",
     device: Annotated[
         str | None,
-        option('Where the model runs: cpu, cuda ...; several as "cuda:0,cuda:1". Default: the fastest there is.'),
+        option('Where the model runs: cpu, cuda; several as "cuda:0,cuda:1". Default: the fastest there is.'),
     ] = None,
     engine: Annotated[
         Literal["local", "ray"], option("Run on this machine, or on the Ray cluster that RAY_ADDRESS names.")

@@ -308,7 +308,7 @@ Engine = Annotated[
     Literal["transformers", "llama.cpp"],
     option("What runs the language model: transformers; or llama.cpp, which runs a GGUF file without unpacking it."),
 ]
-Device = Annotated[str | None, option("Where the model runs: cpu, cuda, mps ... Default: the fastest there is.")]
+Device = Annotated[str | None, option("Where the model runs, such as cpu, cuda or mps. Default: the fastest there is.")]
 MaxSeqLength = Annotated[
     int | None, option("Tokens read of a text (of one copy, where it is repeated), at most.", min=1)
 ]
