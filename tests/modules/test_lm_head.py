@@ -263,7 +263,7 @@ class TestReranking:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"template": "{document} {query} so:"}, "one {query}, behind it one {document}, and behind that"),
+            ({"template": "{document} {query} so:"}, "one {query} and, behind it, one {document}, and behind both"),
             ({"template": "{query} {document} {x}"}, "no other braces"),
             ({"choices": (" A", " A")}, "each is to add one token, another than the other"),
             ({"choices": (" unlikely", " B")}, "each is to add one token"),
