@@ -30,7 +30,7 @@ def serve(
     rerank: Annotated[
         str | None,
         option(
-            "A CrossEncoder that answers /rerank. Without it, MODEL orders the documents by similarity.",
+            "A CrossEncoder, or an AttentionReranker, that answers /rerank. Without it, MODEL orders by similarity.",
             callback=check_model,
             autocompletion=complete_model,
         ),

@@ -32,7 +32,7 @@ ENCODERS: dict[str, type[Any]] = {
 #: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
 _NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
 #: What saved cards say where a model's id belongs.
-_PLACEHOLDERS = ("path-or-id-of-this-model", "sentence_transformers_model_id")
+_PLACEHOLDERS = ("path-or-id-of-this-model", "sentence_transformers_model_id", "cross_encoder_model_id")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 

@@ -65,6 +65,10 @@ class Way(NamedTuple):
     copies: int = 1
 
 
+#: Values in the keys and values of one request's documents, where they are read together: 2 GiB in float32.
+KEPT_VALUES = 2**29
+
+
 class Served:
     """A model by name, and the ways in which it reads texts.
 
@@ -286,6 +290,8 @@ class Reranker(Served):
     """
 
     def __init__(self, name: str, model: CrossEncoder, truncate: bool = True) -> None:
+        if isinstance(model, AttentionReranker):
+            raise ValueError(f"The model {name} scores the documents of a query together: give it to ListReranker.")
         if model.num_labels != 1:
             raise ValueError(f"The model {name} gives {model.num_labels} scores a pair: to order texts needs one.")
         self.model = model
@@ -333,19 +339,25 @@ class Reranker(Served):
 class ListReranker(Reranker):
     """An :class:`AttentionReranker`: the documents of a request are one item, a query and its documents, read together.
 
-    A query that leaves no room for a document is refused. Documents are cut as the model cuts them, or refused.
+    A query that leaves no room for a document is refused, and so are more tokens than :data:`KEPT_VALUES` allows.
+    Documents are cut as the model cuts them, or refused.
     """
 
     def __init__(self, name: str, model: AttentionReranker, truncate: bool = True) -> None:
         module = model[0]
         assert isinstance(module, AttentionRerankModule)
         self.model, self._rotations = model, module.rotations
-        empty = module.preprocess([("", "")])
+        prompt = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
+        empty = module.preprocess([("", "")], prompt=prompt)
         self._separator = len(empty["separator"])
         self._around = len(empty["front"]) + max(len(ids) for ids, _ in empty["asked"])
         available = positions(module.model)
         self._room = None if available is None else available - self._around - self._separator
         self._document_limit = module.max_seq_length
+        config = module.model.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._most = KEPT_VALUES // (2 * config.num_hidden_layers * heads * size)
         Served.__init__(
             self, name, model.tokenizer, truncate, {"": Way(self._run, None, self._around, self._rotations)}
         )
@@ -374,6 +386,9 @@ class ListReranker(Reranker):
             part, length = self.tokens.cut(document, limit, where, whole=not self._truncate)
             parts.append(part)
             read += self._read(length, limit, where, self._truncate)
+        if read > self._most:
+            said = f"'documents' have {read:,} tokens, and are read together, {self._most:,} at most: send fewer."
+            raise RefusedError(400, said, param="documents")
         cost = self._rotations * (self._around + 2 * asked + self._separator * len(documents) + read)
         return [Sized((query, *parts), asked + read, cost)]
 

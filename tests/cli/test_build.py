@@ -192,3 +192,11 @@ def test_build_asks_in_the_language_of_its_texts(options, template, told, desk):
     sentences("zh")
     assert (TOLD in typed(f"build --model demo --out out {options}")) == told
     assert SentenceTransformer("out", device="cpu")[0].template == TEMPLATES[template]
+
+
+def test_what_is_pushed_is_told_by_the_class_that_loads_it(desk, monkeypatch):
+    typed("build --model lm --rerank --by-attention --out lists")
+    monkeypatch.setattr("st_reba.hub.push.push", lambda directory, repo_id, **options: f"https://hub/{repo_id}")
+    assert 'Load it with: import st_reba; st_reba.AttentionReranker("org/lists")' in typed("push lists org/lists")
+    typed("build --model lm --rerank --out pairs")
+    assert 'Load it with: import st_reba; CrossEncoder("org/pairs")' in typed("push pairs org/pairs")

@@ -10,7 +10,8 @@ import pytest
 from st_reba import AttentionReranker
 from st_reba.modules import AttentionRerankModule
 from st_reba.modules.attention_reranking import attention_reranker
-from st_reba.serve.models import ListReranker, load_reranker
+from st_reba.serve import models
+from st_reba.serve.models import ListReranker, Reranker, load_reranker
 
 from ..backbones import TEXTS
 
@@ -55,7 +56,7 @@ def test_the_scores_are_predicts_whatever_else_runs(client_of, path, reranker):
     assert best["usage"]["total_tokens"] == len(ids[0]) + sum(min(12, len(own)) for own in ids[1:])
 
 
-def test_what_is_too_long(client_of, reranker):
+def test_what_is_too_long(client_of, path, reranker, monkeypatch):
     """A query is not cut. A document is, if the server may cut."""
     client = client_of(reranker=ListReranker("r", reranker, truncate=False))
     refused = asked(client, QUERIES[0], ["a", " ".join(TEXTS)])
@@ -66,8 +67,25 @@ def test_what_is_too_long(client_of, reranker):
     refused = asked(client, "mouse " * 5_000, TEXTS)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query")
     assert "shorten it" in refused.json()["error"]["message"]
-    # The longest query that is answered leaves room for a document of a token or two.
+    assert longest_answered(client, reranker) <= 6
+    prompted = AttentionReranker(path, device="cpu", prompts={"ask": "the mouse " * 20}, default_prompt_name="ask")
+    assert longest_answered(client_of(reranker=ListReranker("r", prompted)), prompted) <= 6
+    monkeypatch.setattr(models, "KEPT_VALUES", 1_000)
+    refused = asked(client_of(reranker=ListReranker("r", reranker)), "a", TEXTS * 5)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "documents")
+    assert "are read together, " in refused.json()["error"]["message"]
+    with pytest.raises(ValueError, match="scores the documents of a query together: give it to ListReranker"):
+        Reranker("r", reranker)
+
+
+def longest_answered(client, reranker) -> int:
+    """The tokens that the longest query that is answered leaves for a document, one or more."""
     words = next(count for count in range(256, 0, -1) if asked(client, "a " * count, ["a"]).status_code == 200)
-    features = reranker[0].preprocess([("a " * words, "a")])
+    refused = asked(client, "a " * (words + 1), ["a"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query")
+    prompt = reranker.prompts.get(reranker.default_prompt_name)
+    features = reranker[0].preprocess([("a " * words, "a")], prompt=prompt)
     used = len(features["front"]) + len(features["separator"]) + len(features["asked"][0][0])
-    assert 1 <= reranker[0].model.config.max_position_embeddings - used <= 4
+    left = reranker[0].model.config.max_position_embeddings - used
+    assert left >= 1
+    return left
