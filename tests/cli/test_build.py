@@ -198,5 +198,5 @@ def test_what_is_pushed_is_told_by_the_class_that_loads_it(desk, monkeypatch):
     typed("build --model lm --rerank --by-attention --out lists")
     monkeypatch.setattr("st_reba.hub.push.push", lambda directory, repo_id, **options: f"https://hub/{repo_id}")
     assert 'Load it with: import st_reba; st_reba.AttentionReranker("org/lists")' in typed("push lists org/lists")
-    typed("build --model lm --rerank --out pairs")
-    assert 'Load it with: import st_reba; CrossEncoder("org/pairs")' in typed("push pairs org/pairs")
+    typed("build --model lm --method prompteol --out plain")
+    assert 'Load it with: import st_reba; SentenceTransformer("org/plain")' in typed("push plain org/plain")
