@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -407,6 +408,17 @@ class AttentionReranker(CrossEncoder):
     def num_labels(self) -> int:
         """One score a pair."""
         return 1
+
+    def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """As ``CrossEncoder`` does it; the card's lines load the model with this class, as a plain one refuses it."""
+        super().save_pretrained(path, *args, **kwargs)
+        card = Path(path) / "README.md"
+        if card.is_file():
+            told = card.read_text("utf-8").replace("CrossEncoder(", "AttentionReranker(")
+            told = told.replace(
+                "from sentence_transformers import CrossEncoder", "from st_reba import AttentionReranker"
+            )
+            card.write_text(told, "utf-8")
 
     @torch.inference_mode()
     def predict(

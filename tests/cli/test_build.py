@@ -196,6 +196,10 @@ def test_build_asks_in_the_language_of_its_texts(options, template, told, desk):
 
 def test_what_is_pushed_is_told_by_the_class_that_loads_it(desk, monkeypatch):
     typed("build --model lm --rerank --by-attention --out lists")
+    card = Path("lists/README.md").read_text(encoding="utf-8")
+    assert "from st_reba import AttentionReranker" in card
+    assert 'model = AttentionReranker("' in card
+    assert " CrossEncoder(" not in card
     monkeypatch.setattr("st_reba.hub.push.push", lambda directory, repo_id, **options: f"https://hub/{repo_id}")
     assert 'Load it with: import st_reba; st_reba.AttentionReranker("org/lists")' in typed("push lists org/lists")
     typed("build --model lm --method prompteol --out plain")
