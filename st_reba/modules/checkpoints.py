@@ -663,7 +663,9 @@ def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedCo
     if asked := getattr(config, "transformers_weights", None):
         names = [asked]
     found = next(filter(None, map(files.find, names)), None)
-    if found is None and (directory := Path(str(files))).is_dir():
+    # llama.cpp's weights stay in their GGUF file, which stands beside the configuration or elsewhere.
+    elsewhere = config.model_type == "st_reba_llama_cpp"
+    if found is None and not elsewhere and (directory := Path(str(files))).is_dir():
         gguf_file = next(directory.glob("*.gguf"), None)
         instead = "a directory with the whole model" if gguf_file is None else f"the GGUF file in it: {gguf_file}"
         raise FileNotFoundError(
