@@ -145,7 +145,7 @@ def compare(
         texts_to_fit,
     )
     from .results import forecasted, write_json
-    from .show import has_page, kept, running, server_options, show, show_changes, with_command, write
+    from .show import has_page, kept, report, running, server_options, show, show_changes, with_command, write
 
     context.with_resource(quiet())
     old = None if against is None else Comparison.load(against)
@@ -153,7 +153,7 @@ def compare(
         found = Comparison.load(saved)
         with_page = has_page(out)
         show(found)
-        write(found, None, out, with_page, None)
+        report(found, out, with_page)
         if old is not None:
             show_changes(found, old)
         if as_json:

@@ -257,12 +257,13 @@ def load_fastest(
 
     chosen, module = sound(loaded, lambda module: cosines(module, sample), where, dtype)
     module = module or loaded(chosen)
-    tokens = sum(map(len, module.token_ids(sample))) / max(1, sum(map(len, sample)))
-    if language_of(sample) == "zh" and tokens > _UNLEARNED:
-        notes.say(
-            f"The texts are in {LANGUAGES['zh']}, and the model's tokenizer needs {tokens:.1f} tokens a character: the "
-            f"model has hardly learned to read {LANGUAGES['zh']}. Take another one if you can."
-        )
+    if language_of(sample) == "zh":
+        tokens = sum(map(len, module.token_ids(sample))) / sum(map(len, sample))
+        if tokens > _UNLEARNED:
+            notes.say(
+                f"The texts are in {LANGUAGES['zh']}, and the model's tokenizer needs {tokens:.1f} tokens a character: "
+                f"the model has hardly learned to read {LANGUAGES['zh']}. Take another one if you can."
+            )
     return module
 
 

@@ -34,9 +34,7 @@ def push(
 
     url = hub.push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
     where, branch = ("", "") if revision is None else (f", revision {revision}", f', revision="{revision}"')
-    by_attention = hub.first_module(str(directory)).endswith(".AttentionRerankModule")
-    kind = "st_reba.AttentionReranker" if by_attention else hub.model_class(directory)
-    line = f'import st_reba; {kind}("{repo_id}"{branch})'
+    line = f'import st_reba; {hub.loading_class(str(directory))}("{repo_id}"{branch})'
     if create_pr:
         console.say(f"Proposed {directory} to {repo_id}: {url}")
     else:

@@ -118,32 +118,30 @@ def _partial(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def write(found: Comparison, recipes: Recipes | None, out: Path | None, with_page: bool, best: Path | None) -> None:
-    """The report and the best recipe; what keeps one from being written does not keep the other.
+def report(found: Comparison, out: Path | None, with_page: bool) -> None:
+    """The report, if there is to be one; without a page, how to have one later."""
+    if out is None:
+        return
+    written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
+    console.say(f"Report: {written}")
+    if not with_page:
+        drawn = ["--saved", str(out / "comparison.json"), "--out", f"{out}-page"]
+        console.say(
+            f'For a page with pictures: pip install "st-reba[report]", and then st-reba compare {shlex.join(drawn)}'
+        )
 
-    Args:
-        found: What was found.
-        recipes: What was run; None: this was saved before, and no recipe is written.
-        out: Where the report goes.
-        with_page: Whether it has a page.
-        best: Where the best recipe goes.
-    """
+
+def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
+    """The report and the best recipe; what keeps one from being written does not keep the other."""
     failed: list[str] = []
     try:
+        report(found, out, with_page)
         if out is not None:
-            written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
-            console.say(f"Report: {written}")
-            if not with_page:
-                drawn = ["--saved", str(out / "comparison.json"), "--out", f"{out}-page"]
-                console.say(
-                    'For a page with pictures: pip install "st-reba[report]", and then st-reba compare '
-                    f"{shlex.join(drawn)}"
-                )
             shutil.rmtree(_partial(out), ignore_errors=True)
     except OSError as error:
         failed.append(str(error))
     try:
-        if best is not None and recipes is not None:
+        if best is not None:
             save_best(found, recipes, best)
             line = f'Load it with: import st_reba; SentenceTransformer("{best}")'
             console.say(f"Wrote {found.choice().name} to {best}. {line}")

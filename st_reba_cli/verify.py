@@ -76,7 +76,7 @@ def verify(
     from rich.table import Table
 
     from st_reba import EndpointTransformer
-    from st_reba.hub.push import saved_class
+    from st_reba.hub.push import loading_class
     from st_reba.verify import Endpoint
     from st_reba.verify import verify as verified
 
@@ -84,7 +84,7 @@ def verify(
     from .results import Probed, Verified, write_json
 
     context.with_resource(quiet())
-    if Path(model).is_dir() and (kind := saved_class(model)) not in (None, "SentenceTransformer"):
+    if Path(model).is_dir() and (kind := loading_class(model)) not in (None, "SentenceTransformer"):
         raise ValueError(
             f"{model} is a {kind}, and verify compares one vector a text, of a SentenceTransformer. Load it with "
             f'{kind}("{model}") after import st_reba, and compare what it gives with what the server answers.'

@@ -29,6 +29,8 @@ from .saved_files import (
 ENCODERS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (SentenceTransformer, SparseEncoder, MultiVectorEncoder)
 }
+#: What loads a CrossEncoder that scores the documents of a query together.
+BY_ATTENTION = "st_reba.AttentionReranker"
 #: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
 _NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
 #: What saved cards say where a model's id belongs.
@@ -188,8 +190,9 @@ def saved_class(model: str, revision: str | None = None) -> str | None:
     return None
 
 
-def first_module(model: str, revision: str | None = None) -> str:
-    """The class of a saved model's first module, as modules.json has it; empty where there is none.
+def loading_class(model: str, revision: str | None = None) -> str | None:
+    """The class that a user loads a saved model by: :func:`saved_class`, but for one that is saved as a CrossEncoder
+    and scores the documents of a query together, :data:`BY_ATTENTION`.
 
     Args:
         model: A directory, or a model on the Hub.
@@ -197,7 +200,8 @@ def first_module(model: str, revision: str | None = None) -> str:
     """
     file = load_file_path(model, "modules.json", revision=revision)
     modules = [] if file is None else read_modules(Path(file))
-    return str(modules[0]["type"]) if modules else ""
+    by_attention = bool(modules) and modules[0]["type"] == "st_reba.modules.AttentionRerankModule"
+    return BY_ATTENTION if by_attention else saved_class(model, revision)
 
 
 def files_of(root: Path) -> list[Path]:

@@ -30,6 +30,9 @@ from ..optional import require
 #: The release of xllamacpp that this was written and tested with.
 TESTED = "2026.10.11549"
 
+#: What a saved configuration calls the model that llama.cpp runs. Its weights stay in their GGUF file.
+MODEL_TYPE = "st_reba_llama_cpp"
+
 #: The key of last hidden states among those of layers, which are counted from 1; 0 is what enters the first.
 END = -1
 

@@ -226,13 +226,9 @@ class AttentionRerankModule(CausalModule):
     def _separator(self) -> list[int]:
         return tokenized(self._tokenizer, [SEPARATOR])[0].ids
 
-    def behind(self, query: str) -> str:
-        """What stands behind all documents."""
-        return self._between + query + self._end
-
     def _asked(self, query: str) -> tuple[list[int], list[bool]]:
         """The tokens behind all documents, and which of them belong to the query or stand behind it."""
-        (found,) = tokenized(self._tokenizer, [self.behind(query)])
+        (found,) = tokenized(self._tokenizer, [self._between + query + self._end])
         if found.spans is None:
             raise ValueError(
                 f"{type(self._tokenizer).__name__} does not say which characters a token holds, so the query's tokens "

@@ -32,7 +32,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
-from ..lm import backbone, gguf
+from ..lm import backbone, gguf, llama_cpp
 from ..lm.loaded import body_of
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, SizeError, check_size, in_a_line, within_size
 from ..settings import Setting, choice, described, flag, optional, tokens
@@ -663,9 +663,7 @@ def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedCo
     if asked := getattr(config, "transformers_weights", None):
         names = [asked]
     found = next(filter(None, map(files.find, names)), None)
-    # llama.cpp's weights stay in their GGUF file, which stands beside the configuration or elsewhere.
-    elsewhere = config.model_type == "st_reba_llama_cpp"
-    if found is None and not elsewhere and (directory := Path(str(files))).is_dir():
+    if found is None and config.model_type != llama_cpp.MODEL_TYPE and (directory := Path(str(files))).is_dir():
         gguf_file = next(directory.glob("*.gguf"), None)
         instead = "a directory with the whole model" if gguf_file is None else f"the GGUF file in it: {gguf_file}"
         raise FileNotFoundError(

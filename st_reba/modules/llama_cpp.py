@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from ..lm import gguf
 from ..lm.anatomy import TOKENS
-from ..lm.llama_cpp import END, LlamaCpp
+from ..lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
 from .causal_transformer import CausalTransformer
 from .checkpoints import Files
 from .remote_states import RemoteStates
@@ -33,7 +33,7 @@ class LlamaCppConfig(PreTrainedConfig):
         size: Of its content, in bytes.
     """
 
-    model_type = "st_reba_llama_cpp"
+    model_type = MODEL_TYPE
 
     file: str = ""
     sha256: str = ""

@@ -5,6 +5,8 @@ Needs the extra ``serve``: ``pip install "st-reba[serve]"``.
 
 from .app import Server, make_app
 from .batches import Limits
-from .models import Embedder, MultiVectorEmbedder, Reranker, SparseEmbedder
+from .models import Embedder, ListReranker, MultiVectorEmbedder, Reranker, SparseEmbedder
 
-__all__ = ["Embedder", "Limits", "MultiVectorEmbedder", "Reranker", "Server", "SparseEmbedder", "make_app"]
+__all__ = [
+    "Embedder", "Limits", "ListReranker", "MultiVectorEmbedder", "Reranker", "Server", "SparseEmbedder", "make_app",
+]  # fmt: skip

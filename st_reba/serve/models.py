@@ -13,7 +13,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from sentence_transformers.sentence_transformer.modules import Normalize
 from tokenizers import Tokenizer
 
-from ..hub.push import ENCODERS, first_module, saved_class
+from ..hub.push import BY_ATTENTION, ENCODERS, loading_class, saved_class
 from ..lm.backbone import positions
 from ..modules import AttentionReranker, AttentionRerankModule, CausalModule, EndpointTransformer, PromptRepsModule
 from .forms import RefusedError, shortened
@@ -324,16 +324,12 @@ class Reranker(Served):
             found.append(Sized((query, part), read, around + read))
         return found
 
-    def _run(self, items: list[tuple[str, ...]]) -> Sequence[Any]:
-        return self._predict(items)
-
-    def _predict(self, pairs: Any) -> list[float]:
+    def _run(self, pairs: Any) -> Sequence[Any]:
         found = self.model.predict(pairs, batch_size=len(pairs), show_progress_bar=False)
         scores = np.asarray(found, dtype=np.float32)
         if not np.isfinite(scores).all():
             raise RefusedError(500, "The model's score of this document is no number.")
-        values: list[float] = scores.tolist()
-        return values
+        return scores.tolist()
 
 
 class ListReranker(Reranker):
@@ -376,9 +372,9 @@ class ListReranker(Reranker):
         """As for :class:`Embedder`."""
         [(query, *documents)] = items
         query, asked = self.tokens.cut(query, self._room, "'query'", whole=True)
+        if self._room is not None and asked >= self._room:
+            raise _too_long("'query'", f"has {asked} tokens, and the model reads {self._room - 1}: shorten it.")
         room = None if self._room is None else self._room - asked
-        if room is not None and room < 1:
-            raise _too_long("'query'", f"has {asked} tokens, and the model reads {(self._room or 1) - 1}: shorten it.")
         limit = min((each for each in (room, self._document_limit) if each is not None), default=None)
         parts, read = [], 0
         for index, document in enumerate(documents):
@@ -392,8 +388,8 @@ class ListReranker(Reranker):
         cost = self._rotations * (self._around + 2 * asked + self._separator * len(documents) + read)
         return [Sized((query, *parts), asked + read, cost)]
 
-    def _run(self, items: list[tuple[str, ...]]) -> Sequence[Any]:
-        return [self._predict([(query, document) for document in documents]) for query, *documents in items]
+    def _run(self, lists: Any) -> Sequence[Any]:
+        return [super(ListReranker, self)._run([(query, text) for text in documents]) for query, *documents in lists]
 
 
 class OwnTokenizer:
@@ -519,7 +515,7 @@ def load_reranker(name: str, path: str, revision: str | None, device: str, dtype
     """
     check_kind(path, revision, "CrossEncoder")
     given: dict[str, Any] = {"revision": revision, "device": device, "model_kwargs": {"dtype": dtype}}
-    if AttentionRerankModule.__name__ in first_module(path, revision):
+    if loading_class(path, revision) == BY_ATTENTION:
         return ListReranker(name, AttentionReranker(path, **given), truncate)
     return Reranker(name, CrossEncoder(path, **given), truncate)
 

@@ -255,17 +255,15 @@ def test_results_need_neither_matplotlib_nor_jinja(desk, monkeypatch):
     with monkeypatch.context() as hidden:
         for name in ("matplotlib", "matplotlib.figure", "jinja2"):
             hidden.setitem(sys.modules, name, None)
-        _without_a_page()
-    assert "Report: out-page/report.html" in typed("compare --saved out/comparison.json --out out-page")
-    assert "charset" in Path("out-page/report.html").read_text(encoding="utf-8")
-    assert Path("out-page/comparison.json").read_bytes() == Path("out/comparison.json").read_bytes()
-
-
-def _without_a_page():
-    said = typed("compare --model shallow --device cpu --data pairs.tsv --recipes classical --no-controls --out out")
+        said = typed(
+            "compare --model shallow --device cpu --data pairs.tsv --recipes classical --no-controls --out out"
+        )
     assert {path.name for path in Path("out").iterdir()} == {"results.csv", "comparison.json"}
     assert said.startswith("--out will be results.csv and comparison.json, without a page.")
     assert 'pip install "st-reba[report]", and then st-reba compare --saved out/comparison.json --out out-page' in said
+    assert "Report: out-page/report.html" in typed("compare --saved out/comparison.json --out out-page")
+    assert "charset" in Path("out-page/report.html").read_text(encoding="utf-8")
+    assert Path("out-page/comparison.json").read_bytes() == Path("out/comparison.json").read_bytes()
 
 
 def test_what_is_refused_at_once_is_refused_later_in_the_same_words(desk):

@@ -291,7 +291,10 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
              "No recipe beats the bag of input embeddings."],
             ["likely too high"],
         ),
-        ({BAG: 0.2, PROMPT: 0.9}, {"resampled": False}, [f"(last token) is not surely ahead of {STRONGEST}"], []),
+        (
+            {BAG: 0.2, PROMPT: 0.9}, {"resampled": False},
+            [f"PromptEOL (last token) is not surely ahead of {STRONGEST}, the bag"], [],
+        ),
         ({TF_IDF: 0.55, PROMPT: 0.6, ECHO: 0.5}, {}, ["One of 2 recipes does not beat tf-idf: Echo-2, mean."], []),
         ({TF_IDF: 0.65, PROMPT: 0.6, ECHO: 0.5}, {}, ["No recipe beats tf-idf."], []),
     ],
@@ -320,7 +323,7 @@ def test_the_strongest_control_of_all(control):
         text = told({**others, control: share, PROMPT: 0.6, ECHO: 0.5})
         assert start in text
         assert text.count(f"{CALLED[control]} (") == 1
-        assert text.index("strongest control") < text.index("beats itself on random weights")
+        assert text.index("strongest control") < text.index("It beats itself on random weights")
 
 
 def test_the_advised_recipe_is_held_against_controls():
