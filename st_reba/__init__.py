@@ -3,8 +3,6 @@
 Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
 """
 
-import sys
-
 from . import modules
 from .lm.attention import function
 from .modules import AllButTheTop as AllButTheTop
@@ -42,7 +40,6 @@ from .modules import TopicModule as TopicModule
 from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
-from .moved import FormerPaths
 from .reading.aspects import encode_aspects
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
@@ -69,4 +66,3 @@ __all__ = [
 __all__ += modules.__all__
 
 function.register()
-sys.meta_path.append(FormerPaths())

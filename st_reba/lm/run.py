@@ -60,10 +60,6 @@ class PassChange:
     hiding: HiddenFirst | None = None
 
 
-#: Former name of :class:`PassChange`, for one release.
-Effect = PassChange
-
-
 @dataclass(frozen=True)
 class Before:
     """What stands before the tokens of a pass, as the model has computed it.

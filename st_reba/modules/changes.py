@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..lm import backbone
@@ -66,10 +65,6 @@ IRRELEVANT = 'The irrelevant information of this sentence : "{text}" means in on
 _Kind = TypeVar("_Kind", bound="type[Change]")
 
 
-#: Deprecated: base of what a change's former method ``fitted`` returns; see :meth:`Change.on`.
-Fitted = nn.Module
-
-
 @dataclass(frozen=True)
 class Change:
     """Something that is done to a language model while it reads, beside what the method does.
@@ -92,9 +87,6 @@ class Change:
     #: What a layer has one of, and this puts another in place of: the masks, or the key before all others.
     replaces: ClassVar[Literal["masks", "first key"] | None] = None
 
-    #: Deprecated: what the method ``fitted`` of a class of before 0.8 makes for a model.
-    former: Any = field(default=None, kw_only=True, compare=False, repr=False)
-
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         """The change as it is made to one model, which is set up for it.
 
@@ -108,19 +100,14 @@ class Change:
         Raises:
             ValueError: If a setting is out of the model's range, or the change cannot be made to the model.
         """
-        if not hasattr(self, "fitted"):
-            return self
-        name = type(self).__name__
-        message = f"{name} has the method fitted, which the next release will not call: give it on and effect instead."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return replace(self, former=self.fitted(model))
+        return self
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         """What it does in one pass over a layout of B texts, to the model that it is on or to a copy of that.
 
         ``layout.seen`` has what was seen of the change's companion, if it has one.
         """
-        return self.former.effect(model, layout) if self.former else PassChange()
+        return PassChange()
 
     def laid_out(self, template: Template) -> Template:
         """The template of a text that is read with it."""

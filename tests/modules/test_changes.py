@@ -30,7 +30,6 @@ from st_reba.modules.changes import (
     BeforeFeedForward,
     Change,
     EarlyExit,
-    Fitted,
     HideSink,
     NoSink,
     Prepend,
@@ -347,27 +346,6 @@ class NoMask(Change):
     def effect(self, model, layout):
         layers = range(model.config.num_hidden_layers - self.last, model.config.num_hidden_layers)
         return PassChange(masking=Bidirectional(layers, layout.attention_mask.bool()))
-
-
-@register
-@dataclass(frozen=True)
-class FormerNoMask(Change):
-    """The same as changes were written until version 0.7."""
-
-    last: int
-    key: ClassVar[str] = "unmasked-formerly"
-
-    def fitted(self, model):
-        fitted = Fitted()
-        fitted.effect = NoMask(self.last).on(model, model.config.num_hidden_layers).effect
-        return fitted
-
-
-def test_a_change_with_the_former_method(loaded):
-    expected = read(EchoModule(loaded["llama"], changes=[NoMask(2)]), TEXTS)
-    with pytest.warns(DeprecationWarning, match="FormerNoMask has the method fitted, .* give it on and effect"):
-        module = EchoModule(loaded["llama"], changes=[FormerNoMask(2)])
-    assert all(map(torch.equal, read(module, TEXTS), expected))
 
 
 def test_texts_with_prompts_of_their_own_are_steered_alike(loaded):
