@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from . import build, compare, distil, encode, export, layers, push, recipes, search, serve, train, verify
+from . import build, compare, encode, export, layers, push, recipes, search, serve, train, verify
 from .options import option
 from .printing import console, notes, printable
 
@@ -103,7 +103,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 for command in (
-    build.build, compare.compare, distil.distil, encode.encode, export.export, layers.layers, push.push,
+    build.build, compare.compare, encode.encode, export.export, layers.layers, push.push,
     recipes.recipes, search.search,
     serve.serve, train.train, verify.verify,
 ):  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,23 +44,14 @@ def train(
             with usable(model):
                 if not Path(model).is_dir():
                     AutoConfig.from_pretrained(model)
-    with resumable(out):
-        run(settings, out)
-    if is_main():
-        for directory in [out / "model", *([out / "adapter"] if method == "bellm" else [])]:
-            line = f'import st_reba; SentenceTransformer("{directory}")'
-            console.say(f"Wrote {directory}. Load it with: {line}")
-
-
-@contextmanager
-def resumable(out: Path) -> Iterator[None]:
-    """A run that may be stopped, and is then gone on with; one that diverges ends in a sentence."""
-    from st_reba.train import DivergedError
-
     try:
-        yield
-    except DivergedError as error:
+        run(settings, out)
+    except training.DivergedError as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
         console.say(f"Stopped. The same command goes on from the last checkpoint in {out}.")
         raise typer.Exit(130) from None
+    if is_main():
+        for directory in [out / "model", *([out / "adapter"] if method == "bellm" else [])]:
+            line = f'import st_reba; SentenceTransformer("{directory}")'
+            console.say(f"Wrote {directory}. Load it with: {line}")

@@ -40,11 +40,6 @@ RUNS = {
         "its embeddings are (2, 32)",
         "st_reba.modules.LayerwiseAutoencoder",
     ),
-    "distil": (
-        "--model {roomy} --texts demo.txt --student static --out {out} --held-out 10 --max-steps 1",
-        "On texts that were held out: {'held-out_spearman_cosines': ",
-        None,
-    ),
     "train_jtcse": (
         f"--base {{tower}} --second {{other}} --texts texts.txt --out {{out}} {SHORT}",
         "reloaded, they give (3, 32)",
@@ -57,10 +52,7 @@ RUNS = {
 def run(tmp_path, monkeypatch, capsys):
     """What an example prints, run in this process: most of what a process of its own would take is imports."""
     monkeypatch.chdir(tmp_path)
-    written = {
-        "nli.tsv": TRIPLETS, "pairs.tsv": PAIRS, "csts.csv": CONDITIONS, "texts.txt": "\n".join(TEXTS),
-        "demo.txt": "\n".join(demo_sentences("en")[:50]),
-    }  # fmt: skip
+    written = {"nli.tsv": TRIPLETS, "pairs.tsv": PAIRS, "csts.csv": CONDITIONS, "texts.txt": "\n".join(TEXTS)}
     for name, text in written.items():
         Path(name).write_text(text, encoding="utf-8")
 
@@ -86,10 +78,10 @@ def test_a_chat_recalls_what_was_said(run, roomy_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_example(name, run, tmp_path, backbone_path, roomy_path, encoder_paths):
+def test_an_example(name, run, tmp_path, backbone_path, encoder_paths):
     arguments, said, module = RUNS[name]
     tower, other = encoder_paths()
-    places = {"base": backbone_path(), "roomy": roomy_path, "demo": DEMO_MODEL, "tower": tower, "other": other}
+    places = {"base": backbone_path(), "demo": DEMO_MODEL, "tower": tower, "other": other}
     assert said in run(f"{name}.py", arguments.format(out=tmp_path / "out", **places))
     [listed] = [path for path in (tmp_path / "out" / "modules.json", tmp_path / "out" / "model" / "modules.json")
                 if path.is_file()]  # fmt: skip

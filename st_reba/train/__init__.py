@@ -4,7 +4,6 @@ Needs the extra ``train``: ``pip install "st-reba[train]"``.
 """
 
 from .bellm import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
-from .distil import DistilTraining, train_distil
 from .fitting import DivergedError, Fitted, StopOnDivergence, finish, fit
 from .freeze import FreezeTraining, train_freeze
 from .jtcse import JTCSETraining, train_jtcse
@@ -13,7 +12,6 @@ from .settings import RunSettings, Settings, read_settings, setting
 
 __all__ = [
     "BeLLMTraining",
-    "DistilTraining",
     "DivergedError",
     "Fitted",
     "FreezeTraining",
@@ -33,7 +31,6 @@ __all__ = [
     "read_triplets",
     "setting",
     "train_bellm",
-    "train_distil",
     "train_freeze",
     "train_jtcse",
 ]

@@ -94,7 +94,7 @@ def begin(settings: RunSettings, output: str | Path) -> SentenceTransformerTrain
         ImportError: If accelerate is not installed.
     """
     check_free(Path(output) / MODEL, "output")
-    arguments = of_st.complete(settings.training_arguments, evaluates=settings.evaluates)
+    arguments = of_st.complete(settings.training_arguments, evaluates=settings.evaluation is not None)
     if arguments.get("push_to_hub"):
         if not arguments.get("hub_model_id"):
             raise ValueError("arguments: push_to_hub needs a name: add hub_model_id: org/name.")

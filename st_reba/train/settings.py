@@ -329,18 +329,13 @@ class RunSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        complete(self.training_arguments, evaluates=self.evaluates, smallest_batch=self.SMALLEST_BATCH)
-
-    @property
-    def usual_arguments(self) -> Mapping[str, Any]:
-        """The method's own arguments, where they depend on other settings."""
-        return self.ARGUMENTS
+        complete(self.training_arguments, evaluates=self.evaluation is not None, smallest_batch=self.SMALLEST_BATCH)
 
     @property
     def training_arguments(self) -> dict[str, Any]:
         """The arguments as they were given, over those of the method; who says when, says it whole."""
         said = {f"{kind}_steps" for kind in ("save", "eval") if f"{kind}_strategy" in self.arguments}
-        usual_here = {name: value for name, value in self.usual_arguments.items() if name not in said}
+        usual_here = {name: value for name, value in self.ARGUMENTS.items() if name not in said}
         return {**usual_here, **self.arguments}
 
     def without_evaluation(self) -> dict[str, Any]:
@@ -361,11 +356,6 @@ class RunSettings(Settings):
     def batch_rows(self) -> int:
         """Rows of a batch, on each device."""
         return int({**DEFAULTS, **self.training_arguments}["per_device_train_batch_size"])
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is something to evaluate on."""
-        return self.evaluation is not None
 
     def loading(self) -> dict[str, Any]:
         """``model_kwargs``, with a precision."""

@@ -24,7 +24,6 @@ from .conftest import written
 LINES = {
     "build": "build --model lm --out out",
     "compare": "compare --model lm",
-    "distil": "distil --out out",
     "encode": "encode --out a.npy",
     "export": "export --model lm",
     "layers": "layers --model lm --data pairs.tsv --out out",
@@ -94,12 +93,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is. Leave"),
         ("--mteb STSB --no-choose", 1, "--no-choose: --mteb brings its own texts"),
         ("--prompts no.txt", 2, NO_FILE),
-    ],
-    "distil": [
-        ("", 1, "--recipe, --model, --texts missing: give a recipe, its model and texts; or --config."),
-        ("--recipe a --config c.json", 1, "--recipe: with --config all of it stands in the file. Leave --recipe out."),
-        ("--recipe echo-2 --model ./no --texts texts.txt", 1, f"./no: {NO_MODEL}"),
-        ("--recipe ehco --model lm --texts texts.txt", 1, "There is no recipe 'ehco'. Near it: echo"),
     ],
     "encode": [
         ("saved no.txt", 1, f"no.txt: {NOT_THERE}"),
@@ -174,9 +167,6 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data pairs.tsv --prompts pairs.tsv", "has 0 slots: write {text} once, where the text stands, as in"),
         ("--data pairs.tsv --recipes classical --prompts ending.txt", "--prompts: none of the recipes asks for one"),
         ("--against pairs.tsv", "pairs.tsv is no comparison that st_reba"),
-    ],
-    "distil": [
-        ("--recipe echo-2 --model lm --texts texts.txt --student no/such-model", "no/such-model: there is no such dir"),
     ],
     "encode": [
         # It is not embedded by what sentence-transformers would guess; the line to type is there.

@@ -51,14 +51,12 @@ def desk(tmp_path, roomy_path, encoder_paths, monkeypatch) -> None:
     for name, path in {"lm": roomy_path, "first": first, "second": second}.items():
         Path(name).symlink_to(path)
     pipeline(ReBAModule("lm")).save_pretrained("saved", create_model_card=False)
-    SentenceTransformer(first, device="cpu").save_pretrained("student", create_model_card=False)
     # A search halves them, and no text may be in both halves.
     pairs = [f"{TEXTS[n % 12]} {n}\t{TEXTS[5 * n % 11]} {n}\t{n % 5}" for n in range(66)]
     triplets = [f"{a}\t{b}\t{c}" for a, b, c in zip(TEXTS, TEXTS[1:], TEXTS[2:], strict=False)]
-    many = [f"{a} {b}" for a in TEXTS for b in TEXTS[:4]]
     # One text is alone in its class.
     sorts = ["said\tsort", *(f"{TEXTS[n % 12]} {n}\tsort {n % 3}" for n in range(140)), "only this\talone"]
-    tables = {"texts.txt": TEXTS, "pairs.tsv": pairs, "sorts.tsv": sorts, "nli.tsv": triplets, "many.txt": many}
+    tables = {"texts.txt": TEXTS, "pairs.tsv": pairs, "sorts.tsv": sorts, "nli.tsv": triplets}
     for name, rows in tables.items():
         Path(name).write_text("\n".join(rows) + "\n", encoding="utf-8")
     configs: dict[str, dict[str, Any]] = {
@@ -112,8 +110,6 @@ LOAD = "Load it with: import st_reba; SentenceTransformer"
 ON = "--model lm --data pairs.tsv --device cpu --dtype float32"
 OF_CLASSES = "--model lm --data sorts.tsv --columns said,sort --device cpu --dtype float32"
 ENCODE = "encode saved texts.txt --dtype float32 --out"
-DISTIL = "distil --recipe echo-2 --model lm --texts many.txt --epochs 1 --held-out 12 --out run --student"
-HELD_OUT = "on 12 texts that were held out"
 
 #: What is typed, what is said in the end, and what then holds.
 CASES: dict[str, tuple[list[str], str, Callable[[], object]]] = {
@@ -154,8 +150,6 @@ CASES: dict[str, tuple[list[str], str, Callable[[], object]]] = {
     "train, jtcse": (
         ["train jtcse --config jtcse.yaml --out run"], f'{LOAD}("run/model")',
         lambda: isinstance(loaded("run/model")[0], TwinTower)),
-    "distil, to a recipe": ([f"{DISTIL} classical"], HELD_OUT, lambda: encoded("run/model").any()),
-    "distil, to a table": ([f"{DISTIL} static"], HELD_OUT, lambda: encoded("run/model").any()),
 }  # fmt: skip
 
 
@@ -351,7 +345,7 @@ def test_help_cuts_no_name_and_fits_a_screen(command, script, tmp_path):
         ("st-reba build --recipe classical+white", {"classical+whitened"}),
         ("st-reba compare --recipes few,promptr", {"few,promptreps"}),
         ("st-reba build --template pretended-cot-", {"pretended-cot-zh"}),
-        ("st-reba encode ", {"saved", "student", "lm", "first", "second"}),
+        ("st-reba encode ", {"saved", "lm", "first", "second"}),
         ("st-reba build --method value", {"value-aggregation"}),
     ],
 )
