@@ -122,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             page.write_text(text, encoding="utf-8")
     for picture in undrawn:
         picture.write(results)
-    NAMES.write_text(known_names(), encoding="utf-8")
+    if shown(NAMES) in stale:
+        NAMES.write_text(known_names(), encoding="utf-8")
     for name in stale:
         print(name)
     return 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import gc
 import os
+import re
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from st_reba import CausalTransformer
+
+ROOT = Path(__file__).parents[1]
 
 #: ``make test-long``: many examples, new ones in each run.
 LONG = os.environ.get("ST_REBA_TESTS") == "long"
@@ -55,6 +59,26 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
+
+
+def work_tree() -> dict[str, tuple[int, int]]:
+    """Size and time of writing of every file of the repository, but for those that ``.gitignore`` names."""
+    ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text("utf-8").split())]
+    is_ignored = re.compile("|".join(map(fnmatch.translate, ignored))).match
+    files = {}
+    for directory, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not is_ignored(name)]
+        for path in (Path(directory, name) for name in names if not is_ignored(name)):
+            status = path.lstat()
+            files[path.relative_to(ROOT).as_posix()] = (status.st_size, status.st_mtime_ns)
+    return files
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_work_tree_stays_as_it_was():
+    before = work_tree()
+    yield
+    assert work_tree().items() ^ before.items() == set(), "a test has written to the repository"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ import re
 import runpy
 import tomllib
 import zlib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +16,8 @@ from typer.main import get_command
 
 from st_reba_cli import app
 
-ROOT = Path(__file__).parents[1]
+from .conftest import ROOT, work_tree
+
 VERSION = runpy.run_path(str(ROOT / "st_reba" / "version.py"))["__version__"]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").glob("*.md")])
 
@@ -42,6 +42,22 @@ def found(pattern: str, name: str) -> str:
     match = re.search(pattern, text(name), re.DOTALL | re.MULTILINE)
     assert match, pattern
     return match[1]
+
+
+#: What Windows has no file of, also before a suffix; and what none of its names holds, or ends with.
+DEVICES = r"(con|prn|aux|nul|com\d|lpt\d)([./]|$)"
+FORBIDDEN = re.compile(rf'(?i)[<>:"|?*\\\x00-\x1f]|[. ](/|$)|(^|/){DEVICES}')
+
+
+def test_windows_allows_every_path():
+    paths = list(work_tree())
+    assert [path for path in paths if FORBIDDEN.search(path) or len(path) > 150] == []
+    assert len({path.lower() for path in paths}) == len(paths)
+
+
+@pytest.mark.parametrize("path", ["memory:/a", "a?.py", "docs/con.md", "AUX/b", "a./b", "a ", "tests/a\nb"])
+def test_what_windows_refuses_is_seen(path):
+    assert FORBIDDEN.search(path)
 
 
 TARGETS = set(found(r"^\.PHONY:([^\n]*)$", "Makefile").split())
