@@ -13,11 +13,10 @@ from torch import nn
 
 from .data.demo import demo_sentences
 from .hub.card import add_recipe
-from .modules import CausalModule, EndpointTransformer
+from .modules import CausalModule
 from .recipes import Recipe, find
-from .recipes.endpoint import on_endpoint
 from .recipes.lookup import in_language, matching
-from .recipes.recipe import SERVER, device_of, mode_of
+from .recipes.recipe import device_of, mode_of
 from .text.templates import PROMPT, PromptLanguage, language_of, preset
 
 #: What suits most models and texts, as ``benchmarks/results/held_out.csv`` has it.
@@ -50,8 +49,7 @@ def build(
     Args:
         model_name_or_path: A decoder-only model's path or Hub id; or a loaded ``Transformer`` to share; or a language
             model that the program has loaded, with ``tokenizer=`` among the settings: its weights are shared, and it
-            generates as before, also meanwhile; or an :class:`st_reba.EndpointTransformer`, whose server the recipe is
-            then read from.
+            generates as before, also meanwhile.
         recipe: A row of any table, by its key or its name: ``"echo-topic"``, ``"prompteol+whitened"``, ``"ReBA-2"``.
             Left out: ``"echo-topic"``, which is ahead of the others on most of the sets in ``benchmarks/RESULTS.md``.
         texts: Plain texts like those to embed, some fifty or more, without labels. What the recipe has behind its
@@ -78,14 +76,6 @@ def build(
         )
     if isinstance(recipe, str):
         recipe = _asked_for(recipe, () if texts is None else tuple(texts), language, settings.get("template"))
-    if isinstance(model_name_or_path, EndpointTransformer):
-        recipe = on_endpoint(recipe, model_name_or_path)
-        if recipe.pooling == SERVER and pooling is not None:
-            raise ValueError(
-                f"pooling={pooling!r}: the server gives a text one vector, so nothing is pooled. Leave it out."
-            )
-        if max_seq_length is not None:
-            settings["max_seq_length"] = max_seq_length
     mode = mode_of(recipe.pooling if pooling is None else pooling)
     check_pooling(recipe, mode, f"pooling={pooling!r}")
     own = recipe.row.with_own_template({**recipe.settings, **settings})

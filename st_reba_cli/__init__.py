@@ -22,7 +22,7 @@ from .printing import console, notes, printable
 USUAL = {
     "build": (
         "--out", "--model", "--recipe", "--pooling", "--template", "--fit-texts", "--sparse", "--rerank",
-        "--multi-vector", "--dtype", "--engine", "--endpoint", "--json",
+        "--multi-vector", "--dtype", "--engine", "--json",
     ),
     "compare": (
         "--model", "--data", "--columns", "--recipes", "--fit-texts", "--out", "--save-best", "--dry-run", "--json",

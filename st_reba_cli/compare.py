@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .options import Source, check_endpoint, check_recipes, complete_recipes, file, option, refuse, separated, typed
+from .options import Source, check_recipes, complete_recipes, file, option, refuse, separated, typed
 from .printing import console, model_name, notes
 
 #: What says which texts are compared on.
@@ -16,20 +16,11 @@ _TEXTS = (
     "--data", "--columns", "--queries", "--corpus", "--qrels", "--query-prompt", "--document-prompt", "--demo",
     "--language", "--words",
 )  # fmt: skip
-#: What is about a language model that runs here.
-_OF_A_MODEL = (
-    "--model", "--mteb", "--words", "--dry-run", "--random", "--no-random", "--repetitions", "--max-seq-length",
-    "--dtype", "--device", "--engine",
-)  # fmt: skip
 
 
 def compare(
     context: typer.Context,
     model: options.DemoModel,
-    endpoint: options.EndpointUrl = None,
-    form: options.EndpointForm = "auto",
-    served_name: options.ServedName = None,
-    key_variable: options.KeyVariable = None,
     data: options.Data = None,
     columns: options.Columns = None,
     queries: options.Queries = None,
@@ -103,7 +94,6 @@ def compare(
     if saved is not None:
         others = [name for name in typed(context) if name not in ("--saved", "--against", "--out", "--json")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
-    check_endpoint(context, endpoint, _OF_A_MODEL)
     if mteb:
         known = (*_TEXTS, "--dry-run", "--prompts", "--no-choose")
         refuse(context, "--mteb brings its own texts, which are not known before they are run", *known)
@@ -118,11 +108,9 @@ def compare(
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_recipes(recipes or [], model)
 
-    from st_reba import EndpointTransformer
     from st_reba.compare import Recipes, compare_tasks, forecast, texts_of
     from st_reba.compare import compare as compared
     from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates, wordings_of
-    from st_reba.compare.endpoint import EndpointRecipes
     from st_reba.compare.mteb import language_of_tasks, resolve_tasks
     from st_reba.compare.results import Comparison
     from st_reba.data.demo import demo_questions, demo_sentences
@@ -131,7 +119,6 @@ def compare(
     from st_reba.lm.backbone import depth
     from st_reba.modules import CausalModule
     from st_reba.recipes import asked_for
-    from st_reba.recipes.endpoint import on_endpoint, recipes_on
     from st_reba.text.templates import language_of
 
     from .load import (
@@ -145,7 +132,7 @@ def compare(
         texts_to_fit,
     )
     from .results import forecasted, write_json
-    from .show import has_page, kept, report, running, server_options, show, show_changes, with_command, write
+    from .show import has_page, kept, report, running, show, show_changes, with_command, write
 
     context.with_resource(quiet())
     old = None if against is None else Comparison.load(against)
@@ -166,28 +153,20 @@ def compare(
     texts = [] if tasks else texts_of(labelled)
     if save_best is not None and not tasks and not isinstance(labelled, Labelled):
         raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
-    server = None
-    if endpoint is not None:
-        server = EndpointTransformer(endpoint, form=form, served_name=served_name, key_variable=key_variable)
-    if words is None and source.own is None and not tasks and demo != "retrieval" and server is None:
+    if words is None and source.own is None and not tasks and demo != "retrieval":
         words = demo_questions(language or "en")
     questions = None if words is None else OddOneOutEvaluator.from_csv(words)
     fit_on = texts_to_fit(fit_texts) if fit_texts else []
-    if server is not None and (recipes or ["few"]) == ["few"]:
-        asked = recipes_on(server, fit_on)
-    else:
-        asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
+    asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
     asked = in_asked_language(asked, prompt_language, language_of_tasks(tasks) if tasks else language_of(texts))
     counted = controls and isinstance(labelled, Labelled)
     if not counted and not any(recipe.fitted for recipe in asked):
         why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels"
         refuse(context, why, "--fit-texts")
-    if server is not None:
-        asked = [on_endpoint(recipe, server) for recipe in asked]
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
-    # Weights in a file, or in a server, are none to be drawn anew.
-    random = random and controls and engine == "transformers" and server is None
+    # Weights in a file are none to be drawn anew.
+    random = random and controls and engine == "transformers"
     # The demo's texts are the package's own.
     fits_own = source.own is not None and not fit_texts
     lines = [] if prompts is None else prompts.read_text(encoding="utf-8-sig").splitlines()
@@ -216,30 +195,23 @@ def compare(
         refuse(context, "plain texts have no labels to choose by", "--prompts")
     sample = demo_sentences() if tasks else texts
     left = None if tasks or dry_run else kept(out)
-    run: Recipes
     total = None
-    if server is not None:
-        if halves is not None:
-            asked = [each for recipe in asked for each in with_candidates(recipe, 0, lines)]
-        run = EndpointRecipes(server, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
-        total = float(len(texts) * len(run.passes))
+    if engine == "llama.cpp":
+        backbone: CausalModule = load_llama_cpp(model, max_seq_length)
     else:
-        if engine == "llama.cpp":
-            backbone: CausalModule = load_llama_cpp(model, max_seq_length)
-        else:
-            backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
-        if halves is not None:
-            asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]
-        run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
-        if not tasks:
-            expected = forecast(run, texts, questions, random)
-            (console if dry_run else notes).say(str(expected))
-            total = expected.tokens
+        backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
+    if halves is not None:
+        asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]
+    run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
+    if not tasks:
+        expected = forecast(run, texts, questions, random)
+        (console if dry_run else notes).say(str(expected))
+        total = expected.tokens
     if dry_run:
         if as_json:
             write_json("forecast", forecasted(expected))
         return
-    with running(run, total, "tokens" if server is None else "texts"):
+    with running(run, total):
         if tasks:
             found = compare_tasks(run, tasks, model=model_name(model), output=mteb_results, random=random)
         else:
@@ -247,14 +219,12 @@ def compare(
     on = f"{len(tasks)} tasks of mteb" if tasks else described(source, labelled)
     half = bool(fit_halves)
     named = ["--model", model, "--engine", engine] if engine == "llama.cpp" else []
-    if server is not None:
-        named = server_options(server)
     found = with_command(
-        found, context.obj, model if server is None else server.url, on, fit_texts=data if half else fit_texts,
+        found, context.obj, model, on, fit_texts=data if half else fit_texts,
         max_seq_length=max_seq_length, columns=columns if half else None, half=half, unbuilt=half and data is None,
         named=named,
     )  # fmt: skip
-    hints = [] if recipes or server is not None else ["--recipes all compares every recipe."]
+    hints = [] if recipes else ["--recipes all compares every recipe."]
     if "--fit-half" in found.build:
         hints.append(
             "--fit-half 1 in the command fits on half of your texts, as the recipe was fitted when it was scored. "

@@ -324,27 +324,6 @@ FitTexts = Annotated[
         "data, whose labels are not read. Default: sentences of the package; compare: its own data."
     ),
 ]
-EndpointUrl = Annotated[
-    str | None,
-    option(
-        "URL of a server that runs the model, in place of --model: its root, or its path (.../v1, .../embed, "
-        ".../api/embed, .../embedding)."
-    ),
-]
-EndpointForm = Annotated[
-    Literal["auto", "openai", "tei", "ollama", "llama.cpp"],
-    option(
-        "How the server is asked. auto: by the URL's path, else in OpenAI's form or TEI's. llama.cpp: a llama-server "
-        "with --embeddings --pooling none, which gives the states of tokens."
-    ),
-]
-ServedName = Annotated[
-    str | None, option("The name by which the server knows the model. Default: the first that it lists.")
-]
-KeyVariable = Annotated[
-    str | None,
-    option("The environment variable that has the server's key, such as ST_REBA_API_KEY. Only its name is saved."),
-]
 Shares = Annotated[
     str | None,
     option('Weights of the parts of a recipe that has parts (topic, echo-topic, early-late), such as "1,2,2".'),
@@ -449,18 +428,6 @@ def typed(context: typer.Context) -> list[str]:
             off = context.params[str(parameter.name)] is False
             names.append((parameter.secondary_opts if off else parameter.opts)[0])
     return names
-
-
-def check_endpoint(context: typer.Context, endpoint: str | None, of_a_model: Iterable[str]) -> None:
-    """Refuse what is about a server where there is none, and what is about a language model here beside a server.
-
-    Raises:
-        ValueError: If one of these options was typed.
-    """
-    if endpoint is None:
-        refuse(context, "without --endpoint no server is asked", "--form", "--served-name", "--key-variable")
-    else:
-        refuse(context, "--endpoint has the language model in a server", *of_a_model)
 
 
 def refuse(context: typer.Context, why: str, *names: str) -> None:

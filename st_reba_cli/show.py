@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from st_reba import EndpointTransformer
 from st_reba.compare import Recipes, TensorCache
 from st_reba.compare.against import side_by_side
 from st_reba.compare.answer import build_command
@@ -84,12 +83,6 @@ def with_command(
     return replace(found, model=model_name(model), data=data, command=command, build=build)
 
 
-def server_options(server: EndpointTransformer) -> list[str]:
-    """The options with which a command asks the same server."""
-    named = {"--endpoint": server.url, "--served-name": server.served_name, "--key-variable": server.key_variable}
-    return [word for name, value in named.items() if value is not None for word in (name, value)]
-
-
 def kept(out: Path | None) -> TensorCache | None:
     """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
     if out is None:
@@ -101,9 +94,9 @@ def kept(out: Path | None) -> TensorCache | None:
 
 
 @contextmanager
-def running(recipes: Recipes, total: float | None, what: str = "tokens") -> Iterator[None]:
-    """A progress bar of ``total`` tokens, or of what is counted in their place, while recipes run."""
-    with Shown("Comparing", what, total) as shown:
+def running(recipes: Recipes, total: float | None) -> Iterator[None]:
+    """A progress bar of ``total`` tokens while recipes run."""
+    with Shown("Comparing", "tokens", total) as shown:
         recipes.on_progress = lambda step, tokens: shown.more(tokens, step)
         try:
             yield

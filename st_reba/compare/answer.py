@@ -17,7 +17,7 @@ from ..evaluation import bootstrap
 from ..evaluation.bootstrap import Estimate, Items, Resampled, items_to_tell
 from ..evaluation.tasks import Measure
 from ..recipes import find
-from ..recipes.recipe import SERVER, TF_IDF, Kind
+from ..recipes.recipe import TF_IDF, Kind
 from ..text.templates import preset
 from .choice import CHOICE, Choice
 from .results import LISTED, Result, best_of, has_number, rank
@@ -28,7 +28,6 @@ WITHOUT = {
     for pooling, what in {
         "mean": "the mean of the last hidden states",
         "last": "the last token's hidden state",
-        SERVER: "the server's vectors as they are",
     }.items()
 }
 
@@ -411,11 +410,11 @@ def build_command(
         precision: Of the weights, such as ``"float32"``, on which depends what is fitted; empty: the model's own.
         columns: What the columns of ``fit_texts`` are called, as ``--columns`` takes it; None: as usual.
         half: Whether it was fitted on the texts of their first half.
-        named: The options that name what is built on, such as a server; empty: ``--model``.
+        named: The options that name what is built on, such as an engine; empty: ``--model``.
     """
     recipe = find(result.spec)
     words = ["st-reba", "build", *(named or ("--model", model)), "--recipe", result.spec]
-    if result.pooling not in (recipe.pooling, SERVER):
+    if result.pooling != recipe.pooling:
         words += ["--pooling", result.pooling]
     if result.template:
         words += ["--template", result.template]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -390,9 +390,6 @@ class Recipes:
     def keys(self) -> list[str]:
         """Name and pooling of each."""
         return [recipe.result for recipe in self.all]
-
-    #: Whether what they cost is told: it is not, where others use the same server.
-    timed: ClassVar[bool] = True
 
     # What they give
 

@@ -333,10 +333,8 @@ def concluded(
     """
     scores, every = score(recipes), listed_of(recipes.all)
     taken = {recipe.result: taken_of(choices, recipe) for recipe in every}
-    seconds: dict[str, float] = {}
-    if recipes.timed:
-        spent = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts(), list(taken.values()))
-        seconds = spent | {name: spent[own.result] for name, own in taken.items()}
+    spent = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts(), list(taken.values()))
+    seconds = spent | {name: spent[own.result] for name, own in taken.items()}
     table = standing(every, scores, seconds, choices)
     if random:
         last = finalists(table, chosen or answer(table).use)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,8 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from ..lm.backbone import vocabulary_size
-from ..modules import CausalModule, EndpointTransformer
+from ..modules import CausalModule
 
-# Where no tokenizer is at hand: words, and Chinese characters one by one.
-_WORD = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")
 # Texts of the same tokens are equals in a ranking, whatever rounding makes of them.
 _DIGITS = 12
 
@@ -28,21 +25,16 @@ class TfIdf:
     have as many dimensions as the vocabulary has tokens, nearly all of them 0, and are kept sparse.
 
     Args:
-        backbone: Says what the tokens of a text are; its language model is not run. Of a server they are words.
+        backbone: Says what the tokens of a text are; its language model is not run.
         texts: Plain texts that df and N are counted on.
 
     Attributes:
         texts: N.
     """
 
-    def __init__(self, backbone: CausalModule | EndpointTransformer, texts: Sequence[str]) -> None:
+    def __init__(self, backbone: CausalModule, texts: Sequence[str]) -> None:
         self.texts = len(texts)
-        self._token_ids: Callable[[Sequence[str]], Sequence[Sequence[Any]]]
-        if isinstance(backbone, EndpointTransformer):
-            self._token_ids = lambda texts: [_WORD.findall(text.lower()) for text in texts]
-            tokens: Sequence[Any] = sorted({word for words in self._token_ids(texts) for word in words}) or [""]
-        else:
-            self._token_ids, tokens = backbone.token_ids, range(vocabulary_size(backbone.model))
+        self._token_ids, tokens = backbone.token_ids, range(vocabulary_size(backbone.model))
         self._vectorizer = TfidfVectorizer(analyzer=list, vocabulary=tokens, lowercase=False)
         # Texts without tokens do not count; where there are no others, all tokens count alike.
         self._vectorizer.fit([ids for ids in self._token_ids(texts) if ids] or [[]])

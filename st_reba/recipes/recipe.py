@@ -21,8 +21,6 @@ from ..text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
 
 #: Poolings as the papers call them, and as ST does.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
-#: In a pooling's place where a server gives a text one vector: see :mod:`st_reba.recipes.endpoint`.
-SERVER = "server"
 
 #: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
 TF_IDF = "tf-idf"
@@ -476,7 +474,7 @@ class Recipe:
         return SentenceTransformer(modules=parts, device=device)
 
     def pipeline(self, module: modules.CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
-        """A module, what weighs its tokens, and the pooling; none where a server gives a text one vector.
+        """A module, what weighs its tokens, and the pooling.
 
         Args:
             module: That of the recipe.
@@ -485,8 +483,6 @@ class Recipe:
         Raises:
             ValueError: If the tokens cannot be weighed.
         """
-        if self.pooling == SERVER:
-            return [module]
         pooling = Pooling(module.get_embedding_dimension(), modes)
         if not self.weighs_tokens:
             return [module, pooling]
@@ -503,9 +499,7 @@ def mode_of(pooling: str) -> str:
 
 
 def device_of(backbone: nn.Module) -> str:
-    """Where what follows a module runs: beside its language model, or on the CPU where that runs in a server."""
-    if isinstance(backbone, modules.EndpointTransformer):
-        return "cpu"
+    """Where what follows a module runs: beside its language model."""
     return str(cast(modules.CausalModule, backbone).model.device)
 
 

@@ -359,36 +359,6 @@ def test_a_saved_model_refuses_a_server_of_another_model(settings, server, tmp_p
     model[0](model.preprocess(TEXTS))
 
 
-# Recipes
-
-
-def test_build_takes_a_server(server):
-    texts = [f"The {what} number {number}." for what in ("cat", "dog") for number in range(30)]
-    model = st_reba.build(EndpointTransformer(server.url), "prompteol+whitened", texts=texts)
-    assert [type(part).__name__ for part in model.children()] == [
-        "EndpointTransformer", "WhiteningTransform", "Normalize"
-    ]  # fmt: skip
-    assert model[0].template == st_reba.TEMPLATES["prompteol"]
-    for recipe, said in (
-        ("reba-2", "gives one vector a text, and this reads more. Give one of classical, prompteol, topic."),
-        ("echo-2", "and this reads more"),
-        ("knowledge", "and this reads more"),
-        ("echo-topic", "read in one copy of several"),
-        ("classical@2", "so there is no layer 2"),
-        ("classical+filtered", "so there is no filtered"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            st_reba.build(EndpointTransformer(server.url), recipe, texts=texts)
-
-
-def test_echo_topic_over_states_is_that_of_the_local_model(roomy, open_server):
-    path = roomy("bytes")
-    texts = [f"The {what} number {number}." for what in ("cat", "dog") for number in range(30)]
-    there = st_reba.build(EndpointTransformer(open_server(path).url, **STATES), "echo-topic", texts=texts)
-    here = st_reba.build(path, "echo-topic", texts=texts, lower_layers=(), device="cpu")
-    np.testing.assert_allclose(there.encode(TEXTS), here.encode(TEXTS), atol=2e-5)
-
-
 # Beside the saved model
 
 
