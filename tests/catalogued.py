@@ -12,19 +12,13 @@ from st_reba.recipes import every_row
 #: What a modules.json may name.
 PUBLIC_MODULES: list[type[Any]] = [getattr(modules, name) for name in modules.__all__]
 
-#: The architecture of :data:`tests.backbones.CONFIGS` that a module reads, where Llama is none that it does.
-NEEDS: dict[type[Any], str] = {modules.MoEEModule: "qwen3_experts"}
-
 Case = tuple[type[CausalModule], dict[str, Any]]
 
 
 def completed(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """Cases, each a class and its settings, and the first recipe of every module that has a row and no case.
-
-    What :data:`NEEDS` another language model than Llama has tests of its own.
-    """
+    """Cases, each a class and its settings, and the first recipe of every module that has a row and no case."""
     every = dict(cases)
     for row in every_row():
-        if row.module not in {module for module, _ in every.values()} | NEEDS.keys():
+        if row.module not in {module for module, _ in every.values()}:
             every[row.key] = row.module, dict(row.settings)
     return every

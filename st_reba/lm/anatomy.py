@@ -305,28 +305,6 @@ def layer_paths(model: PreTrainedModel) -> tuple[str, ...]:
     return layers
 
 
-def routers(model: PreTrainedModel) -> dict[str, int]:
-    """Paths of the routers of a mixture-of-experts model, in the order in which they run, and each one's experts.
-
-    A router gives three things of a list of tokens: the logits of all experts, and the weights and the numbers of those
-    that are chosen.
-    """
-    tried = trial(model)
-    found: dict[str, int] = {}
-
-    def note(path: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, tuple) and len(output) == 3 and all(isinstance(part, Tensor) for part in output):
-            logits, weights, chosen = output
-            are_rows = all(part.dim() == 2 for part in output) and weights.shape == chosen.shape
-            if are_rows and logits.is_floating_point() and not chosen.is_floating_point():
-                found.setdefault(path, logits.shape[1])
-
-    for path, module in tried.named_modules():
-        module.register_forward_hook(partial(note, path))
-    output_on(tried)
-    return found
-
-
 def final_norm(model: PreTrainedModel) -> nn.Sequential:
     """What stands between the last layer and the last hidden state: a norm, a projection, both, or nothing.
 

@@ -29,7 +29,6 @@ from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
 from .llama_cpp import LlamaCppTransformer
 from .meta_eol import MetaEOLModule
-from .moee import MoEEModule
 from .multi_vector import TokenProjection
 from .partwise import PartwiseWhitening, StandardizedSum
 from .promptreps import PromptRepsModule
@@ -63,7 +62,6 @@ __all__ = [
     "LayerwiseAutoencoder",
     "LlamaCppTransformer",
     "MetaEOLModule",
-    "MoEEModule",
     "PartwiseWhitening",
     "PromptRepsModule",
     "ReBAModule",

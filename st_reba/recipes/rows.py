@@ -224,12 +224,6 @@ OTHERS = (
             compared="never", words=True)
         for copies in (1, 2)
     ),
-    # Most models have no experts: it is compared where it is named.
-    Row("moee", "MoEE", modules.MoEEModule,
-        "the last token of a prompt that asks what the text means in one word, and beside it the router weights of all "
-        "layers there; of a mixture-of-experts model",
-        page="moee", chinese={"template": "prompteol-zh"}, poolings=("last",), compared="never",
-        own_template=_AS_A_PROMPT),
     replace(CHANGES["before-mlp"].row(_PROMPTEOL), compared="all"),
     CHANGES["before-mlp"].row(_EARLY_LATE),
 )

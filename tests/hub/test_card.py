@@ -28,7 +28,7 @@ from st_reba.modules.changes import Reroute, Steer
 from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
-from ..catalogued import NEEDS, PUBLIC_MODULES
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
 
 
@@ -56,8 +56,8 @@ def roomy(roomy_path):
 
 
 @pytest.mark.parametrize("module_class", POOLED)
-def test_each_class_has_its_own(module_class, roomy, roomy_path, shared, tmp_path):
-    module = module_class(shared(NEEDS[module_class]) if module_class in NEEDS else roomy)
+def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
+    module = module_class(roomy)
     text = written(pipeline(module), tmp_path)
     dimension = module.get_embedding_dimension()
     rows = [f"| module | `st_reba.modules.{module_class.__name__}` |", f"| dimensions | {dimension} |"]

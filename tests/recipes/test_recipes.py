@@ -23,7 +23,7 @@ from st_reba.recipes.lookup import bags_of_input_embeddings, changed, controls_o
 from st_reba.recipes.rows import BAG, FILTERS, IDF, PARTS, PARTWISE, SUM
 
 from ..backbones import TEXTS
-from ..catalogued import NEEDS, PUBLIC_MODULES
+from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline, relative_error
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -231,11 +231,6 @@ EACH_CLASS = list({row.module: row for row in reversed(every_row())}.values())
 each_class = pytest.mark.parametrize("row", EACH_CLASS, ids=lambda row: row.module.__name__)
 
 
-def read_by(row):
-    """The architecture that it is tested on."""
-    return NEEDS.get(row.module, "llama")
-
-
 def made(row, backbone, **more):
     # Its own prompts are too long for the tests' backbones.
     shorter = {"templates": ["{text} is", "in a word, {text}:"]} if row.key == "metaeol" else {}
@@ -259,7 +254,7 @@ def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own
 
 @each_class
 def test_a_text_that_has_fewer_vectors_than_tokens_has_none_for_its_chunks(row, shared):
-    module = made(row, shared(read_by(row)))
+    module = made(row, shared())
     tokens = int(module.lay_out(TEXTS[2:3]).text_lengths[0])
     assert module.no_chunks or module.rows != "all" or read(module)["token_embeddings"].shape[1] >= tokens
 
@@ -267,11 +262,11 @@ def test_a_text_that_has_fewer_vectors_than_tokens_has_none_for_its_chunks(row, 
 @each_class
 def test_states_of_every_layer_are_read_alike_or_refused(row, shared, backbone_path):
     """Beside the last layer's, the others may not change what is read."""
-    module = made(row, backbone_path(read_by(row)), config_kwargs={"output_hidden_states": True})
+    module = made(row, backbone_path(), config_kwargs={"output_hidden_states": True})
     if not module.reads_hidden_states:
         with pytest.raises(ValueError, match="does not read hidden states of one layer alone"):
             read(module)
         return
-    found, usual = read(module), read(made(row, shared(read_by(row))))
+    found, usual = read(module), read(made(row, shared()))
     assert relative_error(found["token_embeddings"], usual["token_embeddings"]) < 1e-5
     assert len(found["all_layer_embeddings"]) == module.model.config.num_hidden_layers + 1
