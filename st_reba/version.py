@@ -1,6 +1,6 @@
 """The version, and what a saved model asks of the machine that loads it."""
 
-__version__ = "0.8.0"
+__version__ = "1.0.0.dev0"
 
 #: For ``requirements`` in a saved model's config_sentence_transformers.json: ST checks it before it loads anything.
 REQUIREMENT = {
