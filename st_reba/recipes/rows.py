@@ -95,7 +95,7 @@ _PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
 _EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
     "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
     "stands around them and asks for one word",
-    page="early-late", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
+    page="topic", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
     chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
 
 #: The last token of a prompt for the topic, at two layers.
@@ -130,7 +130,7 @@ def repeated(copies: int) -> list[Row]:
 #: What every model has without a recipe.
 CLASSICAL = Row("classical", "Classical", modules.CausalTransformer,
     "the last hidden states of one ordinary causal pass",
-    page="classical", tried=("mean", "last"), searched=True, copies=1, words=True)
+    page="echo", tried=("mean", "last"), searched=True, copies=1, words=True)
 
 #: Those that read a text once and are shown first.
 FIRST = (
@@ -177,39 +177,39 @@ OTHERS = (
     Row("promptreps", "PromptReps", modules.CausalTransformer,
         "the last token of a prompt that asks for the one word by which to find the text",
         settings={"template": "promptreps"}, chinese={"template": "promptreps-zh"},
-        paper=modules.PromptRepsModule.citation, poolings=("last",), page="promptreps"),
+        paper=modules.PromptRepsModule.citation, poolings=("last",), page="prompts"),
     Row("metaeol", "MetaEOL", modules.MetaEOLModule,
         "the mean over the last tokens of eight prompts, each for another task",
-        page="meta-eol", cost="8 prompts", poolings=("mean",)),
+        page="prompts", cost="8 prompts", poolings=("mean",)),
     Row("ck", "CK", modules.MetaEOLModule,
         "the mean of what Pretended CoT and Knowledge give",
-        page="meta-eol", cost="2 prompts", settings={"templates": "ck"}, chinese={"templates": "ck-zh"},
+        page="prompts", cost="2 prompts", settings={"templates": "ck"}, chinese={"templates": "ck-zh"},
         poolings=("mean",), paper=_ZHANG),
     Row("kv-rerouting", "KV re-routing", modules.KVReroutingModule,
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",
-        page="kv-rerouting", chinese={"template": "compress-zh"}),
+        page="echo", chinese={"template": "compress-zh"}),
     Row("no-sink", "Both ways, no sink", modules.CausalTransformer,
         "one pass whose upper half of layers attends both ways, and in whose last quarter no other token attends to "
         "the first one",
-        page="sinks", settings={"changes": (NoSink(),)}, poolings=("mean",), paper=NoSink.citation, words=True),
+        page="bidirectional", settings={"changes": (NoSink(),)}, poolings=("mean",), paper=NoSink.citation, words=True),
     Row("attention-pooling", "Attention pooling", modules.AttentionPoolingModule,
         "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
-        page="attention-pooling", poolings=("last",)),
+        page="echo", poolings=("last",)),
     Row("token-prepending", "Token prepending", modules.TokenPrependingModule,
         "slots before the text take, from layer to layer, the state of the last token behind them",
-        page="token-prepending", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT),
+        page="echo", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT),
     Row("token-prepending-blocks", "Token prepending, blocks", modules.HierarchicalTokenPrependingModule,
         "slots before each block of the text, and two at its front, take from layer to layer the state of the last "
         "token behind them, and every token is read",
         page="token-prepending-blocks", cost="about 1", poolings=("mean",), words=True),
     Row("value-aggregation", "Value aggregation", modules.ValueAggregationModule,
         "what attention hands on at the end of a prompt for one word, averaged over the layers",
-        page="value-aggregation", cost="less than 1", poolings=("last",), tried=("last",),
+        page="prompts", cost="less than 1", poolings=("last",), tried=("last",),
         chinese={"template": "prompteol-zh"}, own_template=_AS_A_PROMPT),
     Row("contrastive-prompting", "Contrastive prompting", modules.ContrastivePromptingModule,
         "the end of a prompt that asks for one word, less what a second prompt finds irrelevant, from one layer on",
-        page="contrastive-prompting", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT),
+        page="prompts", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT),
     _EARLY_LATE,
     _TOPIC,
     _ECHO_TOPIC,
