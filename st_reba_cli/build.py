@@ -40,7 +40,7 @@ SPARSE = "promptreps"
 
 #: What ``--rerank`` and ``--sparse`` leave nothing to do for.
 _LAYOUT = (
-    "--repetitions", "--layers", "--chunk-length", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
+    "--repetitions", "--chunk-length", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
 )  # fmt: skip
 
 
@@ -105,16 +105,10 @@ def build(
     rerank: Annotated[
         bool,
         option(
-            "Write a CrossEncoder: the model chooses between two answers; --template then has {query} and {document}.",
+            "Write an AttentionReranker: it reads all documents of a query in one prompt, and orders them by the "
+            "query's attention (ICR). --template then has {documents} and {query}, and --layers names the layers whose "
+            "attention counts.",
             "--rerank",
-        ),
-    ] = False,
-    by_attention: Annotated[
-        bool,
-        option(
-            "With --rerank: read all documents of a query in one prompt, and order them by the query's attention "
-            "(ICR). --template then has {documents} and {query}, and --layers names the layers whose attention counts.",
-            "--by-attention",
         ),
     ] = False,
     query_prompt: options.QueryPrompt = None,
@@ -149,15 +143,13 @@ def build(
             "which brings SmolLM2-135M."
         )
     if rerank:
-        why = "--rerank reads a query and a document together"
+        why = "--rerank reads a query and its documents together"
         prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")
-        unused = [name for name in _LAYOUT if not (by_attention and name == "--layers")]
-        refuse(context, why, *prompts_and_recipes, "--pooling", "--sparse", *unused)
+        refuse(context, why, *prompts_and_recipes, "--pooling", "--sparse", *_LAYOUT)
     else:
-        refuse(context, "without --rerank nothing is ordered", "--by-attention")
         check_template(template)
     if sparse:
-        refuse(context, "--sparse reads the last token of a prompt and nothing else", "--pooling", *_LAYOUT)
+        refuse(context, "--sparse reads the last token of a prompt and nothing else", "--pooling", "--layers", *_LAYOUT)
     else:
         refuse(context, "without --sparse no token of the vocabulary is weighed", "--expansion", "--top-k")
     if multi_vector:
@@ -186,10 +178,9 @@ def build(
 
     import st_reba
     from st_reba.files import atomic_directory
-    from st_reba.modules import AttentionRerankModule, CausalTransformer, PromptRepsModule, RerankModule
+    from st_reba.modules import AttentionRerankModule, CausalTransformer, PromptRepsModule
     from st_reba.modules.attention_reranking import attention_reranker
     from st_reba.modules.multi_vector import multi_vector_encoder
-    from st_reba.modules.reranking import cross_encoder
     from st_reba.ready import note_recipe, prompts_or_own
     from st_reba.recipes import find
 
@@ -234,10 +225,8 @@ def build(
             chosen = _with_shares(chosen, shares)
     with atomic_directory(out) as scratch:
         built: Any
-        if by_attention:
+        if rerank:
             built = attention_reranker(loaded(AttentionRerankModule, settings), device="cpu")
-        elif rerank:
-            built = cross_encoder(loaded(RerankModule, settings), device="cpu")
         elif sparse:
             own_prompts = prompts_or_own(prompts, settings)
             built = SparseEncoder(modules=[loaded(PromptRepsModule, settings)], device="cpu", prompts=own_prompts)
@@ -261,8 +250,8 @@ def build(
                 )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__
-    imported = f"from sentence_transformers import {family}; " if (rerank and not by_attention) or sparse else ""
-    loader = f"st_reba.{family}" if by_attention else family
+    imported = f"from sentence_transformers import {family}; " if sparse else ""
+    loader = f"st_reba.{family}" if rerank else family
     line = f'import st_reba; {imported}{loader}("{out}")'
     console.say(f"Wrote {out}. Load it with: {line}")
     if as_json:

@@ -34,7 +34,6 @@ from .partwise import PartwiseWhitening, StandardizedSum
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
-from .reranking import RerankModule
 from .token_prepending import HierarchicalTokenPrependingModule, TokenPrependingModule
 from .topic import TopicModule
 from .twin_tower import TwinTower
@@ -66,7 +65,6 @@ __all__ = [
     "PromptRepsModule",
     "ReBAModule",
     "RefinedThoughtModule",
-    "RerankModule",
     "Standardization",
     "StandardizedSum",
     "TokenPrependingModule",

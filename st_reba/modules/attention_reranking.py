@@ -166,7 +166,7 @@ class AttentionRerankModule(CausalModule):
             raise ValueError(
                 f"{type(self.model).__name__}: its attention cannot be watched behind documents that it has read, "
                 "because it does not call transformers' attention interface, or has another memory than keys and "
-                "values. Use another architecture, such as Llama, Qwen, Mistral or Gemma, or RerankModule."
+                "values. Use another architecture, such as Llama, Qwen, Mistral or Gemma."
             )
 
     def _made(self, wanted: Sequence[Change], usual: float | None) -> tuple[Change, ...]:

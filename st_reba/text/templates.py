@@ -419,14 +419,13 @@ class Template:
         return SLOT.join(self.literals)
 
 
-def around_slots(template: str, first: str, second: str, last: str = "") -> tuple[str, str, str]:
+def around_slots(template: str, first: str, second: str) -> tuple[str, str, str]:
     """What stands before, between and behind the two slots of a template.
 
     Args:
         template: Text with both slots once, in this order, and no other braces.
         first: A slot, such as ``{query}``.
         second: The slot behind it.
-        last: What has to stand behind both, in the words of the refusal; empty: nothing has to.
 
     Raises:
         ValueError: If the template is not that, or longer than :data:`MAX_TEMPLATE_LENGTH` characters.
@@ -436,10 +435,10 @@ def around_slots(template: str, first: str, second: str, last: str = "") -> tupl
     check_template_length([template])
     before, has_first, rest = template.partition(first)
     between, has_second, behind = rest.partition(second)
-    is_whole = has_first and has_second and (behind.strip() or not last)
-    if not is_whole or any(brace in before + between + behind for brace in "{}"):
-        wanted = f"one {first} and, behind it, one {second}" + (f", and behind both {last}" if last else "")
-        raise ValueError(f"The template {template!r}: give text with {wanted}; no other braces.")
+    if not (has_first and has_second) or any(brace in before + between + behind for brace in "{}"):
+        raise ValueError(
+            f"The template {template!r}: give text with one {first} and, behind it, one {second}; no other braces."
+        )
     return before, between, behind
 
 

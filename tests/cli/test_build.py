@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from st_reba import META_TASKS, TEMPLATES, AttentionReranker, EarlyLateModule, PartwiseWhitening
@@ -40,7 +40,7 @@ def test_every_method_is_a_recipe():
     readers = {module.__name__ for module in PUBLIC_MODULES if issubclass(module, CausalModule)}
     others = {
         "AttentionRerankModule", "InputEmbeddings", "LayerStates", "LlamaCppTransformer",
-        "PromptRepsModule", "RerankModule",
+        "PromptRepsModule",
     }  # fmt: skip
     assert readers - offered == others
 
@@ -90,13 +90,7 @@ def test_sparse(options, query, settings, desk):
 
 
 def test_rerank(desk):
-    model = built("--rerank --max-seq-length 32", family=CrossEncoder)
-    assert model[0].max_seq_length == 32
-    assert len(model.rank("what chases a cat", TEXTS[:2])) == 2
-
-
-def test_rerank_by_attention(desk):
-    model = built("--rerank --by-attention --layers=-1 --max-seq-length 32", family=AttentionReranker)
+    model = built("--rerank --layers=-1 --max-seq-length 32", family=AttentionReranker)
     assert (model[0].max_seq_length, model[0].layers) == (32, [7])
     assert len(model.rank("what chases a cat", TEXTS[:2])) == 2
 
@@ -195,7 +189,7 @@ def test_build_asks_in_the_language_of_its_texts(options, template, told, desk):
 
 
 def test_what_is_pushed_is_told_by_the_class_that_loads_it(desk, monkeypatch):
-    typed("build --model lm --rerank --by-attention --out lists")
+    typed("build --model lm --rerank --out lists")
     card = Path("lists/README.md").read_text(encoding="utf-8")
     assert "from st_reba import AttentionReranker" in card
     assert 'model = AttentionReranker("' in card

@@ -50,8 +50,8 @@ SAVED = "--saved shows what was found before, beside --against if that is given.
 AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "build": [
         ("--out full", 1, f"{TAKEN} --out"),
-        ("--rerank --method echo --repetitions 2 --layers all --no-normalize", 1, "--method, --repetitions, --layers, "
-         "--no-normalize: --rerank reads a query and a document together. Leave --method, --repetitions, "),
+        ("--rerank --method echo --repetitions 2 --no-normalize", 1, "--method, --repetitions, "
+         "--no-normalize: --rerank reads a query and its documents together. Leave --method, --repetitions, "),
         ("--sparse --pooling mean --no-normalize", 1, "--pooling, --no-normalize: --sparse reads the last token of a"),
         ("--expansion 3 --top-k 2", 1, "--expansion, --top-k: without --sparse no token of the vocabulary is weighed"),
         ("--fit-half 1 --columns a,b", 1, "--fit-half, --columns: without --fit-texts nothing is read. Leave"),
@@ -127,7 +127,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
 #: The same, where something is read or imported before.
 LATER: dict[str, list[tuple[str, str]]] = {
     "build": [
-        ("--rerank --template {text}", "one {query} and, behind it, one {document}"),
+        ("--rerank --template {text}", "one {documents} and, behind it, one {query}"),
         ("--sparse --recipe reba-2", "--sparse with reba-2: the head is asked at the end of a prompt"),
         ("--multi-vector --recipe classical+whitened", "whitened stands around the pooling, and nothing is pooled. Gi"),
         ("--multi-vector --recipe prompteol", "PromptEOL does not read every token. Give one of cl"),

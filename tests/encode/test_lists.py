@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
-from st_reba import CausalTransformer, PromptRepsModule, RerankModule
+from st_reba import AttentionRerankModule, CausalTransformer, PromptRepsModule
 from st_reba.encode import Encoder, encode_file
+from st_reba.modules.attention_reranking import attention_reranker
 from st_reba.modules.multi_vector import multi_vector_encoder
-from st_reba.modules.reranking import cross_encoder
 
 from ..backbones import DEMO_MODEL
 
@@ -107,8 +107,6 @@ def test_what_lists_have_no_place_for_is_refused_before_a_model_is_loaded(
 
 
 def test_a_model_that_reads_pairs_is_refused(place, tmp_path):
-    module = RerankModule(str(DEMO_MODEL), template="{query} {document} yes or no:", choices=(" yes", " no"))
-    model: CrossEncoder = cross_encoder(module)
-    model.save_pretrained(str(tmp_path / "pairs"))
+    attention_reranker(AttentionRerankModule(str(DEMO_MODEL))).save_pretrained(str(tmp_path / "pairs"))
     with pytest.raises(ValueError, match="is a CrossEncoder, which reads texts in pairs"):
         encode_file(Encoder(str(tmp_path / "pairs")), place / "texts.txt", tmp_path / "a.parquet")

@@ -23,7 +23,7 @@ from st_reba import (
     RefinedThoughtModule,
 )
 from st_reba.hub import card
-from st_reba.modules import AttentionRerankModule, CausalModule, PromptRepsModule, RerankModule
+from st_reba.modules import AttentionRerankModule, CausalModule, PromptRepsModule
 from st_reba.modules.changes import Reroute, Steer
 from st_reba.recipes import find
 
@@ -46,7 +46,7 @@ def metadata(text: str) -> dict:
 POOLED = [
     each
     for each in PUBLIC_MODULES
-    if issubclass(each, CausalModule) and not issubclass(each, (AttentionRerankModule, PromptRepsModule, RerankModule))
+    if issubclass(each, CausalModule) and not issubclass(each, (AttentionRerankModule, PromptRepsModule))
 ]
 
 

@@ -8,15 +8,14 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from sentence_transformers import CrossEncoder, SparseEncoder
+from sentence_transformers import SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-from st_reba import CausalTransformer, PromptRepsModule, RerankModule
+from st_reba import CausalTransformer, PromptRepsModule
 from st_reba.modules import lm_head
 from st_reba.modules.lm_head import head_blocks
-from st_reba.modules.reranking import cross_encoder
 from st_reba.text.templates import TEMPLATES, preset
 from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
 
@@ -201,80 +200,3 @@ class TestPromptReps:
             PromptRepsModule(backbone_path())
         with pytest.raises(ValueError, match="GPTJConfig: its head adds a bias"):
             PromptRepsModule(backbone_path("gpt_j"))
-
-
-class TestReranking:
-    """A two-way choice between statements of a query and a document, through sentence-transformers' CrossEncoder."""
-
-    QUERY = "Who chased the cat?"
-    #: As short as the tiny models have positions for.
-    SHORT = {"template": "Query: {query}\nDocument: {document}\nIs it so? A or B:", "choices": (" A", " B")}
-
-    @pytest.mark.parametrize(
-        ("architecture", "tied"), [("llama", False), ("llama", True), ("gemma2_softcap", True), ("gpt2", True)]
-    )
-    def test_equals_the_language_model(self, architecture, tied, saved):
-        """The logit of one answer less that of the other, behind the whole prompt; of a document without tokens, 0."""
-        model, path = saved(architecture, tied)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        yes, no = (tokenizer(f"so:{choice}")["input_ids"][-1] for choice in self.SHORT["choices"])
-        pairs = [(query, text) for query in (self.QUERY, "谁？") for text in TEXTS[:3]]
-        *scores, nothing = cross_encoder(RerankModule(path, **self.SHORT), device="cpu").predict([*pairs, ("谁？", "")])
-        assert nothing == 0
-        for (query, text), score in zip(pairs, scores, strict=True):
-            prompt = self.SHORT["template"].replace("{query}", query).replace("{document}", text)
-            with torch.no_grad():
-                logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1]
-            assert score == pytest.approx(float(logits[yes] - logits[no]), abs=1e-4)
-
-    def test_the_rows_of_a_shared_head_are_ones_own(self, saved):
-        """Another module's are those of other tokens, or of all."""
-        first = RerankModule(saved()[1], **self.SHORT)
-        turned = RerankModule(first, **{**self.SHORT, "choices": self.SHORT["choices"][::-1]})
-        assert torch.equal(turned.head.weight, first.head.weight.flip(0))
-        every = PromptRepsModule(first, template="{text} in a word:")
-        assert every.get_embedding_dimension() == first.model.config.vocab_size
-        assert torch.equal(RerankModule(every, **self.SHORT).head.weight, first.head.weight)
-
-    @pytest.mark.parametrize("tied", [True, False])
-    def test_saved_and_loaded_without_a_flag(self, tied, saved, tmp_path):
-        reranker = cross_encoder(RerankModule(saved(tied=tied)[1], **self.SHORT), device="cpu")
-        reranker.save_pretrained(str(tmp_path))
-        again = CrossEncoder(str(tmp_path), device="cpu")
-        pairs = [(self.QUERY, text) for text in TEXTS]
-        assert (again.predict(pairs) == reranker.predict(pairs)).all()
-        assert isinstance(again.activation_fn, torch.nn.Identity)
-        # Of the head, two rows.
-        assert (own(tmp_path) / "choices.safetensors").stat().st_size < 1000
-
-    def test_a_long_document_is_cut_and_nothing_else(self, saved):
-        module = RerankModule(saved()[1], **self.SHORT)
-        ids = module.preprocess([(self.QUERY, "chased " * 500), (self.QUERY, "a")])["input_ids"]
-        assert ids.shape[1] <= backbones.POSITIONS
-        whole = module.tokenizer.decode(ids[0])
-        assert whole.startswith(f"Query: {self.QUERY}\nDocument: chased chased")
-        assert whole.replace(" \n", "\n").endswith("chased\nIs it so? A or B:")
-        module.max_seq_length = 4
-        short = module.preprocess([(self.QUERY, "chased " * 500)])
-        assert int((short["copy_index"] == 0).sum()) <= 4
-        with pytest.raises(ValueError, match="leave no room for 1 copies of a text"):
-            module.preprocess([("who " * 500, "a")])
-
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            ({"template": "{document} {query} so:"}, "one {query} and, behind it, one {document}, and behind both"),
-            ({"template": "{query} {document} {x}"}, "no other braces"),
-            ({"choices": (" A", " A")}, "each is to add one token, another than the other"),
-            ({"choices": (" unlikely", " B")}, "each is to add one token"),
-            ({"rows": "all"}, "reads the last token of its prompt"),
-        ],
-    )
-    def test_what_is_refused(self, settings, message, saved):
-        with pytest.raises(ValueError, match=message):
-            RerankModule(saved()[1], **{**self.SHORT, **settings})
-
-    def test_what_is_no_pair(self, saved):
-        for given in ("a text", ("a", "b", "c"), ("a", 3)):
-            with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document, two strings"):
-                RerankModule(saved()[1], **self.SHORT).preprocess([given])
