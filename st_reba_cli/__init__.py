@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from . import build, compare, encode, export, layers, push, recipes, search, serve, train, verify
+from . import build, compare, encode, export, layers, push, recipes, serve, train, verify
 from .options import option
 from .printing import console, notes, printable
 
@@ -32,7 +32,6 @@ USUAL = {
         "--device", "--overwrite", "--json",
     ),
     "layers": ("--model", "--data", "--columns", "--out", "--pooling", "--template", "--dtype", "--json"),
-    "search": ("--model", "--data", "--columns", "--out", "--save-best", "--dry-run", "--dtype", "--json"),
     "serve": ("--rerank", "--name", "--host", "--port", "--api-key", "--dtype", "--device"),
 }  # fmt: skip
 _HELP_ALL = "--help-all"
@@ -104,8 +103,7 @@ app = typer.Typer(
 )
 for command in (
     build.build, compare.compare, encode.encode, export.export, layers.layers, push.push,
-    recipes.recipes, search.search,
-    serve.serve, train.train, verify.verify,
+    recipes.recipes, serve.serve, train.train, verify.verify,
 ):  # fmt: skip
     # compare has a sentence for what stands behind an option's value.
     more = f"All options: st-reba {command.__name__} {_HELP_ALL}" if command.__name__ in USUAL else None

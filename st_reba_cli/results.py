@@ -81,14 +81,13 @@ class Layers(BaseModel):
 
 
 class Forecasted(BaseModel):
-    """``st-reba compare --dry-run`` and ``st-reba search --dry-run``."""
+    """``st-reba compare --dry-run``."""
 
     recipes: int = Field(description="How many, controls left out.")
     texts: int = Field(description="How many.")
     tokens: float = Field(description="To run.")
     tokens_per_second: float = Field(description="As measured here.")
-    seconds: float = Field(description="Of the clock, about, or at most.")
-    at_most: bool = Field(description="Whether it may be less.")
+    seconds: float = Field(description="Of the clock, about.")
     memory: int = Field(description="Bytes at the peak, about.")
     weights: int = Field(description="Bytes of the weights.")
 
@@ -97,11 +96,11 @@ def forecasted(expected: Forecast) -> Forecasted:
     """A forecast in the form that is printed."""
     return Forecasted(
         recipes=expected.recipes, texts=expected.texts, tokens=expected.tokens, tokens_per_second=expected.speed,
-        seconds=expected.seconds, at_most=expected.at_most, memory=expected.memory, weights=expected.weights,
+        seconds=expected.seconds, memory=expected.memory, weights=expected.weights,
     )  # fmt: skip
 
 
-#: By the name of the command. compare and search print what is in comparison.json.
+#: By the name of the command. compare prints what is in comparison.json.
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build": Built, "encode": EncodedFile, "forecast": Forecasted, "layers": Layers, "push": Pushed, "verify": Verified,
 }  # fmt: skip

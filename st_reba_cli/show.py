@@ -1,4 +1,4 @@
-"""What ``compare`` and ``search`` share: running recipes with a progress bar, and showing what was found."""
+"""What ``compare`` shows: running recipes with a progress bar, and showing what was found."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Answer(NamedTuple):
     why: Sequence[str] = ()
 
 
-def answer(table: Standing, chosen: str = "") -> Answer:
+def answer(table: Standing) -> Answer:
     """What to use, in one line, and why.
 
     A recipe is held against every control, and against the better of the two embeddings in :data:`WITHOUT`. One that a
@@ -147,11 +147,10 @@ def answer(table: Standing, chosen: str = "") -> Answer:
     advised: then the best is that stands all of this, if there is one. Of several that cannot be told from the best the
     cheapest is, if it stands all of this as well, and is surely ahead of every control if the best is.
 
-    The best was picked by these scores, unless it was chosen before; the verdict tells what that means.
+    The best was picked by these scores; the verdict tells what that means.
 
     Args:
         table: What was compared.
-        chosen: The result's name that was chosen before, on other data; empty if none was.
     """
     column, best, control, plain = table.column, table.best, table.control, table.plain
     if best is None:
@@ -160,10 +159,8 @@ def answer(table: Standing, chosen: str = "") -> Answer:
         return Answer("Without labels there is no answer: a few hundred labelled pairs would give one.")
     scored = [result for result in table.results if has_number(result, column)]
     own = [result for result in scored if not (result.control or result.name in WITHOUT)]
-    lead = next((result for result in scored if result.name == chosen), best)
-    judged = lead if chosen else table.judged(lead)
-    which = f"the best, {lead.in_line}," if lead is best else f"{lead.in_line}, which was chosen,"
-    if judged is not lead:
+    judged, which = table.judged(best), f"the best, {best.in_line},"
+    if judged is not best:
         which = f"the best, chosen on one half of the {column.unit} and scored on the other,"
     has = f"{which} has {table.value(judged)}"
     if control is not None and table.as_high(control, judged):
@@ -174,27 +171,25 @@ def answer(table: Standing, chosen: str = "") -> Answer:
         return Answer(f"None: {none}.", why=[table.more(control, judged)])
     if plain is not None:
         without, have = f"the {table.value(plain)} that you have without a recipe", _have(plain)
-        if lead is plain is best:
+        if best is plain:
             second = best_of(own, column)
             return Answer(
                 f"None: no recipe beats {without}.", why=[have, *([table.more(plain, second)] if second else [])]
             )
-        if lead is plain:
-            return Answer(f"None: {which} is what you have without a recipe ({table.value(plain)}).")
         if table.as_high(plain, judged):
             place = "level with" if table.value(judged) == table.value(plain) else "behind"
             return Answer(f"None: {has}, {place} {without}.", why=[have, table.more(plain, judged)])
         ahead = table.ahead(judged, plain)
         if ahead.tied:
             told = f"The difference, {column.show_with_interval(ahead)}, cannot be told from 0."
-            another = None if chosen else best_of([result for result in own if table.stands(result)], column)
+            another = best_of([result for result in own if table.stands(result)], column)
             if another is None:
                 return Answer(f"None: {has}, too close to {without}.", why=[have, told, table.more(judged, plain)])
             found = _use(table, another, [another])
             more = f"The best, {best.in_line}, has {table.value(best)}, too close to {without}."
             return found._replace(why=[*found.why, more])
-    tied = [result for result in table.results if result is lead or (result in own and result.scores[column.name].tied)]
-    return _use(table, lead, [lead] if chosen else tied)
+    tied = [result for result in table.results if result is best or (result in own and result.scores[column.name].tied)]
+    return _use(table, best, tied)
 
 
 def _have(plain: Result) -> str:
@@ -268,16 +263,12 @@ def _why_none(table: Standing) -> str:
     return ""
 
 
-def verdict(table: Standing, chosen: str = "", advised: str = "") -> list[str]:
+def verdict(table: Standing, advised: str = "") -> list[str]:
     """What the numbers say and what they do not, one sentence each: the best recipe, what is tied with it, how far the
     advised one is ahead of its controls, and which recipes do not beat theirs.
 
-    Where a recipe was chosen before, on other data, it stands in the best one's place: to call the best of these scores
-    the result would be to choose again.
-
     Args:
         table: What was compared.
-        chosen: The result's name that was chosen before; empty if none was.
         advised: The result's name that the answer says to use; empty if it says to use none.
     """
     column, best = table.column, table.best
@@ -285,37 +276,27 @@ def verdict(table: Standing, chosen: str = "", advised: str = "") -> list[str]:
     own = [result for result in scored.values() if not result.control and has_number(result, column)]
     if best is None:
         return [f"No recipe has a number on {column.name}."]
-    says, lead = [], scored.get(chosen, best)
+    says = []
     if column.proxy:
         says.append(
             "There are no labels here, so these are proxies: they say how embeddings lie in space, nothing about "
             "meaning. Do not choose a recipe by them alone, nor a layer: on three models and three sets, none of ten "
             "such numbers chose a better layer than nine tenths of the depth."
         )
-    if chosen:
-        says.append(f"Chosen before these scores were known: {lead.name}, {table.score(lead)} on {column.name}.")
-        if best is not lead:
-            ahead = table.difference(best, lead)
-            told = ", which cannot be told from 0" if ahead.tied else ""
-            says.append(
-                f"{best.name} is ahead of it here by {column.show_with_interval(ahead)}{told}. It was not chosen: to "
-                "take it now would be to choose by these scores."
-            )
-    else:
-        says.append(f"{'Lowest' if column.proxy else 'Best'} on {column.name}: {best.name}, {table.score(best)}.")
-        says += _chosen(table, best)
-        if len(own) > 1 and not column.proxy and table.choice is None:
-            says.append(f"The best of {len(own)} scores is likely too high: on other texts expect less.")
-        tied = sum(result.scores[column.name].tied for result in own if result is not best)
-        which = "the other recipe" if len(own) == 2 else f"{tied} of the {len(own) - 1} other recipes"
-        if tied:
-            says.append(
-                f"On this data {which} may be as good: the 95% interval of the paired difference contains 0. More "
-                "labelled texts would tell more."
-            )
-        elif len(own) > 1:
-            says.append("On this data every other recipe is surely worse.")
-    held, strongest = scored.get(advised, lead), table.control
+    says.append(f"{'Lowest' if column.proxy else 'Best'} on {column.name}: {best.name}, {table.score(best)}.")
+    says += _chosen(table, best)
+    if len(own) > 1 and not column.proxy and table.choice is None:
+        says.append(f"The best of {len(own)} scores is likely too high: on other texts expect less.")
+    tied = sum(result.scores[column.name].tied for result in own if result is not best)
+    which = "the other recipe" if len(own) == 2 else f"{tied} of the {len(own) - 1} other recipes"
+    if tied:
+        says.append(
+            f"On this data {which} may be as good: the 95% interval of the paired difference contains 0. More "
+            "labelled texts would tell more."
+        )
+    elif len(own) > 1:
+        says.append("On this data every other recipe is surely worse.")
+    held, strongest = scored.get(advised, best), table.control
     first = {strongest.name: f"the strongest control of all, {strongest.in_words}"} if strongest else {}
     against = first | {each.name: each.called for each in held.controls if each.name in scored} | first
     subject = held.in_line

@@ -130,7 +130,6 @@ class Forecast:
         speed: Tokens a second, as measured here.
         weights: Of the model, in bytes.
         memory: In bytes, at the peak.
-        at_most: Whether it may be less, as what is left out after a first look is not known yet.
     """
 
     recipes: int
@@ -139,7 +138,6 @@ class Forecast:
     speed: float
     weights: int
     memory: int
-    at_most: bool = False
 
     @property
     def seconds(self) -> float:
@@ -152,7 +150,7 @@ class Forecast:
         return (
             f"{self.recipes} recipe{plural} on {self.texts:,} texts, with controls and timings: "
             f"{_rounded(self.tokens)} tokens at {_rounded(self.speed)} a second here, "
-            f"{'at most' if self.at_most else 'about'} {_duration(self.seconds)}. "
+            f"about {_duration(self.seconds)}. "
             f"Memory: about {self.memory / 1e9:.1f} GB at the peak, of which {self.weights / 1e9:.1f} GB are weights."
             f"{long}"
         )

@@ -115,8 +115,7 @@ def recipe_is(recipe: Recipe, result: Result) -> bool:
 def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTransformer:
     """Write the recipe to use as a SentenceTransformer directory, with its scores on its card.
 
-    That is what the answer names, or the best where it names none; or what a search had chosen on other texts. The card
-    says which.
+    That is what the answer names, or the best where it names none. The card says which.
 
     Args:
         comparison: Says which recipe it is.
@@ -150,7 +149,6 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     card.adopt(model).comparison = {
         "answer": comparison.answer,
         "data": comparison.data,
-        "chosen_before": bool(comparison.chosen),
         "date": comparison.date,
         "command": comparison.command,
         "columns": [f"{task.name} ({task.metric})" for task in comparison.tasks],

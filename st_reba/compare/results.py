@@ -206,7 +206,6 @@ class Comparison:
         versions: Of the packages that matter, by name.
         command: The command that made it, as typed.
         date: Of the day, ISO 8601.
-        chosen: Name of the result that was chosen before, on other data; empty if these scores are what to choose by.
         answer: Which recipe to use, its score, and the score without a recipe, in one line: what to show first.
         use: Name of the result that the answer says to use; empty where it says to use none.
         build: The command that builds that one; empty where there is none.
@@ -229,7 +228,6 @@ class Comparison:
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
     date: str = ""
-    chosen: str = ""
     answer: str = ""
     use: str = ""
     build: str = ""
@@ -269,17 +267,16 @@ class Comparison:
             ) from None
 
     def choice(self) -> Result:
-        """The recipe to use: what was chosen on other data, or what the answer names, or else the best here.
+        """The recipe to use: what the answer names, or else the best here.
 
         Raises:
-            ValueError: If no recipe has a number on the first task, or the chosen one is not among the results.
+            ValueError: If no recipe has a number on the first task, or the one to use is not among the results.
         """
-        name = self.chosen or self.use
-        if not name:
+        if not self.use:
             return self.best()
-        found = next((result for result in self.results if result.name == name), None)
+        found = next((result for result in self.results if result.name == self.use), None)
         if found is None:
-            raise ValueError(f"{name}, which was chosen, is not among the results.")
+            raise ValueError(f"{self.use}, which is to be used, is not among the results.")
         return found
 
     @property

@@ -107,7 +107,6 @@ def compare(
     *,
     tokenizer: Any = None,
     fit_texts: Sequence[str] | None = None,
-    chosen: str = "",
     random: bool = True,
     halves: Halves | None = None,
 ) -> Comparison:
@@ -120,8 +119,6 @@ def compare(
         words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
         tokenizer: That of a loaded language model.
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
-        chosen: Key of the recipe that was chosen before, on other data, and whose scores these are to be: what
-            :mod:`st_reba.compare.search` chose. Empty: these scores choose.
         random: Whether the best recipes are run on random weights, too: see :func:`finalists`.
         halves: Of the data, where recipes have candidates (:func:`.choice.with_candidates`): each half is scored by
             what was chosen on the other, and with filters that were fitted on the other's texts, where the recipes were
@@ -183,7 +180,7 @@ def compare(
     # Other prompts are another way to embed the same items.
     items = fingerprint_of(replace(data, prompts={}) if isinstance(data, Retrieval) else data)
     found = concluded(
-        recipes, score, texts_of(data), random=random, chosen=chosen, data=items, choices=choices,
+        recipes, score, texts_of(data), random=random, data=items, choices=choices,
         first=first,
     )  # fmt: skip
     told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
@@ -241,17 +238,17 @@ def estimated(column: Measure, items: Resampled, every: Sequence[Recipe]) -> Sco
     return Scores(column, bootstrap.estimate(items, controls=beside, greater_is_better=column.greater_is_better), items)
 
 
-def finalists(table: Standing, chosen: str = "") -> list[str]:
+def finalists(table: Standing, advised: str = "") -> list[str]:
     """The results, by name, whose scores are to be held against those of random weights.
 
     What an answer names, the best, and what cannot be told from it; not more than :data:`.cost.FINALISTS`.
 
     Args:
         table: What was compared.
-        chosen: Name of what was chosen before, or of what the answer would name; empty if there is none.
+        advised: Name of what the answer would name; empty if there is none.
     """
     own = [result for result in table.results if not result.control and has_number(result, table.column)]
-    own.sort(key=lambda result: (result.name != chosen, rank(result, table.column)))
+    own.sort(key=lambda result: (result.name != advised, rank(result, table.column)))
     ahead = [result for result in own if result is own[0] or result.scores[table.column.name].tied]
     return [result.name for result in ahead[:FINALISTS]]
 
@@ -313,7 +310,6 @@ def concluded(
     *,
     random: bool,
     skipped: Sequence[tuple[str, str]] = (),
-    chosen: str = "",
     data: str = "",
     choices: Mapping[str, Choice] = MappingProxyType({}),
     first: int = 0,
@@ -326,7 +322,6 @@ def concluded(
         texts: Those that recipes are timed on, read once the recipes have been scored; the demo's if there are none.
         random: As for :func:`compare`.
         skipped: What was left out besides recipes that cannot be run, and why.
-        chosen: As for :func:`compare`.
         data: Tells the items of the first column from others.
         choices: What was taken of the recipes' candidates, by result: read once these have been scored.
         first: How many items the first half has; 0: there are no halves.
@@ -337,18 +332,18 @@ def concluded(
     seconds = spent | {name: spent[own.result] for name, own in taken.items()}
     table = standing(every, scores, seconds, choices)
     if random:
-        last = finalists(table, chosen or answer(table).use)
+        last = finalists(table, answer(table).use)
         with recipes.on_random_weights([taken[name].result for name in last]) as untrained:
             scores = score(untrained)
             table = standing([*every, *untrained.all], scores, seconds, choices)
-    found = answer(table, chosen)
+    found = answer(table)
     without = recipes.with_controls and table.results[0].recipe != TF_IDF
     return Comparison(
         model="",
         data="",
         tasks=[each.column for each in scores],
         results=list(table.results),
-        verdict=[*found.why, *verdict(table, chosen, found.use)],
+        verdict=[*found.why, *verdict(table, found.use)],
         skipped=[*recipes.skipped, *skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
         settings={
             **recipes.told,
@@ -359,7 +354,6 @@ def concluded(
             **{name: version(name) for name in ("st_reba", "sentence-transformers", "transformers", "torch")},
         },
         date=time.strftime("%Y-%m-%d"),
-        chosen=chosen,
         answer=found.says,
         use=found.use,
         items=SavedItems.of(table.items, data, first),

@@ -196,11 +196,6 @@ class Task(BaseEvaluator):
         """The score that decides."""
         return self.scores[0].column
 
-    @property
-    def scorable(self) -> bool:
-        """Whether the labels leave something to score: a part of the data may have labels that are all alike."""
-        return True
-
     def prompt(self, role: Role) -> str | None:
         """What stands before a text."""
         return self.prompts.get(role) or None
@@ -221,10 +216,6 @@ class Task(BaseEvaluator):
         """
         every = {**(overlap or {}), **measured}
         return [(score.column, score.items(every)) for score in self.scores]
-
-    def score(self, similarity: Similarity) -> float:
-        """The score that decides, from all items."""
-        return float(self.scores[0].items({"": self.deciding(similarity)}).scores[0])
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -261,10 +252,6 @@ class PairTask(Task):
             Score(ranks, "cosine", "spearman", self.data.scores, "spearman_cosine"),
             Score(values, "cosine", "pearson", self.data.scores, "pearson_cosine"),
         ]
-
-    @property
-    def scorable(self) -> bool:
-        return len(set(self.data.scores)) > 1
 
     def columns(
         self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
@@ -431,6 +418,7 @@ class ClassesTask(Task):
 
     @property
     def scorable(self) -> bool:
+        """Whether the labels leave something to score."""
         return len(self.sizes) > 1 and bool(self.sizes.max() > 1)
 
 

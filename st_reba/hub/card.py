@@ -46,7 +46,7 @@ class _OurCardData(BaseModelCardData):
     made: Mapping[str, Any] = {}
     mteb_results: Sequence[EvalResult] = ()
     #: The scores of the model's recipe and of its controls, as the template shows them: ``answer``, ``data``,
-    #: ``chosen_before``, ``date``, ``command``, ``columns``, ``rows`` (each a list as long as ``columns``, behind the
+    #: ``date``, ``command``, ``columns``, ``rows`` (each a list as long as ``columns``, behind the
     #: row's name) and ``verdict``.
     comparison: Mapping[str, Any] | None = None
     recipe: Mapping[str, str] | None = None

@@ -1,4 +1,4 @@
-"""``st-reba compare``, ``search`` and ``layers``: what they print, write, and leave where they are stopped."""
+"""``st-reba compare`` and ``layers``: what they print, write, and leave where they are stopped."""
 
 from __future__ import annotations
 
@@ -136,20 +136,10 @@ def test_a_report_and_the_best():
     assert "| Bag of input embeddings, mean |" in card
 
 
-def test_a_search():
-    """Its choice is saved, with the scores of the half that it was not made on."""
-    pairs = [f"{TEXTS[n % 5][:9]} {n}\t{TEXTS[3 * n % 5][:9]} {n * 7}\t{n % 5}\n" for n in range(62)]
-    Path("many.tsv").write_text("".join(pairs), encoding="utf-8")
-    fixed = "--model shallow --device cpu --dtype float32 --prompt-language en --no-random"
-    output = typed(f"search {fixed} --data many.tsv --out found --save-best best")
-    found = Comparison.load(Path("found/comparison.json"))
-    assert f"and chose {found.chosen}" in output
-    assert f"Wrote {found.chosen} to best" in output
-    assert "31 pairs of many.tsv, held out" in output
-    assert SentenceTransformer("best", device="cpu").encode(TEXTS).any()
-    card = Path("best/README.md").read_text(encoding="utf-8")
-    assert "on other texts than those of the scores, which are of 31 pairs of many.tsv, held out" in card
-    assert "The best of the recipes" not in card
+def test_chinese_texts_are_asked_in_chinese():
+    output = typed("compare --model lm --data zh.tsv --recipes prompteol --dry-run")
+    assert "The texts are in Chinese, and so asks PromptEOL; --prompt-language en keeps the English prompt." in output
+    assert "tokens a character: the model has hardly learned to read Chinese. Take another one if" in output
 
 
 def test_word_sense_questions_of_ones_own():

@@ -29,7 +29,6 @@ LINES = {
     "layers": "layers --model lm --data pairs.tsv --out out",
     "push": "push",
     "recipes": "recipes",
-    "search": "search --model lm",
     "serve": "serve",
     "train": "train freeze --out out",
     "verify": "verify http://127.0.0.1:9",
@@ -112,7 +111,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     ],
     "recipes": [("topi", 1, "There is no recipe 'topi'. Near it: topic"), ("topic@2", 1, "give a recipe's key alone")],
     "push": [("saved name", 1, '"name": a repository is "org/name"'), ("no org/name", 2, NO_FILE)],
-    "search": [("--save-best full", 1, f"{TAKEN} --save-best")],
     "serve": [
         ("", 1, "There is no model to serve: give MODEL, --rerank, or both."),
         ("./no", 1, f"./no: {NO_MODEL}"),
@@ -176,12 +174,6 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("saved texts.txt --column body", 'plain text has no column "body"'),
     ],
     "layers": [("--model no/such-model", NO_SUCH), ("--data texts.txt", "Layers are scored by labels")],
-    "search": [
-        ("--data texts.txt", "A search chooses by labels"),
-        # What it would ask in is told before.
-        ("--data zh.tsv", "The texts are in Chinese, and so ask PromptEOL, Pretended CoT, Knowledge; --prompt"),
-        ("--data zh.tsv", "tokens a character: the model has hardly learned to read Chinese. Take another one if"),
-    ],
     "train": [
         ("--config empty.yaml", EMPTY),
         ("--config rank.yaml", "rank.yaml: the key 'rnak' is unknown. Keys: "),

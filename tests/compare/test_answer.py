@@ -61,14 +61,14 @@ def table(right, task=TASK, resampled=True, costs=None, seed=None, drawn=None, i
     return Standing(results, task, made if resampled else None)
 
 
-def says(right, *, chosen="", **settings) -> str:
+def says(right, **settings) -> str:
     """The answer and what it rests on, on a line each."""
-    found = answer(table(right, **settings), chosen)
+    found = answer(table(right, **settings))
     return "\n".join([found.says, *found.why])
 
 
-def used(right, *, chosen="", **settings) -> str:
-    return answer(table(right, **settings), chosen).use
+def used(right, **settings) -> str:
+    return answer(table(right, **settings)).use
 
 
 HAVE = "Without a recipe you have the mean of the last hidden states."
@@ -144,22 +144,6 @@ CHEAP = {PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}
             r"Use Echo-2 \(mean\): .*\nThree recipes .* this one is the cheapest of those that are surely ahead of "
             r"every control\..*",
         ),
-        # What was chosen before stays chosen; a word on it is none on the others.
-        (TIES, {"costs": CHEAP, "chosen": ECHO}, ECHO, r"Use Echo-2 \(mean\): 59\.5, .*"),
-        (CLOSE, {**BY_CHANCE, "chosen": PROMPT}, "", r"None: the best, PromptEOL .*, too close to .*"),
-        (
-            {MEAN: 0.4, PROMPT: 0.2, ECHO: 0.7}, {"chosen": PROMPT}, "",
-            rf"None: PromptEOL \(last token\), which was chosen, has 20\.0, behind the 40\.0 "
-            rf"{WITHOUT}\.\n{HAVE}\nMore .*",
-        ),
-        (
-            {BAG: 0.425, MEAN: 0.3, PROMPT: 0.42, ECHO: 0.836}, {"chosen": PROMPT}, "",
-            r"None: PromptEOL \(last token\), which was chosen, has 42\.0 and does not beat the bag of input "
-            r"embeddings \(42\.5\)\..*",
-        ),
-        ({BAG: 0.9, PROMPT: 0.42, ECHO: 0.836}, {"chosen": PROMPT}, "", r"None: no recipe beats the bag .*"),
-        ({MEAN: 0.4, PROMPT: 0.6}, {"chosen": MEAN}, "", r"None: .* which was chosen, is what you have without a "
-            r"recipe \(40\.0\)\."),
         (
             {BAG: 0.9, MEAN: 0.7, PROMPT: 0.4, ECHO: 0.5}, {"task": LOSS}, PROMPT,
             r"Use PromptEOL \(last token\): 0\.400, against 0\.700 without .* is 0\.300 below it\.\n.* ahead of "
@@ -221,8 +205,8 @@ def test_no_number_is_no_answer(values, labels, why):
 # The sentences under it
 
 
-def told(right, *, chosen="", **settings) -> str:
-    return " ".join(verdict(table(right, **settings), chosen))
+def told(right, **settings) -> str:
+    return " ".join(verdict(table(right, **settings)))
 
 
 WHITENED = "A, whitened, mean"
@@ -245,15 +229,6 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
             ["not beat", "No recipe"],
         ),
         ({BAG: 0.2, PROMPT: 0.9}, {}, ["Nothing was run on random weights"], ["likely too high"]),
-        (
-            CLEAR, {"chosen": ECHO},
-            ["Chosen before these scores were known: Echo-2, mean, 50.0 [", "is ahead of it here by 40.0 [",
-             "It was not chosen: to take it now would be to choose by these scores.",
-             f"Echo-2 (mean) beats {STRONGEST}, PromptEOL, last on random weights (30.0 ["],
-            ["Best on", "likely too high"],
-        ),
-        ({PROMPT: 0.51, ECHO: 0.505}, {"chosen": ECHO}, ["which cannot be told from 0. It was not chosen"], []),
-        ({PROMPT: 0.9, ECHO: 0.5}, {"chosen": PROMPT}, ["were known: PromptEOL, last, 90.0 ["], ["ahead of it here"]),
         (
             {BAG: 0.585, RANDOM: 0.59, PROMPT: 0.59, ECHO: 0.585}, {},
             ["On this data the other recipe may be as good", "It is not surely ahead of the bag of input embeddings",

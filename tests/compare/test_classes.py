@@ -1,4 +1,4 @@
-"""Texts with a label each: compared, chosen on halves, saved, held against others, and searched."""
+"""Texts with a label each: compared, chosen on halves, saved, and held against others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from st_reba.compare.against import side_by_side
 from st_reba.compare.choice import CHOICE, LEAST_ITEMS, Halves, with_candidates
 from st_reba.compare.report import write_report
 from st_reba.compare.results import Comparison
-from st_reba.compare.search import PLAIN, candidates, search, with_selection
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Classes
 from st_reba.evaluation import bootstrap
@@ -141,14 +140,3 @@ def test_what_was_found_is_saved_shown_and_held_against_another(found, tmp_path)
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "5-NN accuracy" in page
     assert "V-measure" in page
-
-
-def test_a_search_chooses_on_one_half_and_shows_the_other(backbone, halves):
-    every = [each for each in candidates(3) if each.row.name == "Classical" and each.layer in (2, None)]
-    found = search(backbone, DATA, every=every)
-    assert (found.chosen_on, found.held_out) == halves.parts
-    task = task_of(found.chosen_on)
-    scores = [task(recipe.model(backbone))["knn_accuracy"] for recipe in (found.recipes()[0], PLAIN)]
-    assert found.gain == pytest.approx(scores[0] - scores[1], abs=0.05)
-    shown = compare(Recipes(backbone, found.recipes()), found.held_out, chosen=found.chosen, random=False)
-    assert "of 54 other texts, which it never read." in with_selection(found, shown).verdict[0]

@@ -101,17 +101,17 @@ def test_random_weights_for_the_finalists_alone(recipes, found):
 
 
 def test_finalists():
-    """The best and what is tied with it, three at most; and what was chosen before, whatever it scored."""
+    """The best and what is tied with it, three at most; and what the answer names, whatever it scored."""
     up, down = Measure("t", "accuracy"), Measure("t", "loss", greater_is_better=False)
     values = {"a": 0.5, "b": 0.4, "c": 0.3, "d": 0.2, "none": math.nan}
 
-    def names(tied, column=up, chosen=""):
+    def names(tied, column=up, advised=""):
         results = [Result(key, "mean", False, {"t": Estimate(own, 0, 1, key in tied)}) for key, own in values.items()]
         bag = Result("bag", "mean", True, {"t": Estimate(0.9, 0, 1)})
-        return [name.removesuffix(", mean") for name in finalists(Standing([bag, *results], column, None), chosen)]
+        return [name.removesuffix(", mean") for name in finalists(Standing([bag, *results], column, None), advised)]
 
     assert names("abcd") == ["a", "b", "c"]
-    assert names("abcd", chosen="d, mean") == ["d", "a", "b"]
+    assert names("abcd", advised="d, mean") == ["d", "a", "b"]
     assert names("a") == ["a"]
     assert names("a", column=down) == ["d", "a"]
 

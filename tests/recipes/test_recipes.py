@@ -14,7 +14,6 @@ import st_reba
 from st_reba import CausalTransformer, EchoModule
 from st_reba.compare import Recipes
 from st_reba.compare.answer import WITHOUT
-from st_reba.compare.search import candidates
 from st_reba.data.demo import demo_sentences
 from st_reba.modules import CausalModule
 from st_reba.modules.changes import Steer
@@ -167,7 +166,7 @@ def test_a_recipe_stands_beside_controls_behind_the_same_filter():
 
 
 def test_whatever_a_table_shows_is_found_by_its_name_and_by_its_key():
-    shown = [*default_recipes(5), *worth_trying(), *candidates(12)]
+    shown = [*default_recipes(5), *worth_trying()]
     for recipe in [*shown, *bags_of_input_embeddings(shown)]:
         for name in (recipe.name, recipe.key):
             found = find(name)

@@ -120,11 +120,6 @@ CASES: dict[str, tuple[list[str], str, Callable[[], object]]] = {
         [f"compare {ON} --recipes classical --out report --save-best best --no-controls",
          "compare --saved report/comparison.json --against report/comparison.json"], "lm on 66 pairs of pairs.tsv",
         lambda: wrote("report", "report.html", "results.csv", "comparison.json") and encoded("best").any()),
-    "search": (
-        [f"search {ON} --out found"], "33 pairs of pairs.tsv, held out", lambda: wrote("found", "comparison.json")),
-    "search, by classes": (
-        [f"search {OF_CLASSES} --out found"], "70 texts of sorts.tsv, held out",
-        lambda: wrote("found", "comparison.json")),
     "layers, by classes": (
         [f"layers {OF_CLASSES}"], "Turning point: layer ",
         lambda: "knn_accuracy" in Path("st-reba-layers/layers.csv").read_text()),
@@ -290,7 +285,7 @@ def test_push(script, desk):
     assert "modules.json" in hub.repositories["org/name"].files("main")
 
 
-#: What ``compare`` and ``search`` print, as ``Comparison.load`` reads it.
+#: What ``compare`` prints, as ``Comparison.load`` reads it.
 Compared = create_model("Compared", answer=str, build=str, results=list[Any], tasks=list[Any])
 JSON = {
     "build": "build --model lm --recipe echo-2 --out m",
@@ -298,8 +293,6 @@ JSON = {
     "layers": "layers --model lm --data pairs.tsv --out l",
     "compare": "compare --model lm --data pairs.tsv --recipes classical --no-choose --no-random",
     "forecast": "compare --model lm --data pairs.tsv --dry-run",
-    "forecast of a search": "search --model lm --data pairs.tsv --dry-run",
-    "search": "search --model lm --data pairs.tsv --no-random",
 }
 
 
