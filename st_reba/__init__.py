@@ -18,7 +18,6 @@ from .modules import EchoLayersModule as EchoLayersModule
 from .modules import EchoModule as EchoModule
 from .modules import EmbeddingFilter as EmbeddingFilter
 from .modules import EndpointTransformer as EndpointTransformer
-from .modules import HierarchicalTokenPrependingModule as HierarchicalTokenPrependingModule
 from .modules import IdfWeights as IdfWeights
 from .modules import InputEmbeddings as InputEmbeddings
 from .modules import KVReroutingModule as KVReroutingModule

@@ -30,7 +30,7 @@ METHODS = {
     "classical": "classical", "echo": "echo-2", "reba": "reba-2", "echo-layers": "echo-2-layers",
     "bidirectional": "bidirectional-prompt", "refined-thought": "rt-2", "prompteol": "prompteol", "metaeol": "metaeol",
     "ck": "ck", "kv-rerouting": "kv-rerouting", "attention-pooling": "attention-pooling",
-    "token-prepending": "token-prepending", "hierarchical-token-prepending": "token-prepending-blocks",
+    "token-prepending": "token-prepending",
     "value-aggregation": "value-aggregation", "contrastive-prompting": "contrastive-prompting",
     "early-late": "early-late", "topic": "topic", "echo-topic": "echo-topic",
 }  # fmt: skip

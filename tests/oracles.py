@@ -358,40 +358,24 @@ def with_slot(model, vector):
 
 
 @contextlib.contextmanager
-def renewed(model, architecture, takes, layers):
-    """Before layers 1 .. ``layers`` - 1, the state at position s becomes that at ``takes[s]``."""
+def prepended(model, architecture, slot, layers):
+    """Token prepending: before layers 1 .. ``layers`` - 1, that of the token ``slot`` becomes the last one's."""
+    places: list[int] = []
+
+    def find(ids):
+        places[:] = (ids[0] == slot).nonzero().flatten().tolist()
+        return ids
 
     def renew(states):
         states = states.clone()
-        for slot, source in takes.items():
-            states[0, slot] = states[0, source]
+        states[0, places] = states[0, -1].clone()
         return states
 
+    embeddings = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
     with contextlib.ExitStack() as stack:
+        stack.enter_context(changed(model, embeddings, before=find))
         for layer in range(1, layers):
             stack.enter_context(changed(model, layer_name(architecture, layer), before=renew))
-        yield
-
-
-def token_prepending(model, architecture, ids, takes, layers, output_layer):
-    """TP and HTP: hidden states (N, D) after ``output_layer`` layers, with slots that are renewed as ``takes`` says."""
-    with renewed(model, architecture, takes, layers):
-        return seen(model, layer_name(architecture, output_layer - 1), ids, "after")
-
-
-@contextlib.contextmanager
-def prepended(model, architecture, slot, layers):
-    """TP as a change of any method: the state of the token ``slot``, an id, becomes that of the last one."""
-    takes: dict[int, int] = {}
-
-    def find(ids):
-        for place in (ids[0] == slot).nonzero().flatten().tolist():
-            takes.clear()
-            takes[place] = -1
-        return ids
-
-    embeddings = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
-    with changed(model, embeddings, before=find), renewed(model, architecture, takes, layers):
         yield
 
 

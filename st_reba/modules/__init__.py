@@ -34,7 +34,7 @@ from .partwise import PartwiseWhitening, StandardizedSum
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
 from .refined_thought import RefinedThoughtModule
-from .token_prepending import HierarchicalTokenPrependingModule, TokenPrependingModule
+from .token_prepending import TokenPrependingModule
 from .topic import TopicModule
 from .twin_tower import TwinTower
 from .value_aggregation import ValueAggregationModule
@@ -53,7 +53,6 @@ __all__ = [
     "EchoModule",
     "EmbeddingFilter",
     "EndpointTransformer",
-    "HierarchicalTokenPrependingModule",
     "IdfWeights",
     "InputEmbeddings",
     "KVReroutingModule",

@@ -518,8 +518,11 @@ class Prepend(Change):
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale
         device = backbone.device(model)
-        slots = (layout.copy_index <= PREPENDED).to(device, non_blocking=True)
-        source = self.sources(layout).to(device, non_blocking=True)
+        is_slot = layout.copy_index == PREPENDED
+        slots = is_slot.to(device, non_blocking=True)
+        # A slot takes the state of its row's last token, any other position its own.
+        source = torch.where(is_slot, layout.ends[:, None], torch.arange(is_slot.shape[1]))
+        source = source.to(device, non_blocking=True)
 
         def enter(states: Tensor) -> Tensor:
             return torch.where(slots.to(states.device)[..., None], vector.to(states), states)
@@ -531,11 +534,6 @@ class Prepend(Change):
         layers = [model.get_submodule(path) for path in layer_paths(model)[1 : self.prepend_layers]]
         hooks = {model.get_input_embeddings(): Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))}
         return PassChange(hooks=hooks)
-
-    def sources(self, layout: Layout) -> Tensor:
-        """(B, N): whose state each position takes: a slot its row's last token's, any other position its own."""
-        position = torch.arange(layout.input_ids.shape[1])
-        return torch.where(layout.copy_index <= PREPENDED, layout.ends[:, None], position)
 
     def save(self, directory: Path) -> None:
         """Write the vector."""
@@ -556,31 +554,6 @@ class Prepend(Change):
             )
         check_magnitudes({"initial_state": state}, module)
         return replace(self, initial_state=state)
-
-
-@register
-@dataclass(frozen=True)
-class PrependBlocks(Prepend):
-    r"""The same where a text has several blocks with slots: each takes the state of its own block's last token.
-
-    .. math:: h^{(l)}_{s_b} \leftarrow h^{(l)}_{n_b}, \quad b = 1, \dots, m, \quad l = 1, \dots, p - 1
-
-    (Ding et al., "Hierarchical Token Prepending".) Where nothing cuts the text into blocks, it is one.
-    """
-
-    key: ClassVar[str] = "prepend-blocks"
-
-    def sources(self, layout: Layout) -> Tensor:
-        """(B, N): whose state each position takes: a slot that of its block's last token, any other its own."""
-        copy_index = layout.copy_index
-        position = torch.arange(copy_index.shape[1]).expand_as(copy_index)
-        is_text = copy_index >= 0
-        # A block ends where something else follows: the next block's slot, or what comes after the text.
-        ends = is_text & ~torch.cat([is_text[:, 1:], torch.zeros_like(is_text[:, :1])], dim=1)
-        block = (ends.cumsum(dim=1) - 1).masked_fill(~ends, copy_index.shape[1])
-        table = torch.zeros_like(copy_index[:, :1]).expand(-1, copy_index.shape[1] + 1).scatter(1, block, position)
-        slots = copy_index <= PREPENDED
-        return torch.where(slots, table.gather(1, (PREPENDED - copy_index).clamp(min=0)), position)
 
 
 @register

@@ -199,10 +199,6 @@ OTHERS = (
     Row("token-prepending", "Token prepending", modules.TokenPrependingModule,
         "slots before the text take, from layer to layer, the state of the last token behind them",
         page="echo", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT),
-    Row("token-prepending-blocks", "Token prepending, blocks", modules.HierarchicalTokenPrependingModule,
-        "slots before each block of the text, and two at its front, take from layer to layer the state of the last "
-        "token behind them, and every token is read",
-        page="token-prepending-blocks", cost="about 1", poolings=("mean",), words=True),
     Row("value-aggregation", "Value aggregation", modules.ValueAggregationModule,
         "what attention hands on at the end of a prompt for one word, averaged over the layers",
         page="prompts", cost="less than 1", poolings=("last",), tried=("last",),

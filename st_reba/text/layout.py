@@ -18,7 +18,7 @@ from .tokens import Span
 
 NOT_TEXT = -1
 
-#: The ``copy_index`` of a slot of token prepending; that of a text's second block is one less, and so on.
+#: The ``copy_index`` of a slot of token prepending.
 PREPENDED = -2
 
 # What a layout is made of, as its features are called, and what stands there in padding.
@@ -35,7 +35,7 @@ class Layout:
         input_ids: (B, N). Padding is id 0: a causal model's real tokens never see it, so any id will do.
         attention_mask: (B, N), boolean, the real tokens.
         copy_index: (B, N), the copy a token belongs to (0 .. k-1), or -1 for all that is not text: special tokens,
-            literals, the prompt, padding. -2 and less: the slots of token prepending, whose id means nothing.
+            literals, the prompt, padding. -2: a slot of token prepending, whose id means nothing.
         companions: The same texts as changes read them besides, by the changes' keys.
         seen: What changes saw in the passes over their companions, (B, ...), by the changes' keys, on their devices.
         spans: For each text and each token of one copy, the characters of the text that the token holds any part of;

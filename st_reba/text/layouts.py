@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -14,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .layout import NOT_TEXT, PREPENDED, Layout
-from .templates import PREPEND, PROMPT, Blocks, Template
+from .templates import PREPEND, PROMPT, Template
 from .tokens import Span, Tokens, cut, separator, special_tokens, tokenized
 
 #: How a template that has one slot becomes tokens: see :func:`lay_out`.
@@ -22,9 +20,6 @@ Tokenization = Literal["whole", "pieces"]
 
 #: A token's id and what :attr:`Layout.copy_index` says of it.
 Marked = tuple[int, int]
-
-# What closes a sentence may stand behind its end; of the Chinese marks no space need follow.
-_SENTENCE_END = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s|$)|[。！？]+[”’」』）]*|\n+""")
 
 
 class Frame(NamedTuple):
@@ -88,7 +83,7 @@ def frames(templates: Sequence[Template], tokenizer: PreTrainedTokenizerBase, pr
 
     Raises:
         ValueError: If the tokenizer has no token that a layout could end with, or its special tokens cannot be told
-            from text, or it does not say where sentences lie among its tokens, and a template asks for it.
+            from text.
     """
     before, after = special_tokens(tokenizer)
     # Cut first: a prompt that reads like a slot of token prepending is a prompt.
@@ -103,11 +98,6 @@ def frames(templates: Sequence[Template], tokenizer: PreTrainedTokenizerBase, pr
     eos, name = tokenizer.eos_token_id, type(tokenizer).__name__
     result = []
     for template, literals in zip(templates, cut_up, strict=True):
-        if template.blocks is not None and template.blocks.whole_sentences and not tokenizer.is_fast:
-            raise ValueError(
-                f"{name} does not say where its tokens lie, so sentences are not found among them: use a fast "
-                "tokenizer, or whole_sentences=False."
-            )
         if template.end and not after and eos is None:
             raise ValueError(f"{name} has no end-of-sequence token: set tokenizer.eos_token.")
         ends = [eos] if template.end and eos is not None and after[-1:] != [eos] else []
@@ -129,12 +119,8 @@ def room(around: Sequence[Frame], positions: int) -> int:
     """
     rooms = []
     for frame in around:
-        overhead, copies, blocks = frame.overhead, frame.template.copies, frame.template.blocks
+        overhead, copies = frame.overhead, frame.template.copies
         left = (positions - overhead) // copies
-        if blocks is not None:
-            # Each block has two slots. The template's own slot, which is part of the overhead, is one of them.
-            full, rest = divmod(positions - overhead + 1, blocks.length + 2)
-            left = full * blocks.length + max(0, rest - 2)
         if left < 1:
             raise ValueError(
                 f"{overhead} tokens of prompt, template and special tokens leave no room for {copies} copies of a text "
@@ -228,7 +214,7 @@ def _rows(
         shorter = {}
         for index, of_text in strings.items():
             whole = [
-                _as_whole(frame, side, texts[index], parts[index], known[string])
+                _as_whole(frame, side, parts[index], known[string])
                 for frame, side, string in zip(around, sides, of_text, strict=True)
             ]
             found = [row for row in whole if row is not None]
@@ -245,7 +231,7 @@ def _rows(
         ids, spans = own[index]
         kept = slice(max(0, len(ids) - limit), None) if cut_side == "left" else slice(limit)
         tokens = Tokens(ids[kept], None if spans is None else spans[kept])
-        rows[index] = [_in_pieces(frame, texts[index], tokens) for frame in around]
+        rows[index] = [_in_pieces(frame, tokens) for frame in around]
     return [rows[index] for index in range(len(texts))]
 
 
@@ -261,7 +247,7 @@ def _sides(frame: Frame, tokenizer: PreTrainedTokenizerBase) -> _Sides:
     return _Sides([], front + entry + after[0], (len(front), len(front + entry)), behind)
 
 
-def _as_whole(frame: Frame, sides: _Sides, text: str, part: Span, tokens: Tokens) -> _Row | None:
+def _as_whole(frame: Frame, sides: _Sides, part: Span, tokens: Tokens) -> _Row | None:
     """The row of a part of a text that was tokenised as one string with what stands around it.
 
     None where no token is known to hold any of the text, or the slot is not found.
@@ -284,50 +270,15 @@ def _as_whole(frame: Frame, sides: _Sides, text: str, part: Span, tokens: Tokens
     if sides.slot is not None:
         marks[tokens.spans.index(sides.slot)] = PREPENDED
     marked = [(0 if mark == PREPENDED else token, mark) for token, mark in zip(tokens.ids, marks, strict=True)]
-    return _finished(frame, text, [*sides.split_off, *marked], spans)
+    return _Row([*frame.before, *sides.split_off, *marked, *frame.after], spans)
 
 
-def _in_pieces(frame: Frame, text: str, tokens: Tokens) -> _Row:
+def _in_pieces(frame: Frame, tokens: Tokens) -> _Row:
     """The row of a text whose tokens stand in every slot, between literals that were tokenised on their own."""
     marked = [*frame.prompt, *frame.literals[0]]
     for copy, literal in enumerate(frame.literals[1:]):
         marked += [*((token, copy) for token in tokens.ids), *literal]
-    return _finished(frame, text, marked, tokens.spans)
-
-
-def _finished(frame: Frame, text: str, marked: list[Marked], spans: list[Span] | None) -> _Row:
-    """A row between its special tokens, in blocks if the template asks for them."""
-    if frame.template.blocks is not None:
-        marked = _in_blocks(frame.template.blocks, text, marked, spans)
-    return _Row([*frame.before, *marked, *frame.after], spans)
-
-
-def _in_blocks(blocks: Blocks, text: str, marked: Sequence[Marked], spans: Sequence[Span] | None) -> list[Marked]:
-    """A row with a slot a block where its one slot stands, and one right before each block."""
-    may_end = [True] * sum(mark == 0 for _, mark in marked)
-    if blocks.whole_sentences:
-        assert spans is not None
-        ends = [match.end() for match in _SENTENCE_END.finditer(text)]
-        # A block may end where the next token begins another sentence: a character may be several tokens.
-        passed = [bisect_right(ends, start) for start, _ in spans]
-        may_end = [later > earlier for earlier, later in zip(passed, [*passed[1:], 0], strict=False)]
-    found: list[Marked] = []
-    front, count, size = 0, 0, 0
-    ends_here = iter(may_end)
-    for token, mark in marked:
-        if mark == PREPENDED:
-            front = len(found)
-            continue
-        if mark == 0:
-            if size == 0:
-                found.append((0, PREPENDED - count))
-                count += 1
-            size += 1
-            if next(ends_here) and size >= blocks.length:
-                size = 0
-        found.append((token, mark))
-    found[front:front] = [(0, PREPENDED - block) for block in range(count)]
-    return found
+    return _Row([*frame.before, *marked, *frame.after], tokens.spans)
 
 
 def _layout(rows: Sequence[_Row]) -> Layout:

@@ -325,34 +325,16 @@ def in_terms_of(text: str, aspect: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """How a text is cut into blocks, each with a slot at the front of the layout and one right before it.
-
-    Both slots of block b have the ``copy_index`` -2 - b. Blocks are cut of the text's tokens.
-
-    Attributes:
-        length: Tokens of a block; the last may have fewer.
-        whole_sentences: Whether a block goes on to the end of a sentence. It takes a fast tokenizer.
-    """
-
-    length: int
-    whole_sentences: bool
-
-
-@dataclass(frozen=True)
 class Template:
     """What stands around and between the copies of a text.
 
     Attributes:
         literals: The literal parts around the slots: ``literals[i]`` stands before copy ``i``, the last one at the end.
         end: Whether each layout must end in the tokenizer's end-of-sequence token, added where it adds none itself.
-        blocks: How the text is cut into blocks; None: it is not. The template then has one copy, and one
-            ``{prepend}`` before it, where the slots at the front stand.
     """
 
     literals: tuple[str, ...]
     end: bool = False
-    blocks: Blocks | None = None
 
     @classmethod
     def parse(cls, template: str) -> Template:

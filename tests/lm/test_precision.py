@@ -10,10 +10,10 @@ from transformers import AutoModel
 
 from st_reba import (
     ContrastivePromptingModule,
-    HierarchicalTokenPrependingModule,
     KVReroutingModule,
     ReBAModule,
     RefinedThoughtModule,
+    TokenPrependingModule,
 )
 from st_reba.lm.attention import kernels
 
@@ -31,7 +31,7 @@ CASES = {
     "reba, chunks": ("llama", ReBAModule, {"chunk_length": 6}),
     "thought, window": ("mistral_window", RefinedThoughtModule, {"iterations": 4}),
     "kv re-routing": ("gemma2_softcap", KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
-    "token prepending, blocks": ("llama", HierarchicalTokenPrependingModule, {"block_length": 4}),
+    "token prepending": ("llama", TokenPrependingModule, {}),
     "contrastive prompting": ("llama", ContrastivePromptingModule, {"contrast_layer": 1}),
 }
 #: A batch of several lengths.

@@ -74,10 +74,6 @@ RECIPES = completed(
             st_reba.TokenPrependingModule,
             {"prepend_layers": 2, "output_layer": 2, "rows": "all", "final_norm": True, "template": "{prepend}{text}."},
         ),
-        "token prepending, blocks": (
-            st_reba.HierarchicalTokenPrependingModule,
-            {"prepend_layers": 3, "block_length": 4, "whole_sentences": False},
-        ),
         "value aggregation": (st_reba.ValueAggregationModule, {}),
         "value aggregation, text": (
             st_reba.ValueAggregationModule,
@@ -267,25 +263,6 @@ def prepended(naive, text, template=None, prepend_layers=2, seed=0, pool_over="a
         return classical(own, text, template, pool_over, **settings)
 
 
-def in_blocks(naive, text, block_length, prepend_layers=2, output_layer=None, whole_sentences=False):
-    """Two slots for each block of so many tokens: one in front of all, and one right before it."""
-    words = naive.token_ids(text)
-    blocks = [words[start : start + block_length] for start in range(0, len(words), block_length)]
-    return laid_out_in_blocks(naive, blocks, prepend_layers, output_layer)
-
-
-def laid_out_in_blocks(naive, blocks, prepend_layers, output_layer, seed=0, front=(), behind=()):
-    model, slot = oracles.with_slot(naive.model, vector(naive, seed))
-    ids, takes, text = [*front, *[slot] * len(blocks)], {}, []
-    for number, block in enumerate(blocks):
-        ids += [slot, *block]
-        last = len(ids) - 1
-        takes |= {len(front) + number: last, last - len(block): last}
-        text += range(last + 1 - len(block), last + 1)
-    layers = prepend_layers, output_layer or naive.depth
-    return oracles.token_prepending(model, naive.architecture, [*ids, *behind], takes, *layers)[text]
-
-
 def contrasted(naive, text, template="prompteol", auxiliary_template=None, contrast_layer=0, scale=2.0,
                output_layer=None, final_norm=False):  # fmt: skip
     if auxiliary_template is None:
@@ -346,7 +323,6 @@ ORACLES: dict[type, Any] = {
     st_reba.MetaEOLModule: meta_eol,
     st_reba.KVReroutingModule: rerouted,
     st_reba.TokenPrependingModule: prepended,
-    st_reba.HierarchicalTokenPrependingModule: in_blocks,
     st_reba.ContrastivePromptingModule: contrasted,
     st_reba.ValueAggregationModule: values,
     st_reba.EarlyLateModule: early_late,

@@ -187,7 +187,7 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
     ("recipe", "architecture"),
     [
         ("echo-2", "llama"), ("reba-2", "mistral_window"), ("reba-3 last", "gemma2_softcap"), ("reba-2 chunks", "gpt2"),
-        ("token prepending, blocks", "bloom"), ("reba-2 bidirectional", "llama"), ("thought-4", "mistral_window"),
+        ("token prepending", "bloom"), ("reba-2 bidirectional", "llama"), ("thought-4", "mistral_window"),
         ("metaeol", "gemma2_softcap"), ("kv re-routing", "gpt2"), ("contrastive prompting", "bloom"),
         ("early and late", "gemma3"), ("value aggregation", "opt"), ("layer states", "llama"), ("echo topic", "qwen3"),
     ],

@@ -80,7 +80,6 @@ REFUSED = [
     (st_reba.TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: 3 layers of LlamaModel are run; use 1"),
     (st_reba.TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number, 0 or more"),
     (st_reba.TokenPrependingModule, {"template": "{text}"}, r"must have one \{prepend\}, and have it before \{text\}"),
-    (st_reba.HierarchicalTokenPrependingModule, {"block_length": 0}, "block_length=0: give the tokens of a block, 1"),
     # Contrastive prompting
     (st_reba.ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: 3 layers of LlamaModel are run;"),
     (st_reba.ContrastivePromptingModule, {"scale": 0}, 'scale=0: give a number above 0, or "norm"'),

@@ -30,7 +30,7 @@ REFUSED = {
     "classical": {"bidirectional_layers": 99},
     "short": {"output_layer": 99},
     "kv re-routing": {"layers": [99]},
-    "token prepending, blocks": {"prepend_layers": 99},
+    "token prepending": {"prepend_layers": 99},
     "contrastive prompting": {"contrast_layer": 99},
 }
 

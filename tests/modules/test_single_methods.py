@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from transformers import PreTrainedTokenizerFast
 
 from st_reba import (
     META_TASKS,
     TEMPLATES,
     ContrastivePromptingModule,
-    HierarchicalTokenPrependingModule,
     MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
@@ -25,12 +23,11 @@ from st_reba import (
 from st_reba.lm import anatomy
 from st_reba.modules.changes import Prepend
 from st_reba.modules.refined_thought import _Thought
-from st_reba.text.tokens import special_tokens
 
 from .. import backbones, oracles
 from ..backbones import TEXTS, own
 from ..conftest import pipeline, relative_error
-from .methods import TOLERANCE, Naive, laid_out_in_blocks, read
+from .methods import TOLERANCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
@@ -225,70 +222,3 @@ class TestTokenPrepending:
             save_file(state, file)
             with pytest.raises(ValueError, match='under "initial_state", and the model.s input embeddings have 32 val'):
                 SentenceTransformer(str(tmp_path), device="cpu")
-
-
-class TestBlocks:
-    """Hierarchical token prepending: where its slots stand."""
-
-    LONG = "The dog sat. The cat ran; it was late! 他不喜欢苹果。我爱自然语言处理。 Who knows?"
-
-    def of(self, module, text):
-        """Ids of each block: what stands behind the slots within the text."""
-        features = module.preprocess([text])
-        marked = list(zip(features["input_ids"][0].tolist(), features["copy_index"][0].tolist(), strict=True))
-        first = next((i for i, (_, copy) in enumerate(marked) if copy == 0), len(marked))
-        blocks = []
-        for token, of_copy in marked[max(0, first - 1) :]:
-            if of_copy < -1:
-                blocks.append([])
-            elif of_copy == 0:
-                blocks[-1].append(token)
-        return blocks
-
-    @pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
-    def test_whole_sentences(self, kind, shared, eager):
-        settings = {"block_length": 1, "template": "x{prepend}{text} y"}
-        module = HierarchicalTokenPrependingModule(shared("llama", kind), **settings)
-        fewer = HierarchicalTokenPrependingModule(shared("llama", kind), block_length=12)
-        blocks, tokenizer = self.of(module, self.LONG), module.tokenizer
-        expected = ["The dog sat.", "The cat ran; it was late!", "他不喜欢苹果。", "我爱自然语言处理。", "Who knows?"]
-        if kind == "bytes":
-            assert [tokenizer.decode(block).strip() for block in blocks] == expected
-        assert len(blocks) == len(expected)
-        assert all(len(block) >= 12 for block in self.of(fewer, self.LONG)[:-1])
-        text, before, behind = (
-            tokenizer(each, add_special_tokens=False)["input_ids"] for each in (self.LONG, "x", " y")
-        )
-        assert list(chain(*blocks)) == text
-        front = [*special_tokens(tokenizer)[0], *before]
-        with torch.no_grad():
-            states = laid_out_in_blocks(Naive(eager(), None), blocks, 2, 3, front=front, behind=behind)
-        assert relative_error(read(module, [self.LONG, "a"])[0], states) < TOLERANCE
-
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ('Version 3.14 of it.\n\nHe said: "No!"', ["Version 3.14 of it.", 'He said: "No!"']),
-            ("Really?! 什么？好。 e.g.", ["Really?!", "什么？", "好。", "e.g."]),
-            ("", []),
-        ],
-    )
-    def test_ends_of_sentences(self, text, expected, shared):
-        """And of the three tokens of a Chinese full stop, each lies where the whole of it lies."""
-        module = HierarchicalTokenPrependingModule(shared(), block_length=1)
-        found = [module.tokenizer.decode(block).strip() for block in self.of(module, text)]
-        assert [sentence for sentence in found if sentence] == expected
-
-    @pytest.mark.parametrize("length", [1, 32, 1000])
-    def test_long_texts_fill_the_room_and_no_more(self, length, shared):
-        for whole in (False, True):
-            settings = {"block_length": length, "whole_sentences": whole}
-            module = HierarchicalTokenPrependingModule(shared("gpt2"), **settings)
-            width = module.preprocess(["word " * 600 + "end. " * 3])["input_ids"].shape[1]
-            assert (0 if whole else 254) <= width <= 256
-
-    def test_a_tokenizer_that_does_not_say_where_its_tokens_lie(self, shared, monkeypatch):
-        monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
-        with pytest.raises(ValueError, match="does not say where its tokens lie, .* or whole_sentences=False"):
-            HierarchicalTokenPrependingModule(shared())
-        assert HierarchicalTokenPrependingModule(shared(), whole_sentences=False).block_length == 32

@@ -13,7 +13,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from st_reba import (
     CausalTransformer,
     EchoModule,
-    HierarchicalTokenPrependingModule,
     MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
@@ -160,12 +159,6 @@ class TestTokenizer:
         assert module.lay_out(["a cat"]).input_ids[0, -1] == module.tokenizer.convert_tokens_to_ids("c")
         module.processor = backbones.tokenizer("bert", eos_token="[SEP]")
         assert module.lay_out(["a cat"]).input_ids[0].tolist() == module.tokenizer("a cat")["input_ids"]
-
-    def test_settings_of_the_layout_are_among_what_may_change(self, roomy_path):
-        module = HierarchicalTokenPrependingModule(roomy_path, whole_sentences=False)
-        assert (module.preprocess(["cat " * 60])["copy_index"] == -3).sum() == 2
-        module.block_length = 200
-        assert not (module.preprocess(["cat " * 60])["copy_index"] == -3).any()
 
 
 def warned(make, *args, **kwargs) -> list[str]:

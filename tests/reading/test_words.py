@@ -16,7 +16,6 @@ from st_reba import (
     Centering,
     EarlyLateModule,
     EchoModule,
-    HierarchicalTokenPrependingModule,
     IdfWeights,
     KVReroutingModule,
     MetaEOLModule,
@@ -152,7 +151,6 @@ READERS = {
     "reba-chunks": (ReBAModule, {"chunk_length": 7}),
     "rerouting": (KVReroutingModule, {"pool_over": "text", "hybrid": False}),
     "prepending": (TokenPrependingModule, {"template": "{prepend}{text}", "pool_over": "text"}),
-    "prepending-blocks": (HierarchicalTokenPrependingModule, {"template": "{prepend}{text}", "block_length": 4}),
 }
 
 

@@ -16,7 +16,6 @@ from st_reba import (
     CausalTransformer,
     ContrastivePromptingModule,
     EchoModule,
-    HierarchicalTokenPrependingModule,
     KVReroutingModule,
     LayerStates,
     MetaEOLModule,
@@ -33,10 +32,7 @@ from ..conftest import PROMPTS, pipeline, relative_error
 ONCE = {
     "prompteol": (CausalTransformer, {"template": "prompteol"}),
     "contrastive prompting": (ContrastivePromptingModule, {"contrast_layer": 1}),
-    "token prepending, blocks": (
-        HierarchicalTokenPrependingModule,
-        {"block_length": 4, "template": 'Of {prepend}"{text}"'},
-    ),
+    "token prepending": (TokenPrependingModule, {"template": 'Of {prepend}"{text}"'}),
     "metaeol": (MetaEOLModule, {"templates": ["prompteol", "{text}", "compress"]}),
 }
 
@@ -78,8 +74,7 @@ def test_a_long_text_is_cut_and_its_prompt_is_not(recipe, greedy, shared):
         features = module.preprocess([text], prompt="query: ")
         names = [name for name in ("", "_of_steer") if "input_ids" + name in features]
         longest = max(int(features["attention_mask" + name].sum(dim=1).max()) for name in names)
-        # Slots in a text of one sentence take less room than those that were reserved for its blocks.
-        assert (positions // 2 if "blocks" in recipe else positions - 20) <= longest <= positions
+        assert positions - 20 <= longest <= positions
         for name in names:
             for ids, copies in zip(features["input_ids" + name], features["copy_index" + name], strict=True):
                 assert tokenizer.decode(ids).startswith("query: ")
