@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
-from .options import argument, check_model, check_source, complete_model, file, option, separated
+from .options import argument, check_model, check_source, complete_model, option, separated
 from .printing import Shown, console
 
 
@@ -54,15 +54,9 @@ def encode(
         ),
     ] = None,
     precision: Annotated[
-        Literal["float32", "int8", "uint8", "binary", "ubinary"], option("Type of the numbers that are written.")
+        Literal["float32", "binary", "ubinary"],
+        option("Type of the numbers that are written."),
     ] = "float32",
-    calibration_rows: Annotated[
-        int, option("With int8, uint8: how many texts, from the first on, set the range of each dimension.", min=1)
-    ] = 10_000,
-    ranges: Annotated[
-        Path | None,
-        file("With int8, uint8: take the ranges from this file, such as an earlier run's vectors.ranges.npy."),
-    ] = None,
     truncate_dim: Annotated[int | None, option("Keep this many values of each vector, the first ones.", min=1)] = None,
     normalize: Annotated[bool, option("Scale vectors to length 1.")] = False,
     prompt_name: Annotated[str | None, option("Put the model's prompt of this name before each text.")] = None,
@@ -163,8 +157,7 @@ def encode(
         try:
             made = encode_file(
                 encoder, texts, out, column=column, keep=keep or (), precision=precision,
-                calibration_rows=calibration_rows, ranges=ranges, chunk_size=chunk_size, engine=runner,
-                overwrite=overwrite, on_progress=tell, settle=settle,
+                chunk_size=chunk_size, engine=runner, overwrite=overwrite, on_progress=tell, settle=settle,
             )  # fmt: skip
         except KeyboardInterrupt as interrupt:
             shown.stop()
@@ -179,9 +172,7 @@ def encode(
         more = f", {resumed}" if resumed else ""
     else:
         more = f", the chunks of {made.texts:,} texts" + (f" ({resumed})" if resumed else "")
-    beside = "" if made.ranges is None else f" Their ranges are in {Path(made.ranges).name}."
-    console.say(f"Wrote {made.rows:,} vectors to {out}{more}.{beside}")
+    console.say(f"Wrote {made.rows:,} vectors to {out}{more}.")
     if as_json:
-        ranges_file = None if made.ranges is None else str(made.ranges)
-        found = EncodedFile(path=out, rows=made.rows, texts=made.texts, resumed=made.resumed, ranges=ranges_file)
+        found = EncodedFile(path=out, rows=made.rows, texts=made.texts, resumed=made.resumed)
         write_json("encode", found)

@@ -28,7 +28,6 @@ class EncodedFile(BaseModel):
     rows: int = Field(description="Vectors.")
     texts: int = Field(description="Texts.")
     resumed: int = Field(description="Vectors that an interrupted run had left.")
-    ranges: str | None = Field(description="The file with the ranges of int8 or uint8, or its URL; else null.")
 
 
 class Pushed(BaseModel):

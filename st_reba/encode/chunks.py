@@ -11,14 +11,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, Thr
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
 
@@ -26,14 +25,11 @@ from ..data.parquet_copy import ParquetCopy
 from ..files import atomic_file
 from ..optional import require
 from . import outputs
-from .encoder import SCALED, Encoder, Pieces, Precision
+from .encoder import Encoder, Pieces, Precision
 from .workspace import Workspace, check_unchanged
 
-#: What is done when texts are told of.
-CALIBRATING = "Calibrating"
-ENCODING = "Encoding"
-#: Called after each batch with one of these, and how many texts more have been read by the model.
-OnTexts = Callable[[str, int], None]
+#: Called after each batch with how many texts more have been read by the model.
+OnTexts = Callable[[int], None]
 
 #: Chunks that travel to a worker at a time, at most: it writes one while the model runs for the next.
 _RUN = 16
@@ -48,7 +44,6 @@ class Plan:
         model: The model's files on this machine, and how each :func:`~st_reba.encode.places.looks`.
         encoder: What makes the vectors.
         precision: What they are written as.
-        calibration_rows: How many rows from the first on give the ranges for int8 and uint8.
         kind: How they are written: see :mod:`st_reba.encode.outputs`.
         workspace: Where, and where the texts are.
     """
@@ -56,7 +51,6 @@ class Plan:
     model: Mapping[Path, object]
     encoder: Encoder
     precision: Precision
-    calibration_rows: int
     kind: str
     workspace: Workspace
 
@@ -87,77 +81,41 @@ class Worker:
     def _copy(self) -> ParquetCopy:
         return ParquetCopy(self._plan.workspace.texts)
 
-    @cached_property
-    def _ranges(self) -> np.ndarray | None:
-        """Each dimension's minimum and maximum, ``(2, values)``, which one worker finds while others wait for them."""
-        if self._plan.precision not in SCALED:
-            return None
-        path = self._plan.workspace.ranges
-        with FileLock(path.with_name(".ranges.lock")):
-            if not path.exists():
-                self._calibrate(path)
-        ranges: np.ndarray = np.load(path)
-        return ranges
-
     def encode(self, numbers: Sequence[int]) -> None:
         """Encode chunks; a thread writes one while the model runs for the next one.
 
         A chunk that is there already is left as it is, so doing one twice is harmless.
 
         Raises:
-            ValueError: If the model's files are not those that the run began with; or vectors are not as long as the
-                ranges; or there is nothing to take ranges from.
+            ValueError: If the model's files are not those that the run began with.
             OSError: If a chunk could not be written.
         """
-        ranges = self._ranges
         with ThreadPoolExecutor(1) as writer:
             writing: Future[None] | None = None
             for number in numbers:
                 if self._plan.part(number).exists():
                     continue
                 texts, kept = self._copy.read(number)
-                pieces = self._plan.encoder.pieces(self._model, texts, partial(self._on_texts, ENCODING))
+                pieces = self._plan.encoder.pieces(self._model, texts, self._on_texts)
                 if writing is not None:
                     writing.result()
-                writing = writer.submit(self._write, number, pieces, kept, ranges)
+                writing = writer.submit(self._write, number, pieces, kept)
             if writing is not None:
                 writing.result()
 
-    def _write(self, number: int, pieces: Pieces, kept: pa.Table, ranges: np.ndarray | None) -> None:
+    def _write(self, number: int, pieces: Pieces, kept: pa.Table) -> None:
         """Write a part; of chunks, each has a row: its text's number in the whole input, and its characters there."""
         if isinstance(pieces.vectors, dict):
             with atomic_file(self._plan.part(number)) as stream:
                 outputs.write_lists(stream, pieces.vectors, kept)
             return
-        if ranges is not None and ranges.shape[1] != pieces.vectors.shape[1]:
-            raise ValueError(
-                f"The ranges are for vectors of {ranges.shape[1]} values, but these have {pieces.vectors.shape[1]}."
-            )
-        vectors = np.ascontiguousarray(quantize_embeddings(pieces.vectors, self._plan.precision, ranges=ranges))
+        vectors = np.ascontiguousarray(quantize_embeddings(pieces.vectors, self._plan.precision))
         if self._plan.encoder.chunk_tokens is not None:
             columns = [column.take(pa.array(pieces.texts)) for column in kept.columns]
             schema = pa.schema([*kept.schema, *((name, pa.int64()) for name in outputs.OF_CHUNKS)])
             kept = pa.table([*columns, self._copy.starts[number] + pieces.texts, *pieces.spans.T], schema=schema)
         with atomic_file(self._plan.part(number)) as stream:
             outputs.write_part(self._plan.kind, stream, vectors, kept)
-
-    def _calibrate(self, path: Path) -> None:
-        """Fix each dimension's range once, so that what a text becomes does not depend on the texts beside it."""
-        low, high = np.inf, -np.inf
-        left = min(self._plan.calibration_rows, self._copy.starts[-1])
-        for number in range(len(self._copy)):
-            texts = self._copy.read(number)[0][:left]
-            found = self._plan.encoder.pieces(self._model, texts, partial(self._on_texts, CALIBRATING))
-            vectors = np.asarray(found.vectors).astype(np.float32)
-            if len(vectors):
-                low, high = np.minimum(low, vectors.min(axis=0)), np.maximum(high, vectors.max(axis=0))
-            left -= len(texts)
-            if not left:
-                break
-        if np.ndim(low) == 0:
-            raise ValueError("The texts that the ranges are taken from have no chunks: give --ranges.")
-        with atomic_file(path) as stream:
-            np.save(stream, np.stack([low, high]).astype(np.float32))
 
 
 class Engine(Protocol):
@@ -212,7 +170,7 @@ class LocalEngine:
             while futures:
                 done, futures = wait(futures, _POLL_S, FIRST_COMPLETED)
                 while not told.empty():
-                    on_texts(*told.get())
+                    on_texts(told.get())
                 for future in done:
                     future.result()
         except BrokenProcessPool:
@@ -246,7 +204,7 @@ def _begin(plan: Plan, devices: Any, told: Any, alive: connection.Connection) ->
     # Ctrl-C reaches every process of a terminal: the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    _worker = Worker(plan, devices.get(), lambda stage, texts: told.put((stage, texts)))
+    _worker = Worker(plan, devices.get(), told.put)
 
 
 def _encode_here(numbers: Sequence[int]) -> None:
@@ -289,10 +247,7 @@ class RayEngine:
         told = Queue(actor_options={"num_cpus": 0, **again})
         actor = ray.remote(**{"num_gpus" if self.device == "cuda" else "num_cpus": 1}, **again)(Worker)
         runs = _runs(todo, self.workers)
-        actors = [
-            actor.remote(plan, self.device, lambda stage, texts: told.put((stage, texts)))
-            for _ in range(min(self.workers, len(runs)))
-        ]
+        actors = [actor.remote(plan, self.device, told.put) for _ in range(min(self.workers, len(runs)))]
         pool = ActorPool(actors)
         try:
             for numbers in runs:
@@ -301,7 +256,7 @@ class RayEngine:
                 with suppress(TimeoutError):
                     pool.get_next_unordered(timeout=1)
                 while not told.empty():
-                    on_texts(*told.get())
+                    on_texts(told.get())
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         finally:

@@ -18,10 +18,8 @@ from ..hub.push import ENCODERS, saved_class
 from ..reading.chunks import check_chunk_tokens, encode_chunks
 from .model_files import saved_commit
 
-Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+Precision = Literal["float32", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-#: Those that need to know each dimension's range.
-SCALED: tuple[Precision, ...] = ("int8", "uint8")
 
 
 @dataclass(frozen=True)

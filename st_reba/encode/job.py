@@ -10,15 +10,13 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 from ..data.parquet_copy import ParquetCopy, TextFiles
 from ..data.sources import ALL, files_here, files_of
 from ..files import atomic_file
 from ..hub.push import saved_class
 from ..version import __version__
-from .chunks import CALIBRATING, ENCODING, Engine, LocalEngine, Plan
-from .encoder import PRECISIONS, SCALED, Encoder, Precision
+from .chunks import Engine, LocalEngine, Plan
+from .encoder import PRECISIONS, Encoder, Precision
 from .model_files import model_files
 from .outputs import EMBEDDING, OF_CHUNKS, OF_LISTS, assemble, kind_of, rows_of
 from .places import Place, Remote, looks, place_of
@@ -52,14 +50,11 @@ class Encoded:
         rows: Vectors in the output.
         texts: Those of the input; as many, unless they were cut into chunks.
         resumed: How many of them were encoded by an interrupted run.
-        ranges: Where the ranges of int8 and uint8 lie: ``(2, values)``, what queries need to be quantised alike; a
-            URL beside a remote output.
     """
 
     rows: int
     texts: int
     resumed: int
-    ranges: Path | str | None
 
 
 def encode_file(
@@ -70,8 +65,6 @@ def encode_file(
     column: str | None = None,
     keep: Sequence[str] = (),
     precision: Precision = "float32",
-    calibration_rows: int = 10_000,
-    ranges: str | Path | None = None,
     chunk_size: int | None = None,
     engine: Engine | None = None,
     overwrite: bool = False,
@@ -97,8 +90,6 @@ def encode_file(
         column: Where the texts are, in all but plain text; see :class:`~st_reba.data.parquet_copy.TextFiles`.
         keep: Columns to write beside the vectors, to Parquet alone.
         precision: What a vector's values are written as; ``binary`` and ``ubinary`` pack eight in a byte.
-        calibration_rows: For int8 and uint8: each dimension's range is that of the first so many rows.
-        ranges: For int8 and uint8: a ``.npy`` (2, values) with the minimum and maximum of each dimension, instead.
         chunk_size: Rows that are encoded and kept as one. It decides which texts share a batch. None: chunks grow from
             four batches to 2,048 rows, so that a run of few texts has several, too.
         engine: Where the model runs; on the CPU in this process if None.
@@ -118,27 +109,24 @@ def encode_file(
     """
     place = place_of(out)
     kind = kind_of(place)
-    _check_settings(precision, calibration_rows, ranges, chunk_size)
+    _check_settings(precision, chunk_size)
     _check_kept(keep, kind, encoder.chunk_tokens is not None)
     here = files_here(texts, ALL)
     if here is not None:
         TextFiles(here, column, keep).check()
-    sidecar = place.beside(".ranges.npy") if precision in SCALED else None
     workspace = Workspace(place.work)
     encoder = encoder.pinned()
     if (saved := saved_class(encoder.model, encoder.revision) or "SentenceTransformer") != "SentenceTransformer":
         _check_lists(encoder, saved, kind, precision, keep)
-    read = [*(file.path for file in here or ()), Path(encoder.model), *([] if ranges is None else [Path(ranges)])]
+    read = [*(file.path for file in here or ()), Path(encoder.model)]
     if place.path is not None:
         _check_apart(place.path, workspace, read, folders=[Path(texts), Path(encoder.model)])
     if isinstance(place, Remote):
         _check_other_url(str(place), str(texts))
-    before = {each: each.looks() for each in (place, sidecar) if each is not None}
-    for each, lies in before.items():
-        # An interrupted run may have written the ranges already, and one that was ended at its very end its output.
-        if lies is not None and not overwrite and not workspace.path.exists():
-            raise _exists(each)
-    given = None if ranges is None else _load_ranges(Path(ranges))
+    before = place.looks()
+    # A run that was ended at its very end has written its output already.
+    if before is not None and not overwrite and not workspace.path.exists():
+        raise _exists(place)
     engine = LocalEngine() if engine is None else engine
     encoder = settle(encoder)
     with workspace.held():
@@ -165,19 +153,16 @@ def encode_file(
             **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},
             "device": engine.device,
             "precision": precision,
-            "calibration rows": calibration_rows if precision in SCALED and given is None else None,
-            "ranges": None if given is None else hashlib.sha256(given.tobytes()).hexdigest(),
             "chunk size": chunk_size or "growing",
             "output": kind or "directory",
             "st_reba": __version__,
             **{package: version(package) for package in _PACKAGES},
         }
-        ranges_at = str(sidecar) if isinstance(sidecar, Remote) else None if sidecar is None else sidecar.path
-        if (made := workspace.finished(settings, before[place])) is not None:
+        if (made := workspace.finished(settings, before)) is not None:
             workspace.remove()
-            return Encoded(*made, resumed=made[1], ranges=ranges_at)
-        replacing = overwrite or (isinstance(place, Remote) and workspace.uploading(settings, before[place]))
-        if before[place] is not None and not replacing:
+            return Encoded(*made, resumed=made[1])
+        replacing = overwrite or (isinstance(place, Remote) and workspace.uploading(settings, before))
+        if before is not None and not replacing:
             raise _exists(place)
         workspace.begin(settings, overwrite)
         if not workspace.texts.exists():
@@ -191,33 +176,22 @@ def encode_file(
                 check_unchanged(read_as)
         copy = ParquetCopy(workspace.texts)
         count = copy.starts[-1]
-        if given is not None:
-            with atomic_file(workspace.ranges) as stream:
-                np.save(stream, given)
-        elif precision in SCALED and min(count, calibration_rows) < 2:
-            raise ValueError(f"precision={precision} takes its ranges from two texts or more: give --ranges.")
-        plan = Plan(loaded_as, encoder, precision, calibration_rows, kind, workspace)
+        plan = Plan(loaded_as, encoder, precision, kind, workspace)
         resumed = _encode(plan, copy, engine, on_progress)
         parts = [plan.part(number) for number in range(len(copy))]
         rows = sum(map(rows_of, parts))
         on_progress("Writing", 0, rows)
         whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
-        replaces = before if replacing else dict.fromkeys(before)
 
         def on_upload(done: int, total: int) -> None:
             on_progress(UPLOADING, done // _MEGABYTE, total // _MEGABYTE)
 
-        # An interrupted run may have come as far as this.
-        if sidecar is not None and not sidecar.holds(content := workspace.ranges.read_bytes()):
-            with atomic_file(workspace.whole_ranges) as stream:
-                stream.write(content)
-            sidecar.take(workspace.whole_ranges, replaces[sidecar], workspace.replaced, on_upload)
         workspace.finish(settings, looks(whole), rows, count)
-        place.take(whole, replaces[place], workspace.replaced, on_upload)
+        place.take(whole, before if replacing else None, workspace.replaced, on_upload)
         if isinstance(place, Remote):
             workspace.finish(settings, place.looks(), rows, count)
     workspace.remove()
-    return Encoded(rows, count, resumed, ranges_at)
+    return Encoded(rows, count, resumed)
 
 
 def _encode(plan: Plan, copy: ParquetCopy, engine: Engine, on_progress: OnProgress) -> int:
@@ -225,15 +199,15 @@ def _encode(plan: Plan, copy: ParquetCopy, engine: Engine, on_progress: OnProgre
     there = plan.workspace.done()
     sizes = [end - start for start, end in pairwise(copy.starts)]
     resumed = sum(sizes[number] for number in there)
-    done = {CALIBRATING: 0, ENCODING: resumed}
-    totals = {CALIBRATING: min(plan.calibration_rows, copy.starts[-1]), ENCODING: copy.starts[-1]}
+    done, total = resumed, copy.starts[-1]
 
-    def on_texts(stage: str, count: int) -> None:
+    def on_texts(count: int) -> None:
+        nonlocal done
         # A worker that died, and was started again, tells of some texts twice.
-        done[stage] = min(done[stage] + count, totals[stage])
-        on_progress(stage, done[stage], totals[stage])
+        done = min(done + count, total)
+        on_progress("Encoding", done, total)
 
-    on_texts(ENCODING, 0)
+    on_texts(0)
     if todo := [number for number in range(len(copy)) if number not in there]:
         engine.run(plan, todo, on_texts)
     return resumed
@@ -247,14 +221,11 @@ def _exists(place: Place) -> ValueError:
     return ValueError(f"{place} exists: choose another --out, or replace it with --overwrite.")
 
 
-def _check_settings(precision: str, calibration_rows: int, ranges: str | Path | None, chunk_size: int | None) -> None:
+def _check_settings(precision: str, chunk_size: int | None) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f'precision="{precision}": give one of {", ".join(PRECISIONS)}.')
-    if ranges is not None and precision not in SCALED:
-        raise ValueError(f"Ranges are for precision {' or '.join(SCALED)}; {precision} needs none.")
-    for name, value in (("calibration_rows", calibration_rows), ("chunk_size", chunk_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: give a whole number from 1.")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size}: give a whole number from 1.")
 
 
 def _check_kept(keep: Sequence[str], kind: str, chunked: bool) -> None:
@@ -303,22 +274,3 @@ def _within(path: Path, directory: Path) -> bool:
     """Whether a path is, or lies in, another one; links are followed."""
     real, above = os.path.realpath(path), os.path.realpath(directory)
     return Path(real).is_relative_to(above) or (path.exists() and directory.exists() and path.samefile(directory))
-
-
-def _load_ranges(path: Path) -> np.ndarray:
-    wanted = (
-        "ranges are a (2, values) array of numbers, minima before maxima, such as an earlier run's vectors.ranges.npy"
-    )
-    try:
-        ranges = np.load(path)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is not an array that NumPy can read ({error}); {wanted}.") from None
-    if not isinstance(ranges, np.ndarray) or ranges.dtype.kind not in "fiu" or ranges.ndim != 2 or len(ranges) != 2:
-        is_array = isinstance(ranges, np.ndarray)
-        found = f"of {ranges.dtype} and shape {ranges.shape}" if is_array else "an archive"
-        raise ValueError(f"{path} is {found}; {wanted}.")
-    with np.errstate(over="ignore"):
-        ranges = ranges.astype(np.float32)
-    if not np.isfinite(ranges).all() or not np.all(ranges[0] <= ranges[1]):
-        raise ValueError(f"{path} has values that are not finite, or minima above their maxima; {wanted}.")
-    return ranges

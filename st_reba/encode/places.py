@@ -46,10 +46,6 @@ class Local:
     def __str__(self) -> str:
         return str(self.path)
 
-    def beside(self, suffix: str) -> Local:
-        """The place of a file whose name ends in ``suffix`` instead."""
-        return Local(self.path.with_suffix(suffix))
-
     def names(self) -> list[str] | None:
         """The names in a directory; an empty name for a file; None: there is neither."""
         if not self.path.exists():
@@ -59,10 +55,6 @@ class Local:
     def looks(self) -> Looks | None:
         """What tells what lies there from what may lie there later; None: nothing does."""
         return looks(self.path)
-
-    def holds(self, content: bytes) -> bool:
-        """Whether a file of this content is there."""
-        return self.path.is_file() and self.path.read_bytes() == content
 
     def take(self, finished: Path, before: Looks | None, replaced: Path, on_bytes: OnBytes) -> None:
         """Move what is finished, a file or a directory, to its place.
@@ -128,10 +120,6 @@ class Remote:
     def __str__(self) -> str:
         return self._url
 
-    def beside(self, suffix: str) -> Remote:
-        """The place of a file whose name ends in ``suffix`` instead."""
-        return Remote(self._url.removesuffix(self.suffix) + suffix)
-
     def names(self) -> list[str] | None:
         """The names in a folder; an empty name for a file; None: there is neither."""
         found = self.looks()
@@ -153,11 +141,6 @@ class Remote:
                 [inside.sub("", name.strip("/"), count=1), info["size"], utils.tokenize(info)]
                 for name, info in infos.items()
             ] or None
-
-    def holds(self, content: bytes) -> bool:
-        """Whether a file of this content is there."""
-        with self._asking():
-            return self._filesystem.isfile(self._path) and self._filesystem.cat_file(self._path) == content
 
     def take(self, finished: Path, before: Looks | None, replaced: Path, on_bytes: OnBytes) -> None:
         """Upload what is finished; it stays on this machine, too.

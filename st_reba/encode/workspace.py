@@ -28,8 +28,7 @@ class Workspace:
     Attributes:
         parts: The folder of the chunks' vectors.
         texts: The input as a Parquet file, whose row groups are the chunks.
-        ranges: Those of int8 and uint8.
-        whole: The output, all of it, before it comes to its place; and the ranges.
+        whole: The output, all of it, before it comes to its place.
         replaced: What the output replaces, for a moment.
         digests: What :func:`file_digests` remembers.
         input: Copies of what is not on this machine.
@@ -39,8 +38,7 @@ class Workspace:
         self.path = out.with_name(f"{out.name}.partial")
         self.parts = self.path / "parts"
         self.texts = self.path / "texts.parquet"
-        self.ranges = self.path / "ranges.npy"
-        self.whole, self.whole_ranges = self.path / "whole", self.path / "whole-ranges"
+        self.whole = self.path / "whole"
         self.replaced = self.path / "replaced"
         # Hidden: they are there before the manifest, which makes the folder a run's.
         self.digests, self.input = self.path / ".digests.json", self.path / ".input"
@@ -88,7 +86,7 @@ class Workspace:
             )
         _remove(self.replaced)
         if before != settings:
-            for path in (self.parts, self.texts, self.ranges, self.whole, self.whole_ranges):
+            for path in (self.parts, self.texts, self.whole):
                 _remove(path)
             # After that: a folder without a manifest would be taken for somebody else's.
             self._write(settings)

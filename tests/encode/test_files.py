@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -158,18 +157,16 @@ def is_mine(path: Path) -> bool:
 
 class TestWhatIsWritten:
     @pytest.mark.parametrize("overwrite", [False, True])
-    @pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards", "a.ranges.npy"])
+    @pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards"])
     def test_what_appears_meanwhile_is_left(self, out, overwrite, fake, few, tmp_path):
         """With --overwrite, too: nobody has said that about a file that was not there. The same command goes on."""
-        path = tmp_path / ("a.npy" if out == "a.ranges.npy" else out)
-        np.save(tmp_path / "given.npy", np.array([[0, 0], [9, 999]], np.float32))
-        given = {"precision": "int8", "ranges": tmp_path / "given.npy"} if out == "a.ranges.npy" else {}
-        appear = when_encoded(lambda: write_mine(tmp_path / out))
+        path = tmp_path / out
+        appear = when_encoded(lambda: write_mine(path))
         with pytest.raises(FileExistsError, match=f"{out} appeared, or was written, while this ran: it is left as it"):
-            encode_file(fake, few, path, overwrite=overwrite, on_progress=appear, **given)
-        assert is_mine(tmp_path / out)
-        (tmp_path / out).rename(tmp_path / f"mine{Path(out).suffix}")
-        made = encode_file(fake, few, path, **given)
+            encode_file(fake, few, path, overwrite=overwrite, on_progress=appear)
+        assert is_mine(path)
+        path.rename(tmp_path / f"mine{path.suffix}")
+        made = encode_file(fake, few, path)
         assert (made.rows, made.resumed) == (3, 3)
 
     @pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards"])
@@ -184,13 +181,6 @@ class TestWhatIsWritten:
             encode_file(fake, few, path, overwrite=True, on_progress=when_encoded(lambda: write_mine(path)))
         assert is_mine(path)
 
-    def test_ranges_that_are_given_again_to_their_own_run(self, fake, few, tmp_path):
-        np.save(tmp_path / "a.ranges.npy", np.array([[0, 0], [9, 999]], np.float32))
-        before = (tmp_path / "a.ranges.npy").read_bytes()
-        given = {"precision": "int8", "ranges": tmp_path / "a.ranges.npy"}
-        assert encode_file(fake, few, tmp_path / "a.npy", overwrite=True, **given).rows == 3
-        assert (tmp_path / "a.ranges.npy").read_bytes() == before
-
     def test_what_is_read_is_not_written(self, fake, few, tmp_path):
         shards, link = tmp_path / "shards", tmp_path / "elsewhere"
         shards.mkdir()
@@ -200,14 +190,12 @@ class TestWhatIsWritten:
         link.symlink_to(shards)
         (tmp_path / "b.npy.partial").mkdir()
         inside = few.rename(tmp_path / "b.npy.partial" / "few.txt")
-        np.save(tmp_path / "r.npy", np.zeros((2, 2)))
-        given = {"precision": "int8", "ranges": tmp_path / "r.npy", "overwrite": True}
         for read, out in [
             (source, shards), (source, source), (source, link), (tmp_path / "link.parquet", shards),
-            (inside, tmp_path / "b.npy"), (source, tmp_path / "r.npy"),
+            (inside, tmp_path / "b.npy"),
         ]:  # fmt: skip
             with pytest.raises(ValueError, match="is read, but lies where --out .* is written: choose another --out"):
-                encode_file(fake, read, out, **given)
+                encode_file(fake, read, out, overwrite=True)
         for out in (Path(fake.model) / "a.npy", shards / "a.npy"):
             with pytest.raises(ValueError, match="lies in a folder that is read"):
                 encode_file(fake, shards, out)

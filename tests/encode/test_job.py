@@ -53,7 +53,7 @@ class TestOutputs:
         """Rows in order, and the very bytes of numpy.save; on several devices, too."""
         made = encode_file(encoder, texts, tmp_path / "deep" / "a.npy", chunk_size=8)
         vectors = np.load(tmp_path / "deep" / "a.npy")
-        assert (made.rows, made.texts, made.resumed, made.ranges) == (50, 50, 0, None)
+        assert (made.rows, made.texts, made.resumed) == (50, 50, 0)
         np.testing.assert_allclose(vectors, expected, atol=1e-5)
         np.save(tmp_path / "b.npy", vectors)
         assert (tmp_path / "deep" / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
@@ -82,24 +82,10 @@ class TestOutputs:
         assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3
         assert names(tmp_path / "shards") == [f"part-0000000{number}.parquet" for number in range(3)]
 
-    def test_bits_and_ranges(self, encoder, texts, expected, tmp_path):
-        for precision in ("binary", "ubinary"):
-            encode_file(encoder, texts, tmp_path / f"{precision}.npy", precision=precision)
-            assert np.array_equal(np.load(tmp_path / f"{precision}.npy"), quantize_embeddings(expected, precision))
-        for precision in ("int8", "uint8"):
-            given = {"precision": precision, "calibration_rows": 20, "chunk_size": 8}
-            made = encode_file(encoder, texts, tmp_path / f"{precision}.npy", **given)
-            assert made.ranges == tmp_path / f"{precision}.ranges.npy"
-            ranges = np.load(made.ranges)
-            np.testing.assert_allclose(ranges, [expected[:20].min(0), expected[:20].max(0)], atol=1e-5)
-            found = np.load(tmp_path / f"{precision}.npy")
-            assert np.abs(found - quantize_embeddings(expected, precision, ranges).astype(int)).max() <= 1
-        # Unlike with ST's encode(precision="uint8"), a row does not depend on the others.
-        tail = tmp_path / "tail.txt"
-        tail.write_text("".join(text + "\n" for text in TEXTS[40:]), encoding="utf-8")
-        encode_file(encoder, tail, tmp_path / "tail.npy", precision="uint8", ranges=made.ranges, chunk_size=8)
-        assert np.array_equal(found[40:], np.load(tmp_path / "tail.npy"))
-        assert contents(made.ranges) == contents(tmp_path / "tail.ranges.npy")
+    @pytest.mark.parametrize("precision", ["binary", "ubinary"])
+    def test_bits(self, precision, encoder, texts, expected, tmp_path):
+        encode_file(encoder, texts, tmp_path / "a.npy", precision=precision)
+        assert np.array_equal(np.load(tmp_path / "a.npy"), quantize_embeddings(expected, precision))
 
 
 class TestChunks:
@@ -125,14 +111,13 @@ class TestChunks:
         steps = [done for stage, done, total in told if (stage, total) == ("Encoding", 50)]
         assert (steps, steps[0], steps[-1]) == (sorted(steps), 16, 50)
 
-    def test_kept_columns_and_ranges(self, cut, tmp_path):
+    def test_kept_columns(self, cut, tmp_path):
         path = tmp_path / "texts.tsv"
         path.write_text("id\ttext\na\tthe quick brown fox\nb\tmoney\n")
-        encode_file(cut, path, tmp_path / "a.parquet", keep=["id"], precision="int8")
+        encode_file(cut, path, tmp_path / "a.parquet", keep=["id"])
         table = pq.read_table(tmp_path / "a.parquet")
         assert table.column_names == ["id", "document", "start", "end", "embedding"]
         assert table["id"].to_pylist() == ["ab"[number] for number in table["document"].to_pylist()]
-        assert np.load(tmp_path / "a.ranges.npy").shape == (2, 32)
 
     def test_texts_without_a_chunk(self, cut, tmp_path):
         path = tmp_path / "texts.txt"
@@ -140,25 +125,21 @@ class TestChunks:
         assert (
             encode_file(cut, path, tmp_path / "a.parquet").rows == pq.read_table(tmp_path / "a.parquet").num_rows == 0
         )
-        with pytest.raises(ValueError, match="have no chunks: give --ranges"):
-            encode_file(cut, path, tmp_path / "b.parquet", precision="int8")
 
 
 class TestResuming:
     @pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards"])
     def test_the_same_bytes_as_in_one_go(self, out, encoder, texts, tmp_path, spawned_by_fork):
         """Also on another number of devices."""
-        given = {"precision": "int8", "calibration_rows": 20}
-        interrupted(encoder, texts, tmp_path / out, **given)
+        interrupted(encoder, texts, tmp_path / out)
         assert not (tmp_path / out).exists()
         assert len(names(tmp_path / f"{out}.partial" / "parts")) == 3
         engine = LocalEngine(["cpu", "cpu"])
-        made = encode_file(encoder, texts, tmp_path / out, chunk_size=8, engine=engine, **given)
+        made = encode_file(encoder, texts, tmp_path / out, chunk_size=8, engine=engine)
         assert (made.rows, made.resumed) == (50, 24)
-        whole = encode_file(encoder, texts, tmp_path / "whole" / out, chunk_size=8, **given)
+        encode_file(encoder, texts, tmp_path / "whole" / out, chunk_size=8)
         assert contents(tmp_path / out) == contents(tmp_path / "whole" / out)
-        assert contents(made.ranges) == contents(whole.ranges)
-        assert names(tmp_path) == sorted([out, made.ranges.name, "texts.txt", "whole"])
+        assert names(tmp_path) == sorted([out, "texts.txt", "whole"])
 
     def test_other_settings_are_refused(self, encoder, texts, tmp_path):
         out = tmp_path / "a.npy"
@@ -223,11 +204,9 @@ class TestInputs:
         path = tmp_path / "many.txt"
         path.write_text("".join(f"{number} {'word ' * (number % 7)}\n" for number in range(200)))
         told, engine = [], LocalEngine(["cpu"] * devices)
-        given = {"precision": "int8", "calibration_rows": 50, "on_progress": lambda *said: told.append(said)}
-        encode_file(encoder, path, tmp_path / "a.parquet", engine=engine, **given)
+        encode_file(encoder, path, tmp_path / "a.parquet", engine=engine, on_progress=lambda *said: told.append(said))
         assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 7
         assert [at for stage, *at in told if stage == "Encoding"] == [[done, 200] for done in range(0, 201, 8)]
-        assert [at for stage, *at in told if stage == "Calibrating"] == [[done, 50] for done in (*range(8, 50, 8), 50)]
 
 
 def test_bad_rows_are_found_before_anything_is_encoded(encoder, tmp_path):
@@ -254,9 +233,7 @@ def test_bad_rows_are_found_before_anything_is_encoded(encoder, tmp_path):
         ({}, {"out": "a.parquet", "keep": ["text", "text"]}, "name each column once"),
         ({}, {"out": "a.bin"}, "end it in .npy or .parquet"),
         ({}, {"out": ".."}, "holds something other than shards"),
-        ({}, {"precision": "int4"}, 'precision="int4": give one of float32, int8'),
-        ({}, {"precision": "binary", "ranges": "r.npy"}, "Ranges are for precision int8 or uint8; binary needs none"),
-        ({}, {"precision": "int8", "calibration_rows": 1}, "takes its ranges from two texts or more"),
+        ({}, {"precision": "int8"}, 'precision="int8": give one of float32, binary, ubinary'),
     ],
 )
 def test_refusals(changes, given, message, encoder, texts, tmp_path):
@@ -264,21 +241,3 @@ def test_refusals(changes, given, message, encoder, texts, tmp_path):
     with pytest.raises(ValueError, match=message):
         encode_file(replace(encoder, **changes), texts, tmp_path / options.pop("out"), **options)
     assert names(tmp_path) == ["texts.txt"]
-
-
-@pytest.mark.parametrize(
-    ("ranges", "message"),
-    [
-        (np.zeros((2, 5)), "are for vectors of 5 values, but these have 32"),
-        (np.zeros(5), r"of float64 and shape \(5,\); ranges are a \(2, values\) array of numbers, minima before"),
-        (np.array([[1.0], [0.0]]), "values that are not finite, or minima above their maxima; ranges are"),
-        (np.array([[None], [1]]), "is not an array that NumPy can read"),
-        (None, r"r.npy is not an array that NumPy can read \(.*No such file"),
-    ],
-)
-def test_ranges_that_are_none(ranges, message, encoder, texts, tmp_path):
-    if ranges is not None:
-        np.save(tmp_path / "r.npy", ranges)
-    with pytest.raises(ValueError, match=message):
-        encode_file(encoder, texts, tmp_path / "a.npy", precision="int8", ranges=tmp_path / "r.npy")
-    assert "a.npy.partial" not in names(tmp_path)

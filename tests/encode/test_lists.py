@@ -91,7 +91,7 @@ def test_under_the_name_query_texts_are_queries(models, place, tmp_path):
     ("settings", "options", "out", "says"),
     [
         ({}, {}, "a.npy", "gives lists: give an --out that ends in .parquet"),
-        ({}, {"precision": "int8"}, "a.parquet", "is written as float32. Leave it out"),
+        ({}, {"precision": "binary"}, "a.parquet", "is written as float32. Leave it out"),
         ({"normalize": True}, {}, "a.parquet", "normalize: for one vector a text"),
         ({"truncate_dim": 4}, {}, "a.parquet", "truncate_dim: for one vector a text"),
         ({"chunk_tokens": 20}, {}, "a.parquet", "chunk_tokens: for one vector a text"),
