@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from . import build, compare, encode, export, layers, push, recipes, serve, train, verify
+from . import build, compare, encode, export, push, recipes, serve, train, verify
 from .options import option
 from .printing import console, notes, printable
 
@@ -31,7 +31,6 @@ USUAL = {
         "--out", "--column", "--keep", "--precision", "--normalize", "--prompt-name", "--batch-size", "--dtype",
         "--device", "--overwrite", "--json",
     ),
-    "layers": ("--model", "--data", "--columns", "--out", "--pooling", "--template", "--dtype", "--json"),
     "serve": ("--rerank", "--name", "--host", "--port", "--api-key", "--dtype", "--device"),
 }  # fmt: skip
 _HELP_ALL = "--help-all"
@@ -102,7 +101,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 for command in (
-    build.build, compare.compare, encode.encode, export.export, layers.layers, push.push,
+    build.build, compare.compare, encode.encode, export.export, push.push,
     recipes.recipes, serve.serve, train.train, verify.verify,
 ):  # fmt: skip
     # compare has a sentence for what stands behind an option's value.

@@ -383,7 +383,7 @@ SaveBest = Annotated[Path | None, place("Directory to write the best recipe to, 
 
 @dataclass(frozen=True)
 class Source:
-    """What ``compare`` and ``layers`` measure on, as the options of these names say it.
+    """What ``compare`` measures on, as the options of these names say it.
 
     Raises:
         ValueError: If the options do not go together.

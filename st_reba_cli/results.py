@@ -59,26 +59,6 @@ class Verified(BaseModel):
     rows: list[Probed] = Field(description="One a text.")
 
 
-class Layer(BaseModel):
-    """One layer."""
-
-    layer: int = Field(description="Its number; 0: input embeddings.")
-    score: float | None = Field(description="By the metric, as a fraction; null: no number.")
-    dependency: float | None = Field(description="Mean Spearman correlation of a text's last token with its others.")
-
-
-class Layers(BaseModel):
-    """``st-reba layers``."""
-
-    path: str = Field(description="The directory of tables and plots.")
-    model: str = Field(description="As given.")
-    data: str = Field(description="What it was scored on, in words.")
-    pooling: str = Field(description="As given.")
-    metric: str = Field(description="Of the scores.")
-    turning_point: int = Field(description="The layer with the best score.")
-    layers: list[Layer] = Field(description="One a layer, from the input embeddings on.")
-
-
 class Forecasted(BaseModel):
     """``st-reba compare --dry-run``."""
 
@@ -101,7 +81,7 @@ def forecasted(expected: Forecast) -> Forecasted:
 
 #: By the name of the command. compare prints what is in comparison.json.
 SCHEMAS: dict[str, type[BaseModel]] = {
-    "build": Built, "encode": EncodedFile, "forecast": Forecasted, "layers": Layers, "push": Pushed, "verify": Verified,
+    "build": Built, "encode": EncodedFile, "forecast": Forecasted, "push": Pushed, "verify": Verified,
 }  # fmt: skip
 
 

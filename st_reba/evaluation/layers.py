@@ -6,9 +6,9 @@ from __future__ import annotations
 import csv
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,21 +19,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..files import atomic_file
-from ..optional import require
 from ..reading.layers import LayerReader
-from .drawing import BLUE, GREY, GRID, ORANGE
 from .embedded import Embedded, TensorCache, stand_in
 from .evaluator import Evaluator
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _QUARTILES = {"first_quartile": 25, "median": 50, "third_quartile": 75}
 
 
 class LayerEvaluator(Evaluator):
-    """An evaluator whose last evaluation is a table, one line a layer, and a plot.
+    """An evaluator whose last evaluation is a table, one line a layer.
 
     In ``output_path`` it writes the table, as ``<file>[_<name>][_epoch_<epoch>][_steps_<steps>]_results.csv``.
     """
@@ -52,17 +46,9 @@ class LayerEvaluator(Evaluator):
     def write(self, directory: Path, metrics: dict[str, float], epoch: int, steps: int) -> None:
         marks = [f"epoch_{epoch}" if epoch >= 0 else "", f"steps_{steps}" if steps >= 0 else ""]
         directory.mkdir(parents=True, exist_ok=True)
-        self.write_csv(directory / ("_".join(filter(None, [self.file, self.name, *marks, "results"])) + ".csv"))
-
-    def write_csv(self, path: str | Path) -> None:
-        """Write the last evaluation as a table: :meth:`table`.
-
-        Raises:
-            RuntimeError: If nothing has been evaluated yet.
-        """
-        rows = self.table()
-        with atomic_file(Path(path), "w") as file:
-            csv.writer(file).writerows(rows)
+        name = "_".join(filter(None, [self.file, self.name, *marks, "results"]))
+        with atomic_file(directory / f"{name}.csv", "w") as file:
+            csv.writer(file).writerows(self.table())
 
 
 class TurningPointEvaluator(LayerEvaluator):
@@ -83,7 +69,6 @@ class TurningPointEvaluator(LayerEvaluator):
         evaluator: Scores a model by its ``encode``, such as ``EmbeddingSimilarityEvaluator``. Evaluators that look at
             tokens, or into the model, cannot be wrapped.
         name: Prefix of the metrics; the wrapped evaluator's name if None.
-        on_step: Called with the number of texts whenever some have been embedded after all layers.
 
     Raises:
         ValueError: When it is called, if the model cannot be read layer by layer
@@ -93,16 +78,9 @@ class TurningPointEvaluator(LayerEvaluator):
 
     file = "turning_point"
 
-    def __init__(
-        self,
-        evaluator: BaseEvaluator,
-        *,
-        name: str | None = None,
-        on_step: Callable[[int], None] = lambda texts: None,
-    ) -> None:
+    def __init__(self, evaluator: BaseEvaluator, *, name: str | None = None) -> None:
         super().__init__(name=getattr(evaluator, "name", "") if name is None else name)
         self.evaluator = evaluator
-        self.on_step = on_step
         self.greater_is_better = evaluator.greater_is_better
         self.scores: list[float] = []
 
@@ -111,11 +89,9 @@ class TurningPointEvaluator(LayerEvaluator):
         names = list(map(str, range(reader.count)))
 
         def embed(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
-            found = cache.get(
+            return cache.get(
                 [list(texts), prompt], lambda: dict(zip(names, reader.embeddings(texts, prompt), strict=True))
             )
-            self.on_step(len(texts))
-            return found
 
         embedded = Embedded(embed)
         models = [stand_in(embedded, name, like=model) for name in names]
@@ -162,29 +138,6 @@ class TurningPointEvaluator(LayerEvaluator):
         _ = self.turning_point
         return [["layer", self.metric], *([layer, score] for layer, score in enumerate(self.scores))]
 
-    def draw(self, path: str | Path, *, percent: bool = False) -> None:
-        """Draw the last evaluation: the score after each layer, with the best one marked.
-
-        Args:
-            path: Where to write; the ending chooses the format (``.png``, ``.svg``, ``.pdf``).
-            percent: Whether scores are drawn x 100.
-
-        Raises:
-            ImportError: If matplotlib is missing.
-            RuntimeError: If nothing has been evaluated yet.
-        """
-        best = self.turning_point
-        metric = self.metric.replace("_", " ") + (" x 100" if percent else "")
-        scores = [100 * score for score in self.scores] if percent else self.scores
-        shown = f"{scores[best]:.1f}" if percent else f"{scores[best]:.3f}"
-        title = f"{self.name}: embeddings after each layer" if self.name else "Embeddings after each layer"
-        title += f"\nturning point: layer {best} ({shown})"
-        figure, axes = layer_axes(len(scores), metric[:1].upper() + metric[1:], title)
-        axes.axvline(best, color=GREY, linestyle=":", linewidth=1)
-        axes.plot(scores, color=BLUE, marker="o", markersize=4)
-        axes.plot([best], [scores[best]], "o", color=ORANGE, markersize=8)
-        figure.savefig(path)
-
 
 class DependencyEvaluator(LayerEvaluator):
     r"""The Spearman correlation of a sentence's pivot token with its other tokens.
@@ -211,7 +164,6 @@ class DependencyEvaluator(LayerEvaluator):
             ``"all"`` reads every layer: see :class:`~st_reba.reading.layers.LayerReader` for the models that can be.
         name: Prefix of the metrics.
         batch_size: Sentences at a time.
-        on_step: Called with the number of sentences whenever some have been read.
 
     Raises:
         ValueError: If there are no sentences, or a setting is none of the above; and when it is called, if the model
@@ -228,7 +180,6 @@ class DependencyEvaluator(LayerEvaluator):
         layers: Literal["last", "all"] = "last",
         name: str = "",
         batch_size: int = 32,
-        on_step: Callable[[int], None] = lambda sentences: None,
     ) -> None:
         super().__init__(name=name, batch_size=batch_size)
         if not sentences:
@@ -242,7 +193,6 @@ class DependencyEvaluator(LayerEvaluator):
         self.sentences = list(sentences)
         self.pivot = pivot
         self.layers = layers
-        self.on_step = on_step
         #: Of the last evaluation: (layers, sentences), one layer unless all were asked for.
         self.correlations = np.empty((0, 0))
 
@@ -276,7 +226,6 @@ class DependencyEvaluator(LayerEvaluator):
                 for features in read(texts)
             ]
             yield torch.stack(layers).cpu().numpy()
-            self.on_step(len(texts))
 
     def table(self) -> list[list[Any]]:
         layers, sentences = self.correlations.shape
@@ -287,40 +236,6 @@ class DependencyEvaluator(LayerEvaluator):
         names: Iterable[Any] = ["last"] if self.layers == "last" else range(layers)
         rows = [[name, sentences, *values] for name, values in zip(names, statistics, strict=True)]
         return [["layer", "sentences", "mean", *_QUARTILES], *rows]
-
-    def draw(self, path: str | Path) -> None:
-        """Draw the last evaluation as box plots, one box a layer: quartiles, whiskers (1.5 x their range), mean.
-
-        Args:
-            path: Where to write; the ending chooses the format (``.png``, ``.svg``, ``.pdf``).
-
-        Raises:
-            ImportError: If matplotlib is missing.
-            RuntimeError: If nothing has been evaluated yet.
-        """
-        count = len(self.table()) - 1
-        title = f"{self.pivot} token and the others"
-        title = f"{self.name}: {title}" if self.name else title.capitalize()
-        title += f"\n{self.correlations.shape[1]} sentences; diamonds: means"
-        figure, axes = layer_axes(count, "Spearman correlation", title)
-        axes.boxplot(
-            list(self.correlations),
-            positions=range(count),
-            widths=0.5,
-            manage_ticks=False,
-            patch_artist=True,
-            showmeans=True,
-            boxprops={"facecolor": "#dce8f5", "edgecolor": BLUE},
-            whiskerprops={"color": BLUE},
-            capprops={"color": BLUE},
-            medianprops={"color": BLUE, "linewidth": 2},
-            meanprops={"marker": "D", "markersize": 4, "markerfacecolor": ORANGE, "markeredgecolor": ORANGE},
-            flierprops={"marker": ".", "markersize": 3, "markeredgecolor": BLUE, "alpha": 0.5},
-        )
-        if self.layers == "last":
-            axes.set_xticks([0], ["last layer"])
-            axes.set_xlabel("")
-        figure.savefig(path)
 
 
 def sentence_correlations(states: Tensor, mask: Tensor, pivot: Literal["last", "first"]) -> Tensor:
@@ -362,27 +277,3 @@ def _last_layer(model: BaseModel, texts: Sequence[str]) -> Iterator[dict[str, An
     if "token_embeddings" not in features:
         raise ValueError(f"The model's first module, {type(model[0]).__name__}, hands on no token embeddings.")
     yield features
-
-
-def layer_axes(layers: int, y_label: str, title: str) -> tuple[Figure, Axes]:
-    """An empty figure with the layers 0 to ``layers`` - 1 on its x axis, as wide as they need.
-
-    Raises:
-        ImportError: If matplotlib is missing.
-    """
-    require("matplotlib.figure", "report", "Drawing")
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    width = 3.5 if layers == 1 else min(12.0, max(6.0, 0.3 * layers))
-    figure = Figure(figsize=(width, 4.0), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlim(-0.6, layers - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True))
-    axes.set_xlabel("Layer (0: input embeddings)")
-    axes.set_ylabel(y_label)
-    axes.set_title(title, loc="left", fontsize="medium")
-    axes.grid(axis="y", color=GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes

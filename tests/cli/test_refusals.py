@@ -26,7 +26,6 @@ LINES = {
     "compare": "compare --model lm",
     "encode": "encode --out a.npy",
     "export": "export --model lm",
-    "layers": "layers --model lm --data pairs.tsv --out out",
     "push": "push",
     "recipes": "recipes",
     "serve": "serve",
@@ -105,10 +104,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--static a --pieces", 1, "--pieces: it says how --plain tokenises. Leave --pieces out."),
         ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
     ],
-    "layers": [
-        ("--template 'no slot'", 1, "The template 'no slot' has no {text}"),
-        ("--batch-size 0", 2, "Invalid value"),
-    ],
     "recipes": [("topi", 1, "There is no recipe 'topi'. Near it: topic"), ("topic@2", 1, "give a recipe's key alone")],
     "push": [("saved name", 1, '"name": a repository is "org/name"'), ("no org/name", 2, NO_FILE)],
     "serve": [
@@ -173,7 +168,6 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("saved texts.txt --device meta", "Give cpu, or one that is there; without --device it is "),
         ("saved texts.txt --column body", 'plain text has no column "body"'),
     ],
-    "layers": [("--model no/such-model", NO_SUCH), ("--data texts.txt", "Layers are scored by labels")],
     "train": [
         ("--config empty.yaml", EMPTY),
         ("--config rank.yaml", "rank.yaml: the key 'rnak' is unknown. Keys: "),

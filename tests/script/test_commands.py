@@ -120,12 +120,6 @@ CASES: dict[str, tuple[list[str], str, Callable[[], object]]] = {
         [f"compare {ON} --recipes classical --out report --save-best best --no-controls",
          "compare --saved report/comparison.json --against report/comparison.json"], "lm on 66 pairs of pairs.tsv",
         lambda: wrote("report", "report.html", "results.csv", "comparison.json") and encoded("best").any()),
-    "layers, by classes": (
-        [f"layers {OF_CLASSES}"], "Turning point: layer ",
-        lambda: "knn_accuracy" in Path("st-reba-layers/layers.csv").read_text()),
-    "layers": (
-        [f"layers {ON}"], "Turning point: layer ",
-        lambda: wrote("st-reba-layers", "layers.csv", "layers.png", "dependency.csv", "dependency.png")),
     "encode": ([f"{ENCODE} a.npy"], "Wrote 12 vectors to a.npy.", lambda: same("a.npy", "saved")),
     "encode, chunks": (
         [f"{ENCODE} b.parquet --chunk-tokens 3"], "the chunks of 12 texts", lambda: Path("b.parquet").is_file()),
@@ -290,7 +284,6 @@ Compared = create_model("Compared", answer=str, build=str, results=list[Any], ta
 JSON = {
     "build": "build --model lm --recipe echo-2 --out m",
     "encode": "encode saved texts.txt --out v.npy",
-    "layers": "layers --model lm --data pairs.tsv --out l",
     "compare": "compare --model lm --data pairs.tsv --recipes classical --no-choose --no-random",
     "forecast": "compare --model lm --data pairs.tsv --dry-run",
 }
@@ -364,14 +357,3 @@ def test_every_command_has_a_case(script, tmp_path):
     assert all(f" {command} " in said for command in get_command(app).commands)
     cases = {name.partition(",")[0] for name in CASES} | {"serve", "verify", "push", "recipes"}
     assert cases == get_command(app).commands.keys()
-
-
-def test_a_missing_extra_is_seen(script, desk, tmp_path_factory):
-    """What is not installed is told in a sentence, with what installs it, before anything is written."""
-    hidden = tmp_path_factory.mktemp("hidden")
-    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['matplotlib'] = None\n", encoding="utf-8")
-    line = "layers --model lm --data pairs.tsv"
-    done = script.run_alone(*line.split(), cwd=Path.cwd(), env={"PYTHONPATH": str(hidden)})
-    assert (done.code, "Traceback" in done.output) == (1, False)
-    assert 'pip install "st-reba[report]"' in done.lines
-    assert not Path("st-reba-layers").exists()
