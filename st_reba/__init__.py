@@ -14,7 +14,6 @@ from .modules import CausalTransformer as CausalTransformer
 from .modules import Centering as Centering
 from .modules import ContrastivePromptingModule as ContrastivePromptingModule
 from .modules import EarlyLateModule as EarlyLateModule
-from .modules import EchoLayersModule as EchoLayersModule
 from .modules import EchoModule as EchoModule
 from .modules import EmbeddingFilter as EmbeddingFilter
 from .modules import EndpointTransformer as EndpointTransformer

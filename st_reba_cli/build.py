@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: By the name of a method, the key of its recipe; each other recipe has its key alone, for ``--recipe``.
 METHODS = {
-    "classical": "classical", "echo": "echo-2", "reba": "reba-2", "echo-layers": "echo-2-layers",
+    "classical": "classical", "echo": "echo-2", "reba": "reba-2",
     "bidirectional": "bidirectional-prompt", "refined-thought": "rt-2", "prompteol": "prompteol", "metaeol": "metaeol",
     "ck": "ck", "kv-rerouting": "kv-rerouting", "attention-pooling": "attention-pooling",
     "token-prepending": "token-prepending",

@@ -10,8 +10,10 @@ import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, cast
 
 import sentence_transformers
@@ -22,6 +24,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from . import removed
 
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
@@ -127,13 +131,16 @@ def make_known(*modules: type[nn.Module]) -> None:
     """Let ST resolve references to these classes in a modules.json without ``trust_remote_code=True``.
 
     Adds them to the mapping that ST's model families share and consult first, a private name. Should a later ST drop
-    the mapping, loading asks for the flag.
+    the mapping, loading asks for the flag. Classes that are gone are in it, too, for their ``load`` to refuse.
     """
     classes = {f"{module.__module__}.{module.__name__}": module for module in modules}
+    gone = {
+        f"st_reba.modules.{name}": SimpleNamespace(load=partial(removed.refuse_class, name)) for name in removed.CLASSES
+    }
     for family in SentenceTransformer.__mro__:
         known = vars(family).get(_MODULE_CLASSES)
         if known is not None:
-            setattr(family, _MODULE_CLASSES, {**known, **classes})
+            setattr(family, _MODULE_CLASSES, {**gone, **known, **classes})
             break
 
 

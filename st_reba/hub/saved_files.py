@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 from ..settings import Setting, optional, whole
+from .removed import check_classes
 
 #: Configurations have some kilobytes; an index of shards may have some megabytes.
 MAX_BYTES = 2**26
@@ -230,6 +231,7 @@ _POOLING: Schema = (
     optional(whole("word_embedding_dimension", 1, MAX_SIZE)),
     Setting("pooling_mode", _is_pooling, "it must be a string, or a list of strings."),
 )
+_ROUTER: Schema = (_many(dict, _a(str, "types")),)
 _SHARDS = (_a(dict, "metadata"), _many(dict, _a(str, "weight_map")))
 #: A backbone's ``config.json``: what is read of it before transformers makes a configuration of it.
 LANGUAGE_MODEL: Schema = (
@@ -341,15 +343,21 @@ def check_saved(directory: Path) -> list[dict[str, Any]]:
         Its modules; none where there is no ``modules.json``.
 
     Raises:
-        ValueError: If a file is malformed.
+        ValueError: If a file is malformed, or names a class that is gone.
     """
     modules = directory / "modules.json"
     if not modules.is_file():
         return []
     entries = read_modules(modules)
+    check_classes([entry["type"] for entry in entries], directory)
     read_settings(directory)
     for entry in entries:
         config = directory / entry["path"] / "config.json"
         if entry["type"].endswith(".Pooling") and config.is_file():
             check_values(read_object(config), _POOLING, config)
+        routes = directory / entry["path"] / "router_config.json"
+        if entry["type"].endswith(".Router") and routes.is_file():
+            found = read_object(routes)
+            check_values(found, _ROUTER, routes)
+            check_classes(found.get("types", {}).values(), directory)
     return entries

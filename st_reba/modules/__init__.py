@@ -18,7 +18,7 @@ from .causal_module import CausalModule as CausalModule
 from .causal_transformer import CausalTransformer, InputEmbeddings
 from .contrastive_prompting import ContrastivePromptingModule
 from .early_late import EarlyLateModule
-from .echo import EchoLayersModule, EchoModule
+from .echo import EchoModule
 from .embedding_filter import EmbeddingFilter
 from .embedding_transforms import AllButTheTop, Centering, Standardization, WhiteningTransform
 from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
@@ -49,7 +49,6 @@ __all__ = [
     "Centering",
     "ContrastivePromptingModule",
     "EarlyLateModule",
-    "EchoLayersModule",
     "EchoModule",
     "EmbeddingFilter",
     "EndpointTransformer",

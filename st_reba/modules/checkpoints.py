@@ -31,6 +31,7 @@ from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
+from ..hub.removed import without_removed
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
 from ..lm import backbone, gguf, llama_cpp
 from ..lm.loaded import body_of
@@ -350,9 +351,10 @@ class SafeTransformer(compat.ReportingTransformer):
         found = cls.load_file_path(model_name_or_path, name, subfolder=subfolder, **where)
         file = "/".join(filter(None, (model_name_or_path, subfolder, name)))
         if found is not None:
-            check_transformer_settings(read_object(Path(found)), cls.config_keys, cls.__name__, file)
+            settings = without_removed(read_object(Path(found)), file)
+            check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
         where["config_filename"] = name
-        return super().load_config(model_name_or_path, subfolder, **where)
+        return without_removed(super().load_config(model_name_or_path, subfolder, **where), file)
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""

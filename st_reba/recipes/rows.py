@@ -150,9 +150,6 @@ _TURNED, _TURNED_ECHO, _TURNED_REBA = (
 OTHERS = (
     replace(_TURNED, key="bidirectional", name="Bidirectional", says="one pass whose last layer attends both ways"),
     _TURNED_ECHO,
-    Row("echo-2-layers", "Echo-2, last layers", modules.EchoLayersModule,
-        "the text stands 2 times, and each token of its last copy is a weighted mean of the last layers' states",
-        page="echo-layers", cost="about 2", settings={"repetitions": 2, "last_layers": 2}, words=True),
     _TURNED_REBA,
     Row("bidirectional-prompt", "Bidirectional, prompt", modules.BidirectionalLastLayer,
         "one pass whose last layer attends both ways; read at the end of a prompt that asks for one representative "
@@ -249,7 +246,6 @@ IN_BRIEF = {
     "promptreps": "Ask for one word to find the text by; the head also gives a weight for each word",
     "echo-2": "Read the text twice, and keep the second copy, whose tokens have seen all of it",
     "reba-2": "Like Echo-2, but the first copy's tokens look back from what follows, weighted by the model's attention",
-    "echo-2-layers": "Like Echo-2, but each token is a weighted mean of the last layers",
     "rt-2": "Read again, with a token before the end that holds what the last token attended to",
     "bidirectional": "Let the last layer attend both ways",
     "no-sink": "Let half of the layers attend both ways, and hide the first token in half of these",

@@ -126,7 +126,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--multi-vector --recipe prompteol", "PromptEOL does not read every token. Give one of cl"),
         ("--recipe 'Random weights, ReBA-2'", "is a control, to be compared with: it is no model to be built"),
         ("--recipe metaeol --prompt-language zh", "metaeol cannot ask in Chinese"),
-        ("--method classical --repetitions 2", "--repetitions is for --method echo, reba or echo-layers; Classical ha"),
+        ("--method classical --repetitions 2", "--repetitions is for --method echo or reba; Classical has no"),
         ("--method early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
         ("--model no/such-model", NO_SUCH),
         ("--model damaged", DAMAGED),

@@ -38,7 +38,6 @@ RECIPES = completed(
         "echo-2": (st_reba.EchoModule, {}),
         "echo-3 repeated": (st_reba.EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
         "springer": (st_reba.EchoModule, {"template": "springer", "pool_over": "all"}),
-        "echo over layers": (st_reba.EchoLayersModule, {"last_layers": 3}),
         "bidirectional": (st_reba.BidirectionalLastLayer, {}),
         "bidirectional, whole": (
             st_reba.BidirectionalLastLayer,
@@ -212,13 +211,6 @@ def echo(naive, text, repetitions=2, template=None, pool_copies="last", pool_ove
     return states[-1:] if rows == "last" else states
 
 
-def echo_layers(naive, text, last_layers):
-    ids, (_, copy) = naive.copies("{text}{text}", text)
-    layers = range(naive.depth + 1 - last_layers, naive.depth + 1)
-    norm = [naive.after(ids, layer, final_norm=True)[copy] for layer in layers]
-    return sum(place * states for place, states in enumerate(norm, 1)) / sum(range(1, last_layers + 1))
-
-
 def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False, chunk_length=None,
          without_sink=False):  # fmt: skip
     ids = naive.token_ids(text)
@@ -314,7 +306,6 @@ ORACLES: dict[type, Any] = {
     st_reba.InputEmbeddings: bag,
     st_reba.LayerStates: layer_states,
     st_reba.EchoModule: echo,
-    st_reba.EchoLayersModule: echo_layers,
     st_reba.BidirectionalLastLayer: lambda naive, text, template="representative-word", pool_over="all": classical(
         naive, text, template, pool_over
     ),

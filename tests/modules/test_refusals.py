@@ -43,7 +43,6 @@ REFUSED = [
     (st_reba.EchoModule, {"template": "{text}"}, r"'\{text\}' has 1 slots and repetitions=None: Echo needs .* at"),
     (st_reba.EchoModule, {"template": "{text}{text}", "repetitions": 3}, "2 slots and repetitions=3: .* Leave one of"),
     (st_reba.EchoModule, {"transformer_task": "fill-mask"}, "transformer_task='fill-mask': st_reba embeds text"),
-    (st_reba.EchoLayersModule, {"last_layers": 4}, "last_layers=4: the model runs 3 layers; give 1 to 3"),
     (st_reba.CausalTransformer, {"template": "{text}{text}"}, "2 slots: CausalTransformer reads one copy. Use"),
     (st_reba.CausalTransformer, {"template": "x " * 300 + "{text}"}, NO_ROOM),
     # Which vectors are handed on
