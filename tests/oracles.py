@@ -387,24 +387,6 @@ def shortened(model, layers):
     return model
 
 
-#: What reads the state before the feed-forward part of a layer; where both parts read the layer's input, none does.
-_BEFORE_MLP = {
-    "gemma2_softcap": "pre_feedforward_layernorm", "gemma3": "pre_feedforward_layernorm", "gpt2": "ln_2",
-    "gpt_neo": "ln_2", "gpt_neox": None, "gpt_j": None,
-}  # fmt: skip
-
-
-def before_mlp(model, architecture, ids):
-    """FreeRet: the residual stream before the last layer's feed-forward part, behind the final norm: (N, D)."""
-    layer = layer_name(architecture, model.config.num_hidden_layers - 1)
-    reader = _BEFORE_MLP.get(architecture, "post_attention_layernorm")
-    if reader is None:
-        states = seen(model, layer, ids, "after") - seen(model, f"{layer}.mlp", ids, "after")
-    else:
-        states = seen(model, f"{layer}.{reader}", ids, "before")
-    return final_norm(architecture, model)(states)
-
-
 def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False, sink=True):
     """ReBA in chunks: e_1 .. e_n (n, D). The whole text once, for what a token sees behind itself in its chunk; and
     each chunk k times on its own, for what its tokens see in the later copies."""

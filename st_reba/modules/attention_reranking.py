@@ -58,7 +58,7 @@ HEADS: Setting[Any] = optional(
 )
 #: Settings of :class:`CausalModule` that are about states, which are not read here.
 _ABOUT_STATES = (
-    "pool_over", "rows", "preset", "bidirectional_layers", "output_layer", "final_norm", "readout", "normalize_text",
+    "pool_over", "rows", "preset", "bidirectional_layers", "output_layer", "final_norm", "normalize_text",
     "tokenization", "deterministic", "prefix_caching", "chat",
 )  # fmt: skip
 

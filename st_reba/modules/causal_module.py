@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -32,7 +32,7 @@ from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Rows as Rows
 from ..text.templates import preset as preset_of
 from ..text.tokens import Tokens, special_tokens, tokenized
-from .changes import AttendBothWays, BeforeFeedForward, Change, EarlyExit, Prepend, combined
+from .changes import AttendBothWays, Change, EarlyExit, Prepend, combined
 from .checkpoints import ON_THE_HUB, SafeTransformer, backbone_of, modes_of
 from .remote_states import RemoteStates
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
@@ -48,14 +48,13 @@ BIDIRECTIONAL_LAYERS = whole(
     "bidirectional_layers", 0, says="give the number of last layers that attend both ways, 0 or more."
 )
 FINAL_NORM = flag("final_norm")
-READOUT: Setting[Literal["layer", "before_mlp"]] = choice("readout", "layer", "before_mlp")
 NORMALIZE_TEXT = flag("normalize_text")
 TOKENIZATION: Setting[Tokenization | None] = optional(choice("tokenization", "whole", "pieces"))
 DETERMINISTIC = flag("deterministic")
 PREFIX_CACHING = flag("prefix_caching")
 CHAT: Setting[Chat] = choice("chat", "turn", "conversation")
 _SAVED = (
-    POOL_OVER, BIDIRECTIONAL_LAYERS, FINAL_NORM, READOUT, NORMALIZE_TEXT, TOKENIZATION, DETERMINISTIC, PREFIX_CACHING,
+    POOL_OVER, BIDIRECTIONAL_LAYERS, FINAL_NORM, NORMALIZE_TEXT, TOKENIZATION, DETERMINISTIC, PREFIX_CACHING,
     CHAT,
 )  # fmt: skip
 # Those that several methods have.
@@ -111,9 +110,6 @@ class CausalModule(SafeTransformer):
             residual stream, transformers' ``hidden_states[output_layer]``, of which only those of the very last layer
             come with the norm. What stands between the last layer and the last hidden state besides, such as OPT's
             projection, is left out with it. None: True.
-        readout: ``"layer"``: what is read is what the layer at which the model ends gives. ``"before_mlp"``: the
-            residual stream before that layer's feed-forward part, which is then not run (Zhu et al., FreeRet,
-            arXiv:2509.24621); through the final norm, unless ``final_norm`` is False.
         normalize_text: Whether each text is changed as the prompts of the PromptEOL family expect it: see
             :func:`st_reba.text.templates.normalized`. None: False.
         tokenization: ``"whole"``: prompt, template and text are tokenised as one string; a token that holds
@@ -204,7 +200,6 @@ class CausalModule(SafeTransformer):
         bidirectional_layers: int = 0,
         output_layer: int | None = None,
         final_norm: bool | None = None,
-        readout: Literal["layer", "before_mlp"] = "layer",
         normalize_text: bool | None = None,
         tokenization: Tokenization | None = None,
         deterministic: bool = False,
@@ -235,8 +230,6 @@ class CausalModule(SafeTransformer):
         own = [*self.own_changes]
         if BIDIRECTIONAL_LAYERS.check(bidirectional_layers):
             own.append(AttendBothWays(bidirectional_layers))
-        if READOUT.check(readout) == "before_mlp":
-            own.append(BeforeFeedForward())
         if output_layer is not None:
             own.append(EarlyExit(output_layer))
         #: What is changed while the model reads.
@@ -248,9 +241,8 @@ class CausalModule(SafeTransformer):
             self.model.config.use_cache = False
         self.changes = self._made(self.changes, preset.output_layer)
         self._warned_empty = False
-        kinds = (AttendBothWays, BeforeFeedForward, EarlyExit, *map(type, self.own_changes))
+        kinds = (AttendBothWays, EarlyExit, *map(type, self.own_changes))
         self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
-        self.readout = "before_mlp" if any(isinstance(each, BeforeFeedForward) for each in self.changes) else "layer"
         self.bidirectional_layers = sum(
             change.bidirectional_layers for change in self.changes if isinstance(change, AttendBothWays)
         )
@@ -658,8 +650,8 @@ class CausalModule(SafeTransformer):
             layer, then what each layer leaves in the residual stream, and last ``token_embeddings`` themselves.
 
         Raises:
-            ValueError: If the method reads something else than hidden states, or a state inside its last layer, or the
-                layers are not found, or would run a second time for their gradients.
+            ValueError: If the method reads something else than hidden states, or the layers are not found, or would run
+                a second time for their gradients.
         """
         self.check_all_layers()
         with recording(self.model, anatomy.layer_paths(self.model), norm) as record:
@@ -671,13 +663,8 @@ class CausalModule(SafeTransformer):
         """Refuse to read every layer's states where they would not be read alike.
 
         Raises:
-            ValueError: If the method reads something else than hidden states, or a state inside its last layer.
+            ValueError: If the method reads something else than hidden states.
         """
-        if self.readout == "before_mlp":
-            raise ValueError(
-                f'{type(self).__name__} with readout="before_mlp" reads a state inside its last layer, and the other '
-                'layers would be read behind their feed-forward parts. Use readout="layer" to read every layer.'
-            )
         if not self.reads_hidden_states:
             raise ValueError(
                 f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
@@ -738,7 +725,7 @@ class CausalModule(SafeTransformer):
         if self.rows == "last":
             selected = last_of(selected)
             # Hooks are not called again where a layer is run again for its gradients.
-            if self.readout == "layer" and not backbone.is_checkpointing(self.model):
+            if not backbone.is_checkpointing(self.model):
                 change = [anatomy.feed_forward_at(self.model, last_position(selected), layout.input_ids.shape[1])]
         return picked(self.run(layout, change=change, **kwargs), layout.input_ids, selected)
 
@@ -815,7 +802,7 @@ class CausalModule(SafeTransformer):
     def get_config_dict(self) -> dict[str, Any]:
         config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
         # Settings that came later are written only where they are not what every model had before.
-        for name, usual in (("readout", "layer"), (PREFIX_CACHING.name, True), (CHAT.name, "turn")):
+        for name, usual in ((PREFIX_CACHING.name, True), (CHAT.name, "turn")):
             if config.get(name) == usual:
                 del config[name]
         added = [change.settings() for change in self.changes if change not in self.own_changes]

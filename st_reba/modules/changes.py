@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..lm import backbone
-from ..lm.anatomy import anatomy_of, embedding_scale, layer_paths, output_projections
+from ..lm.anatomy import embedding_scale, layer_paths, output_projections
 from ..lm.attention.changes import BehindPrefix, Bidirectional, FirstKey, HiddenFirst
 from ..lm.attention.setup import require_interface
 from ..lm.backbone import for_summing, resolve_layer
@@ -394,56 +394,6 @@ class WeakenSink(Change):
             return torch.cat([weakened[:, None], states[:, 1:]], dim=1)
 
         return PassChange(hooks={model.get_submodule(self.attention): Hook(before=weaken)})
-
-
-@register
-@dataclass(frozen=True)
-class BeforeFeedForward(Change):
-    """What is read is the residual stream before the feed-forward part of the layer at which the model ends.
-
-    That part turns a state towards the words that the head will choose from, as Zhu et al. find. It is not run. The
-    final norm, if it is read through, stands behind.
-    """
-
-    #: Paths of what the feed-forward part is made of. An adapter may have taken a module's place when the model runs.
-    parts: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    citation: ClassVar[str] = (
-        "Yuhan Zhu, Xiangyu Zeng, Chenting Wang, Xinhao Li, Yicheng Xu, Ziang Yan, Yi Wang, Limin Wang: FreeRet: MLLMs "
-        "as Training-Free Retrievers. arXiv:2509.24621, 2025."
-    )
-    key: ClassVar[str] = "before-mlp"
-    looks_ahead: ClassVar[bool] = False
-    spares_prefixes: ClassVar[bool] = True
-
-    def on(self, model: PreTrainedModel, depth: int) -> Self:
-        parts = anatomy_of(model).feed_forward
-        if not parts:
-            raise ValueError(
-                f"The feed-forward part of the last layer of {type(model).__name__} was not found as a part of its "
-                'own, so the state before it cannot be read. Use readout="layer".'
-            )
-        return replace(self, parts=parts)
-
-    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        return PassChange(hooks={model.get_submodule(part): _adding_nothing() for part in self.parts})
-
-    def __str__(self) -> str:
-        return 'readout="before_mlp"'
-
-
-def _adding_nothing() -> Hook:
-    """A part that gives zeros, whatever it is given, and is run for one token alone."""
-    given: list[Tensor] = []
-
-    def before(states: Tensor) -> Tensor:
-        given.append(states)
-        # Not none: experts and kernels need not take it.
-        return states[:1, :1]
-
-    def after(states: Tensor) -> Tensor:
-        return states.new_zeros(*given.pop().shape[:-1], states.shape[-1])
-
-    return Hook(before, after)
 
 
 @register

@@ -14,7 +14,6 @@ from ..text.layout import Layout
 from ..text.templates import preset
 from .causal_module import PoolOver
 from .causal_transformer import CausalTransformer
-from .changes import BeforeFeedForward
 from .token_vectors import TokenVectors, last_of, last_position, picked
 
 
@@ -39,8 +38,7 @@ class LayerStates(CausalTransformer):
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
-        ValueError: If the template has another number of slots, the model is not causal, its layers cannot be read, or
-            its last layer is to be read before the feed-forward part.
+        ValueError: If the template has another number of slots, the model is not causal, or its layers cannot be read.
     """
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
@@ -51,7 +49,6 @@ class LayerStates(CausalTransformer):
         "Hayden McDonald, Nicholas Marsano, Oliver McLaughlin: FREEZE! Pretrained Language Models as Frozen Feature "
         "Extractors for Semantic Tasks. 2024."
     )
-    unfit_changes = {BeforeFeedForward: "it hands on what every layer leaves behind its feed-forward part"}
     no_chunks = (
         "gives a text as a whole its states of each layer: a chunk has none. Encode each chunk as a text of its own, "
         "or use another recipe."

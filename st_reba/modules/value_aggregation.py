@@ -18,7 +18,6 @@ from ..settings import layers_or_all
 from ..text.layout import Layout
 from ..text.templates import preset
 from .causal_module import CausalModule, PoolOver
-from .changes import BeforeFeedForward
 from .token_vectors import TokenVectors, last_position
 
 LAYERS = layers_or_all("layers")
@@ -52,7 +51,6 @@ class ValueAggregationModule(CausalModule):
 
     config_keys = [*CausalModule.config_keys, "layers", "template"]
     reads_hidden_states = False
-    unfit_changes = {BeforeFeedForward: "it reads what attention gives, which no feed-forward part changes"}
     no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Value aggregation"
     equation = (

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from ..lm.prefixes import Ids, Prefixes, behind
 from ..modules import CausalModule, CausalTransformer
-from ..modules.changes import BeforeFeedForward, EarlyExit
+from ..modules.changes import EarlyExit
 from ..text.layout import Layout
 from ..text.templates import PROMPT, in_terms_of
 
@@ -88,7 +88,7 @@ def _reads_texts_once(module: CausalModule) -> bool:
     """Whether all that is read of a text stands behind it, and behind the aspect."""
     once = type(module) is CausalTransformer and PROMPT in module._template.literals[-1]
     at_its_end = module.pool_over == "all" and module.rows == "last"
-    unchanged = all(isinstance(change, (EarlyExit, BeforeFeedForward)) for change in module.changes)
+    unchanged = all(isinstance(change, EarlyExit) for change in module.changes)
     return once and at_its_end and unchanged and module.keeps_prefixes
 
 

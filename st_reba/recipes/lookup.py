@@ -164,7 +164,7 @@ def _by_key() -> dict[str, Row]:
     plain = [row.in_chinese() for row in listed.values() if row.chinese and not row.unchanged]
     every = [*listed.values(), *(row for row in plain if row.key not in listed)]
     under_changes = chain(*(changed(row) for row in every if row.searched))
-    return {row.key: row for row in [*every, *under_changes, rows.IN_CHINESE, rows.BAG]}
+    return {row.key: row for row in [*every, *under_changes, rows.BAG]}
 
 
 @cache

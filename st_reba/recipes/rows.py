@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import modules
-from ..modules.changes import BeforeFeedForward, NoSink, Prepend, Reroute, Steer
+from ..modules.changes import NoSink, Prepend, Reroute, Steer
 from ..text.templates import PRESETS
 from .recipe import Part, Row, Variant
 
@@ -71,9 +71,6 @@ CHANGES = {
             "in an early layer the last token moves away from what a second prompt finds irrelevant",
             {"changes": (Steer(),)}, page="changes", paper=modules.ContrastivePromptingModule.citation,
             poolings=("last",)),
-        Variant("before-mlp",
-            "read before the last layer's feed-forward part, which is not run",
-            {"readout": "before_mlp"}, page="before-mlp", paper=BeforeFeedForward.citation),
     )
 }
 
@@ -217,12 +214,7 @@ OTHERS = (
             compared="never", words=True)
         for copies in (1, 2)
     ),
-    replace(CHANGES["before-mlp"].row(_PROMPTEOL), compared="all"),
-    CHANGES["before-mlp"].row(_EARLY_LATE),
 )
-
-#: No table shows it. For Chinese texts it is run in place of the row whose Chinese form it is.
-IN_CHINESE = CHANGES["before-mlp"].row(_EARLY_LATE.in_chinese())
 
 #: The control that looks at no context.
 BAG = Row("bag-of-input-embeddings", "Bag of input embeddings", modules.InputEmbeddings,

@@ -101,7 +101,7 @@ def test_candidates_of_a_recipe():
     assert [each.shares for each in with_candidates(early_late, 30)] == [(), (2 / 3, 1 / 3), (1 / 3, 2 / 3)]
     # It ends a layer below the last, so that the layer below its end is another one.
     assert [each.layer for each in with_candidates(find("knowledge"), 30)] == [None, 28, 27]
-    for name in ("classical", "reba-2", "echo-2@12", "early-late-before-mlp", "value-aggregation"):
+    for name in ("classical", "reba-2", "echo-2@12", "value-aggregation"):
         assert with_candidates(find(name), 30) in ([find(name)], [replace(find(name), candidate_of=find(name).result)])
     assert [each.layer for each in with_candidates(echo, 1)] == [None]
 

@@ -129,7 +129,6 @@ def test_texts_end_where_the_model_has_no_more_positions(language_model):
         (TokenPrependingModule, {}),
         (ValueAggregationModule, {}),
         (RefinedThoughtModule, {}),
-        (CausalTransformer, {"readout": "before_mlp"}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )

@@ -33,7 +33,6 @@ KNOWN = {
         if module is not RefinedThoughtModule
     },
     "residual stream": (CausalTransformer, {"final_norm": False, "bidirectional_layers": 2}, 0),
-    "before the feed-forward part": (CausalTransformer, {"readout": "before_mlp"}, 0),
     "refined thought": (RefinedThoughtModule, {}, 3),
     # The whole one, and the short one.
     "short": (CausalTransformer, {"output_layer": 2}, 2),

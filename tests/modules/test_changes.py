@@ -27,7 +27,6 @@ from st_reba.lm.attention.changes import Bidirectional
 from st_reba.lm.run import PassChange
 from st_reba.modules.changes import (
     AttendBothWays,
-    BeforeFeedForward,
     Change,
     EarlyExit,
     HideSink,
@@ -355,62 +354,17 @@ def test_texts_with_prompts_of_their_own_are_steered_alike(loaded):
         assert relative_error(found, read(module, [text])[0]) < TOLERANCE
 
 
-class TestBeforeTheFeedForwardPart:
-    """readout="before_mlp": the residual stream before the last feed-forward part, read by any method."""
-
-    #: Those whose feed-forward part is no module of its own, or knows of the residual stream, or is added to in place.
-    NOT_APART = ("opt", "falcon", "bloom", "mpt")
-
-    @pytest.mark.parametrize("architecture", FEW)
-    def test_equals_a_hook_on_every_architecture(self, architecture, shared, eager, token_ids):
-        if architecture in self.NOT_APART:
-            with pytest.raises(ValueError, match='The feed-forward part of the last layer of .* Use readout="layer"'):
-                CausalTransformer(shared(architecture), readout="before_mlp")
-            return
-        module = CausalTransformer(shared(architecture), readout="before_mlp")
-        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
-            with torch.no_grad():
-                expected = oracles.before_mlp(eager(architecture), architecture, token_ids(text))
-            assert relative_error(states, expected) < TOLERANCE
-        assert relative_error(read(module, TEXTS)[0], read(shared(architecture), TEXTS)[0]) > 1e-2
-
-    @pytest.mark.parametrize(
-        ("kind", "settings", "final_norm"),
-        [
-            (CausalTransformer, {"template": "prompteol"}, True),
-            (ReBAModule, {"chunk_length": 5}, False),
-            (RefinedThoughtModule, {"iterations": 3}, True),
-        ],
-    )
-    def test_what_a_model_without_it_gives(self, kind, settings, final_norm, shared, backbone_path, tmp_path):
-        """After an early exit too, saved and loaded."""
-        module = kind(shared(), readout="before_mlp", output_layer=2, final_norm=final_norm, **settings)
-        without = kind(backbone_path(), output_layer=2, final_norm=final_norm, **settings)
-        with torch.no_grad():
-            without.model.layers[-1].mlp.down_proj.weight.zero_()
-        found = read(module, TEXTS)
-        for states, other in zip(found, read(without, TEXTS), strict=True):
-            assert relative_error(states, other) < TOLERANCE
-        pipeline(module).save_pretrained(str(tmp_path))
-        again = SentenceTransformer(str(tmp_path), device="cpu")[0]
-        assert BeforeFeedForward() in again.changes
-        assert (again.readout, "changes" in again.get_config_dict()) == ("before_mlp", False)
-        assert all(map(torch.equal, found, read(again, TEXTS)))
-
-    @pytest.mark.parametrize("readout", ["layer", "before_mlp"])
-    def test_the_part_runs_for_the_tokens_that_are_read_alone(self, readout, backbone_path):
-        """Behind the state that is read it does not: one token goes through it, so that the pass has its form."""
-        module = CausalTransformer(backbone_path(), rows="last", readout=readout)
-        seen = []
-        part = module.layer(-1).mlp.down_proj
-        part.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[:-1].numel()))
-        read(module, TEXTS)
-        assert set(seen) == {len(TEXTS) if readout == "layer" else 1}
-        # The layers are run a second time for their gradients, when no hook is called.
-        module.model.train().gradient_checkpointing_enable()
-        if readout == "layer":
-            module(module.preprocess(TEXTS))
-            assert seen[-1] > len(TEXTS)
+def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(backbone_path):
+    module = CausalTransformer(backbone_path(), rows="last")
+    seen = []
+    part = module.layer(-1).mlp.down_proj
+    part.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[:-1].numel()))
+    read(module, TEXTS)
+    assert set(seen) == {len(TEXTS)}
+    # The layers are run a second time for their gradients, when no hook is called.
+    module.model.train().gradient_checkpointing_enable()
+    module(module.preprocess(TEXTS))
+    assert seen[-1] > len(TEXTS)
 
 
 @pytest.mark.parametrize(("module_class", "dtype"), [(BidirectionalLastLayer, "bfloat16"), (ReBAModule, "float16")])

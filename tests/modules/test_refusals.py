@@ -15,7 +15,6 @@ import st_reba
 from st_reba.modules import CausalModule
 from st_reba.modules.changes import (
     AttendBothWays,
-    BeforeFeedForward,
     EarlyExit,
     HideSink,
     NoSink,
@@ -46,11 +45,7 @@ REFUSED = [
     (st_reba.CausalTransformer, {"template": "{text}{text}"}, "2 slots: CausalTransformer reads one copy. Use"),
     (st_reba.CausalTransformer, {"template": "x " * 300 + "{text}"}, NO_ROOM),
     # Which vectors are handed on
-    (st_reba.CausalTransformer, {"readout": "before"}, 'readout=\'before\': use "layer" or "before_mlp"'),
     (st_reba.CausalTransformer, {"query_expansion": {"strategy": "fixed", "length": 8}}, "a causal language model was"),
-    (st_reba.InputEmbeddings, {"readout": "before_mlp"}, 'InputEmbeddings with readout="before_mlp": it runs no layer'),
-    (st_reba.ValueAggregationModule, {"readout": "before_mlp"}, "reads what attention gives"),
-    (st_reba.LayerStates, {"changes": [BeforeFeedForward()]}, "hands on what every layer leaves behind its"),
     # ReBA
     (st_reba.ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has rows for text only; use \"text\""),
     (st_reba.ReBAModule, {"layers": [3]}, r"layers=\[3\]: the model has 3 layers, so 3 is out of range; use -3 to 2"),

@@ -125,7 +125,6 @@ def test_one_pass_that_leaves_no_trace(backbone_path):
     [
         (ReBAModule, {}, "ReBAModule, whose embedding is not .* Use a model with CausalTransformer"),
         # States inside the other layers would be read behind their own feed-forward parts.
-        (CausalTransformer, {"readout": "before_mlp"}, 'reads a state inside its last layer.* readout="layer"'),
     ],
 )
 def test_modules_without_such_a_reading(kind, settings, message, shared):
