@@ -9,13 +9,7 @@ import typer
 
 from . import options
 from .options import Source, check_recipes, complete_recipes, file, option, refuse, separated, typed
-from .printing import console, model_name, notes
-
-#: What says which texts are compared on.
-_TEXTS = (
-    "--data", "--columns", "--queries", "--corpus", "--qrels", "--query-prompt", "--document-prompt", "--demo",
-    "--language", "--words",
-)  # fmt: skip
+from .printing import console, notes
 
 
 def compare(
@@ -32,13 +26,6 @@ def compare(
     language: options.Language = None,
     words: Annotated[
         Path | None, file("A CSV of word-sense questions to ask beside the data (columns: 问题,选项1,...,选项4,答案).")
-    ] = None,
-    mteb: Annotated[
-        list[str] | None,
-        option("Tasks of mteb in place of --data, with commas or an option each; C-MTEB: its 31 tasks."),
-    ] = None,
-    mteb_results: Annotated[
-        Path | None, option("Directory of mteb's results. What it already has is not measured again.")
     ] = None,
     recipes: Annotated[
         list[str] | None,
@@ -88,17 +75,12 @@ def compare(
     """
     if context.args:
         raise typer.BadParameter(
-            f"{' '.join(context.args)}: an option takes one value. Write several recipes or tasks with commas, as in "
+            f"{' '.join(context.args)}: an option takes one value. Write several recipes with commas, as in "
             "--recipes reba-2,echo-2, or repeat the option."
         )
     if saved is not None:
         others = [name for name in typed(context) if name not in ("--saved", "--against", "--out", "--json")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
-    if mteb:
-        known = (*_TEXTS, "--dry-run", "--prompts", "--no-choose")
-        refuse(context, "--mteb brings its own texts, which are not known before they are run", *known)
-    else:
-        refuse(context, "without --mteb there are no tasks of it", "--mteb-results")
     if not choose:
         refuse(context, "with --no-choose each recipe is compared as it is", "--prompts")
     if "all" not in separated(recipes or []):
@@ -108,12 +90,11 @@ def compare(
     source = Source(data, columns, queries, corpus, qrels, query_prompt, document_prompt, demo, language)
     check_recipes(recipes or [], model)
 
-    from st_reba.compare import Recipes, compare_tasks, forecast, texts_of
+    from st_reba.compare import Recipes, forecast, texts_of
     from st_reba.compare import compare as compared
     from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates, wordings_of
-    from st_reba.compare.mteb import language_of_tasks, resolve_tasks
     from st_reba.compare.results import Comparison
-    from st_reba.data.demo import demo_questions, demo_sentences
+    from st_reba.data.demo import demo_questions
     from st_reba.data.tables import Labelled
     from st_reba.evaluation import OddOneOutEvaluator
     from st_reba.lm.backbone import depth
@@ -148,17 +129,16 @@ def compare(
         return
     with_page = has_page(out)
     check_devices(device)
-    tasks = resolve_tasks(separated(mteb)) if mteb else []
-    labelled = [] if tasks else read(source)
-    texts = [] if tasks else texts_of(labelled)
-    if save_best is not None and not tasks and not isinstance(labelled, Labelled):
+    labelled = read(source)
+    texts = texts_of(labelled)
+    if save_best is not None and not isinstance(labelled, Labelled):
         raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
-    if words is None and source.own is None and not tasks and demo != "retrieval":
+    if words is None and source.own is None and demo != "retrieval":
         words = demo_questions(language or "en")
     questions = None if words is None else OddOneOutEvaluator.from_csv(words)
     fit_on = texts_to_fit(fit_texts) if fit_texts else []
     asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
-    asked = in_asked_language(asked, prompt_language, language_of_tasks(tasks) if tasks else language_of(texts))
+    asked = in_asked_language(asked, prompt_language, language_of(texts))
     counted = controls and isinstance(labelled, Labelled)
     if not counted and not any(recipe.fitted for recipe in asked):
         why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels"
@@ -193,34 +173,26 @@ def compare(
                 )
     if halves is None:
         refuse(context, "plain texts have no labels to choose by", "--prompts")
-    sample = demo_sentences() if tasks else texts
-    left = None if tasks or dry_run else kept(out)
-    total = None
+    left = None if dry_run else kept(out)
     if engine == "llama.cpp":
         backbone: CausalModule = load_llama_cpp(model, max_seq_length)
     else:
-        backbone = load_fastest(model, sample, dtype=dtype, device=device, max_seq_length=max_seq_length)
+        backbone = load_fastest(model, texts, dtype=dtype, device=device, max_seq_length=max_seq_length)
     if halves is not None:
         asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model), lines)]
     run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
-    if not tasks:
-        expected = forecast(run, texts, questions, random)
-        (console if dry_run else notes).say(str(expected))
-        total = expected.tokens
+    expected = forecast(run, texts, questions, random)
+    (console if dry_run else notes).say(str(expected))
     if dry_run:
         if as_json:
             write_json("forecast", forecasted(expected))
         return
-    with running(run, total):
-        if tasks:
-            found = compare_tasks(run, tasks, model=model_name(model), output=mteb_results, random=random)
-        else:
-            found = compared(run, labelled, questions, fit_texts=fit_on or None, random=random, halves=halves)
-    on = f"{len(tasks)} tasks of mteb" if tasks else described(source, labelled)
+    with running(run, expected.tokens):
+        found = compared(run, labelled, questions, fit_texts=fit_on or None, random=random, halves=halves)
     half = bool(fit_halves)
     named = ["--model", model, "--engine", engine] if engine == "llama.cpp" else []
     found = with_command(
-        found, context.obj, model, on, fit_texts=data if half else fit_texts,
+        found, context.obj, model, described(source, labelled), fit_texts=data if half else fit_texts,
         max_seq_length=max_seq_length, columns=columns if half else None, half=half, unbuilt=half and data is None,
         named=named,
     )  # fmt: skip

@@ -2,9 +2,8 @@
 
 from ..evaluation.embedded import TensorCache
 from .cost import forecast
-from .mteb import compare_tasks
 from .recipes import Recipes
 from .run import compare, texts_of
 from .sweep import RecipeSweep
 
-__all__ = ["RecipeSweep", "Recipes", "TensorCache", "compare", "compare_tasks", "forecast", "texts_of"]
+__all__ = ["RecipeSweep", "Recipes", "TensorCache", "compare", "forecast", "texts_of"]

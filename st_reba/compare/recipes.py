@@ -26,13 +26,12 @@ from ..files import is_full
 from ..lm.anatomy import final_norm
 from ..lm.attention.setup import reads_behind_prefixes
 from ..lm.backbone import depth
-from ..lm.fingerprint import fingerprint, fingerprint_of, fingerprint_of_weight
+from ..lm.fingerprint import fingerprint
 from ..lm.prefixes import behind
 from ..lm.run import StatesAt, at
 from ..lm.trees import Trees
 from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, TopicModule
 from ..modules.changes import EarlyExit
-from ..modules.lm_head import head_blocks
 from ..modules.moments import Moments
 from ..modules.partwise import checked_shares
 from ..modules.token_vectors import without_empty
@@ -408,11 +407,6 @@ class Recipes:
         """
         return self._filtered(key, self._embedded.of(key, texts, prompt), fitted_on)
 
-    def embed(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
-        """What every recipe gives for these texts in one go, by the results' names, each (B, D); nothing is kept."""
-        pooled = self._pooled([list(texts)], prompt, self.all, kept=False)
-        return {key: self._filtered(key, pooled[key], 0) for key in self.keys}
-
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
         """The embedding of one word in each sentence, by the recipes' names, each (B, D): see :func:`encode_words`."""
         found: Vectors = {}
@@ -436,23 +430,6 @@ class Recipes:
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text."""
         return [len(ids) for ids in self.backbone.token_ids(texts)]
-
-    def revisions(self) -> dict[str, str]:
-        """By key, what tells what a recipe makes of a text from what any other would: all that its vectors depend on.
-
-        That is the language model, the module and its settings, the pooling, and, where something stands around that,
-        the texts that it is fitted on, or the head that it is computed from.
-        """
-        found = {}
-        for recipe in self.all:
-            module = recipe.build(self.backbone)
-            settings: list[Any] = [self._fingerprint, type(module).__name__, module.get_config_dict(), recipe.pooling]
-            if (part := recipe.part) is not None:
-                head: Any = () if part.fitted else fingerprint_of_weight("head", head_blocks(self.backbone))
-                fitted = [recipe.fit_texts] if recipe.fit_texts else self.fit_on
-                settings += [part.name, part.settings(recipe.shares or module.shares), fitted if part.fitted else head]
-            found[recipe.result] = fingerprint_of(*settings)
-        return found
 
     @contextmanager
     def on_random_weights(self, keys: Collection[str]) -> Iterator[Recipes]:
@@ -513,7 +490,6 @@ class Recipes:
         prompt: str | None,
         recipes: Sequence[Recipe],
         what: str = "Embedding",
-        kept: bool = True,
     ) -> Vectors:
         """What these recipes give before their filters, by the results' names, each (B, D)."""
         keys = {recipe.result for recipe in recipes}
@@ -526,7 +502,7 @@ class Recipes:
                     parts = [run.encode(batch, prompt, self.batch_size) for batch in batches]
                     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
-                vectors = self._computed(run, [batches, prompt], compute) if kept else compute()
+                vectors = self._computed(run, [batches, prompt], compute)
                 found |= {recipe.result: vectors[reading(recipe)] for recipe in own}
                 self.on_progress(what, run.tokens(texts))
         return found

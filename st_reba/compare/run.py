@@ -3,14 +3,14 @@
 Step by step, from top to bottom of :func:`compare`: every text is embedded once by all recipes (:mod:`.recipes`); a
 task says what that gives for each item (:mod:`st_reba.evaluation.tasks`), and the bootstrap how sure the scores are;
 the recipes are timed (:mod:`.cost`); the best are run once more on weights that were never trained; and the scores are
-judged (:mod:`.answer`). :func:`concluded` has these steps in their order, for tasks of mteb as well.
+judged (:mod:`.answer`).
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from types import MappingProxyType
@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from ..data.demo import DEMO_PAIRS
-from ..data.tables import Data, Labelled, Retrieval, read_pairs
+from ..data.tables import Data, Labelled, Retrieval
 from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate, Items, Resampled, by_halves
 from ..evaluation.tasks import Measure, Measured, Role, Task, Vectors, task_of
@@ -176,22 +175,51 @@ def compare(
             halved.insert(1, (_word_sense(senses), bootstrap.mean(senses)))
         return [estimated(column, items, every) for column, items in halved]
 
-    prompts = dict(task.prompts)
-    # Other prompts are another way to embed the same items.
-    items = fingerprint_of(replace(data, prompts={}) if isinstance(data, Retrieval) else data)
-    found = concluded(
-        recipes, score, texts_of(data), random=random, data=items, choices=choices,
-        first=first,
-    )  # fmt: skip
-    told = {f"{role} prompt": prompt for role, prompt in prompts.items()}
+    scores, shown, texts = score(recipes), listed_of(recipes.all), texts_of(data)
+    taken = {recipe.result: taken_of(choices, recipe) for recipe in shown}
+    spent = seconds_of(recipes, texts, list(taken.values()))
+    seconds = spent | {name: spent[own.result] for name, own in taken.items()}
+    table = standing(shown, scores, seconds, choices)
+    if random:
+        last = finalists(table, answer(table).use)
+        with recipes.on_random_weights([taken[name].result for name in last]) as untrained:
+            scores = score(untrained)
+            table = standing([*shown, *untrained.all], scores, seconds, choices)
+    found = answer(table)
+    without = recipes.with_controls and tf_idf is None
+    told = {f"{role} prompt": prompt for role, prompt in task.prompts.items()}
     if halves is not None:
         told |= {"chosen": f"on one half of {len(data)} {halves.whole.noun}, scored on the other, in turn"}
     if fitted := [recipe for recipe in recipes.all if recipe.fitted]:
         given = any(recipe.fit_texts for recipe in fitted if not recipe.weighs_tokens)
         own = "the other half's texts" if len(recipes.fit_on) > 1 else "sentences of the package"
         told |= {"filters fitted on": "texts that were given" if given else own}
-    lengths = [length for _, texts in inputs for length in recipes.lengths(sorted(texts, key=len, reverse=True))]
-    return replace(found, lengths=lengths, prompts=prompts, settings={**found.settings, **told})
+    # Other prompts are another way to embed the same items.
+    items = fingerprint_of(replace(data, prompts={}) if isinstance(data, Retrieval) else data)
+    return Comparison(
+        model="",
+        data="",
+        tasks=[each.column for each in scores],
+        results=list(table.results),
+        verdict=[*found.why, *verdict(table, found.use)],
+        skipped=[*recipes.skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
+        lengths=[length for _, own in inputs for length in recipes.lengths(sorted(own, key=len, reverse=True))],
+        settings={
+            **recipes.told,
+            "intervals": f"95%, {bootstrap.RESAMPLES} paired bootstrap resamples, seed 0",
+            **told,
+        },
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("st_reba", "sentence-transformers", "transformers", "torch")},
+        },
+        date=time.strftime("%Y-%m-%d"),
+        answer=found.says,
+        use=found.use,
+        items=SavedItems.of(table.items, items, first),
+        prompts=dict(task.prompts),
+        judged=table.choice,
+    )
 
 
 def texts_of(data: Data | Sequence[str]) -> list[str]:
@@ -301,61 +329,3 @@ def taken_of(choices: Mapping[str, Choice], recipe: Recipe) -> Recipe:
     """The candidate of a recipe that is timed, held against random weights, and built: that of the first half, which
     the second half scored."""
     return choices[recipe.result].taken[0] if recipe.result in choices else recipe
-
-
-def concluded(
-    recipes: Recipes,
-    score: Callable[[Recipes], list[Scores]],
-    texts: Sequence[str],
-    *,
-    random: bool,
-    skipped: Sequence[tuple[str, str]] = (),
-    data: str = "",
-    choices: Mapping[str, Choice] = MappingProxyType({}),
-    first: int = 0,
-) -> Comparison:
-    """Recipes are scored and timed, the best once more on random weights; then the scores are judged.
-
-    Args:
-        recipes: On one model.
-        score: Gives the columns of the table: of these recipes, beside those that it has scored before.
-        texts: Those that recipes are timed on, read once the recipes have been scored; the demo's if there are none.
-        random: As for :func:`compare`.
-        skipped: What was left out besides recipes that cannot be run, and why.
-        data: Tells the items of the first column from others.
-        choices: What was taken of the recipes' candidates, by result: read once these have been scored.
-        first: How many items the first half has; 0: there are no halves.
-    """
-    scores, every = score(recipes), listed_of(recipes.all)
-    taken = {recipe.result: taken_of(choices, recipe) for recipe in every}
-    spent = seconds_of(recipes, texts or read_pairs(DEMO_PAIRS).texts(), list(taken.values()))
-    seconds = spent | {name: spent[own.result] for name, own in taken.items()}
-    table = standing(every, scores, seconds, choices)
-    if random:
-        last = finalists(table, answer(table).use)
-        with recipes.on_random_weights([taken[name].result for name in last]) as untrained:
-            scores = score(untrained)
-            table = standing([*every, *untrained.all], scores, seconds, choices)
-    found = answer(table)
-    without = recipes.with_controls and table.results[0].recipe != TF_IDF
-    return Comparison(
-        model="",
-        data="",
-        tasks=[each.column for each in scores],
-        results=list(table.results),
-        verdict=[*found.why, *verdict(table, found.use)],
-        skipped=[*recipes.skipped, *skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
-        settings={
-            **recipes.told,
-            "intervals": f"95%, {bootstrap.RESAMPLES} paired bootstrap resamples, seed 0",
-        },
-        versions={
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("st_reba", "sentence-transformers", "transformers", "torch")},
-        },
-        date=time.strftime("%Y-%m-%d"),
-        answer=found.says,
-        use=found.use,
-        items=SavedItems.of(table.items, data, first),
-        judged=table.choice,
-    )

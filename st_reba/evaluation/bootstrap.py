@@ -59,7 +59,7 @@ class Estimate:
 
 
 #: What a score is of the values of the items.
-Kind = Literal["mean", "spearman", "pearson", "partial_spearman", "average_precision", "best_accuracy"]
+Kind = Literal["mean", "spearman", "pearson", "partial_spearman", "average_precision"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Items:
 
     Attributes:
         kind: The score.
-        values: (N,) by recipe, or (N, K), of which the best of K similarities is taken; NaN is no value, and a recipe
-            that has one has no score.
+        values: (N,) by recipe; NaN is no value, and a recipe that has one has no score.
         labels: (N,); empty where the score needs none.
         given: (N,), what a partial correlation is given; else empty.
     """
@@ -120,8 +119,7 @@ class Items:
         def score(values: Array) -> Array:
             if np.isnan(values).any():
                 return np.full(len(drawn), np.nan)
-            similarities = values.reshape(len(values), -1).T
-            return np.max([_SCORES[self.kind](own, drawn, *beside) for own in similarities], axis=0)
+            return _SCORES[self.kind](values, drawn, *beside)
 
         return np.stack([score(np.asarray(values, dtype=np.float64)) for values in self.values.values()])
 
@@ -422,21 +420,12 @@ def _average_precision(values: Array, drawn: Indices, labels: Array) -> Array:
     return (labels * found / seen).sum(axis=1) / np.where(total > 0, total, np.nan)
 
 
-def _best_accuracy(values: Array, drawn: Indices, labels: Array) -> Array:
-    """The share of pairs on the right side of the best threshold between two values, as mteb has it."""
-    found, seen = (_at_least(values, drawn, weights) for weights in (labels, None))
-    count = drawn.shape[1]
-    right = 2 * found - labels.sum(axis=1, keepdims=True) + count - seen
-    return np.where(seen < count, right, 0).max(axis=1) / count
-
-
 _SCORES: dict[Kind, Callable[..., Array]] = {
     "mean": _mean,
     "pearson": _pearson,
     "spearman": _spearman,
     "partial_spearman": _partial_spearman,
     "average_precision": _average_precision,
-    "best_accuracy": _best_accuracy,
 }
 
 

@@ -143,10 +143,6 @@ def stand_in(embedded: Embedded, variant: str, like: Any = None) -> SentenceTran
         variant: Which of them to give.
         like: A ``SentenceTransformer`` whose prompts, similarity and truncation it takes over; ST's defaults if None.
     """
-    return SentenceTransformer(modules=[Lookup(embedded, variant)], device="cpu", **adopted_settings(like))
-
-
-def adopted_settings(like: Any) -> dict[str, Any]:
-    """What a stand-in takes over from a ``SentenceTransformer``, by name; nothing from None."""
     names = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
-    return {} if like is None else {name: getattr(like, name) for name in names}
+    settings = {} if like is None else {name: getattr(like, name) for name in names}
+    return SentenceTransformer(modules=[Lookup(embedded, variant)], device="cpu", **settings)

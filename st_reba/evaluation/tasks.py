@@ -89,7 +89,7 @@ class Measure:
     """One thing that recipes are scored on: a column of the table.
 
     Attributes:
-        name: Such as ``"STS"``, ``"Word sense"`` or an mteb task's name.
+        name: Such as ``"STS"`` or ``"Word sense"``.
         metric: Such as ``"Spearman x 100"``: what a value is, after scaling.
         scale: What a value is multiplied by where it is shown; more than 0.
         greater_is_better: Which way is up.

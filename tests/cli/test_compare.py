@@ -17,7 +17,6 @@ from st_reba.compare.results import Comparison
 from st_reba_cli import app, load
 
 from ..backbones import TEXTS
-from ..compare.mteb_tasks import DemoSTSInOneSplit
 from . import typed
 from .conftest import written
 
@@ -158,11 +157,3 @@ def test_retrieval():
     model = SentenceTransformer("best", device="cpu")
     assert np.allclose(model.encode_query("a"), model.encode("a", prompt="question: "))
     assert "model.encode_query" in Path("best/README.md").read_text(encoding="utf-8")
-
-
-def test_mteb(monkeypatch):
-    monkeypatch.setattr("st_reba.compare.mteb.resolve_tasks", lambda names: [DemoSTSInOneSplit() for name in names])
-    output = typed(f"{ON} --mteb-results mteb --mteb DemoSTSInOneSplit --no-controls --recipes classical")
-    assert "on 1 tasks of mteb" in output
-    assert "DemoSTSInOneSplit" in output
-    assert list(Path("mteb/results").rglob("DemoSTSInOneSplit.json"))

@@ -77,8 +77,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--saved no.json", 2, NO_FILE),
         ("--data no.tsv", 1, f"no.tsv: {NOT_THERE}"),
         ("--data 'no/*.tsv'", 1, "no file has such a name"),
-        ("--mteb STSB --data pairs.tsv --dry-run", 1, "--data, --dry-run: --mteb brings its own texts"),
-        ("--mteb-results out", 1, "--mteb-results: without --mteb there are no tasks of it. Leave --mteb-results out."),
         ("--language zh --data pairs.tsv", 1, OF_DEMO),
         ("--queries q.jsonl --qrels r.tsv", 1, "Retrieval takes --queries, --corpus and --qrels, all three"),
         ("--columns a,b,c", 1, "--columns is for --data"),
@@ -86,10 +84,9 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
         # Model and device stand in what was typed already.
         ("--saved c.json --out new --save-best best", 1, f"--model, --save-best: {SAVED} --model, --save-best o"),
-        ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes or tasks with"),
+        ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes with"),
         ("--seed 5", 2, "No such option: --seed"),
         ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is. Leave"),
-        ("--mteb STSB --no-choose", 1, "--no-choose: --mteb brings its own texts"),
         ("--prompts no.txt", 2, NO_FILE),
     ],
     "encode": [

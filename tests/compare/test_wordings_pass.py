@@ -177,7 +177,7 @@ def test_rows_that_read_one_layer(key, roomy):
 def test_a_comparison_embeds_and_keeps_them(roomy):
     recipes = [*candidates("topic", [None, 2]), *candidates("echo-topic", [None, 1])]
     made = Recipes(roomy, [replace(recipe, part=None) for recipe in recipes], controls=False)
-    found = made.embed(TEXTS)
+    found = {key: made.vectors(key, TEXTS) for key in made.keys}
     made.add(TEXTS)
     assert len(found) == 16
     for recipe in made.all:

@@ -223,17 +223,5 @@ def test_splits_are_resampled_one_by_one():
     assert Splits(parts[:1]).replicates == pytest.approx(parts[0].replicates)
 
 
-@pytest.mark.parametrize("kind", ["best_accuracy", "average_precision"])
-def test_the_best_of_several_similarities(kind):
-    def naive(labels, values):
-        if kind == "average_precision":
-            return average_precision_score(labels, values)
-        return max(np.mean((values >= threshold) == labels) for threshold in sorted(set(values))[1:])
-
-    draw = np.random.default_rng(0)
-    labels = draw.integers(2, size=30).astype(float)
-    values = np.round(draw.normal(size=(30, 2)), 1)
-    rows = draw.integers(30, size=(20, 30))
-    found = Items(kind, {"a": values}, labels).scored(rows)[0]
-    assert found == pytest.approx([max(naive(labels[row], column[row]) for column in values.T) for row in rows])
+def test_where_nothing_is_to_be_found_there_is_no_average_precision():
     assert np.isnan(Items("average_precision", {"a": [1.0, 2.0]}, [0, 1]).scored(np.array([[0, 0]]))).all()

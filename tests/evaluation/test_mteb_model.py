@@ -1,11 +1,9 @@
-"""A saved model in mteb's registry, and mteb's own command with one. Its data would be downloaded: here it is made."""
+"""A saved model in mteb's registry, evaluated there. mteb's data would be downloaded: here it is made."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
-import sys
 
 import mteb
 import numpy as np
@@ -71,32 +69,22 @@ class TestEntry:
 
 
 @pytest.mark.usefixtures("registered")
-def test_mtebs_command_runs_a_directory_and_writes_a_card(prompted_path, tmp_path, monkeypatch):
+def test_mteb_evaluates_a_saved_model(prompted_path, tmp_path, monkeypatch):
     def load(task, *args, **kwargs):
         task.dataset = DatasetDict({"test": Dataset.from_dict(PAIRS)})
         task.data_loaded = True
 
-    def typed(*words: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["mteb", *words])
-        runpy.run_module("st_reba.evaluation.mteb", run_name="__main__")
-
     monkeypatch.setattr(STSBenchmarkSTS, "load_data", load)
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(prompted_path, "my-model")
-    typed("run", "-m", "my-model", "-t", "STSBenchmark", "--output-folder", "out")
-    [found] = tmp_path.glob("out/results/st_reba__my-model/*/STSBenchmark.json")
-    written = json.loads(found.read_text(encoding="utf-8"))
-    [result] = mteb.evaluate(
-        SentenceTransformer(prompted_path, device="cpu"), [STSBenchmarkSTS()], cache=None, show_progress_bar=False
-    ).task_results
-    assert written["scores"]["test"][0]["main_score"] == pytest.approx(result.get_score(), abs=1e-6)
-    typed(
-        "create-model-results", "--model-name", "my-model", "--output-path", "card.md", "--results-folder", "out",
-        "--tasks", "STSBenchmark", "--from-existing", "my-model/README.md",
-    )  # fmt: skip
-    card = (tmp_path / "card.md").read_text(encoding="utf-8")
-    assert "- mteb\n" in card
-    assert "ReBA" in card
+    own = SentenceTransformer(prompted_path, device="cpu")
+    cache = mteb.ResultCache(tmp_path)
+    scores = [
+        mteb.evaluate(model, [STSBenchmarkSTS()], cache=cache, co2_tracker=False, show_progress_bar=False)[
+            0
+        ].get_score()
+        for model in (mteb_model(prompted_path, "org/prompted"), own)
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert len([*tmp_path.glob("results/org__prompted/*/STSBenchmark.json")]) == 1
 
 
 def test_importing_the_evaluators_imports_no_mteb(tmp_path):

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from huggingface_hub import metadata_load
 
-from ...hub.push import ENCODERS, check_saved_model, files_of, model_class
-from ...optional import require
+from ..hub.push import ENCODERS, check_saved_model, files_of, model_class
+from ..optional import require
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta
 
-#: By sentence-transformers' class of a saved model, mteb's wrapper around it.
-_WRAPPERS = {
-    "SentenceTransformer": "SentenceTransformerEncoderWrapper",
-    "MultiVectorEncoder": "MultiVectorWrapper",
-    "SparseEncoder": "SparseEncoderWrapper",
+#: mteb's method of ``ModelMeta`` and mteb's wrapper, by the class of sentence-transformers that loads a model.
+_KNOWN = {
+    "SentenceTransformer": ("from_sentence_transformer_model", "SentenceTransformerEncoderWrapper"),
+    "MultiVectorEncoder": ("from_multi_vector_encoder_model", "MultiVectorWrapper"),
+    "SparseEncoder": ("from_sparse_encoder_model", "SparseEncoderWrapper"),
 }
 
 
@@ -30,7 +30,7 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
     """Describe a saved model in mteb's form, and put it into mteb's registry.
 
     Afterwards ``mteb.get_model(name)`` and ``mteb.get_model(str(directory))`` load it, and mteb's results and model
-    cards name it. The model is loaded once, on the CPU, to be described.
+    cards name it: ``mteb.evaluate(mteb_model("my-model"), tasks)``. The model is loaded once, on the CPU.
 
     Args:
         directory: A saved ``SentenceTransformer``, ``MultiVectorEncoder`` or ``SparseEncoder``.
@@ -55,15 +55,10 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
     if name.count("/") != 1:
         raise ValueError(f'name="{name}": mteb names a model "org/name".')
     kind = model_class(root)
-    if kind not in _WRAPPERS:
-        raise ValueError(f"{root} is a {kind}. Give one of {', '.join(_WRAPPERS)}.")
+    if kind not in _KNOWN:
+        raise ValueError(f"{root} is a {kind}. Give one of {', '.join(_KNOWN)}.")
     model = ENCODERS[kind](str(root), device="cpu")
-    if kind == "MultiVectorEncoder":
-        found = ModelMeta.from_multi_vector_encoder_model(model)
-    elif kind == "SparseEncoder":
-        found = ModelMeta.from_sparse_encoder_model(model)
-    else:
-        found = ModelMeta.from_sentence_transformer_model(model)
+    found = getattr(ModelMeta, _KNOWN[kind][0])(model)
     weights = list(model.parameters())
     card = (metadata_load(root / "README.md") or {}) if (root / "README.md").is_file() else {}
     licence = str(card.get("license")).lower()
@@ -91,7 +86,7 @@ def _load(name: str, revision: str | None = None, *, directory: str, **given: An
     """mteb's wrapper around the model in a directory; mteb calls this with an entry's name and revision."""
     import mteb.models
 
-    return getattr(mteb.models, _WRAPPERS[model_class(Path(directory))])(directory, **given)
+    return getattr(mteb.models, _KNOWN[model_class(Path(directory))][1])(directory, **given)
 
 
 def _hash_of_files(root: Path) -> str:
