@@ -416,7 +416,11 @@ def of_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_settings(
-    module: type[Module], model_name_or_path: str, subfolder: str, kwargs: Mapping[str, Any]
+    module: type[Module],
+    model_name_or_path: str,
+    subfolder: str,
+    kwargs: Mapping[str, Any],
+    removed: Mapping[str, Collection[Any]] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What the file of a saved module without a language model says.
 
@@ -425,18 +429,27 @@ def saved_settings(
         model_name_or_path: A directory or a Hub id.
         subfolder: Where in it the module lies.
         kwargs: What ST passes to ``load``; that of :data:`ON_THE_HUB` is used.
+        removed: Settings that version 0.8 saved, with the values that are dropped.
 
     Returns:
         The settings; the arguments that say where the module's other files are; and what to call the place.
 
     Raises:
-        ValueError: If ``subfolder`` leads out of the model, or a setting is none of this class's.
+        ValueError: If ``subfolder`` leads out of the model, or a setting is none of this class's, or a removed one has
+            another value.
     """
     where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
     place = "/".join(filter(None, (model_name_or_path, subfolder)))
     file = module.load_file_path(model_name_or_path, module.config_file_name, **where)
     settings = {} if file is None else read_object(Path(file))
-    check_settings(settings, module.config_keys, module.__name__, f"{place}/{module.config_file_name}")
+    called = f"{place}/{module.config_file_name}"
+    for name, dropped in (removed or {}).items():
+        if (value := settings.pop(name, next(iter(dropped)))) not in dropped:
+            raise ValueError(
+                f"{called}: {name}={shown(value)} was removed in 1.0: load it with st_reba 0.8, or save the model "
+                "without it."
+            )
+    check_settings(settings, module.config_keys, module.__name__, called)
     return settings, where, place
 
 

@@ -173,12 +173,17 @@ def test_what_llama_cpp_runs_loads_and_embeds_as_it_did(unpacked):
     assert np.abs(found - expected).max() <= 1e-2 * np.abs(expected).max()
 
 
-def test_what_a_server_runs_loads_with_its_settings(unpacked):
-    place = unpacked("saved-0.8-elsewhere.tar.xz") / "endpoint"
-    loaded = sentence_transformers.SentenceTransformer(str(place), device="cpu")[0]
-    saved = json.loads((place / "0_EndpointTransformer" / "config.json").read_text(encoding="utf-8"))
-    assert {name: loaded.get_config_dict().get(name) for name in saved} == saved
-    assert (loaded.key_variable, loaded.get_embedding_dimension()) == ("MY_API_KEY", make_saved.WIDTH)
+def test_what_a_server_runs_loads_with_its_settings(unpacked, tmp_path):
+    """A model of 0.8 in OpenAI's form; as it lies in the archive it asks in a form that went."""
+    shutil.copytree(unpacked("saved-0.8-elsewhere.tar.xz") / "endpoint", tmp_path, dirs_exist_ok=True)
+    with pytest.raises(ValueError, match=r"config\.json: form='tei' was removed in 1\.0: load it with st_reba 0\.8"):
+        sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    path = tmp_path / "0_EndpointTransformer" / "config.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**saved, "form": "openai"}), encoding="utf-8")
+    loaded = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")[0].get_config_dict()
+    assert loaded == {name: saved[name] for name in loaded}
+    assert (loaded["key_variable"], loaded["dimension"]) == ("MY_API_KEY", make_saved.WIDTH)
 
 
 def of_the_same_tokens(tokenizer, before, now):
