@@ -40,23 +40,15 @@ class Pushed(BaseModel):
     load: str = Field(description="Python that loads it.")
 
 
-class Probed(BaseModel):
-    """One text that server and model were asked for."""
-
-    text: str = Field(description="What kind of text.")
-    tokens: int = Field(description="Its tokens.")
-    distance: float | None = Field(description="Between the two vectors of length 1; null: the server refused.")
-
-
 class Verified(BaseModel):
     """``st-reba verify``, whose exit code is 1 if the vectors differ."""
 
     url: str = Field(description="What was asked.")
     model: str = Field(description="The saved model.")
     equal: bool = Field(description="Whether the server gives the model's vectors.")
-    causes: list[str] = Field(description="Why not, in sentences.")
-    tolerance: float = Field(description="The largest distance allowed.")
-    rows: list[Probed] = Field(description="One a text.")
+    causes: list[str] = Field(description="Differences that were found.")
+    tolerance: float = Field(description="Largest distance allowed.")
+    distance: float = Field(description="Greatest distance of two vectors of length 1.")
 
 
 class Forecasted(BaseModel):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import typer
 
@@ -14,9 +17,7 @@ from .printing import console, notes
 
 def verify(
     context: typer.Context,
-    url: Annotated[
-        str, argument("The server's URL: its root, or its path (.../v1, .../v1/embeddings, .../embed).", "URL")
-    ],
+    url: Annotated[str, argument("The server's URL: its root, or its path (.../v1, .../v1/embeddings).", "URL")],
     model: Annotated[
         str,
         option(
@@ -25,16 +26,9 @@ def verify(
             autocompletion=complete_model,
         ),
     ],
-    served_name: Annotated[
-        str | None, option("The name by which the server knows the model. Default: the first of its /v1/models.")
+    model_name: Annotated[
+        str | None, option("The name of the model in requests. Default: the first of the server's /v1/models.")
     ] = None,
-    form: Annotated[
-        Literal["auto", "openai", "tei", "ollama", "llama.cpp"],
-        option(
-            "How the server is asked: openai for /v1/embeddings, tei for /embed, auto for whichever is there. ollama "
-            "and llama.cpp: for a model that was built with --endpoint."
-        ),
-    ] = "auto",
     prompt_name: Annotated[
         str | None, option("The name of the model's prompt that the server should put before texts.")
     ] = None,
@@ -46,14 +40,6 @@ def verify(
             min=0,
         ),
     ] = None,
-    max_tokens: Annotated[
-        int,
-        option(
-            "Tokens of the longest text that is sent, at most. Whether the server cuts texts is only seen if the "
-            "model reads fewer.",
-            min=16,
-        ),
-    ] = 2048,
     api_key: Annotated[
         str | None, option("The key to send, if the server asks for one.", envvar="ST_REBA_API_KEY", show_envvar=True)
     ] = None,
@@ -63,60 +49,55 @@ def verify(
     device: options.Device = None,
     as_json: options.Json = False,
 ) -> None:
-    """See whether a server gives the saved model's vectors.
+    """See whether a server gives the saved model's vectors for twenty texts.
 
-    If it does not, the command names the reason, and its exit code is 1.
+    If it does not, the command says how it differs, and its exit code is 1.
     """
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.")
+    _check_answers(url)
 
     # Before what takes seconds to import.
     notes.say(f"Asking {url}, which has {timeout:g} seconds for each answer (--timeout).")
 
-    from rich.table import Table
-
-    from st_reba import EndpointTransformer
     from st_reba.hub.push import loading_class
     from st_reba.verify import Endpoint
     from st_reba.verify import verify as verified
 
     from .load import load_saved, quiet, usable
-    from .results import Probed, Verified, write_json
+    from .results import Verified, write_json
 
     context.with_resource(quiet())
     if Path(model).is_dir() and (kind := loading_class(model)) not in (None, "SentenceTransformer"):
-        raise ValueError(
-            f"{model} is a {kind}, and verify compares one vector a text, of a SentenceTransformer. Load it with "
-            f'{kind}("{model}") after import st_reba, and compare what it gives with what the server answers.'
-        )
+        raise ValueError(f"{model} is a {kind}, and verify compares one vector a text, of a SentenceTransformer.")
     # Before the model is loaded: it takes longer.
-    endpoint = Endpoint(url, served_name, form, api_key, timeout)
+    endpoint = Endpoint(url, model_name, api_key, timeout)
+    endpoint.model = model_name or endpoint.first_model()
     with usable(model, device):
         own = load_saved(model, revision, dtype=dtype, device=device)
-        seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance, max_tokens=max_tokens)
-    verb, what = "give", f"the vectors of {model}"
-    if isinstance(own[0], EndpointTransformer):
-        verb, what = "serve", f"the model that {model} was made for"
-    said = f"Equal: {endpoint.url} {verb}s {what}." if seen.equal else f"{endpoint.url} does not {verb} {what}:"
-    console.say(said)
+        seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance)
+    answer = f"Equal: {endpoint.url} gives" if seen.equal else f"{endpoint.url} does not give"
+    console.say(f"{answer} the vectors of {model}.")
     for cause in seen.causes:
         console.say(f"- {cause}")
-    table = Table("text", "tokens", "apart", box=None)
-    for row in seen.rows:
-        apart = "refused" if row.distance is None else f"{row.distance:.1e}"
-        table.add_row(row.probe.name, str(row.probe.tokens), apart)
-    console.print(table)
-    console.print(f"Allowed are {seen.tolerance:g}, of two vectors of length 1.")
+    console.print(f"Greatest distance of two vectors of length 1: {seen.distance:.1e}. Allowed: {seen.tolerance:g}.")
     if as_json:
-        rows = [Probed(text=row.probe.name, tokens=row.probe.tokens, distance=row.distance) for row in seen.rows]
-        found = Verified(
-            url=endpoint.url,
-            model=model,
-            equal=seen.equal,
-            causes=list(seen.causes),
-            tolerance=seen.tolerance,
-            rows=rows,
-        )
-        write_json("verify", found)
+        found = {name: getattr(seen, name) for name in ("equal", "causes", "tolerance", "distance")}
+        write_json("verify", Verified(url=endpoint.url, model=model, **found))
     if not seen.equal:
         raise typer.Exit(1)
+
+
+def _check_answers(url: str) -> None:
+    """Refuse a URL at which nothing accepts a connection within a second."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        raise ValueError(f"{url} is no URL: give one that begins with http:// or https://.") from None
+    proxied = parts.scheme in getproxies() and not proxy_bypass(host)
+    if proxied and host not in ("localhost", "127.0.0.1", "::1"):
+        # The proxy connects.
+        return
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except (OSError, UnicodeError) as error:
+        raise OSError(f"{url} does not answer ({error}): check the URL, and that the server runs.") from None

@@ -111,7 +111,10 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved --api-key schlüssel", 1, "other characters than printable ASCII"),
     ],
     "train": [("--config no.yaml", 2, NO_FILE)],
-    "verify": [("--model empty", 1, EMPTY)],
+    "verify": [
+        ("--model empty", 1, EMPTY),
+        ("--model saved", 1, "http://127.0.0.1:9 does not answer ("),
+    ],
 }  # fmt: skip
 
 #: The same, where something is read or imported before.
@@ -170,7 +173,6 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--config rank.yaml", "rank.yaml: the key 'rnak' is unknown. Keys: "),
         ("--config short.yaml", "short.tsv, line 2: 2 columns where 3 are expected."),
     ],
-    "verify": [("--model saved --timeout 1", "http://127.0.0.1:9")],
 }
 
 #: What takes from a tenth of a second to several seconds to import.
