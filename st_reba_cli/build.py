@@ -40,7 +40,7 @@ SPARSE = "promptreps"
 
 #: What ``--rerank`` and ``--sparse`` leave nothing to do for.
 _LAYOUT = (
-    "--repetitions", "--chunk-length", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
+    "--repetitions", "--fit-texts", "--shares", "--multi-vector", "--no-normalize",
 )  # fmt: skip
 
 
@@ -73,9 +73,6 @@ def build(
             'Indices of layers, such as "-1,-2": those whose attention or values count (reba, value-aggregation; '
             "default: all), or those that re-route (kv-rerouting; default: the middle third)."
         ),
-    ] = None,
-    chunk_length: Annotated[
-        int | None, option("With reba: tokens of a chunk, for texts that are too long to be repeated whole.")
     ] = None,
     template: Annotated[
         str | None,
@@ -191,7 +188,7 @@ def build(
     model = present(model)
     origin: Any = load_llama_cpp(model, max_seq_length) if engine == "llama.cpp" else model
     asked: dict[str, Any] = {
-        "repetitions": repetitions, "layers": indices, "chunk_length": chunk_length, "template": template,
+        "repetitions": repetitions, "layers": indices, "template": template,
         "expansion": expansion, "top_k": top_k,
     }  # fmt: skip
     settings = {name: value for name, value in asked.items() if value is not None}

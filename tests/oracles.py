@@ -387,32 +387,6 @@ def shortened(model, layers):
     return model
 
 
-def chunked(model, ids, k, length, before=(), after=(), layers=None, normalize=False, sink=True):
-    """ReBA in chunks: e_1 .. e_n (n, D). The whole text once, for what a token sees behind itself in its chunk; and
-    each chunk k times on its own, for what its tokens see in the later copies."""
-    start = len(before)
-
-    def look(sequence):
-        states, maps = run(model, [*before, *sequence, *after])
-        maps = maps if sink else without_first(maps)
-        if layers is not None:
-            maps = [maps[layer] for layer in layers]
-        return states, algorithm_1(maps)
-
-    v, a = look(ids)
-    rows = []
-    for first in range(0, len(ids), length):
-        chunk = ids[first : first + length]
-        u, b = look(chunk * k)
-        for i in range(len(chunk)):
-            in_text = slice(start + first + i, start + first + len(chunk))
-            in_copies = slice(start + len(chunk), start + k * len(chunk))
-            weights = torch.cat([a[start + first + i, in_text], b[start + i, in_copies]])
-            row = weights @ torch.cat([v[in_text], u[in_copies]])
-            rows.append(row / weights.sum() if normalize else row)
-    return torch.stack(rows)
-
-
 # BeLLM
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from math import ceil
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +12,18 @@ from torch.nn.functional import pad
 
 from ..lm import backbone
 from ..lm.attention import setup
-from ..lm.attention.observers import InChunks, Observer, RunningMaximum, WithoutFirst
-from ..lm.attention.weights import split
+from ..lm.attention.observers import Observer, RunningMaximum, WithoutFirst
 from ..lm.backbone import weighted_sum
-from ..settings import Setting, choice, flag, layers_or_all, optional, whole
-from ..text.layout import Layout, repeated_chunks
+from ..settings import Setting, choice, flag, layers_or_all
+from ..text.layout import Layout
 from ..text.templates import Template
 from .causal_module import CausalModule, PoolOver, Rows, repetitions_from
-from .changes import Change
-from .token_vectors import TokenVectors, in_parts
+from .token_vectors import TokenVectors
 
 REPETITIONS = repetitions_from(1)
 LAYERS = layers_or_all("layers")
 NORMALIZE_WEIGHTS = flag("normalize_weights")
 WITHOUT_SINK = flag("without_sink")
-CHUNK_LENGTH = optional(
-    whole(
-        "chunk_length",
-        1,
-        says="give the tokens of a chunk, 1 or more (128 is a good start), or None to read texts in one piece.",
-    )
-)
 WEIGHTS = r"a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji})"
 TEXT_ONLY: Setting[PoolOver] = choice("pool_over", "text", says='ReBA has rows for text only; use "text".')
 
@@ -50,14 +40,6 @@ class ReBAModule(CausalModule):
     The attention maps are never stored. As A is lower triangular, :math:`a_{ij}` is half of max :math:`A_{ji}` off the
     diagonal and max :math:`A_{ii}` on it; the maximum runs along with the forward pass.
 
-    With ``chunk_length``, for long texts, the text is read whole, once, and cut into chunks, each of which then stands
-    k times in a row of its own, behind what stands before the text (special tokens, prompt). With v from the whole
-    text, u from the chunk's own row, and chunk C of token i,
-
-    .. math:: e_i = \sum_{j \in C, j \geq i} a_{ij} v_j + \sum_{j \in \text{copies } 2 .. k \text{ of } C} a_{ij} u_j
-
-    A text of one chunk has the embedding that it has without chunks.
-
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
         repetitions: k >= 1, how often the text stands in the input. 1 is backward attention without repetition.
@@ -71,8 +53,6 @@ class ReBAModule(CausalModule):
         without_sink: Take the weights as if each softmax left out the first token of the input, :math:`A_{ji} / (1 -
             A_{j1})` for i > 1 and 0 for i = 1 < j. The model itself runs as it is; :class:`HideSink` changes it. The
             paper, and so the default, does not.
-        chunk_length: Tokens of a chunk; None reads texts in one piece. ``max_seq_length`` is then that of the text
-            standing once.
         pool_over: ``"text"``: there are rows for text only.
         **transformer_kwargs: As for ST's ``Transformer``.
 
@@ -82,18 +62,10 @@ class ReBAModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [
-        *CausalModule.config_keys,
-        "repetitions", "layers", "rows", "normalize_weights", "without_sink", "chunk_length",
-    ]  # fmt: skip
+    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "without_sink"]
     repeats_text = True
     method = "ReBA"
     equation = r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad " + WEIGHTS + r", \quad i = 1, \dots, n"
-    chunk_equation = (
-        r"e_i = \sum_{j \in C(i), j \geq i} a_{ij} v_j + \sum_{j \in \text{copies } 2 \dots k \text{ of } C(i)} "
-        r"a_{ij} u_j, \quad " + WEIGHTS + r", \quad C(i): \text{the chunk of token } i, \ "
-        r"u: \text{the states of the chunk repeated on its own}"
-    )
     citation = (
         "Retrieval Backward Attention without Additional Training: "
         "Enhance Embeddings of Large Language Models via Repetition."
@@ -116,7 +88,6 @@ class ReBAModule(CausalModule):
         rows: Rows = "all",
         normalize_weights: bool = False,
         without_sink: bool = False,
-        chunk_length: int | None = None,
         pool_over: PoolOver = "text",
         **transformer_kwargs: Any,
     ) -> None:
@@ -125,18 +96,13 @@ class ReBAModule(CausalModule):
         self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
         self.normalize_weights = NORMALIZE_WEIGHTS.check(normalize_weights)
         self.without_sink = WITHOUT_SINK.check(without_sink)
-        self.chunk_length = CHUNK_LENGTH.check(chunk_length)
-        if chunk_length is not None:
-            self.equation = self.chunk_equation
         super().__init__(
             model_name_or_path,
-            template=Template.repeat(repetitions if chunk_length is None else 1),
+            template=Template.repeat(repetitions),
             pool_over=TEXT_ONLY.check(pool_over),
             rows=rows,
             **transformer_kwargs,
         )
-        # Of chunks, each stands so often in a row of its own.
-        self.copies = self.repetitions
         self._anatomy = setup.watch_attention(self.model)
         self._watched = setup.resolve_layers(self.layers, self.model, self._anatomy.attention_layers)
         if not self._anatomy.calls_our_attention:
@@ -146,15 +112,6 @@ class ReBAModule(CausalModule):
                 stacklevel=2,
             )
 
-    def _unfit(self, change: Change) -> str | None:
-        if change.companion is not None:
-            why = "it is about the last token of a whole text, and each chunk stands in a row of its own"
-        else:
-            why = "where tokens see what follows, a chunk on its own is not what it is in its text"
-        if self.chunk_length is None or not (change.companion is not None or change.looks_ahead):
-            return None
-        return f"chunk_length={self.chunk_length} with {change}: {why}. Leave one of the two out."
-
     @property
     def reads_behind_prefixes(self) -> bool:
         """Not on a GPU, where no fused kernel gives the sums of a softmax under the mask that a prefix needs.
@@ -163,60 +120,27 @@ class ReBAModule(CausalModule):
         """
         return super().reads_behind_prefixes and not self.without_sink and backbone.device(self.model).type == "cpu"
 
-    @property
-    def cost(self) -> str:
-        if self.chunk_length is None or self.repetitions == 1:
-            return super().cost
-        return (
-            f"One pass over the text and one over {self.repetitions} copies of each of its chunks of "
-            f"{self.chunk_length} tokens: up to about {self.repetitions + 1} times the classical embedding, less the "
-            "longer the text is. The weights take memory that grows with the text's length, not with its square."
-        )
-
-    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
-        if self.chunk_length is not None:
-            for front in {prompt} if isinstance(prompt, str) else set(prompt):
-                self._room(front)
-        return super()._lay_out(texts, prompt, asked_length)
-
-    def _room(self, prompt: str | None = None) -> int | None:
-        """Refuses, besides, chunks whose copies do not fit."""
-        room, available = super()._room(prompt), self._positions()
-        if self.chunk_length is None or available is None:
-            return room
-        before = self.frames(prompt)[0].overhead
-        fitting = (available - before) // self.repetitions
-        if self.chunk_length > fitting:
-            advice = f"use at most {fitting}" if fitting > 0 else "use fewer repetitions, or a shorter prompt"
-            raise ValueError(
-                f"chunk_length={self.chunk_length}: {self.repetitions} copies of a chunk and {before} tokens of prompt "
-                f"and special tokens do not fit into the model's {available} positions; {advice}."
-            )
-        return room
-
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
-        read = self._sums if self.chunk_length is None else self._sums_in_chunks
-        sums, dtype = read(layout, **kwargs)
+        weights, states = self.look_back(layout, **kwargs)
+        # With the sum of the weights behind.
+        sums = weighted_sum(weights, pad(states, (0, 1), value=1))
         embeddings, totals = sums[..., :-1], sums[..., -1:]
         if self.normalize_weights:
             embeddings = embeddings / totals.clamp(min=torch.finfo(totals.dtype).tiny)
         rows, mask = self._rows(layout)
         ids = layout.input_ids.gather(1, layout.text_start + rows)
         mask, ids = (part.to(sums.device, non_blocking=True) for part in (mask, ids))
-        return TokenVectors(embeddings.to(dtype), mask, ids)
+        return TokenVectors(embeddings.to(states.dtype), mask, ids)
 
-    def look_back(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def look_back(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """One forward pass: the weights with which tokens look back from all that follows, and the states that follow.
-
-        As attention is causal, what the first copies give is what a pass over these copies alone would.
 
         Args:
             layout: B texts.
-            first_copy: Of those that are looked back from.
             **kwargs: For the backbone's forward.
 
         Returns:
-            The weights a_ij (B, rows, M), which are 0 where j < i or j is no token of these copies; and the states v_j
+            The weights a_ij (B, rows, M), which are 0 where j < i or j is no token of a copy; and the states v_j
             (B, M, D), from the text's first token on.
         """
         start, end = layout.text_start, layout.input_ids.shape[1]
@@ -224,7 +148,7 @@ class ReBAModule(CausalModule):
         watched = key[:, 0] if self.rows == "last" else slice(start, start + key.shape[1])
         maximum = RunningMaximum(watched, slice(start, end), self._watched)
         states = self.run(layout, observe=self._shown(maximum), **kwargs)[:, start:]
-        counts = (layout.copy_index[:, None, start:] >= first_copy).to(states.device, non_blocking=True)
+        counts = (layout.copy_index[:, None, start:] >= 0).to(states.device, non_blocking=True)
         query = torch.arange(start, end, device=states.device)
         return _weights(maximum, key.to(states.device)[..., None], query, counts), states
 
@@ -236,51 +160,9 @@ class ReBAModule(CausalModule):
         size, queries = super()._part_size(layout), layout.input_ids.shape[1]
         if not self._anatomy.calls_our_attention:
             return min(size, setup.micro_batch(self.model, queries))
-        if self.chunk_length is not None:
-            queries = min(queries, layout.text_start + self.repetitions * self.chunk_length)
         rows = 1 if self.rows == "last" else layout.longest_text
         # The maxima, the weights and two steps between them, in float32.
         return min(size, max(1, self.WEIGHT_BUDGET // (16 * rows * queries)))
-
-    def _sums(self, layout: Layout, first_copy: int = 0, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
-        """The sums of a_ij v_j over j, with that of a_ij behind each, (B, rows, D + 1); and the dtype of the v_j."""
-        weights, states = self.look_back(layout, first_copy, **kwargs)
-        return weighted_sum(weights, pad(states, (0, 1), value=1)), states.dtype
-
-    def _sums_in_chunks(self, layout: Layout, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
-        """The same of ReBA-k in chunks, of texts that stand once."""
-        length, last = cast(int, self.chunk_length), self.rows == "last"
-        count = ceil(layout.longest_text / length)
-        chunks = repeated_chunks(layout, length, self.repetitions, last_only=last)
-        place = chunks.text if last else chunks.text * count + chunks.number
-        place = place.to(backbone.device(self.model), non_blocking=True)
-        if count == 1:
-            # The first copy in a row of its own is then the whole text.
-            sums, dtype = self._sums_in_parts(chunks.layout, 0, **kwargs)
-            return sums[place.argsort()], dtype
-        # In the whole text, which stands once, the last token has its own term alone.
-        sums, dtype = self._sums(layout, **kwargs) if last else self._sums_once(layout, count, **kwargs)
-        if self.repetitions > 1:
-            sums = sums.index_add(0, place, self._sums_in_parts(chunks.layout, 1, **kwargs)[0])
-        return sums if last else sums.unflatten(0, (-1, count)).flatten(1, 2)[:, : layout.longest_text], dtype
-
-    def _sums_once(self, layout: Layout, count: int, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
-        """What tokens look back to within their chunks of the whole text, (B * count, chunk_length, D + 1)."""
-        start, length = layout.text_start, cast(int, self.chunk_length)
-        maximum = RunningMaximum(slice(0, length), slice(0, length), self._watched)
-        states = self.run(layout, observe=self._shown(InChunks(maximum, start, length, count)), **kwargs)
-        counts = split(layout.copy_index == 0, 1, start, length, count).flatten(0, 1)[:, None]
-        query = torch.arange(length, device=states.device)
-        weights = _weights(maximum, query[:, None], query, counts.to(states.device, non_blocking=True))
-        chunks = split(states, 1, start, length, count).flatten(0, 1)
-        return weighted_sum(weights, pad(chunks, (0, 1), value=1)), states.dtype
-
-    def _sums_in_parts(self, chunks: Layout, first_copy: int, **kwargs: Any) -> tuple[Tensor, torch.dtype]:
-        """What the tokens of R chunks look back to in these copies, (R, rows, D + 1), a few chunks at a time."""
-        rows = self._rows(chunks)[0].shape[1]
-        parts = in_parts(len(chunks.input_ids), self._part_size(chunks))
-        found = [self._sums(chunks.part(part), first_copy, **kwargs) for part in parts]
-        return torch.cat([pad(sums, (0, 0, 0, rows - sums.shape[1])) for sums, _ in found]), found[0][1]
 
     def _rows(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Which tokens of each text have a row, and which of these are real, each (B, rows)."""

@@ -76,7 +76,6 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     ("module_class", "settings", "cost"),
     [
         (EchoModule, {"repetitions": 5}, "5 copies of the text: about 5 times"),
-        (ReBAModule, {"chunk_length": 8}, "2 copies of each of its chunks of 8 tokens: up to about 3 times"),
         (RefinedThoughtModule, {"iterations": 8}, "and 7 passes of two tokens over its cached"),
         (RefinedThoughtModule, {"iterations": 1}, "One pass over the text, as for the classical embedding."),
         (MetaEOLModule, {}, "8 passes, in one batch, each over the text and what stands behind it"),
@@ -115,7 +114,6 @@ def test_a_recipe_is_named(roomy, tmp_path):
 @pytest.mark.parametrize(
     ("module_class", "settings", "rows"),
     [
-        (ReBAModule, {"chunk_length": 32}, ["**ReBA-2**", r"j \in C(i)", "`chunk_length` | `32`", "at most | 256"]),
         (ReBAModule, {"repetitions": 3, "layers": [-1]}, ["`layers` | `[-1]`", "`repetitions` | `3`", "at most | 85"]),
         (CausalTransformer, {"template": "a | b\n{text}"}, [r"`template` | `a \| b\n{text}`"]),
         (CausalTransformer, {"template": "`{text}` means"}, ["`template` | `` `{text}` means ``"]),

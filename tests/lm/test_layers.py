@@ -167,7 +167,6 @@ META_EOL = {"metaeol": (MetaEOLModule, {"templates": ["so {text} is", "{text} me
 KINDS = {
     "short": (CausalTransformer, {"output_layer": 2}),
     "last": (CausalTransformer, {"rows": "last"}),
-    "reba, chunks": (ReBAModule, {"chunk_length": 5}),
     **{
         key: (module, {**settings, "output_layer": 3})
         for key, (module, settings) in completed(META_EOL).items()

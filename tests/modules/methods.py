@@ -49,15 +49,6 @@ RECIPES = completed(
         "reba-2 bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 2}),
         "reba-2 normalised": (st_reba.ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
         "reba-2 without sink": (st_reba.ReBAModule, {"without_sink": True}),
-        "reba-2 chunks without sink": (
-            st_reba.ReBAModule,
-            {"without_sink": True, "chunk_length": 5, "layers": [0, -1], "normalize_weights": True},
-        ),
-        "reba-2 chunks": (st_reba.ReBAModule, {"chunk_length": 6}),
-        "reba-3 chunks last": (
-            st_reba.ReBAModule,
-            {"repetitions": 3, "rows": "last", "chunk_length": 5, "layers": [-1], "normalize_weights": True},
-        ),
         "thought-1": (st_reba.RefinedThoughtModule, {"iterations": 1}),
         "thought-2": (st_reba.RefinedThoughtModule, {"iterations": 2}),
         "thought-4": (st_reba.RefinedThoughtModule, {"iterations": 4}),
@@ -99,7 +90,7 @@ RECIPES = completed(
 #: Settings of a module of which another stands for them where each takes its time.
 FURTHER = (
     "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole",
-    "reba-1", "reba-2 bidirectional", "reba-2 normalised", "reba-2 chunks without sink", "reba-3 chunks last",
+    "reba-1", "reba-2 bidirectional", "reba-2 normalised",
     "thought-1", "thought-2", "kv re-routing, words", "kv re-routing, last",
     "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer",
     "early and late, short", "topic, last", "topic, a mean",
@@ -211,14 +202,10 @@ def echo(naive, text, repetitions=2, template=None, pool_copies="last", pool_ove
     return states[-1:] if rows == "last" else states
 
 
-def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False, chunk_length=None,
-         without_sink=False):  # fmt: skip
+def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False, without_sink=False):
     ids = naive.token_ids(text)
     settings = {"layers": layers, "normalize": normalize_weights, "sink": not without_sink}
-    if chunk_length is None:
-        words = oracles.algorithm_2(naive.model, ids, repetitions, before=naive.slot, **settings)
-    else:
-        words = oracles.chunked(naive.model, ids, repetitions, chunk_length, **settings)
+    words = oracles.algorithm_2(naive.model, ids, repetitions, before=naive.slot, **settings)
     return words[-1:] if rows == "last" else words
 
 

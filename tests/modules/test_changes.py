@@ -63,10 +63,10 @@ SETS = [
 ]
 
 
-#: The layouts: one copy, a prompt, several copies, chunks, EOS, several prompts.
+#: The layouts: one copy, a prompt, several copies, EOS, several prompts.
 METHODS = {
     **{name: RECIPES[name] for name in (
-        "classical", "prompteol", "echo-3 repeated", "reba-2", "reba-3 last", "reba-2 chunks", "metaeol",
+        "classical", "prompteol", "echo-3 repeated", "reba-2", "reba-3 last", "metaeol",
         "value aggregation", "early and late", "layer states", "contrastive prompting",
     )},
     "thought": (RefinedThoughtModule, {"iterations": 3}),
@@ -76,12 +76,8 @@ METHODS = {
 
 #: What does not go together, and what is said of it.
 REFUSED = {
-    ("reba-2 chunks", TURN): "chunk_length=6 with bidirectional_layers=1: where tokens see what follows",
-    ("reba-2 chunks", PREPEND): "chunk_length=6 with prepend_layers=2, seed=3: where tokens see what follows",
-    ("reba-2 chunks", REROUTE): "chunk_length=6 with layers=.*: where tokens see what follows",
     ("prepending", PREPEND): "TokenPrependingModule is given the change 'prepend' with .*, and makes it already",
     ("re-routed", REROUTE): "KVReroutingModule is given the change 'reroute' with .*, and makes it already",
-    ("reba-2 chunks", STEER): "chunk_length=6 with contrast_layer=1, .*: it is about the last token of a whole text",
     ("contrastive prompting", STEER): "ContrastivePromptingModule is given the change 'steer' .*, and makes it already",
 }
 
@@ -121,7 +117,7 @@ CASES = [
     *((method, "llama", [change for change in ALL if (method, change) not in REFUSED]) for method in METHODS),
     *(("prompteol", "llama", [change]) for change in ALL),
     # Without any change that looks ahead, states are kept from pass to pass.
-    *((method, "llama", [HIDE, WEAKEN]) for method in ("thought", "metaeol", "reba-2 chunks")),
+    *((method, "llama", [HIDE, WEAKEN]) for method in ("thought", "metaeol")),
     *((method, "gemma3", ALL) for method in ("reba-2", "value aggregation")),
     *(long(method, "llama", changes) for method, changes in itertools.product(METHODS, SETS)
       if not any((method, change) in REFUSED for change in changes)),

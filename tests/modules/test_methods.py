@@ -186,7 +186,7 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
 @pytest.mark.parametrize(
     ("recipe", "architecture"),
     [
-        ("echo-2", "llama"), ("reba-2", "mistral_window"), ("reba-3 last", "gemma2_softcap"), ("reba-2 chunks", "gpt2"),
+        ("echo-2", "llama"), ("reba-2", "mistral_window"), ("reba-3 last", "gemma2_softcap"),
         ("token prepending", "bloom"), ("reba-2 bidirectional", "llama"), ("thought-4", "mistral_window"),
         ("metaeol", "gemma2_softcap"), ("kv re-routing", "gpt2"), ("contrastive prompting", "bloom"),
         ("early and late", "gemma3"), ("value aggregation", "opt"), ("layer states", "llama"), ("echo topic", "qwen3"),
@@ -299,7 +299,7 @@ class TestDeterministic:
     @pytest.mark.parametrize(
         ("recipe", "dtype"),
         [
-            ("bidirectional", "bfloat16"), ("reba-2 chunks", "float32"), ("contrastive prompting", "bfloat16"),
+            ("bidirectional", "bfloat16"), ("contrastive prompting", "bfloat16"),
             ("thought-4", "float32"), ("metaeol", "bfloat16"), ("echo-2", "bfloat16"), ("reba-2", "bfloat16"),
         ],
     )  # fmt: skip

@@ -74,7 +74,7 @@ def test_every_recipe_under_every_change(key, changes, roomy_path):
 @pytest.mark.parametrize("architecture", FEW)
 def test_every_architecture(architecture, shared):
     backbone, used = shared(architecture), set()
-    for recipe in ("springer", "reba-3 last", "reba-2 chunks", "echo topic", "token prepending", "metaeol"):
+    for recipe in ("springer", "reba-3 last", "echo topic", "token prepending", "metaeol"):
         kind, settings = RECIPES[recipe]
         module = kind(backbone, **settings)
         expected = encoded(kind(backbone, prefix_caching=False, **settings))

@@ -50,9 +50,6 @@ REFUSED = [
     (st_reba.ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has rows for text only; use \"text\""),
     (st_reba.ReBAModule, {"layers": [3]}, r"layers=\[3\]: the model has 3 layers, so 3 is out of range; use -3 to 2"),
     (st_reba.ReBAModule, {"layers": []}, r'layers=\[\]: use "all" or a list of layer indices'),
-    (st_reba.ReBAModule, {"chunk_length": 0}, "chunk_length=0: give the tokens of a chunk, 1 or more .* or None to"),
-    (st_reba.ReBAModule, {"chunk_length": 129}, "129: 2 copies of a chunk and 0 tokens .* 256 positions; use at most"),
-    (st_reba.ReBAModule, {"chunk_length": 1, "repetitions": 257}, "257 copies of a chunk .* use fewer repetitions, or"),
     (st_reba.ReBAModule, {"backend": "onnx"}, "backend='onnx': st_reba reads hidden states and attention; use"),
     # Bidirectional layers
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": 0}, "bidirectional_layers=0: give 1 or more, or use"),
@@ -188,8 +185,6 @@ def test_inputs_that_are_not_text(item, shared):
 def test_a_prompt_that_leaves_no_room(shared):
     with pytest.raises(ValueError, match=r"of prompt.* leave no room for 2 copies .* shorter template or prompt"):
         pipeline(st_reba.EchoModule(shared())).encode("a", prompt="word " * 300)
-    with pytest.raises(ValueError, match=r"2 copies of a chunk and \d+ tokens of prompt .* use"):
-        pipeline(st_reba.ReBAModule(shared(), chunk_length=128)).encode("a", prompt="a few")
 
 
 @pytest.mark.parametrize("length", [0, 1.5, True])

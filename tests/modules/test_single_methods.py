@@ -15,7 +15,6 @@ from st_reba import (
     TEMPLATES,
     ContrastivePromptingModule,
     MetaEOLModule,
-    ReBAModule,
     RefinedThoughtModule,
     TokenPrependingModule,
     ValueAggregationModule,
@@ -30,14 +29,6 @@ from ..conftest import pipeline, relative_error
 from .methods import TOLERANCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
-
-
-def test_one_chunk_is_reba(shared):
-    """Beside longer texts, too."""
-    modules = (ReBAModule(shared(), repetitions=3, chunk_length=length) for length in (None, 12))
-    whole, chunked = (pipeline(module).encode(TEXTS) for module in modules)
-    assert relative_error(chunked[3], whole[3]) < 1e-6
-    assert relative_error(chunked[2], whole[2]) > 1e-3
 
 
 class TestMetaEOL:

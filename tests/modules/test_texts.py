@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 @pytest.mark.parametrize("variant", [{"padding_side": "right"}, {"padding_side": "left", "pad_token": "<|end|>"}])
 def test_padding_side_and_pad_token_do_not_matter(variant, tmp_path, shared):
     backbone = CausalTransformer(backbones.save(backbones.backbone("llama"), tmp_path, **variant))
-    for recipe in ("echo-2", "reba-2", "reba-2 chunks", "thought-2", "early and late"):
+    for recipe in ("echo-2", "reba-2", "thought-2", "early and late"):
         kind, settings = RECIPES[recipe]
         found, expected = (pipeline(kind(own, **settings)).encode(TEXTS) for own in (backbone, shared()))
         assert np.array_equal(found, expected), recipe
@@ -49,10 +49,10 @@ def test_one_warning_for_empty_texts(shared):
 @pytest.mark.parametrize(("kind", "before", "after"), [("bert", [2], [3]), ("sentencepiece", [1], [])])
 @pytest.mark.parametrize("prompt", ["", "the fox: "])
 def test_prompt_and_special_tokens_stand_once_around_all_copies(kind, before, after, prompt, shared, eager):
-    """In front of each chunk, too; and they are context, never pooled."""
+    """They are context, never pooled."""
     backbone, model = shared("llama", kind), eager()
     methods = {
-        ReBAModule(backbone, chunk_length=5): lambda *ids: oracles.chunked(model, ids[0], 2, 5, *ids[1:]),
+        ReBAModule(backbone): lambda *ids: oracles.algorithm_2(model, ids[0], 2, *ids[1:]),
         EchoModule(backbone): lambda *ids: oracles.echo(model, ids[0], 2, *ids[1:]),
     }
     for module, oracle in methods.items():
@@ -77,7 +77,7 @@ def test_pool_over_all_begins_at_the_copy_that_is_read(shared):
         assert pipeline(module).encode("the cat", prompt=prompt, output_value=None)["input_ids"].tolist() == expected
 
 
-@pytest.mark.parametrize("recipe", ["reba-2", "reba-2 chunks", "metaeol"])
+@pytest.mark.parametrize("recipe", ["reba-2", "metaeol"])
 def test_a_batch_with_prompts_of_their_own(recipe, shared):
     """Methods that read the same stretch of all texts take prompts of one length; MetaEOL takes any."""
     kind, settings = RECIPES[recipe]
@@ -102,7 +102,6 @@ class TestLength:
             (EchoModule, {"repetitions": 3}, "bytes", 85, 255),
             (EchoModule, {}, "bert", 127, 256),
             (EchoModule, {"max_seq_length": 5}, "bytes", 5, 10),
-            (ReBAModule, {"chunk_length": 60}, "bytes", 256, 256),
             (RefinedThoughtModule, {"iterations": 1}, "bytes", 255, 256),
             (RefinedThoughtModule, {"iterations": 3}, "bytes", 254, 255),
         ],
@@ -145,8 +144,8 @@ class TestTokenizer:
                 seen.clear()
                 features = module.preprocess(texts, prompt=prompt)
                 # Two for special tokens, and one each for what stands around texts, the texts, and the two together;
-                # one for what splits a string at a slot; and what stands around chunks is asked for twice more.
-                assert len(seen) <= (11 if "chunks" in recipe else 6)
+                # one for what splits a string at a slot.
+                assert len(seen) <= 6
         seen.clear()
         with torch.inference_mode():
             module(features)

@@ -148,7 +148,6 @@ READERS = {
     "prompt": (CausalTransformer, {"template": "sentence {text} in a word:", "bidirectional_layers": 1}),
     "echo": (EchoModule, {"pool_copies": "repeated"}),
     "reba": (ReBAModule, {}),
-    "reba-chunks": (ReBAModule, {"chunk_length": 7}),
     "rerouting": (KVReroutingModule, {"pool_over": "text", "hybrid": False}),
     "prepending": (TokenPrependingModule, {"template": "{prepend}{text}", "pool_over": "text"}),
 }

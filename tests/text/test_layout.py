@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from st_reba.text.layout import NOT_TEXT, PREPENDED, Layout, repeated_chunks
+from st_reba.text.layout import NOT_TEXT, PREPENDED, Layout
 from st_reba.text.layouts import frames, lay_out, room
 from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, normalized
 from st_reba.text.tokens import cut, separator, special_tokens, tokenized
@@ -186,45 +186,6 @@ def test_truncation_side_is_the_tokenizers_and_its_state_stays():
     last = inner("the quick brown fox", add_special_tokens=False)["input_ids"][-2:]
     assert layout.input_ids.tolist() == [last + last]
     assert inner.backend_tokenizer.truncation is None
-
-
-def rows(layout: Layout, row: int) -> tuple[list[int], list[int]]:
-    real = layout.attention_mask[row].bool()
-    return layout.input_ids[row, real].tolist(), layout.copy_index[row, real].tolist()
-
-
-@pytest.mark.parametrize("kind", ["bytes", "bert"])
-@pytest.mark.parametrize("last_only", [False, True])
-@given(
-    batch=st.lists(st.text("ab 我", max_size=12), min_size=1, max_size=4),
-    length=st.integers(1, 6),
-    copies=st.integers(1, 3),
-    prompt=st.sampled_from(["", "ab"]),
-)
-def test_chunks_are_what_is_cut_by_hand(kind, last_only, batch, length, copies, prompt):
-    inner = TOKENIZERS[kind]
-    layout = laid_out("{text}", inner, batch, tokenization="pieces", prompt=prompt)
-    front, *own = (inner(text, add_special_tokens=False)["input_ids"] if text else [] for text in (prompt, *batch))
-    before = special_tokens(inner)[0] + front
-    expected = {}
-    for text, ids in enumerate(own):
-        chunks = [ids[first : first + length] for first in range(0, len(ids), length)] or [[]]
-        for number, chunk in enumerate(chunks):
-            if not last_only or number == len(chunks) - 1:
-                copy_index = [copy for copy in range(copies) for _ in chunk]
-                expected[text, number] = before + chunk * copies, [-1] * len(before) + copy_index
-    if not any(own):
-        # Where a text would begin is not known if there is none, and nothing is read.
-        expected = {key: ([], []) for key in expected}
-
-    found = repeated_chunks(layout, length, copies, last_only)
-    keys = list(zip(found.text.tolist(), found.number.tolist(), strict=True))
-    assert {key: rows(found.layout, row) for row, key in enumerate(keys)} == expected
-    assert len(keys) == len(expected)
-    assert (found.layout.text_lengths.diff() <= 0).all()
-    padding = found.layout.attention_mask == 0
-    assert (found.layout.copy_index[padding] == -1).all()
-    assert not found.layout.input_ids[padding].any()
 
 
 _SAMPLE = [*TEXTS, *(template.replace("{text}", text) for template in TEMPLATES.values() for text in TEXTS[:3])]

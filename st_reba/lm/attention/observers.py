@@ -72,32 +72,6 @@ class RunningMaximum:
 
 
 @dataclass(frozen=True, eq=False)
-class InChunks:
-    """Shows another observer what each text attends to within its own chunks, as if a chunk were a text.
-
-    Only these blocks on the diagonal are ever formed: (B * count, length, length) instead of (B, N, N). The attention
-    itself is that of the whole texts.
-
-    Attributes:
-        observer: Shown B * count texts of ``length`` tokens.
-        start: Where the first chunk begins.
-        length: Tokens of a chunk.
-        count: Chunks of each text.
-    """
-
-    observer: Observer
-    start: int
-    length: int
-    count: int
-
-    def wants(self, layer: int) -> bool:
-        return self.observer.wants(layer)
-
-    def observe(self, weights: LayerWeights | StoredWeights) -> None:
-        self.observer.observe(weights.in_chunks(self.start, self.length, self.count))
-
-
-@dataclass(frozen=True, eq=False)
 class WithoutFirst:
     """Shows another observer each layer as if its softmax left out the first token for all others.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..backbone import for_summing
 
@@ -120,22 +119,6 @@ class LayerWeights:
         backward = None if self.backward is None else self.backward.without_first()
         return replace(self, log_sum_exp=self.log_sum_exp + kept, bias=bias, backward=backward)
 
-    def in_chunks(self, start: int, length: int, count: int) -> LayerWeights:
-        """The same layer within chunks from ``start`` on, each as a text of its own, (B * count) of them.
-
-        What reaches beyond the end of the input has weights that mean nothing.
-        """
-        # A layer that attends both ways has no look back within a chunk that the rest of the text would not change.
-        assert self.backward is None
-
-        def cut(values: Tensor) -> Tensor:
-            return split(values, 2, start, length, count).transpose(1, 2).flatten(0, 1)
-
-        bias = self.bias
-        if bias is not None:
-            bias = diagonal_blocks(bias, start, length, count).expand(len(self.query), *[-1] * 4).flatten(0, 1)
-        return replace(self, query=cut(self.query), key=cut(self.key), log_sum_exp=cut(self.log_sum_exp), bias=bias)
-
 
 @dataclass(frozen=True)
 class StoredWeights:
@@ -165,10 +148,6 @@ class StoredWeights:
         weights[..., 1:, 0] = 0
         weights[..., 0, :] = self.weights[..., 0, :]
         return replace(self, weights=weights)
-
-    def in_chunks(self, start: int, length: int, count: int) -> StoredWeights:
-        """As :meth:`LayerWeights.in_chunks`."""
-        return replace(self, weights=diagonal_blocks(self.weights, start, length, count).flatten(0, 1))
 
 
 def fold(weights: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
@@ -213,20 +192,3 @@ def one_a_text(values: Tensor, positions: Tensor, dim: int) -> Tensor:
     shape[dim] = 1
     index = positions.to(values.device).view(-1, *[1] * (len(shape) - 1))
     return values.gather(dim, index.expand(shape))
-
-
-def split(values: Tensor, dim: int, start: int, length: int, count: int) -> Tensor:
-    """Cut one dimension into ``count`` chunks from ``start`` on: (..., N, ...) to (..., count, length, ...).
-
-    What lies behind the last chunk is left out, and zeros stand where it reaches beyond the end.
-    """
-    values = values.narrow(dim, start, min(count * length, values.shape[dim] - start))
-    missing = count * length - values.shape[dim]
-    return pad(values, [0, 0] * (values.dim() - 1 - dim) + [0, missing]).unflatten(dim, (count, length))
-
-
-def diagonal_blocks(values: Tensor, start: int, length: int, count: int) -> Tensor:
-    """(B, H, N, N) to (B, count, H, length, length): what lies within each chunk."""
-    for dim in (2, 4):
-        values = split(values, dim, start, length, count)
-    return values.diagonal(dim1=2, dim2=4).permute(0, 4, 1, 2, 3)

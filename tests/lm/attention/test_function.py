@@ -11,7 +11,7 @@ from torch import nn
 from st_reba.lm.attention import weights as layer_weights
 from st_reba.lm.attention.changes import Bidirectional, FirstKey
 from st_reba.lm.attention.function import observable_attention
-from st_reba.lm.attention.observers import InChunks, RunningMaximum
+from st_reba.lm.attention.observers import RunningMaximum
 from st_reba.lm.attention.weights import LayerWeights, StoredWeights
 from st_reba.lm.run import Pass, passing, watching
 
@@ -221,20 +221,6 @@ class TestRunningMaximum:
         torch.testing.assert_close(found, expected[:, 3:40, 3:20].mT[:, meaningful])
         for text, key in enumerate(keys):
             torch.testing.assert_close(column.result().exp()[text, 0, key - 5 :], expected[text, key:40, key])
-
-    @pytest.mark.parametrize(("length", "count"), [(10, 3), (10, 4), (37, 1), (50, 1), (1, 37)])
-    def test_in_chunks(self, kind, length, count):
-        """Of the third token on, where the last chunk may reach beyond the end."""
-        observer = RunningMaximum(slice(0, length), slice(0, length), {0, 2})
-        for pair in sources():
-            if (chunks := InChunks(observer, 3, length, count)).wants(pair[kind].layer):
-                chunks.observe(pair[kind])
-        result, expected = observer.result().exp().unflatten(0, (3, count)), largest((0, 2))
-        for chunk in range(count):
-            first, last = 3 + chunk * length, min(3 + (chunk + 1) * length, 40)
-            meaningful = torch.ones(last - first, last - first).triu().bool()
-            found = result[:, chunk, : last - first, : last - first]
-            torch.testing.assert_close(found[:, meaningful], expected[:, first:last, first:last].mT[:, meaningful])
 
 
 def test_a_maximum_of_nothing():
