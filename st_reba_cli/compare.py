@@ -95,7 +95,6 @@ def compare(
     from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates, wordings_of
     from st_reba.compare.results import Comparison
     from st_reba.data.demo import demo_questions
-    from st_reba.data.tables import Labelled
     from st_reba.evaluation import OddOneOutEvaluator
     from st_reba.lm.backbone import depth
     from st_reba.modules import CausalModule
@@ -131,17 +130,14 @@ def compare(
     check_devices(device)
     labelled = read(source)
     texts = texts_of(labelled)
-    if save_best is not None and not isinstance(labelled, Labelled):
-        raise ValueError("--save-best needs labels, and plain texts have none: use st-reba build to choose yourself.")
     if words is None and source.own is None and demo != "retrieval":
         words = demo_questions(language or "en")
     questions = None if words is None else OddOneOutEvaluator.from_csv(words)
     fit_on = texts_to_fit(fit_texts) if fit_texts else []
     asked = asked_for(recipes or ["few"], repetitions or 3, fit_on)
     asked = in_asked_language(asked, prompt_language, language_of(texts))
-    counted = controls and isinstance(labelled, Labelled)
-    if not counted and not any(recipe.fitted for recipe in asked):
-        why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf beside labels"
+    if not controls and not any(recipe.fitted for recipe in asked):
+        why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf"
         refuse(context, why, "--fit-texts")
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
@@ -157,7 +153,7 @@ def compare(
             # A prompt that cannot be read is refused before the model is loaded.
             wordings_of(lines, recipe.row)
     halves, fit_halves = None, []
-    if choose and isinstance(labelled, Labelled):
+    if choose:
         try:
             halves = Halves.of(labelled)
         except ValueError as error:
@@ -171,8 +167,6 @@ def compare(
                     f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
                     "package: give more texts, or --fit-texts."
                 )
-    if halves is None:
-        refuse(context, "plain texts have no labels to choose by", "--prompts")
     left = None if dry_run else kept(out)
     if engine == "llama.cpp":
         backbone: CausalModule = load_llama_cpp(model, max_seq_length)

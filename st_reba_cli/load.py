@@ -28,6 +28,7 @@ from st_reba.compare.cost import AGREED, agreement, cosines, fastest_on_cpu, pai
 from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
 from st_reba.data.tables import Data, Labelled, Retrieval, read_data, read_retrieval
 from st_reba.encode import Encoder
+from st_reba.evaluation.tasks import NO_LABELS
 from st_reba.files import atomic_directory, is_full
 from st_reba.hub.push import saved_class
 from st_reba.hub.saved_files import check_saved
@@ -52,11 +53,11 @@ LANGUAGES = {"en": "English", "zh": "Chinese"}
 _UNLEARNED = 1.2
 
 
-def read(source: Source) -> Data:
+def read(source: Source) -> Labelled:
     """What is to be measured on; tells in a line what was read.
 
     Raises:
-        ValueError: If a row cannot be read, or there are prompts for what has no queries.
+        ValueError: If a row cannot be read, or has no label, or there are prompts for what has no queries.
         OSError: If something is not there.
     """
     if source.queries is not None and source.corpus is not None and source.qrels is not None:
@@ -69,12 +70,14 @@ def read(source: Source) -> Data:
         if not isinstance(found, Retrieval):
             raise ValueError("--query-prompt and --document-prompt are for retrieval: nothing else here has queries.")
         found = replace(found, prompts=prompts)
+    if not isinstance(found, Labelled):
+        raise ValueError(f"{source.data}: {NO_LABELS}")
     return found
 
 
-def described(source: Source, found: Data) -> str:
-    """What is scored, all that was read or part of it, in a few words."""
-    items = found.noun if isinstance(found, Labelled) else "plain texts"
+def described(source: Source, found: Labelled) -> str:
+    """What is scored, in a few words."""
+    items = found.noun
     if isinstance(found, Retrieval):
         items = f"{items} on {len(found.documents)} documents"
     if source.own is None:

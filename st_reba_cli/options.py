@@ -336,7 +336,7 @@ NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet,
 Data = Annotated[
     str | None,
     source(
-        "The texts: pairs with scores, triplets, texts with a label each, or plain texts (proxies only). A .tsv, .csv, "
+        "The texts: pairs with scores, triplets, or texts with a label each. A .tsv, .csv, "
         ".jsonl or .parquet, a folder of shards, a remote path (s3://, hf://, https://), a data set of the Hub, or a "
         "folder in BEIR's layout. Default: demo texts."
     ),

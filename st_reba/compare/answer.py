@@ -102,19 +102,15 @@ class Standing:
         low, high = bootstrap.difference(self.items, first.name, second.name)
         return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
-    def ahead(self, first: Result, second: Result) -> Estimate:
-        """How far the first is ahead, whichever way is up."""
-        return self.difference(*((first, second) if self.column.greater_is_better else (second, first)))
-
     def stands(self, result: Result) -> bool:
         """Whether neither a control nor what one has without a recipe keeps a recipe from being advised."""
         if not has_number(result, self.column) or (self.control and self.as_high(self.control, result)):
             return False
-        return self.plain is None or not (self.as_high(self.plain, result) or self.ahead(result, self.plain).tied)
+        return self.plain is None or not (self.as_high(self.plain, result) or self.difference(result, self.plain).tied)
 
     def more(self, first: Result, second: Result) -> str:
         """What would say more than these items do on which of the two is ahead."""
-        ahead, unit = self.ahead(first, second), self.column.unit
+        ahead, unit = self.difference(first, second), self.column.unit
         if not ahead.tied:
             return f"More {unit} will hardly change that; a bigger model may."
         items = 0 if self.items is None else len(self.items)
@@ -155,8 +151,6 @@ def answer(table: Standing) -> Answer:
     column, best, control, plain = table.column, table.best, table.control, table.plain
     if best is None:
         return Answer(f"There is no answer: no recipe has a number on {column.name}.{_why_none(table)}")
-    if column.proxy:
-        return Answer("Without labels there is no answer: a few hundred labelled pairs would give one.")
     scored = [result for result in table.results if has_number(result, column)]
     own = [result for result in scored if not (result.control or result.name in WITHOUT)]
     judged, which = table.judged(best), f"the best, {best.in_line},"
@@ -179,7 +173,7 @@ def answer(table: Standing) -> Answer:
         if table.as_high(plain, judged):
             place = "level with" if table.value(judged) == table.value(plain) else "behind"
             return Answer(f"None: {has}, {place} {without}.", why=[have, table.more(plain, judged)])
-        ahead = table.ahead(judged, plain)
+        ahead = table.difference(judged, plain)
         if ahead.tied:
             told = f"The difference, {column.show_with_interval(ahead)}, cannot be told from 0."
             another = best_of([result for result in own if table.stands(result)], column)
@@ -205,7 +199,7 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> Answer:
     controls = [result for result in table.results if result.control and has_number(result, column)]
 
     def close_to(result: Result) -> list[Result]:
-        return [each for each in controls if table.ahead(result, each).tied]
+        return [each for each in controls if table.difference(result, each).tied]
 
     costs = {peer.name: peer.cost for peer in peers if peer.cost is not None}
     most = _CHEAPER * costs.get(lead.name, 0)
@@ -232,10 +226,10 @@ def _use(table: Standing, lead: Result, peers: Sequence[Result]) -> Answer:
     if advised.read_at:
         why.append(f"Each half of the data chose how to read the recipe: {advised.read_at}.")
     if plain is not None:
-        ahead = table.ahead(judged, plain).value
+        ahead = table.difference(judged, plain).value
         # Decimals of a large difference are lost in its interval.
         by = column.show(ahead, 0 if abs(ahead) * column.scale >= 10 else None)
-        why.append(f"{_have(plain)} The recipe is {by} {'above' if column.greater_is_better else 'below'} it.")
+        why.append(f"{_have(plain)} The recipe is {by} above it.")
     if close is not None:
         why.append(table.more(judged, close))
     else:
@@ -277,15 +271,9 @@ def verdict(table: Standing, advised: str = "") -> list[str]:
     if best is None:
         return [f"No recipe has a number on {column.name}."]
     says = []
-    if column.proxy:
-        says.append(
-            "There are no labels here, so these are proxies: they say how embeddings lie in space, nothing about "
-            "meaning. Do not choose a recipe by them alone, nor a layer: on three models and three sets, none of ten "
-            "such numbers chose a better layer than nine tenths of the depth."
-        )
-    says.append(f"{'Lowest' if column.proxy else 'Best'} on {column.name}: {best.name}, {table.score(best)}.")
+    says.append(f"Best on {column.name}: {best.name}, {table.score(best)}.")
     says += _chosen(table, best)
-    if len(own) > 1 and not column.proxy and table.choice is None:
+    if len(own) > 1 and table.choice is None:
         says.append(f"The best of {len(own)} scores is likely too high: on other texts expect less.")
     tied = sum(result.scores[column.name].tied for result in own if result is not best)
     which = "the other recipe" if len(own) == 2 else f"{tied} of the {len(own) - 1} other recipes"
@@ -303,7 +291,7 @@ def verdict(table: Standing, advised: str = "") -> list[str]:
     for name, called in against.items():
         control = scored[name]
         found, what = table.difference(held, control), f"{called} ({table.score(control)})"
-        by, ahead = column.show_with_interval(found), table.ahead(control, held)
+        by, ahead = column.show_with_interval(found), table.difference(control, held)
         if control is strongest and ahead.value > 0 and not ahead.tied:
             says.append(
                 f"The strongest control of all wins: {control.in_words} ({table.score(control)}) is ahead of "

@@ -101,9 +101,7 @@ def cost_figure(comparison: Comparison) -> Figure:
     axes.grid(color=drawing.GRID, linewidth=0.8)
     _cost_axis(axes, [result.cost for result in results if result.cost is not None])
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_ROUND))
-    proxy = [] if task.greater_is_better else ["lower is better"]
-    quantity = [f"{task.name}: {task.metric}", *proxy, *(["a proxy"] if task.proxy else [])]
-    axes.set_ylabel(", ".join(map(printable, quantity)))
+    axes.set_ylabel(printable(f"{task.name}: {task.metric}"))
 
     controls = levels(comparison)
     dashed: dict[str, Any] = {"color": drawing.GREY, "linewidth": 1.2, "linestyle": "--"}

@@ -126,10 +126,8 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
         The model, whose vectors are of length 1.
 
     Raises:
-        ValueError: If the comparison had proxies only, or ``out`` holds something.
+        ValueError: If no recipe has a number, or ``out`` holds something.
     """
-    if comparison.tasks[0].proxy:
-        raise ValueError("Without labels no recipe is known to be the best: use st-reba build to choose one yourself.")
     best = comparison.choice()
     recipe = next(recipe for recipe in recipes.all if recipe_is(recipe, best))
     # Fitted anew, as the build command does it, on what the second half was scored with.
@@ -195,7 +193,6 @@ def _page(comparison: Comparison, figure: dict[str, str] | None) -> str:
         ticks=ticks,
         levels=rows(comparison, levels(comparison)),
         timed=any(result.cost is not None for result in comparison.results),
-        proxies=[task for task in tasks if task.proxy],
         descriptions={row.result.recipe: row.result.says for row in table if row.result.says},
         figure=figure,
     )

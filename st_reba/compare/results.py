@@ -137,8 +137,7 @@ def rank(result: Result, task: Measure) -> float:
     """A key that sorts the best first and those without a number last."""
     if not has_number(result, task):
         return math.inf
-    value = result.scores[task.name].value
-    return -value if task.greater_is_better else value
+    return -result.scores[task.name].value
 
 
 def best_of(results: Iterable[Result], task: Measure, *, control: bool = False) -> Result | None:

@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import nn
 
-from ..data.tables import Data, Labelled, Retrieval
-from ..evaluation import EmbeddingGeometryEvaluator, OddOneOutEvaluator, bootstrap
-from ..evaluation.bootstrap import Estimate, Items, Resampled, by_halves
-from ..evaluation.tasks import Measure, Measured, Role, Task, Vectors, task_of
+from ..data.tables import Labelled, Retrieval
+from ..evaluation import OddOneOutEvaluator, bootstrap
+from ..evaluation.bootstrap import Estimate, Resampled, by_halves
+from ..evaluation.tasks import Measure, Measured, Vectors, task_of
 from ..lm.fingerprint import fingerprint_of
 from ..recipes import Recipe
 from ..recipes.lookup import TF_IDF_RESULT, controls_of
@@ -35,15 +35,6 @@ from .tf_idf import TfIdf
 from .usual import usual
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
-_NO_VECTORS = "It gives the cosine of two texts and no embedding, so it is compared where there are labels alone."
-#: What is measured without labels, and how.
-_PROXIES = {
-    "contrastive loss": "2 x alignment + uniformity: InfoNCE at temperature 1/4, in the limit of many negatives. A "
-    "proxy: no labels.",
-    "alignment": "Squared distance of a text to itself with one unit in ten left out (a word, or a Chinese character).",
-    "uniformity": "Log of the mean Gaussian potential (t = 2) of all pairs of different texts.",
-    "anisotropy": "Mean cosine of all pairs of different texts.",
-}
 
 
 @dataclass(frozen=True)
@@ -53,55 +44,17 @@ class Scores:
     Attributes:
         column: What is scored.
         estimates: By the results' names; a recipe that the column does not apply to is missing.
-        items: What makes the scores; None if nothing can be resampled.
+        items: What makes the scores.
     """
 
     column: Measure
     estimates: dict[str, Estimate]
-    items: Resampled | None = None
-
-
-class PlainTexts:
-    """Texts without labels, in the form of a task: what is measured are proxies.
-
-    Args:
-        texts: Some hundred, if that is to say anything.
-
-    Raises:
-        ValueError: If there are too few.
-    """
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.geometry = EmbeddingGeometryEvaluator(texts)
-        self.prompts: Mapping[str, str] = {}
-
-    def inputs(self) -> list[tuple[Role, list[str]]]:
-        return [("", [*self.geometry.texts, *self.geometry.positives])]
-
-    def prompt(self, role: Role) -> str | None:
-        return None
-
-    def measure(self, similarity: Vectors) -> Measured:
-        """What each text gives, (N,), by the proxies' names."""
-        sides = (self.geometry.texts, self.geometry.positives)
-        return self.geometry.shares(*(similarity.look_up(texts, "").numpy() for texts in sides))
-
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        """As for :class:`st_reba.evaluation.tasks.Task`; tf-idf has no part in them."""
-        return [
-            (
-                Measure(metric.capitalize(), metric, scale=1.0, greater_is_better=False, proxy=True, note=note),
-                bootstrap.mean({key: own[metric.replace(" ", "_")] for key, own in measured.items()}),
-            )
-            for metric, note in _PROXIES.items()
-        ]
+    items: Resampled
 
 
 def compare(
     recipes: Recipes | str | nn.Module,
-    data: Data | Sequence[str],
+    data: Labelled,
     words: OddOneOutEvaluator | None = None,
     *,
     tokenizer: Any = None,
@@ -114,7 +67,7 @@ def compare(
     Args:
         recipes: On one model; or the model, its path or one that is loaded, on which those of :func:`.usual.usual` are
             compared, as ``st-reba compare`` does.
-        data: Labelled pairs, triplets, a retrieval task or texts in classes; or plain texts: proxies alone.
+        data: Labelled pairs, triplets, a retrieval task or texts in classes.
         words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
         tokenizer: That of a loaded language model.
         fit_texts: Plain texts that the control without a model, tf-idf, is counted on; those of the data if None.
@@ -127,18 +80,17 @@ def compare(
         The comparison; what only the caller knows (the names of model and data, the command) is left empty.
 
     Raises:
-        ValueError: If there are too few texts.
+        ValueError: If the texts have no labels.
     """
     if not isinstance(recipes, Recipes):
         recipes, halves = usual(recipes, data, texts_of(data), tokenizer)
     elif tokenizer is not None:
         raise ValueError("tokenizer goes with a loaded language model, and Recipes have one: leave it out.")
     parts = [data] if halves is None else halves.parts
-    task, inputs, tf_idf = _task(data if halves is None else halves.whole), inputs_of(data), None
-    tasks = [_task(part) for part in parts]
-    scored = [each for each in tasks if isinstance(each, Task)]
+    task, inputs, tf_idf = task_of(data if halves is None else halves.whole), inputs_of(data), None
+    tasks = [task_of(part) for part in parts]
     first = 0 if halves is None else len(parts[0])
-    if isinstance(data, Labelled) and recipes.with_controls:
+    if recipes.with_controls:
         tf_idf = TfIdf(recipes.backbone, data.texts() if fit_texts is None else fit_texts)
     every: list[Recipe] = []
     measured: dict[str, Measured] = {}
@@ -155,9 +107,9 @@ def compare(
         every.extend(listed_of(own.all))
         # By the result, what gives its vectors of each half.
         givers = {recipe.result: [recipe.result] * len(tasks) for recipe in listed_of(own.all)}
-        if halves is not None and isinstance(task, Task):
+        if halves is not None:
             deciding = {
-                key: joined([each.deciding(vectors(key, half)) for half, each in enumerate(scored)]) for key in own.keys
+                key: joined([each.deciding(vectors(key, half)) for half, each in enumerate(tasks)]) for key in own.keys
             }
             taken = choices_of(own.all, task.scores[0], deciding, first)
             choices.update(taken)
@@ -167,7 +119,7 @@ def compare(
         senses.update({} if words is None else _senses(own, words))
         overlap = None
         if tf_idf is not None:
-            overlap = {TF_IDF_RESULT: joined([each.measure(tf_idf) for each in scored])}
+            overlap = {TF_IDF_RESULT: joined([each.measure(tf_idf) for each in tasks])}
         columns = task.columns(measured, overlap, 0 if tf_idf is None else tf_idf.texts)
         halved = [(column, by_halves(items, first)) for column, items in columns]
         if senses:
@@ -186,7 +138,6 @@ def compare(
             scores = score(untrained)
             table = standing([*shown, *untrained.all], scores, seconds, choices)
     found = answer(table)
-    without = recipes.with_controls and tf_idf is None
     told = {f"{role} prompt": prompt for role, prompt in task.prompts.items()}
     if halves is not None:
         told |= {"chosen": f"on one half of {len(data)} {halves.whole.noun}, scored on the other, in turn"}
@@ -202,7 +153,7 @@ def compare(
         tasks=[each.column for each in scores],
         results=list(table.results),
         verdict=[*found.why, *verdict(table, found.use)],
-        skipped=[*recipes.skipped, *([(TF_IDF_RESULT, _NO_VECTORS)] if without else [])],
+        skipped=recipes.skipped,
         lengths=[length for _, own in inputs for length in recipes.lengths(sorted(own, key=len, reverse=True))],
         settings={
             **recipes.told,
@@ -222,22 +173,18 @@ def compare(
     )
 
 
-def texts_of(data: Data | Sequence[str]) -> list[str]:
+def texts_of(data: Labelled) -> list[str]:
     """What is embedded, each once behind its prompt."""
     return [text for _, texts in inputs_of(data) for text in texts]
 
 
-def inputs_of(data: Data | Sequence[str]) -> list[tuple[str | None, list[str]]]:
+def inputs_of(data: Labelled) -> list[tuple[str | None, list[str]]]:
     """What is embedded, each once, by the prompt that stands before it."""
-    task = _task(data)
+    task = task_of(data)
     found: dict[str | None, dict[str, None]] = {}
     for role, texts in task.inputs():
         found.setdefault(task.prompt(role), {}).update(dict.fromkeys(texts))
     return [(prompt, list(texts)) for prompt, texts in found.items()]
-
-
-def _task(data: Data | Sequence[str]) -> Task | PlainTexts:
-    return task_of(data) if isinstance(data, Labelled) else PlainTexts(data)
 
 
 def _senses(recipes: Recipes, words: OddOneOutEvaluator) -> dict[str, Any]:
@@ -263,7 +210,7 @@ def estimated(column: Measure, items: Resampled, every: Sequence[Recipe]) -> Sco
     """A column's scores with their intervals."""
     # The choice of all is no recipe that others could be tied with.
     beside = {TF_IDF_RESULT, CHOICE, *(recipe.result for recipe in every if recipe.control)} & {*items.recipes}
-    return Scores(column, bootstrap.estimate(items, controls=beside, greater_is_better=column.greater_is_better), items)
+    return Scores(column, bootstrap.estimate(items, controls=beside), items)
 
 
 def finalists(table: Standing, advised: str = "") -> list[str]:

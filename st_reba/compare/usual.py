@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..data.tables import Data, Labelled
+from ..data.tables import Labelled
 from ..lm.backbone import depth
 from ..modules import CausalModule, CausalTransformer
 from ..recipes import asked_for
@@ -18,7 +18,7 @@ from .recipes import Recipes
 
 
 def usual(
-    model: str | nn.Module, data: Data | Sequence[str], texts: Sequence[str], tokenizer: Any = None
+    model: str | nn.Module, data: Labelled, texts: Sequence[str], tokenizer: Any = None
 ) -> tuple[Recipes, Halves | None]:
     """The few recipes, asking in the language of the texts; beside labels each with its candidates.
 
@@ -30,7 +30,7 @@ def usual(
 
     Returns:
         The recipes; and the halves of the data, on one of which is chosen what is scored on the other. None where there
-        are no labels, or too few.
+        are too few labels.
 
     Raises:
         ValueError: As for :class:`st_reba.CausalTransformer`.
@@ -39,12 +39,11 @@ def usual(
     if isinstance(model, str):
         given["model_kwargs"] = {"dtype": "auto"}
     backbone = model if isinstance(model, CausalModule) else CausalTransformer(model, **given)
-    recipes, halves = in_language(asked_for(["few"]), language_of(texts) or "en"), None
-    if isinstance(data, Labelled):
-        try:
-            halves = Halves.of(data)
-        except ValueError:
-            # Too few to choose on one half.
-            return Recipes(backbone, recipes), None
-        recipes = [each for recipe in recipes for each in with_candidates(recipe, depth(backbone.model))]
-    return Recipes(backbone, recipes, fit_on=[] if halves is None else halves.fit_on), halves
+    recipes = in_language(asked_for(["few"]), language_of(texts) or "en")
+    try:
+        halves = Halves.of(data)
+    except ValueError:
+        # Too few to choose on one half.
+        return Recipes(backbone, recipes), None
+    recipes = [each for recipe in recipes for each in with_candidates(recipe, depth(backbone.model))]
+    return Recipes(backbone, recipes, fit_on=halves.fit_on), halves

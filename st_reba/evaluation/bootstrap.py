@@ -181,7 +181,6 @@ def estimate(
     items: Resampled,
     *,
     controls: Collection[str] = (),
-    greater_is_better: bool = True,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Estimate]:
@@ -194,7 +193,6 @@ def estimate(
     Args:
         items: What is scored.
         controls: Those of its recipes that are there to be beaten: never the best, never tied.
-        greater_is_better: Which way is up.
         resamples: How many.
         seed: Of the generator: the same seed and number of items give the same resamples.
 
@@ -217,7 +215,7 @@ def estimate(
         )
     tied = np.array([name not in controls for name in items.recipes]) & ~np.isnan(values)
     if tied.any():
-        best = np.where(tied, values if greater_is_better else -values, -np.inf).argmax()
+        best = np.where(tied, values, -np.inf).argmax()
         low, high = interval(replicates - replicates[best])
         tied &= ~((low > 0) | (high < 0))
     found = zip(values.tolist(), lows.tolist(), highs.tolist(), tied.tolist(), strict=True)

@@ -14,7 +14,6 @@ import numpy as np
 from ..data.columns import Column, Schema, any_text, read_table
 from ..reading.words import encode_words
 from .evaluator import TabulatedEvaluator
-from .geometry import unit_vectors
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
 _QUESTIONS = Schema("questions", tuple(Column(name, (), any_text) for name in _HEADER), option="", headed=True)
@@ -179,10 +178,14 @@ class OddOneOutEvaluator(TabulatedEvaluator):
         vectors = np.asarray(vectors, dtype=np.float64)
         if vectors.ndim != 3 or vectors.shape[:2] != (len(self.questions), 4):
             raise ValueError(f"({len(self.questions)}, 4, D) word embeddings are scored, not {vectors.shape}.")
-        unit = unit_vectors(vectors, "word embeddings")
+        if not np.isfinite(vectors).all():
+            raise ValueError(
+                "Some word embeddings are not finite. Half precision may have overflowed: use float32 or bfloat16."
+            )
         if self.center:
             vectors = vectors - vectors.mean(axis=1, keepdims=True)
-            unit = unit_vectors(vectors)
+        norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+        unit = vectors / np.where(norms == 0, 1, norms)
         euclidean = np.linalg.norm(vectors, axis=-1) if self.center else summed_distances(vectors)
         answers = np.array([question.answer for question in self.questions])
         return {

@@ -1,4 +1,4 @@
-"""Pairs of texts: how a model's similarities agree with labels, under a condition, or with another model's."""
+"""Pairs of texts: how a model's similarities agree with labels, also under a condition."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from sentence_transformers.util import cos_sim, pairwise_cos_sim
-from torch import Tensor
+from sentence_transformers.util import pairwise_cos_sim
 
 from ..text.templates import in_context
 from .bootstrap import pearson, spearman
-from .evaluator import Evaluator, TabulatedEvaluator
-
-#: Nearest texts of each that are looked at.
-NEIGHBOURS = 10
+from .evaluator import TabulatedEvaluator
 
 
 class PairScoreEvaluator(TabulatedEvaluator):
@@ -138,57 +133,3 @@ class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
         table = [(row["sentence1"], row["sentence2"], row["condition"], row["score"]) for row in rows]
         sentences1, sentences2, conditions, scores = zip(*table, strict=True) if table else ((), (), (), ())
         return cls(sentences1, sentences2, conditions, scores, **kwargs)
-
-
-class AgreementEvaluator(Evaluator):
-    """How well a model's cosines of plain texts agree with those of a teacher's vectors.
-
-    The metrics are ``spearman_cosines``, the primary one, the rank correlation of the two cosines over all pairs of
-    texts; and ``shared_neighbours``, the share of each text's :data:`NEIGHBOURS` nearest by the teacher that are among
-    its nearest by the model. Both are 1 for a model that puts the texts in the teacher's order.
-
-    Args:
-        texts: n of them, best ones that the model was not trained on, some hundreds.
-        vectors: (n, D), the teacher's.
-        name: Prefix of the metrics.
-        batch_size: Texts at a time.
-
-    Raises:
-        ValueError: If there are fewer than three texts, or not a vector for each.
-    """
-
-    metric = "spearman_cosines"
-
-    def __init__(self, texts: Sequence[str], vectors: Tensor, *, name: str = "", batch_size: int = 32) -> None:
-        super().__init__(name=name, batch_size=batch_size)
-        if len(texts) != len(vectors) or len(texts) < 3:
-            raise ValueError(
-                f"{len(texts)} texts and {len(vectors)} vectors were given: give at least three texts, and a vector "
-                "for each."
-            )
-        self.texts = list(texts)
-        self.cosines = _cosines(vectors)
-
-    def metrics_of(self, model: Any) -> dict[str, float]:
-        vectors = model.encode(self.texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
-        return agreement(self.cosines, _cosines(vectors))
-
-
-def agreement(first: Tensor, second: Tensor) -> dict[str, float]:
-    """The metrics of two matrices of cosines, (n, n) each."""
-    above = np.triu_indices(len(first), k=1)
-    one, other = (cosines.numpy()[above] for cosines in (first, second))
-    count = min(NEIGHBOURS, len(first) - 1)
-    near = []
-    for cosines in (first, second):
-        others = cosines.clone().fill_diagonal_(-2)
-        near.append(torch.zeros_like(others).scatter_(1, others.topk(count, dim=1).indices, 1))
-    return {
-        "spearman_cosines": float(spearman({"": other}, one).scores[0]),
-        "shared_neighbours": float((near[0] * near[1]).sum() / near[0].sum()),
-    }
-
-
-def _cosines(vectors: Tensor) -> Tensor:
-    vectors = vectors.detach().float().cpu()
-    return cos_sim(vectors, vectors)

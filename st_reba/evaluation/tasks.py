@@ -42,6 +42,12 @@ Role = Literal["", "query", "document"]
 _FOUND = 100
 _RANKED = 10
 
+#: Error message for plain texts.
+NO_LABELS = (
+    "plain texts have no labels to score by: give pairs with scores, triplets, texts with a label each, or a retrieval "
+    "task."
+)
+
 #: Nearest texts that say of which class a text is.
 _NEIGHBOURS = 5
 
@@ -92,9 +98,7 @@ class Measure:
         name: Such as ``"STS"`` or ``"Word sense"``.
         metric: Such as ``"Spearman x 100"``: what a value is, after scaling.
         scale: What a value is multiplied by where it is shown; more than 0.
-        greater_is_better: Which way is up.
         chance: What guessing gives, unscaled; None if that is not a number worth showing.
-        proxy: Whether it was measured without labels, and so only hints at quality.
         note: One sentence that says what was measured.
         unit: What it is an average over, in the plural, such as ``"labelled pairs"``.
     """
@@ -102,9 +106,7 @@ class Measure:
     name: str
     metric: str
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
-    greater_is_better: bool = True
     chance: float | None = None
-    proxy: bool = False
     note: str = ""
     unit: str = "items"
 
@@ -456,7 +458,12 @@ def task_of(data: Labelled, batch_size: int = 32) -> Task:
     Args:
         data: What was read.
         batch_size: As for :class:`Task`.
+
+    Raises:
+        ValueError: If the texts have no labels.
     """
+    if not isinstance(data, Labelled):
+        raise ValueError(NO_LABELS)
     if isinstance(data, Retrieval):
         return RetrievalTask(data, batch_size)
     if isinstance(data, Triplets):

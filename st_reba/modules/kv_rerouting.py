@@ -34,8 +34,7 @@ class KVReroutingModule(CausalTransformer):
 
     Args:
         model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        layers: The indices of the layers; negative ones from the top. None: the middle third. See
-            :func:`st_reba.evaluation.intrinsic_dimension.select_layers` for the paper's way to find them.
+        layers: The indices of the layers; negative ones from the top. None: the middle third.
         prefix_bias: b, added to the logit of the key that stands before all others.
         template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`; see :class:`CausalTransformer`.
         pool_over: ``"all"``, ``"text"`` or ``"whole"``; see :class:`CausalModule`. The last token is that of the whole

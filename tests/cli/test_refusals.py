@@ -151,10 +151,9 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
         ("--data pairs.tsv --recipes tf-idf", "'tf-idf' is a control, to be compared with: it is no model to be"),
         ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "--prompt-language zh: classical, echo-2"),
-        ("--data texts.txt --save-best best", "--save-best needs labels, and plain texts have none"),
         (
-            "--data texts.txt --prompts ending.txt",
-            "--prompts: plain texts have no labels to choose by. Leave --prom",
+            "--data texts.txt --save-best best",
+            "texts.txt: plain texts have no labels to score by: give pairs with",
         ),
         ("--data pairs.tsv --prompts ending.txt", "--prompts: "),
         ("--data pairs.tsv --prompts pairs.tsv", "has 0 slots: write {text} once, where the text stands, as in"),

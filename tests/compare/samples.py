@@ -1,4 +1,4 @@
-"""Comparisons to show: two tasks with controls, a model for which a recipe is advised, many tasks, and proxies."""
+"""Comparisons to show: two tasks with controls, a model for which a recipe is advised, and many tasks."""
 
 from __future__ import annotations
 
@@ -88,19 +88,6 @@ def cmteb() -> Comparison:
         scores = {task.name: _estimate(draw.uniform(20, 80), 0.02, place < 9) for task in tasks}
         results.append(Result(f"Echo-{place}, bidirectional", "mean", place > 15, scores, 10.0 + place, 1.0 + place))
     return Comparison("智源/悟道-中文语言模型-7B", "C-MTEB, 35 tasks", tasks, results, ["It beats every control."])
-
-
-def proxies() -> Comparison:
-    """Plain texts without labels, and no times."""
-    alignment = Measure("Alignment", "mean squared distance", scale=1, greater_is_better=False, proxy=True)
-    uniformity = Measure("Uniformity", "log of the mean potential", scale=1, greater_is_better=False, proxy=True)
-    rows = [("Classical", False, 0.31, -0.8), ("ReBA-2", False, 0.22, -1.9), ("Bag of input embeddings", True, 0.4, -2)]
-    nan = float("nan")
-    results = [
-        Result(name, "mean", bag, {"Alignment": Estimate(a, nan, nan, not bag), "Uniformity": Estimate(u, nan, nan)})
-        for name, bag, a, u in rows
-    ]
-    return Comparison("org/模型", "texts.txt: 3 texts", [alignment, uniformity], results, ["These are proxies."])
 
 
 def real() -> Comparison:

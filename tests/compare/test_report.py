@@ -80,8 +80,8 @@ def demo(tmp_path_factory):
 
 
 def tiny(**changes) -> Comparison:
-    """Two recipes and a control on two tasks, of which the second is better the lower it is."""
-    tasks = [Measure("A", "accuracy, %", chance=0.25, note="Of two."), Measure("B", "distance", 1.0, False)]
+    """Two recipes and a control on two tasks."""
+    tasks = [Measure("A", "accuracy, %", chance=0.25, note="Of two."), Measure("B", "points", 1.0)]
     classical = {"A": Estimate(0.5, 0.4, 0.6, True), "B": Estimate(3.0, 2.5, 3.5)}
     echo = {"A": Estimate(0.7, 0.6, 0.8, True), "B": Estimate(4.0, 3.5, 4.5)}
     bag = {"A": Estimate(0.2, 0.1, 0.3), "B": Estimate(1.0, 0.5, 1.5)}
@@ -171,10 +171,10 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path, undrawn):
     text, page = page_of(tiny(build="st-reba build", command="st-reba compare"), tmp_path)
     rows = page.rows()
     tied = "50.0≈ cannot be told from the best [40.0, 60.0]"
-    assert rows[1] == ["Echo-2 mean", "70.0 best [60.0, 80.0]", "4.000 [3.500, 4.500]", "2.0×", "5.0"]
-    assert rows[2] == ["Classical = ReBA-1 = Bidirectional mean", tied, "3.000 best [2.500, 3.500]", "1.0×", "10"]
+    assert rows[1] == ["Echo-2 mean", "70.0 best [60.0, 80.0]", "4.000 best [3.500, 4.500]", "2.0×", "5.0"]
+    assert rows[2] == ["Classical = ReBA-1 = Bidirectional mean", tied, "3.000 [2.500, 3.500]", "1.0×", "10"]
     assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "1.000 [0.500, 1.500]", "", ""]
-    assert page.all("strong") == ["bold", "70.0", "3.000"]
+    assert page.all("strong") == ["bold", "70.0", "4.000"]
     # The forest plot goes from 0 to 80, and is shaded up to the control.
     assert re.findall(r'--low: ([\d.]+)%; --high: ([\d.]+)%"></i><i class="dot" style="--value: ([\d.]+)%', text) == [
         ("75.0", "100.0", "87.5"), ("50.0", "75.0", "62.5"), ("12.5", "37.5", "25.0"),
@@ -204,19 +204,12 @@ def test_whatever_text_there_is_does_no_harm(tmp_path):
     assert "$x_{$ 模型 &amp;amp;" in base64.b64decode(address.partition(",")[2]).decode()
 
 
-def test_proxies_are_called_so(tmp_path, undrawn):
-    text, page = page_of(samples.proxies(), tmp_path)
-    said = page.all("aside", role="note")
-    assert said[0].startswith("Measured without labels. All scores here are proxies: they hint at quality")
-    assert "Mean squared distance, lower is better, on texts.txt: 3 texts." in page.all("section", class_="answer")[0]
-    assert page.all("th", scope="col")[1].startswith("Alignment proxy mean squared distance ↓")
-    # Nothing was timed, and there are no intervals.
+def test_without_times_and_intervals(tmp_path, undrawn):
+    own = [Result(each.recipe, each.pooling, each.control, {"A": Estimate(0.4, NAN, NAN)}) for each in tiny().results]
+    text, page = page_of(tiny(tasks=tiny().tasks[:1], results=own), tmp_path)
     assert "Cost" not in " ".join(page.all("th"))
     assert "95% bootstrap interval" not in text
     assert not (tmp_path / "out" / "cost.png").exists()
-    tasks = [tiny().tasks[0], dataclasses.replace(tiny().tasks[1], proxy=True)]
-    _, page = page_of(tiny(tasks=tasks), tmp_path / "some")
-    assert page.all("aside", role="note")[0].startswith("Measured without labels. B: proxies, which hint at quality")
 
 
 def test_a_long_page_folds(tmp_path, monkeypatch, undrawn):
@@ -369,5 +362,3 @@ def test_the_front_has_what_nothing_cheaper_equals():
     results = [result("dear", 0.9, 4), result("cheap", 0.3, 1), result("same", 0.3, 2), result("worse", 0.2, 3)]
     results += [result("middle", 0.5, 2), result("untimed", 1.0, None), result("nothing", NAN, 0.1)]
     assert [each.recipe for each in pareto_front(results, TASK)] == ["cheap", "middle", "dear"]
-    down = dataclasses.replace(TASK, greater_is_better=False)
-    assert [each.recipe for each in pareto_front(results, down)] == ["cheap", "worse"]

@@ -102,10 +102,10 @@ def test_random_weights_for_the_finalists_alone(recipes, found):
 
 def test_finalists():
     """The best and what is tied with it, three at most; and what the answer names, whatever it scored."""
-    up, down = Measure("t", "accuracy"), Measure("t", "loss", greater_is_better=False)
+    column = Measure("t", "accuracy")
     values = {"a": 0.5, "b": 0.4, "c": 0.3, "d": 0.2, "none": math.nan}
 
-    def names(tied, column=up, advised=""):
+    def names(tied, advised=""):
         results = [Result(key, "mean", False, {"t": Estimate(own, 0, 1, key in tied)}) for key, own in values.items()]
         bag = Result("bag", "mean", True, {"t": Estimate(0.9, 0, 1)})
         return [name.removesuffix(", mean") for name in finalists(Standing([bag, *results], column, None), advised)]
@@ -113,7 +113,6 @@ def test_finalists():
     assert names("abcd") == ["a", "b", "c"]
     assert names("abcd", advised="d, mean") == ["d", "a", "b"]
     assert names("a") == ["a"]
-    assert names("a", column=down) == ["d", "a"]
 
 
 def test_without_random_weights_and_without_controls(shallow_path):
@@ -158,7 +157,7 @@ def test_every_text_is_embedded_once_by_each_model_behind_its_prompt(shallow_pat
 
 
 def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(found, shallow_path, monkeypatch):
-    """As in a search, whose finalists may have none with their pooling. The bag, which is next to free, is no unit."""
+    """The bag, which is next to free, is no unit."""
     for result in found.results:
         if result.recipe.startswith(("Random weights", "tf-idf")):
             assert result.cost is result.sentences_per_second is None
@@ -180,9 +179,8 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(found, shallow
     assert by_name[BAG].cost == 0.05
 
 
-@pytest.mark.parametrize(("batch_size", "data"), [(2, "pairs"), (50, "texts")])
-def test_the_batch_size_is_what_was_asked(batch_size, data, shallow_path, monkeypatch):
-    """For pairs it was ST's 32, for plain texts there was none."""
+@pytest.mark.parametrize("batch_size", [2, 50])
+def test_the_batch_size_is_what_was_asked(batch_size, shallow_path, monkeypatch):
     texts = [f"{text} {number}" for number in range(8) for text in TEXTS]
     sizes = []
     encode = ModulePass.encode
@@ -190,13 +188,10 @@ def test_the_batch_size_is_what_was_asked(batch_size, data, shallow_path, monkey
     # The bag.
     recipes = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1], batch_size=batch_size)
     labelled = Pairs(texts, texts[::-1], list(map(float, range(len(texts)))))
-    found = compare(recipes, labelled if data == "pairs" else texts, random=False)
+    found = compare(recipes, labelled, random=False)
     assert max(sizes) == min(batch_size, sum(sizes))
     assert len(sizes) == (sum(sizes) + batch_size - 1) // batch_size
     assert len(found.lengths) == sum(sizes)
-
-
-PROXIES = ["Contrastive loss", "Word sense", "Alignment", "Uniformity", "Anisotropy"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +200,6 @@ PROXIES = ["Contrastive loss", "Word sense", "Alignment", "Uniformity", "Anisotr
         (CLASSES, ["Two classes", "Word sense", "Beyond overlap", "Two classes, Spearman"]),
         (TRIPLETS, ["Triplets", "Word sense"]),
         (RETRIEVAL, ["Retrieval", "Word sense", "Recall@100"]),
-        ([*TEXTS, TEXTS[0]], PROXIES),
     ],
 )
 def test_every_task_has_every_control(data, columns, shallow_path):
@@ -219,11 +213,12 @@ def test_every_task_has_every_control(data, columns, shallow_path):
         assert not math.isnan(result.scores[columns[0]].value)
         assert ("Beyond overlap" in result.scores) == ("Beyond overlap" in columns and result.recipe != "tf-idf")
     assert found.prompts == ({"query": "query: "} if data is RETRIEVAL else {})
-    plain = columns is PROXIES
-    assert [task.proxy for task in found.tasks] == [plain and task.name != "Word sense" for task in found.tasks]
-    assert ("tf-idf, mean" in names) != plain
-    assert ("no embedding" in dict(found.skipped).get("tf-idf, mean", "")) == plain
-    assert ("these are proxies" in found.verdict[0]) == plain
+    assert "tf-idf, mean" in names
+
+
+def test_plain_texts_are_refused(shallow_path):
+    with pytest.raises(ValueError, match="plain texts have no labels to score by: give pairs with scores, triplets,"):
+        compare(Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1]), TEXTS)
 
 
 def test_a_result_carries_its_recipe_and_its_controls(shallow_path):

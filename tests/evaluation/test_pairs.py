@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
@@ -20,8 +19,7 @@ from st_reba import (
     RefinedThoughtModule,
     in_context,
 )
-from st_reba.evaluation import AgreementEvaluator, ConditionalSimilarityEvaluator, PairScoreEvaluator
-from st_reba.evaluation.pairs import agreement
+from st_reba.evaluation import ConditionalSimilarityEvaluator, PairScoreEvaluator
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -90,37 +88,9 @@ def test_a_prompt_of_its_own_is_a_prompt(make, kind, shared):
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_agreement_is_what_two_loops_say():
-    torch.manual_seed(0)
-    first, second = (torch.nn.functional.normalize(torch.randn(14, 3), dim=-1) for _ in range(2))
-    one, other = (vectors @ vectors.mT for vectors in (first, second))
-    pairs = [(i, j) for i in range(14) for j in range(i)]
-    order = spearmanr(*([float(cosines[pair]) for pair in pairs] for cosines in (one, other))).statistic
-    shared = []
-    for row in range(14):
-        near = [
-            set(sorted((j for j in range(14) if j != row), key=lambda j, own=cosines[row]: -own[j])[:10])
-            for cosines in (one, other)
-        ]
-        shared.append(len(near[0] & near[1]) / 10)
-    found = agreement(one, other)
-    assert found["spearman_cosines"] == pytest.approx(order, abs=1e-6)
-    assert found["shared_neighbours"] == pytest.approx(np.mean(shared))
-    assert np.isnan(agreement(one, torch.ones(14, 14))["spearman_cosines"]), "no order to agree with"
-
-
-def test_a_model_agrees_with_itself(backbone_path):
-    model = pipeline(CausalTransformer(backbone_path()))
-    vectors = model.encode(TEXTS, convert_to_tensor=True)
-    evaluator = AgreementEvaluator(TEXTS, 3 * vectors, name="own")
-    assert evaluator(model) == pytest.approx({"own_spearman_cosines": 1, "own_shared_neighbours": 1})
-    assert evaluator.primary_metric == "own_spearman_cosines"
-
-
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: AgreementEvaluator(TEXTS, torch.ones(4, 3)), "5 texts and 4 vectors were given"),
         (lambda: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "5 and 4 texts and 5 labels were given: a pair has one"),
         (lambda: PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5), "5 pairs with 1 different labels leave nothing to rank"),
         (lambda: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), r"have \[1, 1, 0, 1\] items: give one of"),

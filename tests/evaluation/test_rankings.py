@@ -14,7 +14,7 @@ from sentence_transformers.sparse_encoder.evaluation import ReciprocalRankFusion
 
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.data.demo import demo_retrieval
-from st_reba.data.tables import Pairs, Retrieval, read_data
+from st_reba.data.tables import Retrieval, read_data
 from st_reba.evaluation.rankings import ByModel, Fusion, LateInteraction, Reranking, fused, reranked, scored
 from st_reba.evaluation.tasks import task_of
 from st_reba.modules.multi_vector import multi_vector_encoder
@@ -176,4 +176,3 @@ def test_pairs_have_no_query(late):
         products = late.encode(one) @ late.encode(other).T
         best = [products.max(dim=dim).values.mean() for dim in (0, 1)]
         assert cosine == pytest.approx(float(torch.stack(best).mean()), abs=1e-5)
-    assert -1 <= task_of(Pairs(first, second, [1.0, 2.0, 3.0])).score(similarity) <= 1
