@@ -43,7 +43,6 @@ class Anatomy:
             the configuration is not yet a call of the function: BLOOM and Falcon have code of their own.
         needs_explicit_softmax: Whether any of them asks for a softmax that the fused kernels do not know (soft cap,
             sinks).
-        maps_are_sound: Whether the model computes the same states when it hands out its maps.
         layers: Paths of the layers, in the order in which they run; empty if none were found that take and give states.
         norm: Paths of what stands between the last layer and the last hidden state: a norm, a projection, both, or
             nothing. None: the model does more to its last layer's states than its children do.
@@ -57,7 +56,6 @@ class Anatomy:
     attention_layers: tuple[int, ...]
     calls_our_attention: bool
     needs_explicit_softmax: bool
-    maps_are_sound: bool
     layers: tuple[str, ...]
     norm: tuple[str, ...] | None
     projections: Mapping[int, str]
@@ -132,14 +130,13 @@ def probe(model: PreTrainedModel) -> tuple[Anatomy, Tensor]:
         census = Census()
         tried, states, calls = _noted(model)
     attentions: Mapping[int, nn.Module | None] = census.attentions
-    calls_ours, sound = bool(attentions), True
+    calls_ours = bool(attentions)
     if census.unknown or not attentions:
         name = "eager" if model.config._attn_implementation == ATTENTION else None
         own = output_on(trial(model), name).last_hidden_state
         calls_ours = calls_ours and close(states, own)
         if not calls_ours:
-            attending, sound = _maps(model, own)
-            attentions = dict.fromkeys(attending)
+            attentions = dict.fromkeys(_attending(model))
     # A module that is called more than once is what it is the first time.
     first = {call.path: call for call in reversed(calls)}
     layers = _layers(tried, first)
@@ -154,7 +151,6 @@ def probe(model: PreTrainedModel) -> tuple[Anatomy, Tensor]:
         attention_layers=tuple(attentions),
         calls_our_attention=calls_ours,
         needs_explicit_softmax=census.explicit,
-        maps_are_sound=sound,
         layers=layers,
         norm=_norm(layers[-1], calls, states) if layers else None,
         projections={index: path for index, path in projections.items() if path is not None},
@@ -182,15 +178,13 @@ def _first(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _maps(model: PreTrainedModel, own: Tensor) -> tuple[tuple[int, ...], bool]:
-    """The layers whose maps a model hands out, and whether it then computes the states that it gives on its own."""
+def _attending(model: PreTrainedModel) -> list[int]:
+    """The layers whose maps a model hands out."""
     try:
         output = output_on(trial(model), "eager", output_attentions=True)
     except CANNOT_RUN:
-        return (), False
-    maps = output.get("attentions") or ()
-    layers = tuple(index for index, weights in enumerate(maps) if weights is not None)
-    return layers, bool(layers) and close(output.last_hidden_state, own)
+        return []
+    return [index for index, weights in enumerate(output.get("attentions") or ()) if weights is not None]
 
 
 def _layers(tried: PreTrainedModel, calls: Mapping[str, Call]) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from transformers.cache_utils import Cache
 from ..text.layout import Layout
 from .attention.changes import BehindPrefix, FirstKey, HiddenFirst, LayerMask
 from .attention.observers import Census, Observer
-from .attention.weights import StoredWeights
 from .backbone import device, is_checkpointing, keeping
 
 # Private in transformers: what runs a layer so that it can be run again.
@@ -322,7 +321,6 @@ def run(
     *,
     changes: Sequence[PassChange] = (),
     observe: Observer | None = None,
-    hands_out_maps: bool = False,
     inputs: Callable[[], Mapping[str, Any]] | None = None,
     reader: str = "it",
     **kwargs: Any,
@@ -333,9 +331,7 @@ def run(
         model: The model, which ends at the layer that is wanted.
         layout: B texts.
         changes: What is changed in this pass; at most one of them replaces masks, one re-routes, and one hides.
-        observe: Is shown attention as the changes leave it.
-        hands_out_maps: Whether the architecture hands out its attention maps itself, to be shown to the observer; else
-            its attention calls our function, which shows it.
+        observe: Is shown attention as the changes leave it, of a model whose attention calls our function.
         inputs: Makes what the model is given, in the pass, in place of the layout's ``input_ids``.
         reader: Who asks, for the refusal.
         **kwargs: For the model's forward.
@@ -367,15 +363,10 @@ def run(
             )
         if asked.masking is not None or asked.rerouting is not None or asked.hiding is not None:
             _remember_passes(model)
-    shown = observe if hands_out_maps else None
     # transformers would leave hooks on a model that hands out its hidden states, which cannot be pickled.
-    outputs = {"return_dict": True, "output_hidden_states": False} | ({"output_attentions": True} if shown else {})
-    with passing(asked if observe is None or shown else replace(asked, observer=observe)):
+    outputs = {"return_dict": True, "output_hidden_states": False}
+    with passing(asked if observe is None else replace(asked, observer=observe)):
         output = model(**{**(given if inputs is None else inputs()), **kwargs, **outputs})
-    if shown is not None:
-        for layer, weights in enumerate(output.attentions):
-            if weights is not None and shown.wants(layer):
-                shown.observe(StoredWeights(layer, weights))
     return recorded(output.last_hidden_state)
 
 

@@ -570,7 +570,6 @@ class CausalModule(SafeTransformer):
             layout,
             changes=[*made, *change],
             observe=observe,
-            hands_out_maps=not anatomy.anatomy_of(self.model).calls_our_attention,
             inputs=inputs,
             reader=self._reader,
             **kwargs,

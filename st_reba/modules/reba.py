@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -57,7 +56,8 @@ class ReBAModule(CausalModule):
         **transformer_kwargs: As for ST's ``Transformer``.
 
     Raises:
-        ValueError: If a setting is out of range, or the model is not causal, or has no attention.
+        ValueError: If a setting is out of range, or the model is not causal, has no attention, or has attention of its
+            own (BLOOM, Falcon, MPT, GPT-Neo).
     """
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
@@ -103,14 +103,8 @@ class ReBAModule(CausalModule):
             rows=rows,
             **transformer_kwargs,
         )
-        self._anatomy = setup.watch_attention(self.model)
-        self._watched = setup.resolve_layers(self.layers, self.model, self._anatomy.attention_layers)
-        if not self._anatomy.calls_our_attention:
-            warnings.warn(
-                f"{type(self.model).__name__} computes its attention in its own code, so its attention maps are "
-                "stored and read in small batches. The numbers are the same; it takes more memory and time.",
-                stacklevel=2,
-            )
+        attending = setup.watch_attention(self.model)
+        self._watched = setup.resolve_layers(self.layers, self.model, attending)
 
     @property
     def reads_behind_prefixes(self) -> bool:
@@ -158,8 +152,6 @@ class ReBAModule(CausalModule):
 
     def _part_size(self, layout: Layout) -> int:
         size, queries = super()._part_size(layout), layout.input_ids.shape[1]
-        if not self._anatomy.calls_our_attention:
-            return min(size, setup.micro_batch(self.model, queries))
         rows = 1 if self.rows == "last" else layout.longest_text
         # The maxima, the weights and two steps between them, in float32.
         return min(size, max(1, self.WEIGHT_BUDGET // (16 * rows * queries)))

@@ -149,13 +149,12 @@ def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
     assert passes == [len(texts)] * 2
 
 
-@pytest.mark.filterwarnings("ignore:.*in its own code")
 def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
     made = Recipes(CausalTransformer(backbone_path("bloom")), default_recipes(fit_texts=FIT_TEXTS))
-    assert {"Classical", "Echo-3", "ReBA-3"} <= {recipe.method for recipe in made.all}
+    assert {"Classical", "Echo-3"} <= {recipe.method for recipe in made.all}
     skipped = dict(made.skipped)
     assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
-    assert "RT-2, last" in skipped
+    assert {"RT-2, last", "ReBA-2, mean"} <= skipped.keys()
     assert vectors_of(made, TEXTS[:1])
 
 

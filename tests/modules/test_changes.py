@@ -224,14 +224,6 @@ class TestSinks:
         module, plain = (ReBAModule(shared(), repetitions=1, without_sink=without) for without in (True, False))
         assert relative_error(read(module, ["a"])[0], read(plain, ["a"])[0]) < TOLERANCE
 
-    def test_reba_on_attention_of_its_own(self, shared, eager, token_ids):
-        with pytest.warns(UserWarning, match="computes its attention in its own code"):
-            module = ReBAModule(shared("bloom"), without_sink=True)
-        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
-            with torch.no_grad():
-                wanted = oracles.algorithm_2(eager("bloom"), token_ids(text), 2, sink=False)
-            assert relative_error(states, wanted) < TOLERANCE
-
 
 class TestASlotInATemplate:
     """Wherever the change Prepend is made, ``{prepend}`` says where the slot stands; else nothing fills it."""

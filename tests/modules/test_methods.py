@@ -25,7 +25,7 @@ from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
 from ..conftest import LONG, long, pipeline, relative_error
 from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
 
-pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 #: Of architectures; in each, one like Llama, whose heads share keys; one with windows; and one with learned positions
 #: or attention of its own.
@@ -44,11 +44,13 @@ def made(recipe, backbone, **more):
 
 
 def refused_with_its_own_attention(recipe) -> bool:
-    """Whether the method watches or changes the attention of each layer, and not by a fallback."""
+    """Whether the method watches or changes the attention of each layer."""
     kind, given = RECIPES[recipe]
     watches = kind is st_reba.RefinedThoughtModule and given["iterations"] > 1
     turns = given.get("bidirectional_layers") or recipe == "bidirectional"
-    return bool(watches or turns or kind in (st_reba.KVReroutingModule, st_reba.AttentionPoolingModule))
+    return bool(
+        watches or turns or kind in (st_reba.KVReroutingModule, st_reba.AttentionPoolingModule, st_reba.ReBAModule)
+    )
 
 
 # Methods take turns in the architectures; ReBA, which looks at each of its maps, takes all.

@@ -81,7 +81,6 @@ def everything_set_on(model) -> dict:
     }
 
 
-@pytest.mark.filterwarnings("ignore:.*in its own code")
 @pytest.mark.parametrize("architecture", ["llama", "falcon"])
 def test_a_module_leaves_the_backbone_as_it_was(architecture, backbone_path):
     """When it works, and when it refuses; another one on it gives what it gave."""
@@ -112,7 +111,6 @@ def test_classical_and_echo_keep_the_choice_of_attention(kind, backbone_path):
     assert found == ["eager", "eager", function.ATTENTION, function.ATTENTION]
 
 
-@pytest.mark.filterwarnings("ignore:.*in its own code")
 @pytest.mark.parametrize("architecture", ["gemma3", "gpt2"])
 def test_a_view_computes_the_same_with_the_same_weights(architecture, backbone_path):
     model = CausalTransformer(backbone_path(architecture)).model

@@ -127,7 +127,6 @@ def test_a_slot_is_given_once_and_conversations_have_none(shared):
 # Texts that are read once
 
 
-@pytest.mark.filterwarnings("ignore:A text without tokens", "ignore:.*in its own code")
 @pytest.mark.parametrize("architecture", FEW)
 def test_each_text_in_terms_of_each_aspect(architecture, shared):
     """As encode gives it; long texts reach beyond the windows of the architectures that have them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import fold_kernel
-from .weights import LayerWeights, StoredWeights, fold
+from .weights import LayerWeights, fold
 
 
 class Observer(Protocol):
@@ -20,7 +20,7 @@ class Observer(Protocol):
         """Whether this layer's weights are to be shown."""
         ...
 
-    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+    def observe(self, weights: LayerWeights) -> None:
         """Look at one layer. ``weights`` must not outlive the call."""
         ...
 
@@ -52,12 +52,12 @@ class RunningMaximum:
             raise RuntimeError("no attention layer was seen: the backbone's attention did not run in this context.")
         return self._maximum
 
-    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+    def observe(self, weights: LayerWeights) -> None:
         keys = self.keys
         if isinstance(keys, Tensor):
             weights, keys = weights.at_keys(keys), slice(0, 1)
         maximum = self._maximum
-        if torch.is_grad_enabled() or isinstance(weights, StoredWeights):
+        if torch.is_grad_enabled():
             largest = weights.largest(keys, self.queries)
             # Each layer may lie on a device of its own.
             maximum = largest if maximum is None else torch.maximum(maximum.to(largest.device), largest)
@@ -84,7 +84,7 @@ class WithoutFirst:
     def wants(self, layer: int) -> bool:
         return self.observer.wants(layer)
 
-    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+    def observe(self, weights: LayerWeights) -> None:
         self.observer.observe(weights.without_first())
 
 
@@ -105,12 +105,11 @@ class MeanWeights:
     def wants(self, layer: int) -> bool:
         return layer == self.layer
 
-    def observe(self, weights: LayerWeights | StoredWeights) -> None:
+    def observe(self, weights: LayerWeights) -> None:
         """Keep (B, keys), of the dtype of ``weights``, on the device of ``queries``.
 
         Keys behind the query are not masked where the layer needed no mask.
         """
-        assert isinstance(weights, LayerWeights)
         query = weights.at_queries(self.queries)
         formed = query.log_weights(slice(None), slice(None), slice(0, weights.key.shape[2]), slice(0, 1)).exp()
         self.weights = formed.mean(dim=(1, 3))[..., 0].to(self.queries.device)
@@ -143,8 +142,7 @@ class MeanOverQueries:
     def wants(self, layer: int) -> bool:
         return layer in self.layers
 
-    def observe(self, weights: LayerWeights | StoredWeights) -> None:
-        assert isinstance(weights, LayerWeights)
+    def observe(self, weights: LayerWeights) -> None:
         share = self.queries / self.queries.sum(dim=1, keepdim=True)
         share = share.to(weights.log_sum_exp)
         # One key-value head at a time: (B, 1, K, R, Q) is formed.

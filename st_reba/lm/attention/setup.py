@@ -7,12 +7,9 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from ..anatomy import Anatomy, anatomy_of, reuses_cache, set_attention
+from ..anatomy import anatomy_of, reuses_cache, set_attention
 from ..backbone import depth
 from .function import ATTENTION
-
-#: Memory that the maps of one micro-batch may take where an architecture must hand them all out, in bytes.
-MAP_BUDGET = 2**28
 
 
 def prepare(model: PreTrainedModel) -> None:
@@ -35,29 +32,23 @@ def prepare(model: PreTrainedModel) -> None:
         set_attention(model, ATTENTION)
 
 
-def watch_attention(model: PreTrainedModel) -> Anatomy:
-    """Set a model up for its attention to be watched: through our function, or by the maps that it hands out itself.
+def watch_attention(model: PreTrainedModel) -> tuple[int, ...]:
+    """Set a model up for the attention of all its layers to be watched.
 
     Returns:
-        What is known of it: which layers have attention, and whether they call our function.
+        Indices of the layers that have attention.
 
     Raises:
-        ValueError: If it has no attention at all (a state-space model), or its maps cannot be trusted.
+        ValueError: If there are none (a state-space model), or their attention cannot be watched.
     """
-    anatomy = anatomy_of(model)
-    if not anatomy.attention_layers:
+    name, layers = type(model).__name__, anatomy_of(model).attention_layers
+    if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no attention to look back with, so ReBA cannot run on it. "
-            "Use a model with attention layers, or EchoModule."
+            f"{name} has no attention to look back with, so ReBA cannot run on it. Use a model with attention layers, "
+            "or EchoModule."
         )
-    if not anatomy.maps_are_sound:
-        raise ValueError(
-            f"{type(model).__name__} computes other hidden states when it hands out its attention maps than when it "
-            "does not (Falcon with ALiBi does so in some versions of transformers), so the maps cannot be trusted and "
-            "ReBA cannot run on it. Use EchoModule, or another version of transformers."
-        )
-    set_attention(model, ATTENTION if anatomy.calls_our_attention else "eager")
-    return anatomy
+    require_interface(model, layers, f"The attention of {name} cannot be watched", "Use EchoModule")
+    return layers
 
 
 def require_interface(model: PreTrainedModel, layers: Collection[int], refusal: str, advice: str) -> None:
@@ -98,12 +89,6 @@ def reads_behind_prefixes(model: PreTrainedModel) -> bool:
     if name == ATTENTION:
         return reuses_cache(model)
     return name in ("eager", "sdpa") and make_cacheable(model)
-
-
-def micro_batch(model: PreTrainedModel, length: int) -> int:
-    """How many texts of ``length`` tokens have attention maps within :data:`MAP_BUDGET`, all together; at least 1."""
-    heads = model.config.get_text_config(decoder=True).num_attention_heads
-    return max(1, MAP_BUDGET // (depth(model) * heads * length**2 * model.dtype.itemsize))
 
 
 def resolve_layers(

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..backbone import for_summing
-
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
 
@@ -118,36 +116,6 @@ class LayerWeights:
         bias = hidden[None, None] if self.bias is None else self.bias + hidden
         backward = None if self.backward is None else self.backward.without_first()
         return replace(self, log_sum_exp=self.log_sum_exp + kept, bias=bias, backward=backward)
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """Weights as an architecture hands them out itself, with ``output_attentions=True``.
-
-    Attributes:
-        layer: Its index.
-        weights: (B, H, N, N).
-    """
-
-    layer: int
-    weights: Tensor
-
-    def largest(self, keys: slice, queries: slice) -> Tensor:
-        """As :meth:`LayerWeights.largest`."""
-        # Clamped, because the gradient of log is infinite at the zeros of a causal map.
-        largest = for_summing(self.weights[:, :, queries, keys].amax(dim=1).mT)
-        return largest.clamp(min=torch.finfo(largest.dtype).tiny).log()
-
-    def at_keys(self, positions: Tensor) -> StoredWeights:
-        """As :meth:`LayerWeights.at_keys`."""
-        return replace(self, weights=one_a_text(self.weights, positions, 3))
-
-    def without_first(self) -> StoredWeights:
-        """As :meth:`LayerWeights.without_first`."""
-        weights = self.weights / (1 - self.weights[..., :1]).clamp(min=_LEFT)
-        weights[..., 1:, 0] = 0
-        weights[..., 0, :] = self.weights[..., 0, :]
-        return replace(self, weights=weights)
 
 
 def fold(weights: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> None:

@@ -12,7 +12,7 @@ from st_reba.lm.attention import weights as layer_weights
 from st_reba.lm.attention.changes import Bidirectional, FirstKey
 from st_reba.lm.attention.function import observable_attention
 from st_reba.lm.attention.observers import RunningMaximum
-from st_reba.lm.attention.weights import LayerWeights, StoredWeights
+from st_reba.lm.attention.weights import LayerWeights
 from st_reba.lm.run import Pass, passing, watching
 
 CAUSAL = torch.ones(9, 9).tril().bool()
@@ -180,7 +180,7 @@ def test_dropout_is_dropout(rerouted):
 
 
 def sources(length=40):
-    """Three layers, each as query and key and as its map."""
+    """Three layers, each with its map."""
     generator = torch.Generator().manual_seed(3)
     made = []
     for index in range(3):
@@ -188,22 +188,21 @@ def sources(length=40):
         _, weights = naive(query, key, value)
         scores = query @ key.repeat_interleave(2, 1).mT * 8**-0.5
         lse = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf")).logsumexp(-1)
-        made.append((LayerWeights(index, query, key, lse, 8**-0.5), StoredWeights(index, weights)))
+        made.append((LayerWeights(index, query, key, lse, 8**-0.5), weights))
     return made
 
 
 def largest(layers):
     """(B, queries, keys): the largest weight of any head of these layers."""
-    return torch.stack([sources()[index][1].weights for index in layers]).amax(dim=(0, 2))
+    return torch.stack([sources()[index][1] for index in layers]).amax(dim=(0, 2))
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["query and key", "map"])
 class TestRunningMaximum:
     @pytest.mark.parametrize(
         ("block", "scratch", "gradients"), [(4, 1, False), (4, 2**14, True), (128, 2**14, False), (128, 2**28, True)]
     )
     @pytest.mark.parametrize("layers", [None, {1}])
-    def test_of_a_rectangle_and_of_one_key_a_text(self, kind, block, scratch, gradients, layers, monkeypatch):
+    def test_of_a_rectangle_and_of_one_key_a_text(self, block, scratch, gradients, layers, monkeypatch):
         """A head of a text at a time, some, or all."""
         monkeypatch.setattr(layer_weights, "_KEY_BLOCK", block)
         monkeypatch.setitem(layer_weights._SCRATCH_BYTES, "cpu", scratch)
@@ -211,10 +210,10 @@ class TestRunningMaximum:
         rectangle = RunningMaximum(slice(3, 20), slice(3, 40), layers)
         column = RunningMaximum(keys, slice(5, 40), layers)
         with torch.set_grad_enabled(gradients):
-            for pair in sources():
+            for source, _ in sources():
                 for observer in (rectangle, column):
-                    if observer.wants(pair[kind].layer):
-                        observer.observe(pair[kind])
+                    if observer.wants(source.layer):
+                        observer.observe(source)
         expected = largest(layers or range(3))
         meaningful = torch.ones(17, 37).triu().bool()
         found = rectangle.result().exp()[:, meaningful]
