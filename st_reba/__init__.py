@@ -36,7 +36,6 @@ from .modules import TopicModule as TopicModule
 from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
-from .reading.aspects import encode_aspects
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
 from .ready import build
@@ -52,7 +51,6 @@ __all__ = [
     "Row",
     "__version__",
     "build",
-    "encode_aspects",
     "encode_chunks",
     "encode_words",
     "in_context",

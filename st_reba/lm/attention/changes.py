@@ -67,12 +67,10 @@ class BehindPrefix:
         lengths: (B,), or (1,) for all rows: cached tokens that count; those behind are neither seen nor part of the
             positions.
         new: How many tokens are new: they stand at positions lengths, lengths + 1, ...
-        tree: Where they stand instead, and what they see of each other, if they are not one text.
     """
 
     lengths: Tensor
     new: int
-    tree: Tree | None = None
     layers: ClassVar[None] = None
     _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(default_factory=dict, repr=False)
 
@@ -82,14 +80,12 @@ class BehindPrefix:
         if kind in self._masks:
             return self._masks[kind]
         slot = torch.arange(keys - self.new, device=self.lengths.device)
-        step = torch.arange(self.new, device=self.lengths.device)[None] if self.tree is None else self.tree.steps
-        # (B or 1, 1, new, N), and (B or 1, 1, new, new).
+        step = torch.arange(self.new, device=self.lengths.device)[None]
+        # (B or 1, 1, new, N), and (1, 1, new, new).
         back = step[:, None, :, None] - step[:, None, None, :]
         position = self.lengths[:, None, None, None] + step[:, None, :, None]
         prefix = (slot < self.lengths[:, None, None, None]) & (position >= slot)
         own = back >= 0
-        if self.tree is not None:
-            own = own & self.tree.seen[:, None]
         if window is not None:
             prefix = prefix & (position - slot < window)
             own = own & (back < window)
@@ -156,19 +152,6 @@ class BehindAll:
         back = own[:, None] - torch.cat([self.positions.to(device), own])
         seen = back >= 0
         return (seen if window is None else seen & (back < window))[None, None]
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Rows of several texts that begin alike: a body, and branches, each of which goes on where the body ends.
-
-    Attributes:
-        steps: (B, new), how far behind what stands before the row each token stands.
-        seen: (B, new, new): which tokens (the last axis) each sees; of these, those that stand before it.
-    """
-
-    steps: Tensor
-    seen: Tensor
 
 
 @dataclass(frozen=True)
