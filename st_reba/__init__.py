@@ -24,6 +24,7 @@ from .modules import LayerStates as LayerStates
 from .modules import LayerwiseAutoencoder as LayerwiseAutoencoder
 from .modules import LlamaCppTransformer as LlamaCppTransformer
 from .modules import MetaEOLModule as MetaEOLModule
+from .modules import NoSinkModule as NoSinkModule
 from .modules import PartwiseWhitening as PartwiseWhitening
 from .modules import PromptRepsModule as PromptRepsModule
 from .modules import ReBAModule as ReBAModule

@@ -10,8 +10,7 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..lm.anatomy import anatomy_of, final_norm, layer_paths
-from ..lm.run import recording
+from ..lm.anatomy import anatomy_of, final_norm
 from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
@@ -20,34 +19,6 @@ def reads_one_layer(module: type[nn.Module]) -> bool:
     if not issubclass(module, (CausalTransformer, EchoModule)) or issubclass(module, InputEmbeddings):
         return False
     return module.reads_hidden_states
-
-
-@torch.inference_mode()
-def massive_layer(module: CausalModule, texts: Sequence[str]) -> int:
-    """The layer that makes the first token's massive activation: after it that token's state is longest beside others.
-
-    Of each layer's residual stream, the norm of the first token's state over the median norm of the text's other
-    tokens; and of all layers but the last the one by which that ratio grows the most. The last one's states are read
-    behind the final norm, which takes the ratio away, and no layer above it attends to them. The layer above the one
-    that is found is the one for :class:`~st_reba.modules.changes.WeakenSink`.
-
-    Args:
-        module: Any module that runs its language model.
-        texts: One batch, of two tokens or more each.
-
-    Returns:
-        The layer's index, from 0.
-    """
-    layout = module.lay_out(texts)
-    with recording(module.model, layer_paths(module.model)) as record:
-        layers = record.split(module.run(layout))
-    real = layout.attention_mask.bool().to(layers[0].device)[:, 1:]
-    ratios = []
-    for states in layers[:-1]:
-        norms = states.float().norm(dim=-1)
-        others = norms[:, 1:].masked_fill(~real, torch.nan).nanmedian(dim=1).values
-        ratios.append((norms[:, 0] / others).log().nanmean())
-    return int(torch.stack(ratios).diff().argmax())
 
 
 class LayerReader:

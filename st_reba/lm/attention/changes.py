@@ -96,9 +96,7 @@ class BehindPrefix:
 
 @dataclass(frozen=True)
 class HiddenFirst:
-    """Layers in which no other token sees the first token of its row, whatever mask the layer has.
-
-    The first token is that of the whole input, cached tokens included. It sees itself.
+    """Layers in which no other token sees the first token of its row, whatever mask the layer has. It sees itself.
 
     Attributes:
         layers: Their indices.
@@ -106,23 +104,18 @@ class HiddenFirst:
 
     layers: Collection[int]
 
-    def mask(self, mask: Tensor | None, causal: bool, keys: int, masking: LayerMask | None, query: Tensor) -> Tensor:
-        """(B or 1, 1, queries, keys): the layer's mask without the first token.
+    def mask(self, mask: Tensor | None, causal: bool, count: int, device: torch.device) -> Tensor:
+        """(B or 1, 1, N, N): the layer's mask without the first token.
 
         Args:
             mask: The layer's mask, True where a key is seen, or added to the scores; None if it has none.
             causal: Whether a token sees earlier tokens alone where there is no mask.
-            keys: How many keys there are.
-            masking: What replaced the mask, which knows how many tokens are cached; None if nothing did.
-            query: (B, H, queries, d), whose positions are the last ones of the keys.
+            count: Number of tokens, N, none of which is cached.
+            device: Where the layer runs.
         """
-        key = torch.arange(keys, device=query.device)
-        own = key[keys - query.shape[2] :, None]
-        first: Tensor | int = 0
-        if isinstance(masking, BehindPrefix):
-            # In a row with nothing cached, the first token is the first of the new ones.
-            first = torch.where(masking.lengths.to(key.device) > 0, 0, own[0])[:, None, None, None]
-        hidden = (key == first) & (key != own)
+        key = torch.arange(count, device=device)
+        own = key[:, None]
+        hidden = (key == 0) & (key != own)
         if mask is None:
             mask = (key <= own if causal else torch.ones_like(hidden))[None, None]
         if mask.dtype != torch.bool:
