@@ -9,7 +9,6 @@ from torch import Tensor
 from ..hub.removed import is_no_sink
 from ..hub.saved_files import check_inside
 from ..lm import backbone
-from ..lm.run import recorded
 from ..text.layout import Layout
 from .causal_module import CausalModule
 from .changes import AttendBothWays, Change, EarlyExit
@@ -79,4 +78,5 @@ class InputEmbeddings(CausalTransformer):
 
     def run(self, layout: Layout, **kwargs: Any) -> Tensor:
         input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
-        return recorded(self.model.get_input_embeddings()(input_ids))
+        states: Tensor = self.model.get_input_embeddings()(input_ids)
+        return states

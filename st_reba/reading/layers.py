@@ -10,15 +10,15 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..lm.anatomy import anatomy_of, final_norm
-from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
+from ..lm.anatomy import anatomy_of, final_norm, layer_paths
+from ..lm.run import recording
+from ..modules import AttentionPoolingModule, CausalModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
 def reads_one_layer(module: type[nn.Module]) -> bool:
     """Whether what modules of a class embed is one reading of one layer's states, so that each layer can be read so."""
-    if not issubclass(module, (CausalTransformer, EchoModule)) or issubclass(module, InputEmbeddings):
-        return False
-    return module.reads_hidden_states
+    reads_otherwise = issubclass(module, (AttentionPoolingModule, InputEmbeddings))
+    return issubclass(module, (CausalTransformer, EchoModule)) and not reads_otherwise
 
 
 class LayerReader:
@@ -43,8 +43,7 @@ class LayerReader:
         count: How many readings there are, L + 1.
 
     Raises:
-        ValueError: If the first module is another one, or reads a state inside its last layer, or the backbone's
-            earlier layers cannot be read like its last.
+        ValueError: If the first module is another one, or the backbone's earlier layers cannot be read like its last.
     """
 
     def __init__(self, model: BaseModel) -> None:
@@ -54,7 +53,6 @@ class LayerReader:
                 f"The model's first module is {type(module).__name__}, whose embedding is not one reading of one "
                 "layer's states. Use a model with CausalTransformer or EchoModule to look at it layer by layer."
             )
-        cast(CausalModule, module).check_all_layers()
         self.model = model
         model.eval()
         layers = anatomy_of(cast(CausalModule, module).model).layers
@@ -80,9 +78,10 @@ class LayerReader:
         self.model.eval()
         inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
         module = cast(CausalModule, self.model[0])
-        found = module.forward_all_layers(inputs, norm=self._final_norm)
+        with recording(module.model, layer_paths(module.model), self._final_norm) as record:
+            found = module(inputs)
         # The last is the module's own reading, not a repetition of it: what encode gives, to the bit.
-        for states in found.pop("all_layer_embeddings"):
+        for states in record.split(found["token_embeddings"]):
             yield {**found, "token_embeddings": states}
 
     @torch.inference_mode()
