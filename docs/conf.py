@@ -1,8 +1,5 @@
 """Sphinx: ``make docs`` builds these pages without network, and warnings are errors."""
 
-import sys
-from pathlib import Path
-
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -12,8 +9,6 @@ from sphinx.writers.html5 import HTML5Translator
 from st_reba import __version__, modules
 from st_reba.modules.stored import FixedWeights
 from st_reba.recipes import every_row, rows
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 project = "st_reba"
 author = "The st_reba authors"
@@ -42,10 +37,12 @@ class Recipes(SphinxDirective):
     """The table of all recipes, made of their rows whenever the pages are."""
 
     def run(self) -> list[nodes.Node]:
-        from blocks import recipes
-
         self.env.note_dependency(rows.__file__)
-        return self.parse_text_to_nodes(recipes(every_row(), link="./"))
+        lines = ["| recipe | `--recipe` | pooling | what is read | passes |", "|---|---|---|---|---|"]
+        for row in every_row():
+            page = f"[{row.name}](./methods/{row.page}.md)"
+            lines.append(f"| {page} | `{row.key}` | {', '.join(row.poolings)} | {row.says} | {row.cost} |")
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
 class Modules(SphinxDirective):

@@ -169,7 +169,7 @@ class TestWorkflows:
         assert jobs["publish"]["needs"] == "build"
 
 
-ROWS = [line.strip("|").split("|") for line in text("docs/private-names.md").splitlines() if line.startswith("| `")]
+ROWS = [line.strip("|").split("|") for line in text("docs/internals.md").splitlines() if line.startswith("| `")]
 PACKAGES = ("st_reba", "st_reba_cli")
 SOURCES = {path: path.read_text(encoding="utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
 

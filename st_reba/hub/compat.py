@@ -1,6 +1,6 @@
 """What differs between the versions of sentence-transformers and transformers that st_reba works with.
 
-The rest of the package is written for the current ones and asks here. docs/private-names.md lists what is private
+The rest of the package is written for the current ones and asks here. docs/internals.md lists what is private
 upstream and used all the same.
 """
 

@@ -30,7 +30,6 @@ from .layerwise_autoencoder import LayerwiseAutoencoder
 from .llama_cpp import LlamaCppTransformer
 from .meta_eol import MetaEOLModule
 from .multi_vector import TokenProjection
-from .no_sink import NoSinkModule
 from .partwise import PartwiseWhitening, StandardizedSum
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
@@ -60,7 +59,6 @@ __all__ = [
     "LayerwiseAutoencoder",
     "LlamaCppTransformer",
     "MetaEOLModule",
-    "NoSinkModule",
     "PartwiseWhitening",
     "PromptRepsModule",
     "ReBAModule",

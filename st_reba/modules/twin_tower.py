@@ -188,7 +188,7 @@ class TwinTower(SafeTransformer):
 
 
 # What one tower is made of. BERT and RoBERTa name their parts alike, and have for years, but promise none of it:
-# docs/private-names.md lists what is relied on.
+# docs/internals.md lists what is relied on.
 
 
 def check_family(config: PreTrainedConfig, given: str, called: str = "TwinTower") -> None:
