@@ -24,6 +24,7 @@ from .modules import LayerStates as LayerStates
 from .modules import LayerwiseAutoencoder as LayerwiseAutoencoder
 from .modules import LlamaCppTransformer as LlamaCppTransformer
 from .modules import MetaEOLModule as MetaEOLModule
+from .modules import NoSinkModule as NoSinkModule
 from .modules import PartwiseWhitening as PartwiseWhitening
 from .modules import PromptRepsModule as PromptRepsModule
 from .modules import ReBAModule as ReBAModule
@@ -36,7 +37,6 @@ from .modules import TopicModule as TopicModule
 from .modules import TwinTower as TwinTower
 from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
-from .reading.aspects import encode_aspects
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
 from .ready import build
@@ -52,7 +52,6 @@ __all__ = [
     "Row",
     "__version__",
     "build",
-    "encode_aspects",
     "encode_chunks",
     "encode_words",
     "in_context",

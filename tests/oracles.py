@@ -73,30 +73,6 @@ def sink_hidden(model, layers):
             hook.remove()
 
 
-def sink_weakened(model, architecture, layer, share):
-    """WeMask: what the attention of a layer is given, with the largest values of its first row at 0."""
-
-    def weaken(states):
-        states = states.clone()
-        first = states[0, 0]
-        for place in sorted(range(len(first)), key=lambda place: -abs(first[place]))[: int(share * len(first))]:
-            first[place] = 0
-        return states
-
-    return changed(model, projection_name(architecture, layer).rpartition(".")[0], before=weaken)
-
-
-def without_first(maps):
-    """Maps as if each softmax left out the first token: what a row gives the others, over all that it does not give
-    that token. The first row stays."""
-
-    def left_out(head):
-        others = [torch.cat([torch.zeros(1), row[1:] / (1 - row[0])]) for row in head[1:]]
-        return torch.stack([head[0], *others])
-
-    return [torch.stack([left_out(head) for head in layer]) for layer in maps]
-
-
 def run(model, ids):
     """Last hidden states (N, D) and the attention maps of every layer, (layers, heads, N, N), of one sequence.
 
@@ -130,11 +106,10 @@ def algorithm_1(maps):
     return fused
 
 
-def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False, sink=True):
+def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False):
     """ReBA, Algorithm 2: the word embeddings e_1 .. e_n (n, D) of a text repeated k times (Eq. 6)."""
     n, start = len(ids), len(before)
     states, maps = run(model, [*before, *(ids * k), *after])
-    maps = maps if sink else without_first(maps)
     if layers is not None:
         maps = [maps[layer] for layer in layers]
     weights = algorithm_1(maps)[start : start + k * n, start : start + k * n]
@@ -363,7 +338,8 @@ def prepended(model, architecture, slot, layers):
     places: list[int] = []
 
     def find(ids):
-        places[:] = (ids[0] == slot).nonzero().flatten().tolist()
+        # Refined thought embeds the last token on its own.
+        places[:] = (ids[0] == slot).nonzero().flatten().tolist() or places
         return ids
 
     def renew(states):

@@ -24,24 +24,20 @@ from ..data.demo import demo_sentences
 from ..evaluation.embedded import Embedded, TensorCache
 from ..files import is_full
 from ..lm.anatomy import final_norm
-from ..lm.attention.setup import reads_behind_prefixes
 from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint
-from ..lm.prefixes import behind
 from ..lm.run import StatesAt, at
-from ..lm.trees import Trees
 from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, TopicModule
 from ..modules.changes import EarlyExit
 from ..modules.moments import Moments
 from ..modules.partwise import checked_shares
-from ..modules.token_vectors import without_empty
+from ..modules.token_vectors import TokenVectors
 from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, find_words, pool_words
 from ..recipes import Recipe, default_recipes
 from ..recipes.lookup import bags_of_input_embeddings
 from ..recipes.recipe import POOLINGS, Wording, device_of, mode_of, random_model
 from ..text.layout import Layout
-from ..text.templates import SLOT
 from .sweep import RecipeSweep
 
 #: Called with what was done, and to how many tokens.
@@ -148,15 +144,12 @@ class SweepPass:
         return tokens(self.module, texts, self.backbone)
 
 
-class WordingsPass:
-    """Topic's module in several wordings, read after several layers, in the form of a :class:`ModulePass`.
-
-    Layouts of a text whose prompts begin alike are one tree: what they begin with runs once, and each costs its own
-    tokens behind that. Each is then read as its own module reads it.
+class TopicPass(ModulePass):
+    """Topic's module in one wording, read after several layers of one pass.
 
     Args:
         backbone: The loaded model.
-        recipes: What comes out of it: one row under any wordings and layers.
+        recipes: What comes out of it: one row under one wording and any layers.
 
     Raises:
         ValueError: If the backbone cannot run one of them, or one changes how the model reads.
@@ -168,86 +161,37 @@ class WordingsPass:
         for module in self.modules.values():
             if not module.final_norm or not all(isinstance(change, EarlyExit) for change in module.changes):
                 raise ValueError("What changes how a model reads is run in a pass of its own.")
-        # Of those that are read after some layer, the one that runs the most runs the others' layers, too.
+        # The one that runs the most runs the others' layers, too.
         self.module = max(self.modules.values(), key=lambda module: depth(module.model))
         self.ends = {key: depth(module.model) for key, module in self.modules.items()}
         self.layers = sorted({*self.ends.values()}.union(*(module.lower_layers for module in self.modules.values())))
         self.norm = final_norm(self.module.model)
-        self.poolings = {
-            reading(recipe): Pooling(self.module.get_embedding_dimension(), POOLINGS[recipe.pooling])
-            for recipe in recipes
-        }
-        self.settings = ["wordings", [[key, module.get_config_dict()] for key, module in self.modules.items()]]
-        self.words: dict[str, str] = {}
-        # By what the prompt begins with, or where masks cannot be replaced, by the prompt: its readings by the prompt.
-        alike = reads_behind_prefixes(self.module.model)
-        self.trees: dict[str, dict[str, list[str]]] = {}
-        for key, module in self.modules.items():
-            beginning = module.template.partition(SLOT)[0] if alike else module.template
-            self.trees.setdefault(beginning, {}).setdefault(module.template, []).append(key)
-
-    @torch.inference_mode()
-    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
-        found = {key: torch.empty(len(texts), module.get_embedding_dimension()) for key, module in self.modules.items()}
-        self.module.eval()
-        # Long texts with long ones, so that little is padding.
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-        for start in range(0, len(texts), batch_size):
-            batch = order[start : start + batch_size]
-            for readings in self.trees.values():
-                for rows, vectors in self._passes([texts[place] for place in batch], prompt, list(readings.values())):
-                    for key, own in vectors.items():
-                        found[key][torch.tensor(batch)[rows]] = own
-        return found
-
-    def encode_words(self, sentences: Sequence[str], words: Sequence[str], batch_size: int) -> Vectors:
+        reader = copy.copy(self.module)
+        reader._read = self._read  # type: ignore[method-assign]
+        width = len(recipes) * self.module.get_embedding_dimension()
+        pooling = Pooling(width, POOLINGS[recipes[0].pooling])
+        self.model = SentenceTransformer(modules=[reader, pooling], device=device_of(backbone))
+        self.settings = ["topic", [[key, module.get_config_dict()] for key, module in self.modules.items()]]
         # Topic gives the tokens of a text no vectors of their own.
-        return {}
+        self.words = {}
 
-    def tokens(self, texts: Sequence[str]) -> float:
-        if not texts:
-            return 0.0
-        sample, nodes = sample_of(texts), 0
-        for readings in self.trees.values():
-            layouts = [self.modules[key].lay_out(sample) for key, *_ in readings.values()]
-            kept = self.module.prefixes_of(Layout.interleaved(layouts), 1) or ((),)
-            nodes += int(Trees.of(layouts).layout.attention_mask.sum()) - len(sample) * len(kept[0])
-        share = depth(self.module.model) / depth(self.backbone.model)
-        return share * len(texts) * nodes / len(sample)
+    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
+        vectors = self.model.encode(
+            list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
+        )
+        return dict(zip(self.modules, vectors.float().cpu().chunk(len(self.modules), dim=1), strict=True))
 
-    def _passes(
-        self, texts: list[str], prompt: str | None, readings: list[list[str]]
-    ) -> Iterator[tuple[Tensor, Vectors]]:
-        """Run a batch as trees, part by part: which texts ran, and what each reading gives for these.
-
-        Args:
-            texts: The batch.
-            prompt: What stands before each.
-            readings: Those of each wording, of the wordings of one tree.
-        """
-        modules = [self.modules[key] for key, *_ in readings]
-        laid_out = Layout.interleaved([Layout.of(module.preprocess(texts, prompt=prompt)) for module in modules])
-        rest, prefixes = self.module.behind_prefixes(laid_out, 1)
-        layouts = [rest.part(slice(place, None, len(modules))) for place in range(len(modules))]
-        for rows in self.module.parts(Trees.of(layouts).layout):
-            own = [layout.part(rows) for layout in layouts]
-            trees = Trees.of(own)
-            seen = StatesAt([self.module.layer(layer - 1) for layer in self.layers], "after")
-            with behind(prefixes, rows):
-                last = trees.run(self.module.model, [seen.as_change()])
-            after = dict(zip(self.layers, seen.states(), strict=True))
-            below = {*self.ends.values()} - {self.layers[-1]}
-            ends = {self.layers[-1]: last} | {end: self.norm(after[end]).to(last) for end in below}
-            found = {}
-            for place, (layout, keys) in enumerate(zip(own, readings, strict=True)):
-                for key in keys:
-                    module = self.modules[key]
-                    lower = [at(trees.of_layout(place, after[layer]), layout.ends) for layer in module.lower_layers]
-                    read = module.read(layout, trees.of_layout(place, ends[self.ends[key]]), lower)
-                    states, mask = without_empty(read.states, read.mask, layout.text_lengths == 0)
-                    pooled = self.poolings[key]({"token_embeddings": states, "attention_mask": mask.long()})
-                    found[key] = pooled["sentence_embedding"].float().cpu()
-            yield rows, found
+    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+        """What each module reads, side by side."""
+        seen = StatesAt([self.module.layer(layer - 1) for layer in self.layers], "after")
+        last = self.module.run(layout, change=[seen.as_change()], **kwargs)
+        after = dict(zip(self.layers, seen.states(), strict=True))
+        found = []
+        for key, module in self.modules.items():
+            end = self.ends[key]
+            states = last if end == self.layers[-1] else self.norm(after[end]).to(last)
+            found.append(module.read(layout, states, [at(after[layer], layout.ends) for layer in module.lower_layers]))
+        return found[0]._replace(states=torch.cat([own.states for own in found], dim=-1))
 
 
 def listed_of(recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -256,7 +200,7 @@ def listed_of(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 #: One way in which texts run through the model.
-RecipePass: TypeAlias = ModulePass | SweepPass | WordingsPass
+RecipePass: TypeAlias = ModulePass | SweepPass
 
 
 def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[RecipePass], list[tuple[Recipe, str]]]:
@@ -277,7 +221,7 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
         elif several and reads_one_layer(recipe.row.module) and not recipe.row.unchanged:
             group = ("layers", recipe.row.key)
         elif several and recipe.row.module is TopicModule:
-            group = ("wordings", recipe.row.key)
+            group = ("topic", (recipe.row.key, recipe.wording, recipe.pooling))
         elif recipe.copies is not None:
             group = ("sweep", ())
         groups.setdefault(group, []).append(recipe)
@@ -289,12 +233,12 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
         try:
             if how == "sweep":
                 passes.append(SweepPass(backbone, own))
-            elif how == "wordings":
-                passes.append(WordingsPass(backbone, own))
+            elif how == "topic":
+                passes.append(TopicPass(backbone, own))
             else:
                 passes.append(ModulePass(backbone, own, how == "layers"))
         except ValueError as error:
-            if how in ("sweep", "wordings"):
+            if how in ("sweep", "topic"):
                 # What this backbone can run of them runs on its own.
                 for recipe in own:
                     groups.setdefault(("module", (recipe.method, None)), []).append(recipe)

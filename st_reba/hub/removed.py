@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 #: Classes of ``st_reba.modules``, the last of which 0.8 has.
@@ -13,7 +13,7 @@ CLASSES = (
     "RerankModule",
 )
 #: Settings of the modules that stay, each with its default in 0.8.
-SETTINGS: dict[str, Any] = {"chunk_length": None, "readout": "layer"}
+SETTINGS: dict[str, Any] = {"chunk_length": None, "readout": "layer", "without_sink": False}
 
 _ADVICE = "removed in 1.0: load it with st_reba 0.8."
 
@@ -43,13 +43,29 @@ def check_classes(references: Iterable[object], model: object) -> None:
             refuse_class(gone[reference], model)
 
 
-def without_removed(settings: dict[str, Any], file: str) -> dict[str, Any]:
+def is_no_sink(settings: Mapping[str, Any]) -> bool:
+    """Whether a saved CausalTransformer is what ``NoSinkModule`` is now: 0.8 saved that as its one change."""
+    changes = settings.get("changes")
+    change = changes[0] if isinstance(changes, list) and len(changes) == 1 else None
+    names = {"key", "layers", "bidirectional_layers"}
+    return isinstance(change, dict) and change.keys() == names and change["key"] == "no-sink"
+
+
+def without_removed(settings: dict[str, Any], module: str, file: str) -> dict[str, Any]:
     """Return the settings of a saved module without those that are gone.
+
+    Args:
+        settings: As the file has them.
+        module: The module's class.
+        file: What the file is called.
 
     Raises:
         ValueError: If one of those has another value than its default.
     """
+    if module == "NoSinkModule" and is_no_sink(settings):
+        (change,) = settings["changes"]
+        settings = {name: value for name, value in {**settings, **change}.items() if name not in ("changes", "key")}
     for name, default in SETTINGS.items():
         if settings.get(name, default) != default:
-            raise ValueError(f"{file} sets {name} to {settings[name]!r}, a setting {_ADVICE}")
+            raise ValueError(f"{file} sets {name} to {settings[name]!r}, a setting of {module}, {_ADVICE}")
     return {name: value for name, value in settings.items() if name not in SETTINGS}

@@ -303,18 +303,6 @@ def recording(
         yield record
 
 
-def last_layer(states: Tensor) -> Tensor:
-    """The last layer's states, (..., D), of what :func:`run` gave where all layers may be recorded."""
-    record = current().record
-    return states if record is None else states[..., -record.widths[-1] :]
-
-
-def recorded(last: Tensor) -> Tensor:
-    """(B, N, D), a model's last hidden states, with those of all layers beside them where these are recorded."""
-    record = current().record
-    return last if record is None else record.beside(last)
-
-
 def run(
     model: PreTrainedModel,
     layout: Layout,
@@ -340,8 +328,8 @@ def run(
         (B, N, D), last hidden states, with the states of all layers side by side where they are recorded.
 
     Raises:
-        ValueError: If the model is being trained with gradient checkpointing, and states are changed, looked at or
-            recorded, or attention is looked at.
+        ValueError: If the model is being trained with gradient checkpointing, and states are changed or looked at, or
+            attention is.
         Halt: If a hook has seen all it wants.
     """
     given: Mapping[str, Any] = {}
@@ -355,11 +343,10 @@ def run(
     asked = current().changed_by(*changes)
     if is_checkpointing(model):
         # What attention looks up, it looks up again in a layer's second run; a hook may have been meant for one time.
-        if any(change.hooks for change in changes) or observe is not None or asked.record is not None:
-            all_layers = " with output_hidden_states=True" if asked.record is not None else ""
+        if any(change.hooks for change in changes) or observe is not None:
             raise ValueError(
-                "Gradient checkpointing runs each layer a second time, when nothing is watched or recorded and no "
-                f"state is changed. Turn it off to train through {reader}{all_layers}."
+                "Gradient checkpointing runs each layer a second time, when nothing is watched and no state is "
+                f"changed. Turn it off to train through {reader}."
             )
         if asked.masking is not None or asked.rerouting is not None or asked.hiding is not None:
             _remember_passes(model)
@@ -367,7 +354,8 @@ def run(
     outputs = {"return_dict": True, "output_hidden_states": False}
     with passing(asked if observe is None else replace(asked, observer=observe)):
         output = model(**{**(given if inputs is None else inputs()), **kwargs, **outputs})
-    return recorded(output.last_hidden_state)
+    last = output.last_hidden_state
+    return last if asked.record is None else asked.record.beside(last)
 
 
 def _behind(model: PreTrainedModel, before: Before, input_ids: Tensor) -> tuple[dict[str, Any], BehindPrefix]:

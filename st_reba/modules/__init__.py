@@ -30,6 +30,7 @@ from .layerwise_autoencoder import LayerwiseAutoencoder
 from .llama_cpp import LlamaCppTransformer
 from .meta_eol import MetaEOLModule
 from .multi_vector import TokenProjection
+from .no_sink import NoSinkModule
 from .partwise import PartwiseWhitening, StandardizedSum
 from .promptreps import PromptRepsModule
 from .reba import ReBAModule
@@ -59,6 +60,7 @@ __all__ = [
     "LayerwiseAutoencoder",
     "LlamaCppTransformer",
     "MetaEOLModule",
+    "NoSinkModule",
     "PartwiseWhitening",
     "PromptRepsModule",
     "ReBAModule",

@@ -32,7 +32,6 @@ class AttentionPoolingModule(CausalTransformer):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    reads_hidden_states = False
     no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Attention pooling"
     equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"

@@ -130,7 +130,6 @@ class AttentionRerankModule(CausalModule):
         "Re-Rankers. arXiv:2410.02642, 2024."
     )
     cost = "One pass over all documents of a query, and two over the query, through the layers up to the last chosen."
-    reads_hidden_states = False
     unfit_changes = {EarlyExit: "", Change: "documents are read as the model reads them, and kept"}
 
     def __init__(

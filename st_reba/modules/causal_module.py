@@ -22,7 +22,7 @@ from ..lm import anatomy, backbone
 from ..lm.attention import setup
 from ..lm.attention.observers import Observer
 from ..lm.prefixes import Ids, KeptPrefixes, Prefixes, behind, shared_ids
-from ..lm.run import Halt, PassChange, current, recording, run
+from ..lm.run import Halt, PassChange, current, run
 from ..settings import NO_LIMIT, Setting, choice, flag, optional, tokens, whole
 from ..text.chat import Chat, is_conversation, read_as
 from ..text.layout import NOT_TEXT, Layout
@@ -152,10 +152,6 @@ class CausalModule(SafeTransformer):
 
     #: Whether the method places the same token ids of a text in several places, so that only pieces will do.
     repeats_text: bool = False
-
-    #: Whether vectors are a linear function of one layer's states, so that those of each layer can be read alike. False
-    #: where weights depend on the states, or something else is read.
-    reads_hidden_states: ClassVar[bool] = True
 
     #: Whether what was read of a text is combined at once; chunks of a text are combined one by one.
     combines: bool = True
@@ -623,53 +619,9 @@ class CausalModule(SafeTransformer):
 
         Returns:
             The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
-            A text without tokens has one zero vector. Where the backbone's configuration has ``output_hidden_states``,
-            as for ST's ``WeightedLayerPooling``, ``all_layer_embeddings``, too: see :meth:`forward_all_layers`.
+            A text without tokens has one zero vector.
         """
-        if not getattr(self.model.config, "output_hidden_states", False):
-            return self._handed_on(features, Layout.of(features), **kwargs)
-        found = self.forward_all_layers(features, **kwargs)
-        # In place, as ST's Transformer does: what asks for the layers reads them there.
-        features.clear()
-        features.update(found)
-        return features
-
-    def forward_all_layers(
-        self, features: dict[str, Any], *, norm: Callable[[Tensor], Tensor] = lambda states: states, **kwargs: Any
-    ) -> dict[str, Any]:
-        """As :meth:`forward`, with the same reading of every layer's states.
-
-        Args:
-            features: What :meth:`preprocess` returned.
-            norm: What is done to the states of every layer but the last before they are read.
-            **kwargs: For the backbone's forward.
-
-        Returns:
-            What :meth:`forward` does, and ``all_layer_embeddings``: L + 1 times (B, n, D), first what enters the first
-            layer, then what each layer leaves in the residual stream, and last ``token_embeddings`` themselves.
-
-        Raises:
-            ValueError: If the method reads something else than hidden states, or the layers are not found, or would run
-                a second time for their gradients.
-        """
-        self.check_all_layers()
-        with recording(self.model, anatomy.layer_paths(self.model), norm) as record:
-            found = self._handed_on(features, Layout.of(features), **kwargs)
-        layers = record.split(found["token_embeddings"])
-        return {**found, "token_embeddings": layers[-1], "all_layer_embeddings": layers}
-
-    def check_all_layers(self) -> None:
-        """Refuse to read every layer's states where they would not be read alike.
-
-        Raises:
-            ValueError: If the method reads something else than hidden states.
-        """
-        if not self.reads_hidden_states:
-            raise ValueError(
-                f"The configuration has output_hidden_states=True, and {type(self).__name__} does not read hidden "
-                "states of one layer alone, so it has none of each to hand on. Set "
-                "model[0].model.config.output_hidden_states = False, or use CausalTransformer."
-            )
+        return self._handed_on(features, Layout.of(features), **kwargs)
 
     def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with what is read of a batch in place of its layout."""

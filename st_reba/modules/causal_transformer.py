@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self, cast
 
 from torch import Tensor
 
+from ..hub.removed import is_no_sink
+from ..hub.saved_files import check_inside
 from ..lm import backbone
-from ..lm.run import recorded
 from ..text.layout import Layout
 from .causal_module import CausalModule
 from .changes import AttendBothWays, Change, EarlyExit
+from .checkpoints import ON_THE_HUB, backbone_of
 
 
 class CausalTransformer(CausalModule):
@@ -41,6 +43,18 @@ class CausalTransformer(CausalModule):
     method = "Classical"
     equation = r"e_i = v_i, \quad i = 1, \dots, n"
 
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        """Load a saved module; what 0.8 saved with the change ``no-sink`` alone as :class:`NoSinkModule`."""
+        if cls is CausalTransformer:
+            from .no_sink import NoSinkModule
+
+            where = {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
+            place = model_name_or_path if check_inside(subfolder) else backbone_of(model_name_or_path)
+            if is_no_sink(cls._saved(place, subfolder, **where)):
+                return cast(Self, NoSinkModule.load(model_name_or_path, subfolder, *args, **kwargs))
+        return super().load(model_name_or_path, subfolder, *args, **kwargs)
+
 
 class InputEmbeddings(CausalTransformer):
     r"""Word i is the input embedding of token i: no context at all.
@@ -64,4 +78,5 @@ class InputEmbeddings(CausalTransformer):
 
     def run(self, layout: Layout, **kwargs: Any) -> Tensor:
         input_ids = layout.input_ids.to(backbone.device(self.model), non_blocking=True)
-        return recorded(self.model.get_input_embeddings()(input_ids))
+        states: Tensor = self.model.get_input_embeddings()(input_ids)
+        return states

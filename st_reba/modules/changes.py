@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from ..lm import backbone
 from ..lm.anatomy import embedding_scale, layer_paths, output_projections
-from ..lm.attention.changes import BehindPrefix, Bidirectional, FirstKey, HiddenFirst
+from ..lm.attention.changes import Bidirectional, FirstKey, HiddenFirst
 from ..lm.attention.setup import require_interface
 from ..lm.backbone import for_summing, resolve_layer
-from ..lm.run import Hook, PassChange, StatesAt, at, current, put
+from ..lm.run import Hook, PassChange, StatesAt, at, put
 from ..settings import Setting, optional, whole
 from ..text.layout import PREPENDED, Layout
 from ..text.templates import PREPEND, USUAL_CONTRAST, Contrast, Template
@@ -32,14 +32,6 @@ TURNED_LAYERS: Setting[int | None] = optional(
 )
 PREPEND_LAYERS: Setting[int | None] = optional(
     Setting("prepend_layers", lambda value: type(value) is int, "give a number of layers, or None for three in ten.")
-)
-SINK_LAYER: Setting[int] = Setting(
-    "sink_layer", lambda value: type(value) is int, "give the index of a layer; negative ones count from the top."
-)
-SHARE: Setting[float] = Setting(
-    "share",
-    lambda value: type(value) in (int, float) and 0 < value <= 1,
-    "give the share of the first token's values that are set to 0, above 0 and at most 1.",
 )
 SEED = whole("seed", 0, 2**63 - 1, "give a whole number, 0 or more, below 2**63.")
 PREFIX_BIAS: Setting[float] = Setting(
@@ -267,49 +259,8 @@ class AttendBothWays(Change):
 
 @register
 @dataclass(frozen=True)
-class HideSink(Change):
-    r"""In some layers no other token attends to the first one, at which most heads leave their attention (the sink).
-
-    .. math:: A_{j1} = 0, \quad j > 1
-
-    (Lin et al., "Look Both Ways and No Sink".) The first token is that of the whole input: a special token, or the
-    first of a prompt or of the text. It attends to itself, and to what else it sees. The other weights of a token then
-    sum to 1. Beside :class:`AttendBothWays`, the authors hide it in the last of the layers that attend both ways.
-
-    Attributes:
-        layers: The indices of the layers; negative ones from the top. None: all.
-    """
-
-    layers: Sequence[int] | None = None
-    citation: ClassVar[str] = (
-        "Ziyong Lin, Haoyi Wu, Shu Wang, Kewei Tu, Zilong Zheng, Zixia Jia: Look Both Ways and No Sink: Converting "
-        "LLMs into Text Encoders without Training. ACL 2025."
-    )
-    key: ClassVar[str] = "hide-sink"
-    looks_ahead: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.layers, Sequence) and not isinstance(self.layers, str):
-            object.__setattr__(self, "layers", tuple(self.layers))
-
-    def on(self, model: PreTrainedModel, depth: int) -> Self:
-        run = backbone.depth(model)
-        layers = _indices(self.layers, range(run), run, "all")
-        refusal = f"The first token cannot be hidden in layers {list(layers)} of {type(model).__name__}"
-        require_interface(model, layers, refusal, "Leave HideSink out")
-        return replace(self, layers=layers)
-
-    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        return PassChange(hiding=HiddenFirst(cast("tuple[int, ...]", self.layers)))
-
-
-@register
-@dataclass(frozen=True)
-class NoSink(HideSink):
-    """The upper half of the layers attends both ways, and the upper half of these hides the first token.
-
-    (Lin et al., MASK0&BIDIR; how many layers is this package's choice.) The same as :class:`AttendBothWays` beside
-    :class:`HideSink`, with counts that follow the depth of the model.
+class NoSink(Change):
+    """The last layers attend both ways, and in some layers no other token attends to the first one.
 
     Attributes:
         layers: The indices of the layers that hide it; negative ones from the top. None: the upper half of those that
@@ -317,14 +268,15 @@ class NoSink(HideSink):
         bidirectional_layers: How many of the last layers attend both ways, 1 or more. None: half of all.
     """
 
+    layers: Sequence[int] | None = None
     bidirectional_layers: int | None = None
     both_ways: AttendBothWays | None = field(default=None, compare=False, repr=False)
     key: ClassVar[str] = "no-sink"
-    looks_ahead: ClassVar[bool] = True
     replaces: ClassVar[Literal["masks"]] = "masks"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if isinstance(self.layers, Sequence) and not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", tuple(self.layers))
         TURNED_LAYERS.check(self.bidirectional_layers)
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
@@ -332,68 +284,14 @@ class NoSink(HideSink):
         count = max(1, run // 2) if self.bidirectional_layers is None else self.bidirectional_layers
         both_ways = AttendBothWays(count).on(model, depth)
         top = range(run - max(1, count // 2), run)
-        hiding = super().on(model, depth) if self.layers is not None else replace(self, layers=tuple(top))
-        return replace(hiding, bidirectional_layers=count, both_ways=both_ways)
+        layers = _indices(self.layers, top, run, "the upper half of those that attend both ways")
+        refusal = f"The first token cannot be hidden in layers {list(layers)} of {type(model).__name__}"
+        require_interface(model, layers, refusal, "Use CausalTransformer")
+        return replace(self, layers=layers, bidirectional_layers=count, both_ways=both_ways)
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        masking = cast(AttendBothWays, self.both_ways).effect(model, layout).masking
-        return replace(super().effect(model, layout), masking=masking)
-
-
-@register
-@dataclass(frozen=True)
-class WeakenSink(Change):
-    r"""The attention of one layer is given the first token's state without its largest values.
-
-    .. math:: \tilde h_1 = h_1 \odot (1 - m), \quad m_d = 1 \text{ for the largest } |h_{1d}|
-
-    (Shi et al., "WeMask".) h is what the attention reads, behind the layer's norm. The residual stream stays as it is.
-    The layer is right above the one whose feed-forward part makes the first token's massive activation:
-    :func:`st_reba.reading.layers.massive_layer` finds it.
-
-    Attributes:
-        sink_layer: The index of the layer whose attention is changed; negative ones from the top.
-        share: Of the first token's values, how many are set to 0.
-    """
-
-    sink_layer: int
-    share: float = 0.1
-    #: The path of the attention.
-    attention: str = field(default="", compare=False, repr=False)
-    citation: ClassVar[str] = (
-        "Zeru Shi, Zhenting Wang, Fan Yang, Qifan Wang, Ruixiang Tang: A Single Layer to Explain Them All: "
-        "Understanding Massive Activations in Large Language Models. arXiv:2605.08504, 2026."
-    )
-    key: ClassVar[str] = "weaken-sink"
-    looks_ahead: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        SINK_LAYER.check(self.sink_layer)
-        object.__setattr__(self, "share", float(SHARE.check(self.share)))
-
-    def on(self, model: PreTrainedModel, depth: int) -> Self:
-        layer, run, name = self.sink_layer, backbone.depth(model), type(model).__name__
-        if not -run <= layer < run:
-            raise ValueError(f"sink_layer={layer}: {run} layers of {name} are run; use {-run} to {run - 1}.")
-        layer, projections = layer % run, output_projections(model)
-        if layer not in projections:
-            raise ValueError(
-                f"sink_layer={layer}: this layer of {name} has no attention; those with attention are "
-                f"{list(projections)}."
-            )
-        return replace(self, sink_layer=layer, attention=projections[layer].rpartition(".")[0])
-
-    def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
-        def weaken(states: Tensor) -> Tensor:
-            first = states[:, 0]
-            largest = first.abs().topk(max(1, int(self.share * first.shape[-1])), dim=-1).indices
-            weakened, masking = first.scatter(-1, largest, 0), current().masking
-            if isinstance(masking, BehindPrefix):
-                # Where tokens are cached, the first one is among them, and was weakened when they were run.
-                weakened = torch.where((masking.lengths == 0)[:, None].to(first.device), weakened, first)
-            return torch.cat([weakened[:, None], states[:, 1:]], dim=1)
-
-        return PassChange(hooks={model.get_submodule(self.attention): Hook(before=weaken)})
+        both_ways = cast(AttendBothWays, self.both_ways).effect(model, layout)
+        return replace(both_ways, hiding=HiddenFirst(cast("tuple[int, ...]", self.layers)))
 
 
 @register

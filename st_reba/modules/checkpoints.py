@@ -348,13 +348,17 @@ class SafeTransformer(compat.ReportingTransformer):
             ValueError: If its file sets what no saved module would.
         """
         name = cls.config_file_name
-        found = cls.load_file_path(model_name_or_path, name, subfolder=subfolder, **where)
         file = "/".join(filter(None, (model_name_or_path, subfolder, name)))
-        if found is not None:
-            settings = without_removed(read_object(Path(found)), file)
-            check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
+        saved = without_removed(cls._saved(model_name_or_path, subfolder, **where), cls.__name__, file)
+        check_transformer_settings(saved, cls.config_keys, cls.__name__, file)
         where["config_filename"] = name
-        return without_removed(super().load_config(model_name_or_path, subfolder, **where), file)
+        return without_removed(super().load_config(model_name_or_path, subfolder, **where), cls.__name__, file)
+
+    @classmethod
+    def _saved(cls, model_name_or_path: str, subfolder: str, **where: Any) -> dict[str, Any]:
+        """What the file of a saved module sets; nothing where there is none."""
+        found = cls.load_file_path(model_name_or_path, cls.config_file_name, subfolder=subfolder, **where)
+        return {} if found is None else read_object(Path(found))
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load."""

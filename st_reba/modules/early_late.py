@@ -56,7 +56,6 @@ class EarlyLateModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "template", "early_layer"]
-    reads_hidden_states = False
     shares = (0.3, 0.7)
     unfit_poolings = dict.fromkeys(
         sorted(set(Pooling.POOLING_MODES) - {"mean"}),

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ..lm import backbone
 from ..lm.attention import setup
-from ..lm.attention.observers import Observer, RunningMaximum, WithoutFirst
+from ..lm.attention.observers import RunningMaximum
 from ..lm.backbone import weighted_sum
 from ..settings import Setting, choice, flag, layers_or_all
 from ..text.layout import Layout
@@ -22,7 +22,6 @@ from .token_vectors import TokenVectors
 REPETITIONS = repetitions_from(1)
 LAYERS = layers_or_all("layers")
 NORMALIZE_WEIGHTS = flag("normalize_weights")
-WITHOUT_SINK = flag("without_sink")
 WEIGHTS = r"a_{ij} = \max_{\text{layers, heads}} \tfrac{1}{2}(A_{ij} + A_{ji})"
 TEXT_ONLY: Setting[PoolOver] = choice("pool_over", "text", says='ReBA has rows for text only; use "text".')
 
@@ -49,9 +48,6 @@ class ReBAModule(CausalModule):
         normalize_weights: Divide each row of weights by its sum. The paper, and so the default, does not. The authors'
             released code sums the rows of a word first and then divides, a pure scale, which is the same for a word of
             one token only.
-        without_sink: Take the weights as if each softmax left out the first token of the input, :math:`A_{ji} / (1 -
-            A_{j1})` for i > 1 and 0 for i = 1 < j. The model itself runs as it is; :class:`HideSink` changes it. The
-            paper, and so the default, does not.
         pool_over: ``"text"``: there are rows for text only.
         **transformer_kwargs: As for ST's ``Transformer``.
 
@@ -62,7 +58,7 @@ class ReBAModule(CausalModule):
 
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
-    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights", "without_sink"]
+    config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights"]
     repeats_text = True
     method = "ReBA"
     equation = r"e_i = \sum_{j=i}^{kn} a_{ij} v_j, \quad " + WEIGHTS + r", \quad i = 1, \dots, n"
@@ -87,7 +83,6 @@ class ReBAModule(CausalModule):
         layers: Literal["all"] | Sequence[int] = "all",
         rows: Rows = "all",
         normalize_weights: bool = False,
-        without_sink: bool = False,
         pool_over: PoolOver = "text",
         **transformer_kwargs: Any,
     ) -> None:
@@ -95,7 +90,6 @@ class ReBAModule(CausalModule):
         LAYERS.check(layers)
         self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
         self.normalize_weights = NORMALIZE_WEIGHTS.check(normalize_weights)
-        self.without_sink = WITHOUT_SINK.check(without_sink)
         super().__init__(
             model_name_or_path,
             template=Template.repeat(repetitions),
@@ -108,11 +102,8 @@ class ReBAModule(CausalModule):
 
     @property
     def reads_behind_prefixes(self) -> bool:
-        """Not on a GPU, where no fused kernel gives the sums of a softmax under the mask that a prefix needs.
-
-        Nor where the weights leave out the first token, which may stand in the prefix.
-        """
-        return super().reads_behind_prefixes and not self.without_sink and backbone.device(self.model).type == "cpu"
+        """Not on a GPU, where no fused kernel gives the sums of a softmax under the mask that a prefix needs."""
+        return super().reads_behind_prefixes and backbone.device(self.model).type == "cpu"
 
     def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
         weights, states = self.look_back(layout, **kwargs)
@@ -141,14 +132,10 @@ class ReBAModule(CausalModule):
         key = (start + self._rows(layout)[0]).to(backbone.device(self.model), non_blocking=True)
         watched = key[:, 0] if self.rows == "last" else slice(start, start + key.shape[1])
         maximum = RunningMaximum(watched, slice(start, end), self._watched)
-        states = self.run(layout, observe=self._shown(maximum), **kwargs)[:, start:]
+        states = self.run(layout, observe=maximum, **kwargs)[:, start:]
         counts = (layout.copy_index[:, None, start:] >= 0).to(states.device, non_blocking=True)
         query = torch.arange(start, end, device=states.device)
         return _weights(maximum, key.to(states.device)[..., None], query, counts), states
-
-    def _shown(self, observer: Observer) -> Observer:
-        """What looks on at the weights that count."""
-        return WithoutFirst(observer) if self.without_sink else observer
 
     def _part_size(self, layout: Layout) -> int:
         size, queries = super()._part_size(layout), layout.input_ids.shape[1]

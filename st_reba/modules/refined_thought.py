@@ -17,7 +17,7 @@ from ..lm.attention.changes import BehindPrefix
 from ..lm.attention.observers import MeanWeights
 from ..lm.attention.setup import make_cacheable, watched_last_layer
 from ..lm.backbone import for_summing, weighted_sum
-from ..lm.run import PassChange, at, last_layer, put
+from ..lm.run import PassChange, at, put
 from ..settings import Setting, choice, whole
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import Template
@@ -254,7 +254,7 @@ class _Thought:
 
     def refine(self, embedding: Tensor) -> None:
         """Take the state of one more pass, for the texts that have not settled."""
-        new, old = (for_summing(last_layer(states)) for states in (embedding, self.embedding))
+        new, old = for_summing(embedding), for_summing(self.embedding)
         moved = (1 - torch.cosine_similarity(new, old)).clamp(min=0)
         self.embedding = torch.where(self.active[:, None], embedding, self.embedding)
         self.passes = self.passes + self.active
@@ -263,5 +263,5 @@ class _Thought:
 
 
 def _weighted(weights: Tensor, states: Tensor) -> Tensor:
-    """sum_j weights_j states_j, of the last layer: (B, N) and (B, N, D) to (B, D), float32 or float64."""
-    return weighted_sum(weights[:, None], last_layer(states))[:, 0]
+    """sum_j weights_j states_j: (B, N) and (B, N, D) to (B, D), float32 or float64."""
+    return weighted_sum(weights[:, None], states)[:, 0]

@@ -74,7 +74,6 @@ class TopicModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "template", "mean", "lower_layers"]
-    reads_hidden_states = False
     method = "Topic"
     equation = r"e_i = [v_{(k-1)n+i} ; v_N ; h^{(l)}_N], \quad i = 1, \dots, n"
     citation = (

@@ -50,7 +50,6 @@ class ValueAggregationModule(CausalModule):
     __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "layers", "template"]
-    reads_hidden_states = False
     no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Value aggregation"
     equation = (

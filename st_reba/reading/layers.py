@@ -12,42 +12,13 @@ from torch import Tensor, nn
 
 from ..lm.anatomy import anatomy_of, final_norm, layer_paths
 from ..lm.run import recording
-from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings
+from ..modules import AttentionPoolingModule, CausalModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
 def reads_one_layer(module: type[nn.Module]) -> bool:
     """Whether what modules of a class embed is one reading of one layer's states, so that each layer can be read so."""
-    if not issubclass(module, (CausalTransformer, EchoModule)) or issubclass(module, InputEmbeddings):
-        return False
-    return module.reads_hidden_states
-
-
-@torch.inference_mode()
-def massive_layer(module: CausalModule, texts: Sequence[str]) -> int:
-    """The layer that makes the first token's massive activation: after it that token's state is longest beside others.
-
-    Of each layer's residual stream, the norm of the first token's state over the median norm of the text's other
-    tokens; and of all layers but the last the one by which that ratio grows the most. The last one's states are read
-    behind the final norm, which takes the ratio away, and no layer above it attends to them. The layer above the one
-    that is found is the one for :class:`~st_reba.modules.changes.WeakenSink`.
-
-    Args:
-        module: Any module that runs its language model.
-        texts: One batch, of two tokens or more each.
-
-    Returns:
-        The layer's index, from 0.
-    """
-    layout = module.lay_out(texts)
-    with recording(module.model, layer_paths(module.model)) as record:
-        layers = record.split(module.run(layout))
-    real = layout.attention_mask.bool().to(layers[0].device)[:, 1:]
-    ratios = []
-    for states in layers[:-1]:
-        norms = states.float().norm(dim=-1)
-        others = norms[:, 1:].masked_fill(~real, torch.nan).nanmedian(dim=1).values
-        ratios.append((norms[:, 0] / others).log().nanmean())
-    return int(torch.stack(ratios).diff().argmax())
+    reads_otherwise = issubclass(module, (AttentionPoolingModule, InputEmbeddings))
+    return issubclass(module, (CausalTransformer, EchoModule)) and not reads_otherwise
 
 
 class LayerReader:
@@ -72,8 +43,7 @@ class LayerReader:
         count: How many readings there are, L + 1.
 
     Raises:
-        ValueError: If the first module is another one, or reads a state inside its last layer, or the backbone's
-            earlier layers cannot be read like its last.
+        ValueError: If the first module is another one, or the backbone's earlier layers cannot be read like its last.
     """
 
     def __init__(self, model: BaseModel) -> None:
@@ -83,7 +53,6 @@ class LayerReader:
                 f"The model's first module is {type(module).__name__}, whose embedding is not one reading of one "
                 "layer's states. Use a model with CausalTransformer or EchoModule to look at it layer by layer."
             )
-        cast(CausalModule, module).check_all_layers()
         self.model = model
         model.eval()
         layers = anatomy_of(cast(CausalModule, module).model).layers
@@ -109,9 +78,10 @@ class LayerReader:
         self.model.eval()
         inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
         module = cast(CausalModule, self.model[0])
-        found = module.forward_all_layers(inputs, norm=self._final_norm)
+        with recording(module.model, layer_paths(module.model), self._final_norm) as record:
+            found = module(inputs)
         # The last is the module's own reading, not a repetition of it: what encode gives, to the bit.
-        for states in found.pop("all_layer_embeddings"):
+        for states in record.split(found["token_embeddings"]):
             yield {**found, "token_embeddings": states}
 
     @torch.inference_mode()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import modules
-from ..modules.changes import NoSink, Prepend, Reroute, Steer
+from ..modules.changes import Prepend, Reroute, Steer
 from ..text.templates import PRESETS
 from .recipe import Part, Row, Variant
 
@@ -183,10 +183,10 @@ OTHERS = (
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",
         page="echo", chinese={"template": "compress-zh"}),
-    Row("no-sink", "Both ways, no sink", modules.CausalTransformer,
+    Row("no-sink", "Both ways, no sink", modules.NoSinkModule,
         "one pass whose upper half of layers attends both ways, and in whose last quarter no other token attends to "
         "the first one",
-        page="bidirectional", settings={"changes": (NoSink(),)}, poolings=("mean",), paper=NoSink.citation, words=True),
+        page="bidirectional", poolings=("mean",), words=True),
     Row("attention-pooling", "Attention pooling", modules.AttentionPoolingModule,
         "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
         page="echo", poolings=("last",)),

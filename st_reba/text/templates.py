@@ -136,8 +136,8 @@ USUAL_CONTRAST = Contrast(layer=5, scale=2.0)
 #:   Representations for Zero-Shot Document Retrieval" (EMNLP 2024), "it" in place of "the passage" and "the query":
 #:   which of the two it is, says the prompt that ``encode_query`` and ``encode_document`` put before it.
 #: - ``ponte``: Yamada and Zhang, "Out-of-the-Box Conditional Text Embeddings from Large Language Models"
-#:   (arXiv 2504.16411): the text in terms of the ``prompt``. The text comes first, so that it is read once for many
-#:   prompts: :func:`st_reba.encode_aspects`. ``ponte-aspect-first`` is ours: the prompt is read once for many texts.
+#:   (arXiv 2504.16411): the text in terms of the ``prompt``. ``ponte-aspect-first`` is ours: the prompt is read once
+#:   for many texts.
 #: - ``compress`` and ``compress-query``: Tang and Yang, "KV-Embedding" (arXiv 2601.01046).
 #: - ``topic`` and ``echo-topic``: ours, which begin as ``knowledge`` does and ask for the topic; ``echo-topic`` repeats
 #:   the text.
@@ -315,8 +315,8 @@ def in_context(sentence: str, condition: str) -> dict[str, str]:
 def in_terms_of(text: str, aspect: str) -> dict[str, str]:
     """A text and what it is read in terms of, for a template with ``{prompt}`` such as ``ponte``.
 
-    The modules of this package embed such inputs, in one batch and whatever their aspects. For each text in terms of
-    each of some aspects see :func:`st_reba.encode_aspects`.
+    The modules of this package embed such inputs, in one batch and whatever their aspects. For one aspect of all
+    texts, ``model.encode(texts, prompt=aspect)`` does the same.
 
     Returns:
         ``{"prompt": aspect, "text": text}``.

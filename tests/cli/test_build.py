@@ -39,7 +39,7 @@ def test_every_method_is_a_recipe():
     offered = {rows[key].module.__name__ for key in METHODS.values()}
     readers = {module.__name__ for module in PUBLIC_MODULES if issubclass(module, CausalModule)}
     others = {
-        "AttentionRerankModule", "InputEmbeddings", "LayerStates", "LlamaCppTransformer",
+        "AttentionRerankModule", "InputEmbeddings", "LayerStates", "LlamaCppTransformer", "NoSinkModule",
         "PromptRepsModule",
     }  # fmt: skip
     assert readers - offered == others

@@ -48,7 +48,9 @@ RECIPES = completed(
         "reba-3 last": (st_reba.ReBAModule, {"repetitions": 3, "rows": "last"}),
         "reba-2 bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 2}),
         "reba-2 normalised": (st_reba.ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
-        "reba-2 without sink": (st_reba.ReBAModule, {"without_sink": True}),
+        "no sink, prompted": (
+            st_reba.NoSinkModule, {"bidirectional_layers": 2, "layers": [0, -1], "template": "of: {text}!"},
+        ),
         "thought-1": (st_reba.RefinedThoughtModule, {"iterations": 1}),
         "thought-2": (st_reba.RefinedThoughtModule, {"iterations": 2}),
         "thought-4": (st_reba.RefinedThoughtModule, {"iterations": 4}),
@@ -89,7 +91,7 @@ RECIPES = completed(
 
 #: Settings of a module of which another stands for them where each takes its time.
 FURTHER = (
-    "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole",
+    "prompted", "prompteol", "short", "echo-3 repeated", "springer", "bidirectional, whole", "no sink, prompted",
     "reba-1", "reba-2 bidirectional", "reba-2 normalised",
     "thought-1", "thought-2", "kv re-routing, words", "kv re-routing, last",
     "token prepending, all", "value aggregation, text", "contrastive prompting, norm", "early and late, one layer",
@@ -202,11 +204,16 @@ def echo(naive, text, repetitions=2, template=None, pool_copies="last", pool_ove
     return states[-1:] if rows == "last" else states
 
 
-def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False, without_sink=False):
+def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False):
     ids = naive.token_ids(text)
-    settings = {"layers": layers, "normalize": normalize_weights, "sink": not without_sink}
+    settings = {"layers": layers, "normalize": normalize_weights}
     words = oracles.algorithm_2(naive.model, ids, repetitions, before=naive.slot, **settings)
     return words[-1:] if rows == "last" else words
+
+
+def no_sink(naive, text, template="{text}", layers=(-1,)):
+    with oracles.sink_hidden(naive.model, [layer % naive.depth for layer in layers]):
+        return classical(naive, text, template)
 
 
 def thought(naive, text, iterations=2):
@@ -296,6 +303,7 @@ ORACLES: dict[type, Any] = {
     st_reba.BidirectionalLastLayer: lambda naive, text, template="representative-word", pool_over="all": classical(
         naive, text, template, pool_over
     ),
+    st_reba.NoSinkModule: no_sink,
     st_reba.ReBAModule: reba,
     st_reba.RefinedThoughtModule: thought,
     st_reba.MetaEOLModule: meta_eol,
@@ -314,6 +322,6 @@ def expected(naive: Naive, kind: type, settings: dict[str, Any], text: str) -> t
     settings = dict(settings)
     if kind is st_reba.CausalTransformer and settings.pop("normalize_text", False):
         text = normalized(text)
-    turned = settings.pop("bidirectional_layers", int(kind is st_reba.BidirectionalLastLayer))
+    turned = settings.pop("bidirectional_layers", int(kind in (st_reba.BidirectionalLastLayer, st_reba.NoSinkModule)))
     with oracles.both_ways(naive.model, turned) if turned else contextlib.nullcontext():
         return ORACLES[kind](naive, text, **settings)

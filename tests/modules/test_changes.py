@@ -29,19 +29,16 @@ from st_reba.modules.changes import (
     AttendBothWays,
     Change,
     EarlyExit,
-    HideSink,
-    NoSink,
     Prepend,
     Reroute,
     Steer,
-    WeakenSink,
     register,
 )
 from st_reba.text.layout import PREPENDED
 from st_reba.text.templates import normalized
 
 from .. import oracles
-from ..backbones import DEMO_MODEL, FEW, OWN_ATTENTION, TEXTS
+from ..backbones import DEMO_MODEL, TEXTS
 from ..conftest import long, pipeline, relative_error
 from .methods import RECIPES, Naive, expected, read, vector
 
@@ -49,11 +46,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 TOLERANCE = 1e-5
 
-TURN, EXIT, PREPEND, REROUTE, STEER, HIDE, WEAKEN = (
+TURN, EXIT, PREPEND, REROUTE, STEER = (
     AttendBothWays(1), EarlyExit(2), Prepend(2, seed=3), Reroute([1], prefix_bias=0.5),
-    Steer(1, 0.5, 'Not so: "{text}" but'), HideSink([0, 1]), WeakenSink(1, 0.25),
+    Steer(1, 0.5, 'Not so: "{text}" but'),
 )  # fmt: skip
-ALL = [TURN, EXIT, PREPEND, REROUTE, STEER, HIDE, WEAKEN]
+ALL = [TURN, EXIT, PREPEND, REROUTE, STEER]
 
 #: Each alone, each pair of those that change what a token knows, and all at once.
 SETS = [
@@ -102,11 +99,6 @@ def changed(architecture, changes, eager, token_ids):
             stack.enter_context(oracles.prepended(model, architecture, number, kinds[Prepend].prepend_layers))
         if AttendBothWays in kinds:
             stack.enter_context(oracles.both_ways(model, kinds[AttendBothWays].bidirectional_layers))
-        if HideSink in kinds:
-            stack.enter_context(oracles.sink_hidden(model, kinds[HideSink].layers))
-        if WeakenSink in kinds:
-            weaken = kinds[WeakenSink]
-            stack.enter_context(oracles.sink_weakened(model, architecture, weaken.sink_layer, weaken.share))
         if Reroute in kinds:
             stack.enter_context(oracles.rerouted(model, kinds[Reroute].layers, kinds[Reroute].prefix_bias))
         yield Naive(model, token_ids, architecture, slot, kinds.get(Steer))
@@ -116,8 +108,6 @@ def changed(architecture, changes, eager, token_ids):
 CASES = [
     *((method, "llama", [change for change in ALL if (method, change) not in REFUSED]) for method in METHODS),
     *(("prompteol", "llama", [change]) for change in ALL),
-    # Without any change that looks ahead, states are kept from pass to pass.
-    *((method, "llama", [HIDE, WEAKEN]) for method in ("thought", "metaeol")),
     *((method, "gemma3", ALL) for method in ("reba-2", "value aggregation")),
     *(long(method, "llama", changes) for method, changes in itertools.product(METHODS, SETS)
       if not any((method, change) in REFUSED for change in changes)),
@@ -155,74 +145,6 @@ def test_what_does_not_go_together(method, change, loaded):
     kind, settings = METHODS[method]
     with pytest.raises(ValueError, match=REFUSED[method, change]):
         kind(loaded["llama"], changes=[change], **settings)
-
-
-class TestSinks:
-    """The first token hidden in attention, or weakened before it, on each architecture."""
-
-    @pytest.mark.parametrize("architecture", FEW)
-    def test_hidden(self, architecture, shared, eager, token_ids):
-        if architecture in OWN_ATTENTION:
-            with pytest.raises(ValueError, match=r"The first token cannot be hidden in layers \[1, 2\] of"):
-                CausalTransformer(shared(architecture), changes=[HideSink([-1, 1])])
-            return
-        module = CausalTransformer(shared(architecture), changes=[HideSink([-1, 1])], bidirectional_layers=1)
-        found, model = read(module, TEXTS), eager(architecture)
-        for text, states in zip(TEXTS, found, strict=True):
-            with torch.no_grad(), oracles.both_ways(model, 1), oracles.sink_hidden(model, [1, 2]):
-                assert relative_error(states, oracles.run(model, token_ids(text))[0]) < TOLERANCE
-        assert relative_error(found[0], read(shared(architecture), TEXTS)[0]) > 1e-2
-
-    @pytest.mark.parametrize(
-        ("change", "turned", "hidden"),
-        [(NoSink(), 1, [2]), (NoSink(bidirectional_layers=3), 3, [2]), (NoSink([0, -1], 2), 2, [0, 2])],
-    )
-    def test_hidden_in_some_of_the_layers_that_attend_both_ways(
-        self, change, turned, hidden, shared, eager, token_ids, tmp_path
-    ):
-        """And saved as it is on a model, as well as beside the named argument."""
-        module = EchoModule(shared(), changes=[change])
-        found = read(module, TEXTS)
-        for text, states in zip(TEXTS, found, strict=True):
-            with torch.no_grad(), oracles.both_ways(eager(), turned), oracles.sink_hidden(eager(), hidden):
-                assert relative_error(states, oracles.echo(eager(), token_ids(text), 2)) < TOLERANCE
-        apart = EchoModule(shared(), bidirectional_layers=turned, changes=[HideSink(hidden)])
-        assert all(map(torch.equal, found, read(apart, TEXTS)))
-        module.save(str(tmp_path))
-        again = EchoModule.load(str(tmp_path))
-        assert again.changes == (NoSink(tuple(hidden), turned),)
-        assert all(map(torch.equal, found, read(again, TEXTS)))
-
-    @pytest.mark.parametrize("other", [{"changes": [HideSink()]}, {"bidirectional_layers": 1}])
-    def test_hidden_twice(self, other, shared):
-        with pytest.raises(ValueError, match="makes it already|both replace the masks of a layer"):
-            EchoModule(shared(), **{**other, "changes": [NoSink(), *other.get("changes", [])]})
-
-    @pytest.mark.parametrize("architecture", FEW)
-    def test_weakened(self, architecture, shared, eager, token_ids):
-        module, model = CausalTransformer(shared(architecture), changes=[WeakenSink(-2, 0.3)]), eager(architecture)
-        for text, states in zip(TEXTS, read(module, TEXTS), strict=True):
-            with torch.no_grad(), oracles.sink_weakened(model, architecture, 1, 0.3):
-                assert relative_error(states, oracles.run(model, token_ids(text))[0]) < TOLERANCE
-
-    def test_a_special_token_is_the_first_one(self, shared):
-        """And it is hidden from padding, too, which sees itself."""
-        module = CausalTransformer(shared("llama", "sentencepiece"), changes=[HideSink()])
-        together = read(module, TEXTS)
-        for text, states in zip(TEXTS, together, strict=True):
-            assert relative_error(states, read(module, [text])[0]) < TOLERANCE
-
-    def test_a_prompt_is_read_as_if_it_stood_in_each_text(self, shared):
-        """What stands before texts is not kept: its tokens do not see the first one either."""
-        prompted = CausalTransformer(shared(), changes=[HIDE, WEAKEN])
-        whole = CausalTransformer(shared(), changes=[HIDE, WEAKEN], pool_over="whole")
-        for own, every in zip(read(prompted, TEXTS, prompt="So: "), read(whole, TEXTS, prompt="So: "), strict=True):
-            assert relative_error(own, every[-len(own) :]) < TOLERANCE
-
-    def test_reba_with_a_text_of_one_token(self, shared):
-        """The first token counts for itself: its weight is 1."""
-        module, plain = (ReBAModule(shared(), repetitions=1, without_sink=without) for without in (True, False))
-        assert relative_error(read(module, ["a"])[0], read(plain, ["a"])[0]) < TOLERANCE
 
 
 class TestASlotInATemplate:

@@ -47,7 +47,7 @@ def refused_with_its_own_attention(recipe) -> bool:
     """Whether the method watches or changes the attention of each layer."""
     kind, given = RECIPES[recipe]
     watches = kind is st_reba.RefinedThoughtModule and given["iterations"] > 1
-    turns = given.get("bidirectional_layers") or recipe == "bidirectional"
+    turns = given.get("bidirectional_layers") or kind in (st_reba.BidirectionalLastLayer, st_reba.NoSinkModule)
     return bool(
         watches or turns or kind in (st_reba.KVReroutingModule, st_reba.AttentionPoolingModule, st_reba.ReBAModule)
     )

@@ -84,19 +84,6 @@ def test_every_architecture(architecture, shared):
     assert used == {architecture not in backbones.OWN_ATTENTION}
 
 
-@pytest.mark.parametrize("recipe", ["prompted", "metaeol"])
-def test_all_layers(recipe, shared):
-    kind, settings = RECIPES[recipe]
-    found = []
-    for caching in (True, False):
-        module = kind(shared(), prefix_caching=caching, **settings)
-        with torch.no_grad():
-            features = module.forward_all_layers(module.preprocess(BATCH, prompt=PROMPT))
-        mask = features["attention_mask"].bool()
-        found.append(torch.stack([layer[mask] for layer in features["all_layer_embeddings"]]))
-    assert relative_error(*found) < TOLERANCE
-
-
 def test_a_prompt_is_run_once(shared, token_ids):
     module = EarlyLateModule(shared())
     prefix = len(token_ids('This sentence : "'))

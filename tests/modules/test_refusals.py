@@ -16,12 +16,9 @@ from st_reba.modules import CausalModule
 from st_reba.modules.changes import (
     AttendBothWays,
     EarlyExit,
-    HideSink,
-    NoSink,
     Prepend,
     Reroute,
     Steer,
-    WeakenSink,
 )
 
 from .. import backbones
@@ -55,6 +52,9 @@ REFUSED = [
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": 0}, "bidirectional_layers=0: give 1 or more, or use"),
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": -1}, "bidirectional_layers=-1: give the number of last"),
     (st_reba.EchoModule, {"bidirectional_layers": 10**30}, "use 0 to 3"),
+    (st_reba.NoSinkModule, {"bidirectional_layers": 0}, "bidirectional_layers=0: give the number of last layers, 1 or"),
+    (st_reba.NoSinkModule, {"bidirectional_layers": 3, "output_layer": 2}, "=3: LlamaModel has 2 layers; use 0 to 2"),
+    (st_reba.NoSinkModule, {"layers": [2], "output_layer": 2}, r"layers=\[2\]: the model has 2 layers; .* None for th"),
     # Refined thought
     (st_reba.RefinedThoughtModule, {"iterations": 0}, "iterations=0: give a whole number of passes from 1 to 1024; 1"),
     (st_reba.RefinedThoughtModule, {"pool_over": "text"}, "pool_over='text': refined thought is in EOS, behind the"),
@@ -91,13 +91,6 @@ REFUSED = [
     (st_reba.EchoModule, {"changes": "reroute"}, "changes='reroute': give a list of changes"),
     (st_reba.EchoModule, {"changes": [Prepend(3), EXIT]}, "prepend_layers=3: 2 layers of LlamaModel are run"),
     (st_reba.EchoModule, {"changes": [Steer(2), EXIT]}, "contrast_layer=2: 2 layers of LlamaModel are run"),
-    (st_reba.EchoModule, {"changes": [HideSink([2]), EXIT]}, r"layers=\[2\]: the model has 2 layers; .* None for all"),
-    (st_reba.EchoModule, {"changes": [NoSink(None, 3), EXIT]}, "bidirectional_layers=3: LlamaModel has 2 layers; use"),
-    (st_reba.EchoModule, {"changes": [{"key": "no-sink", "bidirectional_layers": 0}]}, "=0: give the number of last"),
-    (st_reba.EchoModule, {"changes": [WeakenSink(2), EXIT]}, "sink_layer=2: 2 layers of LlamaModel are run; use -2 to"),
-    (st_reba.EchoModule, {"changes": [{"key": "weaken-sink", "sink_layer": 1.0}]}, "sink_layer=1.0: give the index of"),
-    (st_reba.EchoModule, {"changes": [{"key": "weaken-sink", "sink_layer": 1, "share": 0}]}, "share=0: give the share"),
-    (st_reba.ReBAModule, {"without_sink": 1}, "without_sink=1: use True or False"),
     (st_reba.CausalTransformer, {"changes": [TURN], "bidirectional_layers": 2}, "makes it already, with"),
     (st_reba.BidirectionalLastLayer, {"changes": [TURN]}, "BidirectionalLastLayer is given the change"),
     (st_reba.InputEmbeddings, {"changes": [REROUTE]}, "InputEmbeddings with layers=.*: it runs no layer"),

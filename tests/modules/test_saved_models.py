@@ -15,7 +15,7 @@ import pytest
 import sentence_transformers
 from safetensors.numpy import load_file
 
-from st_reba import AttentionReranker, CausalTransformer
+from st_reba import AttentionReranker, CausalTransformer, NoSinkModule
 from st_reba.hub import removed
 from st_reba.hub.push import model_class
 from st_reba.hub.saved_files import check_saved
@@ -29,6 +29,8 @@ ARCHIVES = {
     "saved-0.7.tar.xz": "c5dd5eb76f00786ec85ee2a192526c6ce82c770031e0258548e88b95fc2d1f88",
     "saved-0.8.tar.xz": "23d5f3dfb18925089cf5688cf2fd00dcdb7580a34c7a111fb2d9e4ebf5bc57f9",
     "saved-0.8-elsewhere.tar.xz": "641efd90859731ef8739f1131769fe0ef058240d6f5cb51cbf7f22ff42406f86",
+    # Written when 0.8 was ready: what came after the others, that which 1.0 removed among it.
+    "saved-0.8-late.tar.xz": "5b91da418a5fc016f75b7519b2134e8b792e28a907a9af4c560df8ecd91145b0",
 }
 #: What llama.cpp and a server run: tested apart.
 ELSEWHERE = ("llama-cpp", "endpoint")
@@ -41,12 +43,16 @@ REFUSED = {
         "hierarchical-token-prepending", "changed-hierarchical-token-prepending",
     ),
     "sets chunk_length to": ("reba-chunks", "changed-reba-chunks"),
-    "sets readout to 'before_mlp'": (
+    "is of MoEEModule": ("experts",),
+    "sets readout to 'before_mlp', a setting of": (
         "before-mlp", "before-mlp-echo", "changed-bidirectional", "changed-classical", "changed-contrastive-prompting",
         "changed-early-late", "changed-echo", "changed-kv-rerouting", "changed-metaeol", "changed-reba",
         "changed-refined-thought", "changed-token-prepending", "changes-before-mlp",
     ),
+    "sets without_sink to True, a setting of ReBAModule": ("reba-without-sink",),
     "prepend-blocks": ("changes-blocks",),
+    "hide-sink": ("hide-sink",),
+    "weaken-sink": ("weaken-sink",),
 }  # fmt: skip
 GONE = {model: said for said, models in REFUSED.items() for model in models}
 
@@ -123,6 +129,7 @@ def check_loads(path, texts, expected):
                 assert "unpad_inputs" not in settings
                 assert module.unpad_inputs is False
                 del saved["unpad_inputs"]
+            saved = removed.without_removed(saved, type(module).__name__, "")
             assert {name: settings.get(name) for name in saved} == saved
     assert expected
     for key, rows in expected.items():
@@ -139,14 +146,24 @@ def test_what_is_gone_is_refused_by_its_name(archive, model, unpacked):
     path = unpacked(archive) / model
     told = (
         re.escape(GONE[model])
-        if model == "changes-blocks"
-        else (rf"^{re.escape(str(path))}\S* {re.escape(GONE[model])}.* removed in 1.0: load it with st_reba 0.8.$")
+        if model in ("changes-blocks", "hide-sink", "weaken-sink")
+        else (rf"^{re.escape(str(path))}\S* {re.escape(GONE[model])}.*, removed in 1.0: load it with st_reba 0.8.$")
     )
     with pytest.raises(ValueError, match=told):
         getattr(sentence_transformers, model_class(path))(str(path), device="cpu")
     if GONE[model].startswith("is of"):
         with pytest.raises(ValueError, match=told):
             check_saved(path)
+
+
+def test_no_sink_is_saved_by_its_own_class(unpacked, tmp_path):
+    """0.8 saved it as a change of CausalTransformer."""
+    loaded = sentence_transformers.SentenceTransformer(str(unpacked("saved-0.8-late.tar.xz") / "no-sink-set"))
+    loaded.save_pretrained(str(tmp_path))
+    again = sentence_transformers.SentenceTransformer(str(tmp_path))
+    assert type(again[0]) is NoSinkModule
+    assert (again[0].layers, again[0].bidirectional_layers) == ([0, 1], 2)
+    assert np.array_equal(again.encode(["the cat"]), loaded.encode(["the cat"]))
 
 
 @pytest.mark.parametrize("family", ["SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder"])

@@ -155,7 +155,7 @@ def test_bfloat16_models_stay_so(backbone_path, tmp_path):
 def test_a_star_import_gives_the_public_names():
     """And no room of the package, which would hide a variable called ``text`` or ``hub``."""
     assert {*st_reba.__all__} == {
-        "META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "build", "encode_aspects", "encode_chunks",
+        "META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "build", "encode_chunks",
         "encode_words", "in_context", "in_terms_of", "register", *modules.__all__,
     }  # fmt: skip
 

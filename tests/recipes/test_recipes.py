@@ -256,16 +256,3 @@ def test_a_text_that_has_fewer_vectors_than_tokens_has_none_for_its_chunks(row, 
     module = made(row, shared())
     tokens = int(module.lay_out(TEXTS[2:3]).text_lengths[0])
     assert module.no_chunks or module.rows != "all" or read(module)["token_embeddings"].shape[1] >= tokens
-
-
-@each_class
-def test_states_of_every_layer_are_read_alike_or_refused(row, shared, backbone_path):
-    """Beside the last layer's, the others may not change what is read."""
-    module = made(row, backbone_path(), config_kwargs={"output_hidden_states": True})
-    if not module.reads_hidden_states:
-        with pytest.raises(ValueError, match="does not read hidden states of one layer alone"):
-            read(module)
-        return
-    found, usual = read(module), read(made(row, shared()))
-    assert relative_error(found["token_embeddings"], usual["token_embeddings"]) < 1e-5
-    assert len(found["all_layer_embeddings"]) == module.model.config.num_hidden_layers + 1

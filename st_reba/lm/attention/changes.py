@@ -67,12 +67,10 @@ class BehindPrefix:
         lengths: (B,), or (1,) for all rows: cached tokens that count; those behind are neither seen nor part of the
             positions.
         new: How many tokens are new: they stand at positions lengths, lengths + 1, ...
-        tree: Where they stand instead, and what they see of each other, if they are not one text.
     """
 
     lengths: Tensor
     new: int
-    tree: Tree | None = None
     layers: ClassVar[None] = None
     _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(default_factory=dict, repr=False)
 
@@ -82,14 +80,12 @@ class BehindPrefix:
         if kind in self._masks:
             return self._masks[kind]
         slot = torch.arange(keys - self.new, device=self.lengths.device)
-        step = torch.arange(self.new, device=self.lengths.device)[None] if self.tree is None else self.tree.steps
-        # (B or 1, 1, new, N), and (B or 1, 1, new, new).
+        step = torch.arange(self.new, device=self.lengths.device)[None]
+        # (B or 1, 1, new, N), and (1, 1, new, new).
         back = step[:, None, :, None] - step[:, None, None, :]
         position = self.lengths[:, None, None, None] + step[:, None, :, None]
         prefix = (slot < self.lengths[:, None, None, None]) & (position >= slot)
         own = back >= 0
-        if self.tree is not None:
-            own = own & self.tree.seen[:, None]
         if window is not None:
             prefix = prefix & (position - slot < window)
             own = own & (back < window)
@@ -100,9 +96,7 @@ class BehindPrefix:
 
 @dataclass(frozen=True)
 class HiddenFirst:
-    """Layers in which no other token sees the first token of its row, whatever mask the layer has.
-
-    The first token is that of the whole input, cached tokens included. It sees itself.
+    """Layers in which no other token sees the first token of its row, whatever mask the layer has. It sees itself.
 
     Attributes:
         layers: Their indices.
@@ -110,23 +104,18 @@ class HiddenFirst:
 
     layers: Collection[int]
 
-    def mask(self, mask: Tensor | None, causal: bool, keys: int, masking: LayerMask | None, query: Tensor) -> Tensor:
-        """(B or 1, 1, queries, keys): the layer's mask without the first token.
+    def mask(self, mask: Tensor | None, causal: bool, count: int, device: torch.device) -> Tensor:
+        """(B or 1, 1, N, N): the layer's mask without the first token.
 
         Args:
             mask: The layer's mask, True where a key is seen, or added to the scores; None if it has none.
             causal: Whether a token sees earlier tokens alone where there is no mask.
-            keys: How many keys there are.
-            masking: What replaced the mask, which knows how many tokens are cached; None if nothing did.
-            query: (B, H, queries, d), whose positions are the last ones of the keys.
+            count: Number of tokens, N, none of which is cached.
+            device: Where the layer runs.
         """
-        key = torch.arange(keys, device=query.device)
-        own = key[keys - query.shape[2] :, None]
-        first: Tensor | int = 0
-        if isinstance(masking, BehindPrefix):
-            # In a row with nothing cached, the first token is the first of the new ones.
-            first = torch.where(masking.lengths.to(key.device) > 0, 0, own[0])[:, None, None, None]
-        hidden = (key == first) & (key != own)
+        key = torch.arange(count, device=device)
+        own = key[:, None]
+        hidden = (key == 0) & (key != own)
         if mask is None:
             mask = (key <= own if causal else torch.ones_like(hidden))[None, None]
         if mask.dtype != torch.bool:
@@ -156,19 +145,6 @@ class BehindAll:
         back = own[:, None] - torch.cat([self.positions.to(device), own])
         seen = back >= 0
         return (seen if window is None else seen & (back < window))[None, None]
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Rows of several texts that begin alike: a body, and branches, each of which goes on where the body ends.
-
-    Attributes:
-        steps: (B, new), how far behind what stands before the row each token stands.
-        seen: (B, new, new): which tokens (the last axis) each sees; of these, those that stand before it.
-    """
-
-    steps: Tensor
-    seen: Tensor
 
 
 @dataclass(frozen=True)

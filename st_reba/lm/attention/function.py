@@ -74,7 +74,7 @@ def observable_attention(
         attention_mask, is_causal = here.masking.mask(attention_mask, key.shape[2], window, key.device), False
     if here.hiding is not None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        attention_mask = here.hiding.mask(attention_mask, causal, key.shape[2], here.masking, query)
+        attention_mask = here.hiding.mask(attention_mask, causal, key.shape[2], key.device)
         is_causal = False
     explicit = softcap is not None or s_aux is not None
     if here.census is not None:

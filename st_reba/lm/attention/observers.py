@@ -71,23 +71,6 @@ class RunningMaximum:
         self._maximum = maximum
 
 
-@dataclass(frozen=True, eq=False)
-class WithoutFirst:
-    """Shows another observer each layer as if its softmax left out the first token for all others.
-
-    Attributes:
-        observer: Shown these weights.
-    """
-
-    observer: Observer
-
-    def wants(self, layer: int) -> bool:
-        return self.observer.wants(layer)
-
-    def observe(self, weights: LayerWeights) -> None:
-        self.observer.observe(weights.without_first())
-
-
 @dataclass(eq=False)
 class MeanWeights:
     """The weights of one query a text, averaged over the heads of one layer.

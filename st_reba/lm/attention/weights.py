@@ -10,9 +10,6 @@ from torch import Tensor
 # The log of a weight that is nothing, yet a number.
 _NOTHING = -1e4
 
-# What a token gives others than the first, at least: less is rounding.
-_LEFT = 1e-5
-
 # Keys are taken in blocks, because queries before the first key of a block are never asked for.
 _KEY_BLOCK = 128
 
@@ -100,22 +97,6 @@ class LayerWeights:
         bias = None if self.bias is None else one_a_text(self.bias, positions, 2)
         query, log_sum_exp = (one_a_text(values, positions, 2) for values in (self.query, self.log_sum_exp))
         return replace(self, query=query, log_sum_exp=log_sum_exp, bias=bias, backward=None)
-
-    def without_first(self) -> LayerWeights:
-        """The same layer as if its softmax left out the first token for all others, A_ji / (1 - A_j1).
-
-        What a token gives itself counts. A token that gives the first one all but 1e-5 counts as giving it that.
-        """
-        first = replace(self, backward=None).at_keys(self.query.new_zeros(len(self.query), dtype=torch.long))
-        given = first.log_weights(_ALL, _ALL, slice(0, 1), slice(0, self.query.shape[2]))[:, :, 0].flatten(1, 2).exp()
-        kept = torch.log1p(-given.clamp(max=1 - _LEFT))
-        # The first token sees nothing else, or what stands behind it, and keeps its weights.
-        kept[..., 0] = 0
-        hidden = self.query.new_zeros(self.query.shape[2], self.key.shape[2], dtype=kept.dtype)
-        hidden[1:, 0] = float("-inf")
-        bias = hidden[None, None] if self.bias is None else self.bias + hidden
-        backward = None if self.backward is None else self.backward.without_first()
-        return replace(self, log_sum_exp=self.log_sum_exp + kept, bias=bias, backward=backward)
 
 
 def fold(weights: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> None:

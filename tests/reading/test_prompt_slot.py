@@ -1,4 +1,4 @@
-"""A text in terms of a prompt that stands in a slot of its own; and in terms of several, read once."""
+"""A text in terms of a prompt that stands in a slot of its own."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from transformers import AutoModel, AutoTokenizer
 
-from st_reba import TEMPLATES, CausalTransformer, EchoModule, MetaEOLModule, build, encode_aspects, in_terms_of
+from st_reba import TEMPLATES, CausalTransformer, EchoModule, MetaEOLModule, build, in_terms_of
 from st_reba.evaluation import ConditionalSimilarityEvaluator
 from st_reba.export.plain import save_plain
-from st_reba.modules.changes import AttendBothWays, Prepend, Steer
 
-from .. import backbones
-from ..backbones import FEW, TEXTS
+from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
-from ..modules.test_prefix_caching import shapes_of
 
 ASPECTS = ["its topic", "情感", "the number of animals that are in it, if there are any", '"a {text} {prepend}"']
 PONTE = [name for name in TEMPLATES if name.startswith("ponte")]
@@ -122,81 +118,6 @@ def test_a_slot_is_given_once_and_conversations_have_none(shared):
     turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     with pytest.raises(ValueError, match='Input 0 is a conversation, .* use chat="conversation"'):
         module.preprocess([turns], prompt="its topic")
-
-
-# Texts that are read once
-
-
-@pytest.mark.parametrize("architecture", FEW)
-def test_each_text_in_terms_of_each_aspect(architecture, shared):
-    """As encode gives it; long texts reach beyond the windows of the architectures that have them."""
-    model = asked(shared(architecture))
-    texts = [*TEXTS, "", "So long a text that " * 6]
-    found = encode_aspects(model, texts, ASPECTS, batch_size=3)
-    assert found.shape == (len(texts), len(ASPECTS), 32)
-    assert not found[len(TEXTS)].any()
-    for number, aspect in enumerate(ASPECTS):
-        assert relative_error(found[:, number], model.encode(texts, prompt=aspect)) < 1e-5
-    assert model[0].keeps_prefixes == (architecture not in backbones.OWN_ATTENTION)
-
-
-@pytest.mark.parametrize("kind", ["greedy", "sentencepiece", "bert"])
-@pytest.mark.parametrize("template", ["ponte", "{text} {prompt}"])
-def test_tokens_that_hold_some_of_text_and_template(kind, template, shared):
-    model = asked(shared("llama", kind), template=template, pool_over="all", rows="last")
-    texts = [*TEXTS, 'He said "no', "1"]
-    found = encode_aspects(model, texts, ASPECTS, batch_size=2)
-    expected = np.stack([model.encode(texts, prompt=aspect) for aspect in ASPECTS], axis=1)
-    assert relative_error(found, expected) < 1e-5
-
-
-def test_a_text_is_run_once_for_all_aspects(shared):
-    module = CausalTransformer(shared(), template="ponte", output_layer=2)
-    model = SentenceTransformer(modules=[module, Pooling(32, "lasttoken"), Normalize()])
-    texts = ["The dog chased the cat. " * 15, "The cat chased the mouse. " * 15]
-    assert module.keeps_prefixes
-    with shapes_of(module) as shapes:
-        found = encode_aspects(model, texts, ASPECTS * 3)
-    (rows, columns), *others = shapes
-    whole = module.preprocess(texts, prompt=ASPECTS[0])["input_ids"].shape[1]
-    assert rows == 2
-    assert sum(rows for rows, _ in others) == 2 * 12
-    assert max(columns for _, columns in others) < whole / 2 < columns
-    assert relative_error(found[:, 3], model.encode(texts, prompt=ASPECTS[3])) < 1e-5
-    assert np.allclose(np.linalg.norm(found, axis=-1), 1, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"template": "ponte-aspect-first"}, {"rows": "all"}, {"deterministic": True}, {"prefix_caching": False},
-        {"changes": [AttendBothWays(1)]}, {"changes": [Prepend(2)]}, {"changes": [Steer(1)]},
-        {"template": "Of: {text}", "pool_over": "all"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_where_a_text_cannot_be_kept_it_is_encoded_for_each_aspect(settings, shared):
-    model = asked(shared(), **settings)
-    expected = np.stack([model.encode(TEXTS, prompt=aspect) for aspect in ASPECTS], axis=1)
-    assert relative_error(encode_aspects(model, TEXTS, ASPECTS), expected) < 1e-5
-
-
-def test_vectors_that_are_cut_and_scaled(shared):
-    model = asked(shared())
-    model.truncate_dim = 8
-    settings = {"batch_size": 2, "normalize_embeddings": True}
-    expected = np.stack([model.encode(TEXTS, prompt=aspect, **settings) for aspect in ASPECTS], axis=1)
-    found = encode_aspects(model, TEXTS, ASPECTS, **settings)
-    assert found.shape == (len(TEXTS), len(ASPECTS), 8)
-    assert relative_error(found, expected) < 1e-5
-
-
-@pytest.mark.parametrize(("texts", "aspects"), [([], ["a"]), (["a"], []), (["a"], ["a", " "])])
-def test_nothing_to_read_or_to_ask(texts, aspects, shared):
-    with pytest.raises(ValueError, match="give at least one text, and at least one aspect in words"):
-        encode_aspects(asked(shared()), texts, aspects)
-    with pytest.raises(ValueError, match="batch_size=0: give a whole number from 1"):
-        encode_aspects(asked(shared()), ["a"], ["b"], batch_size=0)
 
 
 def test_conditional_similarity_in_these_words(shared):
