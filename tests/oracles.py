@@ -371,24 +371,6 @@ def equation_6(anchors, positives, negatives, temperature):
     return len(anchors) * info_nce(anchors, [*positives, *negatives], temperature)
 
 
-def angle_loss(anchors, positives, negatives, scale):
-    """AnglE's loss (Li and Li, 2024, section 3.4) of triplets, in complex numbers as its authors compute it, loop by
-    loop: each positive pair beside each negative one."""
-
-    def similarity(a, b):
-        z, w = (torch.complex(*vector.chunk(2)) for vector in (a, b))
-        square = w.abs().pow(2).sum()
-        quotient = z * w.conj() / square / (z.abs().pow(2).sum() / square).sqrt()
-        return (quotient.real.sum() + quotient.imag.sum()).abs()
-
-    total = 1
-    for i, h in enumerate(anchors):
-        for j, other in enumerate(anchors):
-            apart = similarity(other, negatives[j]) - similarity(h, positives[i])
-            total = total + (scale * apart).exp()
-    return total.log()
-
-
 # FREEZE
 
 

@@ -3,25 +3,20 @@
 Needs the extra ``train``: ``pip install "st-reba[train]"``.
 """
 
-from .bellm import BeLLMTraining, add_lora, build_bellm, merge_adapter, train_bellm
-from .fitting import DivergedError, Fitted, StopOnDivergence, finish, fit
+from .bellm import BeLLMTraining, build_bellm, merge_adapter, train_bellm
+from .fitting import DivergedError, fit
 from .freeze import FreezeTraining, train_freeze
 from .jtcse import JTCSETraining, train_jtcse
 from .rows import read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
-from .settings import RunSettings, Settings, read_settings, setting
+from .settings import RunSettings, read_settings
 
 __all__ = [
     "BeLLMTraining",
     "DivergedError",
-    "Fitted",
     "FreezeTraining",
     "JTCSETraining",
     "RunSettings",
-    "Settings",
-    "StopOnDivergence",
-    "add_lora",
     "build_bellm",
-    "finish",
     "fit",
     "merge_adapter",
     "read_conditional_pairs",
@@ -29,7 +24,6 @@ __all__ = [
     "read_sentences",
     "read_settings",
     "read_triplets",
-    "setting",
     "train_bellm",
     "train_freeze",
     "train_jtcse",

@@ -1,5 +1,4 @@
-"""One run of sentence-transformers' trainer: it can be resumed, stops before NaN reaches the weights, is saved and
-pushed by one process of several."""
+"""One run of sentence-transformers' trainer, resumed where it stopped and ended before NaN reaches the weights."""
 
 from __future__ import annotations
 
@@ -7,8 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,10 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import rotate_checkpoints
 
 from ..files import atomic_directory, atomic_file, check_free, remove_scratch
-from ..hub.push import check_repo_id, push
 from ..lm.fingerprint import fingerprint_of, fingerprint_of_weight
 from ..optional import require
 from . import settings as of_st
@@ -32,73 +28,50 @@ MODEL = "model"
 CHECKPOINTS = "checkpoints"
 
 _RUN = "run.json"
-# How a run is told from another, where it is not by a setting's name and value.
-_SAID = {
-    "data": "other data",
-    "frozen_weights": "other frozen weights",
-    "sentences": "other sentences",
-}
+# Values of a run that are digests.
+_DIGESTS = ("data", "frozen_weights", "sentences")
 # Written last: a checkpoint that has it is whole.
 _LOSS_STATE = "loss_state.pt"
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What a run did.
-
-    Attributes:
-        steps: Steps that the model has had, those before an interruption included.
-        resumed_at: The step that the run went on from; 0 if it began anew.
-        log: The trainer's log: an entry with ``step`` and ``loss``, or with what an evaluator found (``eval_...``).
-    """
-
-    steps: int
-    resumed_at: int
-    log: list[dict[str, float]]
-
-    @property
-    def losses(self) -> list[tuple[int, float]]:
-        """Step and mean training loss since the entry before."""
-        return [(int(entry["step"]), entry["loss"]) for entry in self.log if "loss" in entry]
-
-
 class _Trainer(SentenceTransformerTrainer):
-    """Evaluates without a draw from the training's random state: how often changes no weight."""
+    """Trainer that raises DivergedError before a number that is not finite is saved, and evaluates without chance."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        value: Tensor = super().training_step(*args, **kwargs)
+        _check_finite(f"the loss is {value.item()}", [value], self.args, self.state.global_step + 1)
+        return value
+
+    def check_weights(self) -> None:
+        weights = (parameter.detach() for parameter in self.model.parameters() if parameter.requires_grad)
+        _check_finite("a weight is not finite after it", weights, self.args, self.state.global_step)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """From one process alone. Transformers leaves that to how a model is saved, and sentence-transformers to the
-        trainer, so that all processes would write the same files at once. Where the weights are spread over processes,
-        all are needed to gather them."""
+        self.check_weights()
+        # Transformers leaves it to the model, and sentence-transformers to the trainer, which process writes: all would
+        # write the same files. Where the weights are spread over processes, all are needed to gather them.
         if self.args.should_save or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super().save_model(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        # Without a draw from the training's random state: how often it is evaluated changes no weight.
         device = self.args.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             return super().evaluate(*args, **kwargs)
 
 
 def begin(settings: RunSettings, output: str | Path) -> SentenceTransformerTrainingArguments:
-    """Refuse what can be refused before anything is loaded.
-
-    Args:
-        settings: What is asked for.
-        output: Directory of the run.
+    """Raise what can be raised before anything is loaded.
 
     Returns:
         The arguments, which know of this process among others.
 
     Raises:
-        ValueError: If sentence-transformers refuses the arguments, the finished model is there already, or it is to be
-            pushed and its name on the Hub is missing or malformed.
+        ValueError: If sentence-transformers refuses the arguments, or the finished model is there already.
         ImportError: If accelerate is not installed.
     """
     check_free(Path(output) / MODEL, "output")
     arguments = of_st.complete(settings.training_arguments, evaluates=settings.evaluation is not None)
-    if arguments.get("push_to_hub"):
-        if not arguments.get("hub_model_id"):
-            raise ValueError("arguments: push_to_hub needs a name: add hub_model_id: org/name.")
-        check_repo_id(arguments["hub_model_id"])
     return of_st.made(arguments, Path(output) / CHECKPOINTS, progress=False)
 
 
@@ -106,55 +79,54 @@ def fit(
     model: SentenceTransformer,
     dataset: Any,
     loss: nn.Module,
-    *,
     output: str | Path,
-    arguments: Mapping[str, Any] | None = None,
+    settings: RunSettings,
+    *,
     evaluator: BaseEvaluator | None = None,
-    data_collator: Any = None,
-    callbacks: Sequence[TrainerCallback] = (),
     identity: Mapping[str, Any] | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
     progress: bool = True,
-) -> Fitted:
+) -> TrainerState:
     """Train a model in place, from the last complete checkpoint in ``output/checkpoints`` if there is one.
 
     A run that was interrupted and resumed ends with the same weights as one that was not: order of the rows, random
-    state, optimizer and schedule go on where they were (on a CPU to the bit). What a loss keeps beside the model (a
-    generator's state, weights of a head) goes on too if it is in ``loss.state_dict()``; ``get_extra_state`` puts it
-    there.
+    state, optimizer and schedule go on where they were (on a CPU to the bit). State that a loss keeps in addition to
+    the model (a generator, weights of a head) goes on too if it is in ``loss.state_dict()``; ``get_extra_state`` puts
+    it there.
 
     Args:
-        model: What is trained.
+        model: The model to train.
         dataset: A ``datasets.Dataset`` with the columns that the loss expects.
         loss: A loss of ST's, or one called in the same way.
-        output: The run's directory. Checkpoints and the TensorBoard log lie in ``output/checkpoints``.
-        arguments: Of ``SentenceTransformerTrainingArguments``, by name. What is not given is as
-            :data:`st_reba.train.settings.DEFAULTS` has it, checkpoints and evaluations once an epoch, and otherwise
-            as it is there.
-        evaluator: What evaluates.
-        data_collator: Turns a list of rows into a batch; None: ST's own.
+        output: The run's directory. Checkpoints and the TensorBoard log are in ``output/checkpoints``.
+        settings: Training arguments, and settings that tell the run from others.
+        evaluator: Evaluates the model, once an epoch unless the arguments say otherwise.
+        identity: Further values, as JSON has them, that a resumed run must share with the interrupted one. Of the
+            settings it must share those that decide the weights, and the number of devices and the data's content.
         callbacks: Further callbacks of the trainer.
-        identity: What else must be as it was for a run to be resumed, such as the model's name; JSON values. Of the
-            arguments, all that decide the weights must be, and the number of devices, and the data's content.
         progress: Whether to show a bar.
+
+    Returns:
+        The trainer's state: ``global_step``, ``log_history``.
 
     Raises:
         DivergedError: If the loss or a gradient is no longer a finite number, before it reaches the weights.
-        ValueError: If the checkpoints there are of another run or do not say of which, or its finished model is there
+        ValueError: If the checkpoints there are of another run or of an unknown one, or the finished model is there
             already.
         ImportError: If accelerate is not installed.
     """
     output = Path(output)
     check_free(output / MODEL, "output")
     checkpoints = output / CHECKPOINTS
-    chosen = of_st.complete(arguments or {}, evaluates=evaluator is not None)
-    chosen.setdefault("dataloader_pin_memory", model.device.type == "cuda")
-    # The trainer would remove older checkpoints before the new one is whole: CompleteCheckpoints does it.
-    limit = chosen.pop("save_total_limit")
-    made = of_st.made(chosen, checkpoints, progress=progress)
+    arguments = of_st.complete(settings.training_arguments, evaluates=evaluator is not None)
+    arguments.setdefault("dataloader_pin_memory", model.device.type == "cuda")
+    limit = arguments.pop("save_total_limit")
+    made = of_st.made(arguments, checkpoints, progress=progress)
     decided = {
-        **of_st.identity(chosen),
+        **of_st.identity(arguments),
         "devices": made.world_size * max(1, made.n_gpu),
         "loss": type(loss).__name__,
+        **settings.identity(),
         **(identity or {}),
     }
     check_same_run(checkpoints, decided, dataset, writes=is_main())
@@ -165,43 +137,13 @@ def fit(
         train_dataset=dataset,
         loss=loss,
         evaluator=evaluator,
-        data_collator=data_collator,
-        callbacks=[
-            _Upkeep(), StopOnDivergence(loss, checkpoints), CompleteCheckpoints(loss, limit), *callbacks
-        ],
-    )  # fmt: skip
+        callbacks=[_Upkeep(loss, limit), *callbacks],
+    )
     if start is not None:
         loss.load_state_dict(torch.load(start / _LOSS_STATE, weights_only=True), strict=False)
     trainer.train(resume_from_checkpoint=None if start is None else str(start))
-    return Fitted(
-        steps=trainer.state.global_step,
-        resumed_at=0 if start is None else _step(start),
-        log=trainer.state.log_history,
-    )
-
-
-def fit_as_set(
-    settings: RunSettings,
-    model: SentenceTransformer,
-    dataset: Any,
-    loss: nn.Module,
-    output: Path,
-    *,
-    evaluator: BaseEvaluator | None,
-    progress: bool,
-    identity: Mapping[str, Any] | None = None,
-) -> Fitted:
-    """:func:`fit` as settings ask for it; they, and what else is given as ``identity``, tell the run from others."""
-    return fit(
-        model,
-        dataset,
-        loss,
-        output=output,
-        arguments=settings.training_arguments,
-        evaluator=evaluator,
-        identity={**settings.identity(), **(identity or {})},
-        progress=progress,
-    )
+    trainer.check_weights()
+    return trainer.state
 
 
 def is_main() -> bool:
@@ -209,40 +151,13 @@ def is_main() -> bool:
     return bool(require("accelerate", "train", "Training").PartialState().is_main_process)
 
 
-def wait() -> None:
-    """Until all of them are here."""
-    require("accelerate", "train", "Training").PartialState().wait_for_everyone()
-
-
-def finish(output: str | Path, name: str = MODEL) -> AbstractContextManager[Path]:
-    """A directory to save a finished model in, which becomes ``output/name`` when all of it is written, or vanishes."""
-    return atomic_directory(Path(output) / name, "output")
-
-
 def save(model: SentenceTransformer, output: str | Path, name: str = MODEL) -> None:
-    """Save a finished model as ``output/name``, from one process for all; nothing where it is there already."""
-    if is_main() and not (Path(output) / name).exists():
-        with finish(output, name) as directory:
-            model.save_pretrained(str(directory))
-    wait()
-
-
-def publish(settings: RunSettings, output: str | Path) -> None:
-    """Push the finished model to the Hub, if the arguments ask for it.
-
-    Raises:
-        ValueError: As :func:`st_reba.hub.push.push`, and so of its other errors. The finished model stays where it is.
-    """
-    arguments = settings.training_arguments
-    if arguments.get("push_to_hub") and is_main():
-        push(
-            Path(output) / MODEL,
-            arguments["hub_model_id"],
-            private=bool(arguments.get("hub_private_repo")),
-            revision=arguments.get("hub_revision"),
-            token=arguments.get("hub_token"),
-        )
-    wait()
+    """Save a finished model as ``output/name``, from one process for all, unless it is there already."""
+    directory = Path(output) / name
+    if is_main() and not directory.exists():
+        with atomic_directory(directory, "output") as scratch:
+            model.save_pretrained(str(scratch))
+    require("accelerate", "train", "Training").PartialState().wait_for_everyone()
 
 
 # Checkpoints
@@ -255,34 +170,6 @@ def last_checkpoint(directory: Path) -> Path | None:
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
-
-
-class CompleteCheckpoints(TrainerCallback):
-    """Adds to each checkpoint what the trainer leaves out, the state of the loss; then removes older ones.
-
-    Of the model's own state, saved with the model already, only what ``get_extra_state`` gives is written again: a
-    module's file has no place for it.
-
-    Args:
-        loss: Whose state is written.
-        limit: How many checkpoints stay, the newest and the best in any case; None or 0: all.
-    """
-
-    def __init__(self, loss: nn.Module, limit: int | None) -> None:
-        self._loss, self._limit = loss, limit
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        own = {
-            name: value
-            for name, value in self._loss.state_dict().items()
-            if not name.startswith("model.") or name.endswith("_extra_state")
-        }
-        directory = str(args.output_dir)
-        with atomic_file(Path(directory) / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
-            torch.save(own, stream)
-        rotate_checkpoints(directory, self._limit, state.best_model_checkpoint)
 
 
 def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *, writes: bool = True) -> None:
@@ -310,10 +197,11 @@ def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *
                 f"{directory} holds checkpoints, but its {_RUN} does not say of which run. Remove {directory} to begin "
                 "anew, or give another output directory."
             )
-        for name in sorted({*now, *then}):
+        # A setting of an older version that is no longer one, is as it was by default.
+        for name in sorted({*now, *(then.keys() & of_st.defaults())}):
             if now.get(name) != then.get(name):
                 before, here = (
-                    _SAID.get(name, f"{name}={{!r}}").format(run.get(name, of_st.usual().get(name)))
+                    f"other {name}" if name in _DIGESTS else f"{name}={run.get(name, of_st.defaults().get(name))!r}"
                     for run in (then, now)
                 )
                 raise ValueError(
@@ -334,95 +222,36 @@ def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *
 
 
 class DivergedError(RuntimeError):
-    """A loss or gradient is no longer a finite number.
+    """Error raised when a loss, a gradient or a weight is no longer a finite number."""
 
-    Attributes:
-        step: The step that could not be made.
-        checkpoint: The last checkpoint before it, or None.
-    """
 
-    def __init__(self, what: str, step: int, checkpoint: Path | None) -> None:
-        self.step = step
-        self.checkpoint = checkpoint
+def _check_finite(message: str, tensors: Iterable[Tensor], arguments: TrainingArguments, step: int) -> None:
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        checkpoint = last_checkpoint(Path(str(arguments.output_dir)))
         kept = "There is no checkpoint" if checkpoint is None else f"The last good checkpoint is {checkpoint}"
-        super().__init__(
-            f"Training diverged at step {step}: {what}. {kept}. Lower the learning rate, warm up, or look for a faulty "
-            "row in the data."
+        raise DivergedError(
+            f"Training diverged at step {step}: {message}. {kept}. Lower the learning rate, warm up, or look for a "
+            "faulty row in the data."
         )
 
 
-class StopOnDivergence(TrainerCallback):
-    """Stops a run at the first loss or gradient that is NaN or infinite.
-
-    Both are looked at before the optimizer's step, and the weights before a checkpoint, so neither the model nor a
-    checkpoint ever holds one.
+class _Upkeep(TrainerCallback):
+    """Checks gradients, completes checkpoints, and mends what the lowest versions of the trainers leave out.
 
     Args:
-        loss: The loss that is trained on. Its value is watched through a forward hook.
-        checkpoints: Where the checkpoints of the run are.
+        loss: The loss, whose state is written into each checkpoint.
+        limit: How many checkpoints are kept, the newest and the best in any case; None or 0: all.
     """
 
-    def __init__(self, loss: nn.Module, checkpoints: Path) -> None:
-        self._checkpoints = checkpoints
-        self._step = 1
-        self._hook = loss.register_forward_hook(self._watch)
+    def __init__(self, loss: nn.Module, limit: int | None) -> None:
+        self._loss, self._limit = loss, limit
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._step = state.global_step + 1
-
-    def _watch(self, loss: nn.Module, inputs: Any, value: Tensor | dict[str, Tensor]) -> None:
-        for name, part in value.items() if isinstance(value, dict) else [("the loss", value)]:
-            if not bool(part.detach().isfinite().all()):
-                raise self._error(f"{name} is {part.detach().sum().item()}")
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        parameters = [parameter for group in kwargs["optimizer"].param_groups for parameter in group["params"]]
-        finite = _finite(parameter.grad for parameter in parameters if parameter.grad is not None)
-        # With fp16, the scaler passes over a step whose gradient left the range, and scales less.
-        if not finite and not args.fp16:
-            raise self._error("the gradient is not finite")
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if control.should_save:
-            self._check_weights(kwargs["model"])
-
-    on_epoch_end = on_step_end
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._hook.remove()
-        self._check_weights(kwargs["model"])
-
-    def _check_weights(self, model: nn.Module) -> None:
-        if not _finite(parameter.detach() for parameter in model.parameters() if parameter.requires_grad):
-            raise self._error("a weight is not finite after it")
-
-    def _error(self, what: str) -> DivergedError:
-        return DivergedError(what, self._step, last_checkpoint(self._checkpoints))
-
-
-def _finite(tensors: Iterable[Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
-
-class _Upkeep(TrainerCallback):
-    """What transformers leaves out, and what its lowest version and that of sentence-transformers do."""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        # A run that goes on would save, evaluate and log as often as the run did that wrote the checkpoint.
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        # A resumed run would save, evaluate and log as often as the run did that wrote the checkpoint.
         state.compute_steps(args, state.max_steps)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        # Where batches are skipped to resume a run, the lowest version tells its epoch to the wrapper alone: the batch
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        # Where batches are skipped to resume a run, the lowest version sets the epoch of the wrapper alone: the batch
         # sampler inside would give the order of the first.
         sampler = kwargs["train_dataloader"].batch_sampler
         while hasattr(sampler, "batch_sampler"):
@@ -430,9 +259,31 @@ class _Upkeep(TrainerCallback):
         # The trainer counts in fractions: 1.0 is the beginning of the second epoch.
         sampler.set_epoch(int((state.epoch or 0) + 1e-6))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        # With fp16, the scaler passes over a step whose gradient left the range, and scales less.
+        if not args.fp16:
+            parameters = [parameter for group in kwargs["optimizer"].param_groups for parameter in group["params"]]
+            gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+            _check_finite("the gradient is not finite", gradients, args, state.global_step + 1)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         # The lowest version clears the model's gradients alone: those of a loss's own weights would add up.
         kwargs["optimizer"].zero_grad()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        # The model's own state is saved already, but for what ``get_extra_state`` gives.
+        own = {
+            name: value
+            for name, value in self._loss.state_dict().items()
+            if not name.startswith("model.") or name.endswith("_extra_state")
+        }
+        directory = Path(str(args.output_dir))
+        with atomic_file(directory / f"checkpoint-{state.global_step}" / _LOSS_STATE) as stream:
+            torch.save(own, stream)
+        # Only now: the trainer would remove older checkpoints before the new one is whole.
+        rotate_checkpoints(str(directory), self._limit, state.best_model_checkpoint)
 
 
 # What tells data and weights from any other: all of their content, wherever they lie

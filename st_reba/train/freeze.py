@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rich.progress import Progress
+from pydantic.dataclasses import dataclass
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 from torch import nn
+from tqdm import tqdm
 from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..hub.card import take_training
 from ..modules import LayerStates, LayerwiseAutoencoder
-from .fitting import begin, data_digest, fit, fit_as_set, publish, save, weights_digest
-from .losses import (
-    COSENT_SCALE,
-    EmbeddingCoSENTLoss,
-    LogResidualVarianceLoss,
-    PairScoreMSELoss,
-    ReconstructionLoss,
-)
+from .fitting import begin, data_digest, fit, save, weights_digest
+from .losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
 from .rows import dataset, read_scored_pairs, read_sentences
-from .settings import RunSettings, setting
+from .settings import STRICT, AtLeast1, Positive, RunSettings
 from .states import ModelOnStates, StatesCache
 
 Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
 Loss = Literal["mse", "log-variance", "cosent"]
 
-#: The loss of each stage, where none is asked for.
-_USUAL: dict[Stage, Loss] = {
+#: The default loss of each stage.
+_USUAL: Mapping[Stage, Loss] = {
     "cosines": "mse", "siamese": "mse", "autoencoder": "log-variance", "whitened": "cosent",
+}  # fmt: skip
+_LOSSES: Mapping[Loss, type[nn.Module]] = {
+    "mse": PairScoreMSELoss, "log-variance": LogResidualVarianceLoss, "cosent": EmbeddingCoSENTLoss,
 }  # fmt: skip
 #: Texts that a whitening is fitted on, at most.
 _WHITENED = 4096
@@ -45,7 +42,7 @@ _OF_PRETRAINING = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class FreezeTraining(RunSettings):
     """What :func:`train_freeze` is asked for. Of its hyperparameters the paper gives the bottlenecks alone.
 
@@ -62,7 +59,6 @@ class FreezeTraining(RunSettings):
         loss: ``"log-variance"``, or the ``"mse"`` that the paper used before; or ``"cosent"``, which trains the plain
             cosine of the embeddings: see :class:`st_reba.train.losses.EmbeddingCoSENTLoss`. None: the first for
             ``"autoencoder"``, the last for ``"whitened"``, and ``"mse"`` for the other two.
-        scale: Of ``"cosent"``: see :class:`st_reba.train.losses.EmbeddingCoSENTLoss`.
         lowest_score: The score in ``pairs`` that means 0.
         highest_score: The score in ``pairs`` that means 1.
         template: See :class:`st_reba.modules.LayerStates`.
@@ -74,8 +70,6 @@ class FreezeTraining(RunSettings):
         pretraining_epochs: Passes over the sentences.
         pretraining_batch_size: Texts a step.
         pretraining_learning_rate: At its highest.
-        pretraining: Directory of the pretrained encoders; None: ``pretraining`` in the output. A run that finds them
-            there finished takes them: one pretraining serves any number of runs with the same settings of it.
         cache: Directory of the states; None: ``states`` in the output. One cache serves any number of runs.
         arguments: As :class:`RunSettings`; 12 epochs in batches of 64, a rate of 1e-3. The pretraining has them too,
             but for the three that are named above.
@@ -90,24 +84,22 @@ class FreezeTraining(RunSettings):
     SMALLEST_BATCH: ClassVar[int] = 2
 
     model: str
-    pairs: str = setting(may_change=True)
-    sentences: str | None = setting(None, may_change=True)
+    pairs: str
+    sentences: str | None = None
     stage: Stage = "autoencoder"
     loss: Loss | None = None
-    scale: float = setting(COSENT_SCALE, above=0)
     lowest_score: float = 0.0
     highest_score: float = 5.0
     template: str = "{text}"
     pool_over: Literal["text", "all"] | None = None
-    max_seq_length: int | None = setting(None, least=1)
-    bottlenecks: tuple[int, ...] | None = None
-    head_dimension: int = setting(64, least=1)
-    layers: tuple[int, ...] | None = None
-    pretraining_epochs: int = setting(15, least=1)
-    pretraining_batch_size: int = setting(256, least=1)
-    pretraining_learning_rate: float = setting(1e-3, above=0)
-    pretraining: str | None = setting(None, may_change=True)
-    cache: str | None = setting(None, may_change=True)
+    max_seq_length: AtLeast1 | None = None
+    bottlenecks: Sequence[int] | None = None
+    head_dimension: AtLeast1 = 64
+    layers: Sequence[int] | None = None
+    pretraining_epochs: AtLeast1 = 15
+    pretraining_batch_size: AtLeast1 = 256
+    pretraining_learning_rate: Positive = 1e-3
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,7 +111,6 @@ class FreezeTraining(RunSettings):
         unfit = {
             "bottlenecks": "has no encoders" if self.stage == "cosines" else "",
             "sentences": "reads no further texts" if self.stage in ("cosines", "siamese") else "",
-            "pretraining": 'has none, as only "autoencoder" has' if self.stage != "autoencoder" else "",
         }
         for name, why in unfit.items():
             if why and getattr(self, name) is not None:
@@ -148,14 +139,13 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     Raises:
         ValueError: If a row is malformed, or its score is out of range; or as :func:`st_reba.train.fit`.
         DivergedError: If the loss is no longer a finite number.
-        RuntimeError: If the model's weights are not what they were, so that something is wrong.
     """
     output = Path(output)
-    processes = int(begin(settings, output).world_size)
-    if processes > 1:
+    begun = begin(settings, output)
+    if begun.world_size > 1:
         raise ValueError(
-            f"FreezeTraining is for one process, and there are {processes}: what it trains is small. Start it without "
-            "a launcher."
+            f"FreezeTraining is for one process, and there are {begun.world_size}: what it trains is small. Start it "
+            "without a launcher."
         )
     pairs = _scaled_pairs(settings)
     labelled = [*pairs["sentence1"], *pairs["sentence2"]]
@@ -167,18 +157,18 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         columns = read_scored_pairs(settings.evaluation)[:].values()
         evaluator = PairScoreEvaluator(*columns, name="evaluation", batch_size=256, write_csv=False)
     evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
-    states = _states(settings)
+    options = {name: getattr(settings, name) for name in ("template", "pool_over", "max_seq_length")}
+    states = settings.load(LayerStates, settings.model, **options)
+    states.requires_grad_(False).to(get_device_name()).eval()
     before = weights_digest(states)
-    with Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("Reading the model's states", total=len({*labelled, *sentences, *evaluated}))
-        cache = StatesCache(
-            settings.cache or output / "states", states, on_texts=lambda count: bar.advance(task, count)
-        )
+    count = len({*labelled, *sentences, *evaluated})
+    with tqdm(desc="Reading the model's states", total=count, disable=not progress) as bar:
+        cache = StatesCache(settings.cache or output / "states", states, on_texts=bar.update)
         # One after the other: what is trained on lies in the same files, whatever is evaluated.
         for texts in (labelled, sentences, evaluated):
             cache.add(texts)
 
-    set_seed(settings.random_seed)
+    set_seed(begun.seed)
     autoencoder = LayerwiseAutoencoder(
         states.depth,
         states.get_embedding_dimension(),
@@ -191,42 +181,31 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": before}
     if settings.stage == "autoencoder":
         pretrained = ModelOnStates.of(autoencoder, cache)
-        fit(
-            pretrained,
+        arguments = {
+            **settings.training_arguments,
+            "num_train_epochs": settings.pretraining_epochs,
+            "per_device_train_batch_size": settings.pretraining_batch_size,
+            "learning_rate": settings.pretraining_learning_rate,
+        }
+        asked, texts = (
+            RunSettings(arguments=arguments, evaluation=settings.evaluation),
             dataset({"sentence": sentences}),
-            ReconstructionLoss(pretrained),
-            output=settings.pretraining or output / "pretraining",
-            arguments={
-                **settings.without_evaluation(),
-                "num_train_epochs": settings.pretraining_epochs,
-                "per_device_train_batch_size": settings.pretraining_batch_size,
-                "learning_rate": settings.pretraining_learning_rate,
-            },
-            identity={name: identity[name] for name in _OF_PRETRAINING if name in identity},
-            progress=progress,
         )
+        known = {name: identity[name] for name in _OF_PRETRAINING if name in identity}
+        texts, loss = dataset({"sentence": sentences}), ReconstructionLoss(pretrained)
+        fit(pretrained, texts, loss, output / "pretraining", asked, identity=known, progress=progress)
         autoencoder = autoencoder.without_decoders()
     elif settings.stage == "whitened":
         sample = random.Random(0).sample(sentences, min(_WHITENED, len(sentences)))
         autoencoder.whiten(cache.states(sample))
         identity["sentences"] = data_digest(dataset({"sentence": sample}))
     trained = ModelOnStates.of(autoencoder, cache)
-    loss = _loss(trained, settings)
-    fit_as_set(settings, trained, pairs, loss, output, evaluator=evaluator, progress=progress, identity=identity)
-    if weights_digest(states) != before:
-        raise RuntimeError("The weights of the frozen model changed in training: nothing is saved. Please report this.")
+    of_pairs = _LOSSES[settings.loss or _USUAL[settings.stage]](trained)
+    fit(trained, pairs, of_pairs, output, settings, evaluator=evaluator, identity=identity, progress=progress)
     model = SentenceTransformer(modules=[states, autoencoder])
     take_training(model, trained)
     save(model, output)
-    publish(settings, output)
     return model
-
-
-def _loss(trained: SentenceTransformer, settings: FreezeTraining) -> nn.Module:
-    asked_for = settings.loss or _USUAL[settings.stage]
-    if asked_for == "cosent":
-        return EmbeddingCoSENTLoss(trained, settings.scale)
-    return LogResidualVarianceLoss(trained) if asked_for == "log-variance" else PairScoreMSELoss(trained)
 
 
 def _scaled_pairs(settings: FreezeTraining) -> Any:
@@ -239,10 +218,3 @@ def _scaled_pairs(settings: FreezeTraining) -> Any:
                 "set lowest_score and highest_score."
             )
     return dataset({**pairs, "score": [(score - low) / (high - low) for score in pairs["score"]]})
-
-
-def _states(settings: FreezeTraining) -> LayerStates:
-    """The frozen model, where it shall run."""
-    options = {name: getattr(settings, name) for name in ("template", "pool_over", "max_seq_length")}
-    states = settings.load(LayerStates, settings.model, **options)
-    return states.requires_grad_(False).to(get_device_name()).eval()

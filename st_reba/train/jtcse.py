@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
 from ..modules import TwinTower
-from .fitting import begin, fit_as_set, publish, save
+from .fitting import begin, fit, save
 from .losses import JTCSELoss
 from .rows import pairs_evaluator, read_sentences
-from .settings import RunSettings, setting
+from .settings import STRICT, NotNegative, Positive, RunSettings
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class JTCSETraining(RunSettings):
     """What :func:`train_jtcse` is asked for.
 
@@ -33,8 +34,7 @@ class JTCSETraining(RunSettings):
         cross_every: As for :class:`st_reba.TwinTower`; 0 trains TNCSE.
         max_seq_length: Tokens of a text.
         temperature: As for :class:`st_reba.train.losses.JTCSELoss`, and so are the weights and ``least_cosine``.
-        arguments: As :class:`RunSettings`; batches of 64 with no text twice, a rate of 1.3e-6, a decay of 0.01, an
-            evaluation every 100 steps.
+        arguments: As :class:`RunSettings`; batches of 64 with no text twice, a rate of 1.3e-6, a decay of 0.01.
         model_kwargs: As :class:`RunSettings`, for both towers.
     """
 
@@ -42,21 +42,20 @@ class JTCSETraining(RunSettings):
         "per_device_train_batch_size": 64,
         "learning_rate": 1.3e-6,
         "weight_decay": 0.01,
-        "eval_steps": 100,
         "batch_sampler": "no_duplicates",
     }
     SMALLEST_BATCH: ClassVar[int] = 2
 
     model: str
-    texts: str = setting(may_change=True)
+    texts: str
     second_model: str | None = None
-    cross_every: int = setting(2, least=0)
-    max_seq_length: int = setting(64, least=3)
-    temperature: float = setting(0.05, above=0)
-    info_nce_weight: float = setting(1.0, least=0)
-    interaction_weight: float = setting(1.0, least=0)
-    modulus_weight: float = setting(1.0, least=0)
-    least_cosine: float = setting(1e-4, above=0, below=1)
+    cross_every: Annotated[int, Field(ge=0)] = 2
+    max_seq_length: Annotated[int, Field(ge=3)] = 64
+    temperature: Positive = 0.05
+    info_nce_weight: NotNegative = 1.0
+    interaction_weight: NotNegative = 1.0
+    modulus_weight: NotNegative = 1.0
+    least_cosine: Annotated[float, Field(gt=0, lt=1)] = 1e-4
 
 
 def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
@@ -74,11 +73,11 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         ValueError: If a row of the data is malformed, the towers do not fit together, or ``output`` is another run's.
         DivergedError: As in :func:`st_reba.train.fit`.
     """
-    begin(settings, output)
+    seed = begin(settings, output).seed
     texts = read_sentences(settings.texts)
     evaluator = pairs_evaluator(settings.evaluation, name="dev")
     # A pooler that a checkpoint lacks is drawn at random.
-    set_seed(settings.random_seed)
+    set_seed(seed)
     towers = settings.load(
         TwinTower,
         settings.model,
@@ -87,16 +86,8 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         max_seq_length=settings.max_seq_length,
     )
     model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
-    loss = JTCSELoss(
-        model,
-        temperature=settings.temperature,
-        info_nce_weight=settings.info_nce_weight,
-        interaction_weight=settings.interaction_weight,
-        modulus_weight=settings.modulus_weight,
-        least_cosine=settings.least_cosine,
-        seed=settings.random_seed,
-    )
-    fit_as_set(settings, model, texts, loss, Path(output), evaluator=evaluator, progress=progress)
+    of_the_loss = ("temperature", "info_nce_weight", "interaction_weight", "modulus_weight", "least_cosine")
+    loss = JTCSELoss(model, seed=seed, **{name: getattr(settings, name) for name in of_the_loss})
+    fit(model, texts, loss, output, settings, evaluator=evaluator, progress=progress)
     save(model, output)
-    publish(settings, output)
     return model

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import AnglELoss, CoSENTLoss, MultipleNegativesRankingLoss
-from sentence_transformers.util import all_gather_with_grad, pairwise_cos_sim
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss
+from sentence_transformers.util import pairwise_cos_sim
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize
@@ -17,15 +17,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, norm
 from ..modules import LayerwiseAutoencoder, TwinTower
 
 __all__ = [
-    "ContrastiveAngleLoss",
     "EmbeddingCoSENTLoss",
-    "InfoNCELoss",
     "InteractionInfoNCELoss",
     "JTCSELoss",
     "LogResidualVarianceLoss",
     "PairScoreMSELoss",
     "ReconstructionLoss",
-    "TensorModulusLoss",
 ]
 
 #: Of EmbeddingCoSENTLoss; chosen on STS-B's development part, with 1,000 labelled pairs and SmolLM2-135M.
@@ -66,7 +63,21 @@ class ReconstructionLoss(nn.Module):
         return autoencoder.reconstruction_errors(torch.cat([column["layer_states"] for column in read])).mean()
 
 
-class LogResidualVarianceLoss(nn.Module):
+class _PairScoreLoss(nn.Module):
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
+        """Return the loss of a batch of pairs: ``sentence_features`` of both sides, ``labels`` (B,)."""
+        return self.compute_loss_from_scores(pair_scores(self.model, sentence_features), labels)
+
+    def compute_loss_from_scores(self, predictions: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of (B,) predictions beside (B,) labels."""
+        raise NotImplementedError
+
+
+class LogResidualVarianceLoss(_PairScoreLoss):
     r"""The log of the variance, over a batch, of what predictions and labels differ by.
 
     .. math:: \mathcal{L} = \log\left(\mathrm{Var}(\hat{y} - y) + \varepsilon\right), \quad
@@ -83,40 +94,20 @@ class LogResidualVarianceLoss(nn.Module):
       :class:`PairScoreMSELoss`.
     - *Which variance.* That of the batch, divided by B; B - 1 would add a constant to the loss and nothing to its
       gradient. A batch of one pair has no variance, and no gradient.
-    - *A variance of zero* has no log. ``epsilon`` bounds the loss from below, and the gradient.
+    - *A variance of zero* has no log. :math:`\varepsilon = 10^{-6}`, the variance of similarities that are right to
+      0.001, bounds the loss from below, and the gradient.
     - *The batch.* The loss of a batch is not a mean over its pairs: gradients accumulated over small batches are not
       those of a large one.
 
     Args:
         model: A model that ends in :class:`st_reba.modules.LayerwiseAutoencoder`, whose similarity is trained; or any
             other, whose cosine is.
-        epsilon: Added to the variance. Similarities between 0 and 1 that are right to 0.001 have a variance of 1e-6.
 
     Inputs: pairs of texts and a label, the similarity from 0 to 1.
-
-    Raises:
-        ValueError: If ``epsilon`` is not positive.
     """
 
-    def __init__(self, model: SentenceTransformer, epsilon: float = 1e-6) -> None:
-        super().__init__()
-        if not epsilon > 0:
-            raise ValueError(f"epsilon={epsilon!r}: give a number above 0, which keeps the log finite.")
-        self.model = model
-        self.epsilon = epsilon
-
-    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
-        """The loss of a batch of pairs: ``sentence_features`` of both sides, ``labels`` (B,)."""
-        return self.compute_loss_from_scores(pair_scores(self.model, sentence_features), labels)
-
     def compute_loss_from_scores(self, predictions: Tensor, labels: Tensor) -> Tensor:
-        """The loss of (B,) predictions beside (B,) labels."""
-        residuals = predictions - labels.to(predictions.dtype)
-        return torch.log(residuals.var(correction=0) + self.epsilon)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """For the model card."""
-        return {"epsilon": self.epsilon}
+        return torch.log((predictions - labels.to(predictions.dtype)).var(correction=0) + 1e-6)
 
 
 class EmbeddingCoSENTLoss(CoSENTLoss):
@@ -151,12 +142,8 @@ class EmbeddingCoSENTLoss(CoSENTLoss):
             loss = loss + mse_loss(last.scores(first, second), labels.to(first.dtype))
         return loss
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """For the model card."""
-        return {"scale": self.scale}
 
-
-class PairScoreMSELoss(nn.Module):
+class PairScoreMSELoss(_PairScoreLoss):
     r"""The mean squared error of a model's similarity: FREEZE's first loss, for all but its last model.
 
     .. math:: \mathcal{L} = \frac{1}{B} \sum_b (\hat{y}_b - y_b)^2
@@ -167,13 +154,7 @@ class PairScoreMSELoss(nn.Module):
     Inputs: pairs of texts and a label, the similarity from 0 to 1.
     """
 
-    def __init__(self, model: SentenceTransformer) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
-        """The loss of a batch of pairs: ``sentence_features`` of both sides, ``labels`` (B,)."""
-        predictions = pair_scores(self.model, sentence_features)
+    def compute_loss_from_scores(self, predictions: Tensor, labels: Tensor) -> Tensor:
         return mse_loss(predictions, labels.to(predictions.dtype))
 
 
@@ -205,105 +186,8 @@ def columns_of_pairs(sentence_features: Iterable[dict[str, Any]]) -> list[dict[s
     return features
 
 
-def checked_weights(**weights: float) -> dict[str, float]:
-    """The weights of a loss's terms, by name.
-
-    Raises:
-        ValueError: If they are not numbers of 0 or more, one of them greater.
-    """
-    if not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
-        raise ValueError(
-            f"The weights {weights}: give numbers of 0 or more, at least one of them greater than 0; 1 is usual."
-        )
-    return weights
-
-
-class ContrastiveAngleLoss(nn.Module):
-    r"""In-batch and hard negatives, and differences of angles in complex space, each with its weight.
-
-    .. math:: L = w_c L_{contrastive} + w_a \log\Bigl(1 + \sum_{i, j} e^{s\,(\theta(h_j, h_j^-) - \theta(h_i, h_i^+))}
-        \Bigr)
-
-    The first term is BeLLM's Equation 6, ST's :class:`MultipleNegativesRankingLoss`; the second AnglE's (Li and Li,
-    2024), ST's :class:`AnglELoss`, over the pairs that triplets are made of: every positive pair shall be nearer than
-    every negative one. BeLLM's released training command has :math:`w_c = 20, w_a = 1, s = 20`.
-
-    Args:
-        model: The model that is trained.
-        temperature: :math:`\tau` of the contrastive term.
-        contrastive_weight: :math:`w_c`.
-        angle_weight: :math:`w_a`.
-        angle_scale: :math:`s`.
-        gather_across_devices: Whether the rows of all devices are one batch.
-
-    Inputs: triplets of texts; no labels.
-
-    Raises:
-        ValueError: If the weights are not numbers of 0 or more, one of them greater.
-    """
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        *,
-        temperature: float = 0.05,
-        contrastive_weight: float = 1.0,
-        angle_weight: float = 1.0,
-        angle_scale: float = 20.0,
-        gather_across_devices: bool = False,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.weights = checked_weights(contrastive=contrastive_weight, angle=angle_weight)
-        self.gather_across_devices = gather_across_devices
-        # They are given embeddings: a model of their own would stand in the state of this loss once more.
-        none: Any = None
-        self.contrastive = MultipleNegativesRankingLoss(none, scale=1 / temperature)
-        self.angle = AnglELoss(none, scale=angle_scale)
-
-    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> dict[str, Tensor]:
-        """The weighted terms of a batch of triplets, scalars, which ST's trainer sums and logs one by one.
-
-        Raises:
-            ValueError: If there are not three columns.
-        """
-        embeddings = [self.model(column)["sentence_embedding"] for column in sentence_features]
-        return self.compute_loss_from_embeddings(embeddings)
-
-    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> dict[str, Tensor]:
-        """The same from (B, D) embeddings of anchors, positives and negatives."""
-        if len(embeddings) != 3:
-            raise ValueError(f"{len(embeddings)} columns of texts were given: it takes triplets, which have three.")
-        if self.gather_across_devices:
-            # Each device then has the loss of all rows, and of its gradient the part of its own.
-            embeddings = [all_gather_with_grad(part) for part in embeddings]
-        terms = {}
-        if self.weights["contrastive"]:
-            terms["contrastive"] = self.contrastive.compute_loss_from_embeddings(embeddings, cast(Tensor, None))
-        if self.weights["angle"]:
-            anchors, positives, negatives = embeddings
-            pairs = [torch.cat([anchors, anchors]), torch.cat([positives, negatives])]
-            alike = torch.ones(len(anchors), dtype=anchors.dtype, device=anchors.device)
-            terms["angle"] = self.angle.compute_loss_from_embeddings(pairs, torch.cat([alike, 0 * alike]))
-        return {name: self.weights[name] * term for name, term in terms.items()}
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """For the model card."""
-        return {
-            "scale": self.contrastive.scale,
-            "angle_scale": self.angle.scale,
-            **{f"{name}_weight": weight for name, weight in self.weights.items()},
-            "gather_across_devices": self.gather_across_devices,
-        }
-
-    @property
-    def citation(self) -> str:
-        """For the model card."""
-        return str(self.angle.citation)
-
-
-class InfoNCELoss(nn.Module):
-    r"""Each text's anchor shall be nearer to its own positive than to the positives of the other texts.
+def info_nce(anchors: Tensor, positives: Tensor, temperature: float) -> Tensor:
+    r"""Return InfoNCE: each text's anchor shall be nearer to its own positive than to those of the other texts.
 
     .. math::
         L(h, h^+) = -\frac{1}{B} \sum_i \log
@@ -312,22 +196,12 @@ class InfoNCELoss(nn.Module):
     (SimCSE; JTCSE, Equation 11.)
 
     Args:
-        temperature: :math:`\tau`, greater than 0.
-
-    Raises:
-        ValueError: If the temperature is not greater than 0.
+        anchors: (B, D), of any length.
+        positives: (B, D).
+        temperature: :math:`\tau`.
     """
-
-    def __init__(self, temperature: float = 0.05) -> None:
-        super().__init__()
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature={temperature!r}: give a number greater than 0; 0.05 is usual.")
-        self.temperature = temperature
-
-    def forward(self, anchors: Tensor, positives: Tensor) -> Tensor:
-        """The loss of a batch, a scalar; (B, D) each, of any length."""
-        cosines = normalize(anchors, dim=-1) @ normalize(positives, dim=-1).mT
-        return cross_entropy(cosines / self.temperature, torch.arange(len(anchors), device=anchors.device))
+    cosines = normalize(anchors, dim=-1) @ normalize(positives, dim=-1).mT
+    return cross_entropy(cosines / temperature, torch.arange(len(anchors), device=anchors.device))
 
 
 class InteractionInfoNCELoss(nn.Module):
@@ -344,14 +218,13 @@ class InteractionInfoNCELoss(nn.Module):
     ``state_dict()``, under the name that PyTorch gives to extra state.
 
     Args:
-        temperature: As in :class:`InfoNCELoss`.
+        temperature: As in :func:`info_nce`.
         seed: Of the coin.
     """
 
     def __init__(self, temperature: float = 0.05, seed: int = 42) -> None:
         super().__init__()
-        self.info_nce = InfoNCELoss(temperature)
-        self.seed = seed
+        self.temperature, self.seed = temperature, seed
         self.coin = torch.Generator().manual_seed(seed)
 
     def forward(self, *streams: tuple[Tensor, Tensor]) -> Tensor:
@@ -361,7 +234,7 @@ class InteractionInfoNCELoss(nn.Module):
             *streams: Of each stream, the first and the second view of the batch, (B, 2, D) each: tower I, tower II.
         """
         anchor = int(torch.randint(2, (1,), generator=self.coin))
-        losses = [self.info_nce(first[:, anchor], second[:, 1 - anchor]) for first, second in streams]
+        losses = [info_nce(first[:, anchor], second[:, 1 - anchor], self.temperature) for first, second in streams]
         return torch.stack(losses).sum()
 
     def get_extra_state(self) -> Tensor:
@@ -371,8 +244,10 @@ class InteractionInfoNCELoss(nn.Module):
         self.coin.set_state(state.cpu())
 
 
-class TensorModulusLoss(nn.Module):
-    r"""The tensor modulus constraint between two towers, both ways (JTCSE, Equations 13 and 14).
+def tensor_modulus(
+    first: Tensor, second: Tensor, first_pooled: Tensor, second_pooled: Tensor, least_cosine: float
+) -> Tensor:
+    r"""Return the tensor modulus constraint between two towers, both ways (JTCSE, Equations 13 and 14).
 
     .. math::
         L(i, j) = -\log \max(\cos(h_i, h_j^+), c) \cdot
@@ -383,34 +258,18 @@ class TensorModulusLoss(nn.Module):
     length.
 
     Args:
-        least_cosine: c, from where on the cosine counts: below, its logarithm is not defined, or too steep to learn
-            from.
-
-    Raises:
-        ValueError: If ``least_cosine`` is not between 0 and 1.
+        first: CLS of the first view of each text, (B, 2, D): tower I, tower II.
+        second: Of the second view.
+        first_pooled: The pooler outputs of the first view, (B, 2, D).
+        second_pooled: Of the second view.
+        least_cosine: c; of smaller cosines the logarithm is not defined, or too steep to learn from.
     """
-
-    def __init__(self, least_cosine: float = 1e-4) -> None:
-        super().__init__()
-        if not 0 < least_cosine < 1:
-            raise ValueError(f"least_cosine={least_cosine!r}: give a number between 0 and 1; 1e-4 is the paper's.")
-        self.least_cosine = least_cosine
-
-    def forward(self, first: Tensor, second: Tensor, first_pooled: Tensor, second_pooled: Tensor) -> Tensor:
-        """The loss of a batch, a scalar.
-
-        Args:
-            first: CLS of the first view of each text, (B, 2, D): tower I, tower II.
-            second: Of the second view.
-            first_pooled: The pooler outputs of the first view, (B, 2, D).
-            second_pooled: Of the second view.
-        """
-        # Tower I beside tower II, and tower II beside tower I.
-        second, second_pooled = second.flip(1), second_pooled.flip(1)
-        cosines = cosine_similarity(first, second, dim=-1).clamp_min(self.least_cosine)
-        lengths = vector_norm(first_pooled, dim=-1) + vector_norm(second_pooled, dim=-1)
-        apart = vector_norm(first_pooled - second_pooled, dim=-1) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
-        return (-cosines.log() * apart).sum(dim=1).mean()
+    # Tower I beside tower II, and tower II beside tower I.
+    second, second_pooled = second.flip(1), second_pooled.flip(1)
+    cosines = cosine_similarity(first, second, dim=-1).clamp_min(least_cosine)
+    lengths = vector_norm(first_pooled, dim=-1) + vector_norm(second_pooled, dim=-1)
+    apart = vector_norm(first_pooled - second_pooled, dim=-1) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
+    return (-cosines.log() * apart).sum(dim=1).mean()
 
 
 class JTCSELoss(nn.Module):
@@ -426,11 +285,11 @@ class JTCSELoss(nn.Module):
     Args:
         model: Its first module is a ``TwinTower``.
         temperature: :math:`\tau` of both contrastive terms.
-        info_nce_weight: Of InfoNCE within each tower: :class:`InfoNCELoss`.
+        info_nce_weight: Of InfoNCE within each tower: :func:`info_nce`.
         interaction_weight: Of InfoNCE across the towers, on their own states and on the cross-attention streams:
             :class:`InteractionInfoNCELoss`.
-        modulus_weight: Of the tensor modulus constraint: :class:`TensorModulusLoss`.
-        least_cosine: As in :class:`TensorModulusLoss`.
+        modulus_weight: Of the tensor modulus constraint: :func:`tensor_modulus`.
+        least_cosine: As in :func:`tensor_modulus`.
         seed: Of the coin in :class:`InteractionInfoNCELoss`.
 
     Raises:
@@ -455,10 +314,17 @@ class JTCSELoss(nn.Module):
                 "use a TwinTower."
             )
         self.model = model
-        self.weights = checked_weights(info_nce=info_nce_weight, interaction=interaction_weight, modulus=modulus_weight)
-        self.info_nce = InfoNCELoss(temperature)
+        self.weights = {"info_nce": info_nce_weight, "interaction": interaction_weight, "modulus": modulus_weight}
+        if not all(0 <= weight < math.inf for weight in self.weights.values()) or not any(self.weights.values()):
+            raise ValueError(
+                f"The weights {self.weights}: give numbers of 0 or more, one of them greater than 0; 1 is usual."
+            )
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature={temperature!r}: give a number greater than 0; 0.05 is usual.")
+        if not 0 < least_cosine < 1:
+            raise ValueError(f"least_cosine={least_cosine!r}: give a number between 0 and 1; 1e-4 is the paper's.")
+        self.temperature, self.least_cosine = temperature, least_cosine
         self.interaction = InteractionInfoNCELoss(temperature, seed)
-        self.modulus = TensorModulusLoss(least_cosine)
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> dict[str, Tensor]:
         """The weighted terms of a batch, scalars, which ST's trainer sums and logs one by one.
@@ -476,13 +342,13 @@ class JTCSELoss(nn.Module):
         terms: dict[str, Tensor] = {}
         if self.weights["info_nce"]:
             one, other = views["cls_states"]
-            terms["info_nce"] = torch.stack([self.info_nce(one[:, i], other[:, i]) for i in (0, 1)]).sum()
+            terms["info_nce"] = torch.stack([info_nce(one[:, i], other[:, i], self.temperature) for i in (0, 1)]).sum()
         if self.weights["interaction"]:
             terms["interaction"] = self.interaction(
                 *(views[name] for name in ("cls_states", "cross_states") if name in views)
             )
         if self.weights["modulus"]:
-            terms["modulus"] = self.modulus(*views["cls_states"], *views["pooler_outputs"])
+            terms["modulus"] = tensor_modulus(*views["cls_states"], *views["pooler_outputs"], self.least_cosine)
         return {name: self.weights[name] * term for name, term in terms.items()}
 
     def _views(self, columns: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
@@ -510,23 +376,8 @@ class JTCSELoss(nn.Module):
     def get_config_dict(self) -> dict[str, Any]:
         """For the model card."""
         return {
-            "temperature": self.info_nce.temperature,
+            "temperature": self.temperature,
             **{f"{name}_weight": weight for name, weight in self.weights.items()},
-            "least_cosine": self.modulus.least_cosine,
+            "least_cosine": self.least_cosine,
             "seed": self.interaction.seed,
         }
-
-    @property
-    def citation(self) -> str:
-        """For the model card."""
-        return """
-@misc{zong2025jtcse,
-    title = "JTCSE: Joint Tensor-Modulus Constraints and Cross-Attention for Unsupervised Contrastive Learning of
-             Sentence Embeddings",
-    author = "Zong, Tianyu and Yi, Hongzhu and Shi, Bingkang and Wang, Yuanxiang and Xu, Jungang",
-    year = "2025",
-    eprint = "2505.02366",
-    archivePrefix = "arXiv",
-    primaryClass = "cs.CL",
-}
-"""

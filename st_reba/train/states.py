@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -90,14 +90,14 @@ class StatesCache(Embedded):
 class ModelOnStates(SentenceTransformer):
     """What stands behind :class:`st_reba.modules.LayerStates` in a pipeline, as a model of its own.
 
-    It trains and encodes like any other; what that module reads of a text, it looks up. Made by :meth:`of`.
+    It trains and encodes like any other, and takes the states of texts from a cache.
     """
 
-    _cache: StatesCache | None = None
+    _cache: StatesCache
 
     @classmethod
     def of(cls, module: nn.Module, cache: StatesCache) -> ModelOnStates:
-        """The model of one module, which takes ``layer_states``, and of a cache that knows these of texts."""
+        """Return the model of one module, which takes ``layer_states``."""
         model = cls(modules=[module])
         model._cache = cache
         return model
@@ -110,5 +110,4 @@ class ModelOnStates(SentenceTransformer):
         """
         if prompt:
             raise ValueError(f"prompt={prompt!r}: cached states have none. Put it into the template of LayerStates.")
-        cache = cast(StatesCache, self._cache)
-        return {"input_ids": torch.arange(len(inputs)), "layer_states": cache.states(inputs)}
+        return {"input_ids": torch.arange(len(inputs)), "layer_states": self._cache.states(inputs)}

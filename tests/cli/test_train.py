@@ -42,5 +42,5 @@ def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
         raise KeyboardInterrupt
 
     config()
-    monkeypatch.setattr("st_reba.train.bellm.fit_as_set", interrupt)
+    monkeypatch.setattr("st_reba.train.bellm.fit", interrupt)
     assert "Stopped. The same command goes on from the last checkpoint in out." in typed(TRAIN, expect=130)

@@ -10,6 +10,7 @@ from st_reba import TwinTower
 from st_reba.train import JTCSETraining, train_jtcse
 
 from ..backbones import TEXTS
+from . import check_card
 from .stopping import stop
 
 
@@ -51,3 +52,4 @@ def test_what_is_written(settings, tmp_path):
     log = json.loads(state.read_text())["log_history"]
     assert [entry["step"] for entry in log if "eval_dev_spearman_cosine" in entry] == [3, 6]
     assert {"info_nce", "interaction", "modulus"} <= set(log[0])
+    check_card(out / "model", "**JTCSE**", "JTCSELoss")
