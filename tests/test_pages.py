@@ -7,11 +7,11 @@ A tiny language model stands for each that a page names, and small numbers for t
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 import signal
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -86,12 +86,8 @@ STANDS_FOR = {
 #: Paragraphs of each method, in this order; its equation follows the first one.
 FORM = ["**When.**", "$$", "**Differences.**", "**Paper.**"]
 
-#: By what its file of settings asks for, each trained method.
-TRAININGS = {
-    "triplets": ("bellm", BeLLMTraining),
-    "pairs": ("freeze", FreezeTraining),
-    "texts": ("jtcse", JTCSETraining),
-}
+#: The settings of each trained method, by the data that they ask for.
+TRAININGS = {"triplets": BeLLMTraining, "pairs": FreezeTraining, "texts": JTCSETraining}
 
 
 class Block(NamedTuple):
@@ -136,18 +132,14 @@ def desk(tmp_path, monkeypatch, quick) -> Path:
     """Where a page is read: a directory with the data that pages name."""
     texts = [text[:24].strip() for text in demo_sentences("en")[:24]]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
-    rows = "".join(f"{first}\t{second}\t{score}\n" for first, second, score in pairs)
-    documents = [{"_id": f"d{place}", "id": place, "text": text, "body": text} for place, text in enumerate(texts)]
-    lines = "".join(json.dumps(document) + "\n" for document in documents)
     written = {
-        **dict.fromkeys(("texts.txt", "generic.txt"), "\n".join(texts)),
-        **dict.fromkeys(("pairs.tsv", "stsb_train.tsv", "stsb_dev.tsv", "dev.tsv"), rows),
-        "pairs.csv": "sentence1,sentence2,score\n" + "".join(f'"{a}","{b}",{score}\n' for a, b, score in pairs),
-        "intents.tsv": "utterance\tintent\n" + "".join(f"{text}\t{place % 3}\n" for place, text in enumerate(texts)),
+        "texts.txt": "\n".join(texts),
+        "pairs.tsv": "".join(f"{first}\t{second}\t{score}\n" for first, second, score in pairs),
+        "intents.tsv": "".join(f"{text}\t{place % 3}\n" for place, text in enumerate(texts)),
         "nli.tsv": "".join(f"{a}\t{b}\t{c}\n" for a, b, c in zip(texts, texts[8:], texts[16:], strict=False)),
-        "corpus.jsonl": lines,
-        "queries.jsonl": '{"_id": "q0", "text": "a bank"}\n{"_id": "q1", "text": "an apple"}\n',
-        "qrels.tsv": "query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td1\t1\n",
+        "corpus.jsonl": "".join(f'{{"_id": "{place}", "text": "{text}"}}\n' for place, text in enumerate(texts)),
+        "queries.jsonl": '{"_id": "a", "text": "a bank"}\n{"_id": "b", "text": "an apple"}\n',
+        "qrels.tsv": "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t1\n",
     }
     for name, text in written.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -174,12 +166,8 @@ class Reader:
 
     def __init__(self, page: Path, script: Script, hub: dict[str, str], capsys) -> None:
         self._page, self._script, self._hub, self._capsys = page, script, hub, capsys
-        #: By the port that a page names, where ``st-reba serve`` listens until the page is over.
-        self._servers: dict[str, str] = {}
-        self._running: list[Running] = []
+        self._server: Running | None = None
         self.names: dict[str, Any] = {}
-        #: What the commands of a block wrote, none of which may be given twice there.
-        self._written: set[str] = set()
 
     def python(self, code: str, literal: bool) -> None:
         self._capsys.readouterr()
@@ -190,7 +178,6 @@ class Reader:
             assert (said in shown) if literal else (without_numbers(said) in without_numbers(shown))
 
     def bash(self, code: str, literal: bool) -> None:
-        self._written.clear()
         for line in code.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
                 getattr(self, f"_{words[0].replace('-', '_')}")(*words[1:])
@@ -198,65 +185,42 @@ class Reader:
     def yaml(self, code: str, literal: bool) -> None:
         """The settings of a training, of one short step; a part of such settings is looked at alone."""
         given = yaml.safe_load(code)
-        found = [TRAININGS[key] for key in given if key in TRAININGS]
-        if not found:
-            return
-        [(method, kind)] = found
-        file = re.match(r"# (\S+\.yaml)\n", code)
-        path = Path(file[1] if file else f"{method}.yaml")
-        arguments = {**given.get("arguments", {}), "max_steps": 1, "per_device_train_batch_size": 2}
-        path.write_text(yaml.safe_dump({**given, "arguments": arguments}), encoding="utf-8")
-        read_settings(path, kind)
+        for key in given.keys() & TRAININGS.keys():
+            arguments = {**given.get("arguments", {}), "max_steps": 1, "per_device_train_batch_size": 2}
+            Path("settings.yaml").write_text(yaml.safe_dump({**given, "arguments": arguments}), encoding="utf-8")
+            read_settings(Path("settings.yaml"), TRAININGS[key])
 
     def _st_reba(self, command: str, *given: str) -> None:
-        words = list(given)
+        words = [command, *given]
         if command == "compare" and "--saved" not in words:
             # Without a trial of half precision; and all of it where something comes out.
-            words += ["--dtype", "float32"]
-            words += [] if {"--out", "--save-best", "--dry-run"} & {*words} else ["--dry-run"]
+            words += ["--dtype", "float32", *([] if "--out" in words else ["--dry-run"])]
             words += [] if "--model" in words else ["--model", self.names["path"]]
-        if "--out" in words:
-            out = words[words.index("--out") + 1]
-            if out not in self._written:
-                shutil.rmtree(out, ignore_errors=True)
-            self._written.add(out)
-        port = "8000"
-        if command == "serve":
-            if "--port" in words:
-                port = words.pop(words.index("--port") + 1)
-                words.remove("--port")
-            words += ["--port", "0"]
-        words = [re.sub(r"^http://[\w.]+:(\d+)", lambda match: self._servers[match[1]], word) for word in words]
-        here = Path.cwd()
-        if command == "serve":
-            self._running.append(self._script.start(command, *words, cwd=here))
-            self._servers[port] = self._running[-1].until("at http://").split(" at ", 1)[1].split()[0]
+        elif "--out" in words:
+            shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
+        elif command == "serve":
+            self._server = self._script.start(*words, "--port", "0", cwd=Path.cwd())
+            self._server.until("at http://")
             return
+        elif command == "verify":
+            words[1] = self._server.output.split(" at ", 1)[1].split()[0]
         # The Hub's client reads its address where it is imported.
         run = partial(self._script.run_alone, env=self._hub) if command == "push" else self._script.run
-        done = run(command, *words, cwd=here)
+        done = run(*words, cwd=Path.cwd())
         assert done.code == 0, done.output
 
     def close(self) -> None:
         """Stop what it serves."""
-        for server in self._running:
-            server.kill(signal.SIGTERM)
-        assert [server.wait().code for server in self._running] == [0] * len(self._running)
+        if self._server is not None:
+            self._server.kill(signal.SIGTERM)
+            assert self._server.wait().code == 0
 
     def _pip(self, *words: str) -> None:
-        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        optional = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-        known = set(re.findall(r"^([\w-]+) = \[", optional, re.MULTILINE))
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
         for extras in re.findall(r"st-reba\[(.*?)\]", " ".join(words)):
-            assert set(extras.split(",")) <= known
+            assert set(extras.split(",")) <= known.keys()
 
-    _pipx = _uv = _pip
-
-    def _python(self, script: str, *arguments: str) -> None:
-        assert (ROOT / script).is_file(), script
-
-    def _make(self, target: str) -> None:
-        """That there is such a target, tests/test_repository.py checks."""
+    _uv = _pip
 
 
 def without_numbers(text: str) -> str:
@@ -282,13 +246,10 @@ def test_a_page_runs(page, model, encoder_paths, saved, desk, script, hub, capsy
         getattr(reader, language)(meant, literal=meant == code)
 
 
-def test_what_is_not_run_is_counted():
-    assert Counter(block.reason for page in PAGES for block in blocks(page) if block.reason) == NOT_RUN
-
-
-def test_what_stands_for_something_is_needed():
-    code = "".join(block.code for page in PAGES for block in blocks(page))
-    assert [name for name in STANDS_FOR if name not in code] == []
+def test_what_is_not_run_and_what_stands_for_something_is_needed():
+    every = [block for page in PAGES for block in blocks(page)]
+    assert Counter(block.reason for block in every if block.reason) == NOT_RUN
+    assert [name for name in STANDS_FOR if not any(name in block.code for block in every)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
