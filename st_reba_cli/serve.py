@@ -21,7 +21,7 @@ def serve(
     model: Annotated[
         str | None,
         argument(
-            "A SentenceTransformer, a SparseEncoder or a MultiVectorEncoder: a directory or a Hub id.",
+            "A SentenceTransformer, which answers /v1/embeddings: a directory or a Hub id.",
             "[MODEL]",
             callback=check_model,
             autocompletion=complete_model,
@@ -30,7 +30,7 @@ def serve(
     rerank: Annotated[
         str | None,
         option(
-            "A CrossEncoder, or an AttentionReranker, that answers /rerank. Without it, MODEL orders by similarity.",
+            "A CrossEncoder, or an AttentionReranker, which answers /rerank.",
             callback=check_model,
             autocompletion=complete_model,
         ),
@@ -65,11 +65,10 @@ def serve(
     dtype: options.Dtype = "fastest",
     device: options.Device = None,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's and TEI's forms.
+    """Serve a model over HTTP, in OpenAI's form.
 
-    A dense model answers OpenAI's /v1/embeddings, a sparse one TEI's /embed_sparse, a multi-vector one /embed_all.
-    There are /rerank, /health and /metrics as well. After SIGTERM it answers the requests that it has, and
-    ends.
+    The paths are /v1/embeddings, /rerank, /v1/models, /health and /metrics. After SIGTERM the server answers the
+    requests that it has, and ends.
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
@@ -99,7 +98,7 @@ def serve(
     from st_reba.serve.app import Server, bound, url_of
     from st_reba.serve.app import serve as answer_requests
     from st_reba.serve.batches import Limits
-    from st_reba.serve.models import EMBEDDERS, Embedder, check_kind, load_embedder, load_reranker
+    from st_reba.serve.models import Embedder, check_kind, load_reranker
 
     with bound(host, port) as own:
         limits = Limits(
@@ -107,19 +106,15 @@ def serve(
             queue_tokens=queue_tokens,
         )  # fmt: skip
         embedder = reranker = None
-        # The rule of the fastest precision looks at cosines of texts. What has none has the model's precision: the
-        # probabilities of a ranking are as good as equal for many texts.
-        where, precision = placement(device, "auto" if dtype == "fastest" else dtype)
         if model is not None:
             with usable(model, device):
-                called = name or _last_part(model)
-                if check_kind(model, revision, *EMBEDDERS) == "SentenceTransformer":
-                    loaded = load_saved(model, revision, dtype=dtype, device=device)
-                    embedder = Embedder(called, loaded, truncate)
-                else:
-                    embedder = load_embedder(called, model, revision, where, precision, truncate)
+                check_kind(model, revision, "SentenceTransformer")
+                loaded = load_saved(model, revision, dtype=dtype, device=device)
+                embedder = Embedder(name or _last_part(model), loaded, truncate)
         if rerank is not None:
             with usable(rerank, device):
+                # The rule of the fastest precision needs cosines: a reranker has its own precision.
+                where, precision = placement(device, "auto" if dtype == "fastest" else dtype)
                 called = rerank_name or _last_part(rerank)
                 reranker = load_reranker(called, rerank, rerank_revision, where, precision, truncate)
         server, url = Server(embedder, reranker, limits, keys), url_of(own)
@@ -129,11 +124,8 @@ def serve(
 
         def tell() -> None:
             console.say(f"{', '.join(server.models)} at {url}")
-            if embedder is not None and embedder.path == Embedder.path:
+            if embedder is not None:
                 console.say(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
-            elif embedder is not None:
-                given = """--header "Content-Type: application/json" --data '{"inputs": ["a text"]}'"""
-                console.say(f"curl {url}{embedder.path} {given}")
 
         answer_requests(server, own, started=tell)
     console.print("Stopped; every request was answered.")

@@ -1,12 +1,10 @@
-"""A saved model behind HTTP: what ``st-reba serve`` runs.
+"""A server for a saved model, which ``st-reba serve`` runs.
 
 Needs the extra ``serve``: ``pip install "st-reba[serve]"``.
 """
 
 from .app import Server, make_app
 from .batches import Limits
-from .models import Embedder, ListReranker, MultiVectorEmbedder, Reranker, SparseEmbedder
+from .models import Embedder, ListReranker, Reranker
 
-__all__ = [
-    "Embedder", "Limits", "ListReranker", "MultiVectorEmbedder", "Reranker", "Server", "SparseEmbedder", "make_app",
-]  # fmt: skip
+__all__ = ["Embedder", "Limits", "ListReranker", "Reranker", "Server", "make_app"]

@@ -1,8 +1,4 @@
-"""The server: its paths for embedding and ordering texts, what operators ask for, its process and connections.
-
-uvicorn closes a connection that is idle after an answer. One that never sends a request, or never the whole head of
-one, it keeps for ever, and counts; it has no setting for that.
-"""
+"""The server: its paths for embedding and ordering texts, health and metrics, and its process."""
 
 from __future__ import annotations
 
@@ -11,11 +7,9 @@ import base64
 import hmac
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,45 +21,36 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..version import __version__
 from .batches import Batches, Limits, Metrics
-from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, TextsForm, read, shortened
-from .models import DOCUMENT, QUERY, Embedder, MultiVectorEmbedder, Reranker, Sized, SparseEmbedder
-
-if sys.platform != "win32":
-    import resource
+from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, read, shortened
+from .models import Embedder, Reranker, Sized
 
 T = TypeVar("T")
 
-#: Connections open at a time. For a further one, some are closed: those that have been sending their request longest.
-CONNECTIONS = 1024
-#: Seconds for the head of a request to arrive, after the connection or the last answer.
-HEAD_SECONDS = 30
-# Files that are no connections. A process that may open too few cannot accept any connection.
-_OTHER_FILES = 256
-#: So many times the limit is read of a body that is too large, so that its sender reads the answer.
+#: Number of open connections, beyond which uvicorn answers 503: most systems let a process open 1024 files.
+CONNECTIONS = 768
+#: Seconds for which a connection stays open after an answer.
+KEEP_ALIVE = 30
+#: Multiple of the limit of a body that is received and dropped, so that the client reads the answer.
 _DROPPED = 8
-#: Values that a request's texts may have, of a model that gives each token a vector: 64 MiB, or about 350 MB of JSON.
-VALUES = 2**24
 #: Texts of a request that are tokenised at a time, so that requests take turns.
 _AT_A_TIME = 64
 _CLIENT_LEFT = 499
 
 
 class Server:
-    """Models, their queue, and what the paths do with them.
+    """Models, their queue, and the work of the paths.
 
     Args:
-        embedder: Of ``/v1/embeddings``, ``/embed_sparse`` or ``/embed_all``, by its kind; and of ``/rerank``, where
-            there is no reranker.
-        reranker: Of ``/rerank``.
-        limits: Of requests and the queue.
-        keys: One of which requests have to bring; none: they need none.
+        embedder: Model of ``/v1/embeddings``.
+        reranker: Model of ``/rerank``.
+        limits: Limits of requests and the queue.
+        keys: API keys, one of which a request must have; none: requests need none.
 
     Raises:
-        ValueError: If there is neither model, or both have one name, or a key cannot be sent.
+        ValueError: If both have one name.
     """
 
     def __init__(
@@ -76,92 +61,58 @@ class Server:
         keys: Sequence[str] = (),
     ) -> None:
         self.limits = limits or Limits()
-        self.embedder, self.reranker = embedder, reranker
-        served = [own for own in (embedder, reranker) if own is not None]
-        if not served:
-            raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
-        self.models = {name: (own, name[len(own.name) + 1 :]) for own in served for name in own.names}
-        if len(self.models) < sum(len(own.names) for own in served):
+        served = [model for model in (embedder, reranker) if model is not None]
+        self.models = {name: (model, name[len(model.name) + 1 :]) for model in served for name in model.names}
+        if len(self.models) < sum(len(model.names) for model in served):
             raise ValueError(f"Two models are called {served[0].name}: give one of them another --name.")
         self.metrics = Metrics()
         self.batches = Batches(self.limits, self.metrics)
-        if not all(key.isascii() and key.isprintable() for key in keys):
-            raise ValueError(
-                "An API key has other characters than printable ASCII, and clients send those in different ways: give "
-                "a key of letters, digits and marks."
-            )
         self._keys = [key.encode() for key in keys]
         self._since = int(time.time())
 
-    # What the paths do
-
     async def embeddings(self, form: EmbeddingsForm) -> Response:
-        """``/v1/embeddings``."""
+        """Answer ``/v1/embeddings``."""
         embedder, way = self._model(form.model, Embedder, "gives vectors")
-        _check_path(embedder, Embedder)
-        way = embedder.way(way, form.input_type)
         if form.dimensions is not None and not 1 <= form.dimensions <= embedder.dimensions:
             said = f"'dimensions' is {shortened(form.dimensions)}: give a number from 1 to {embedder.dimensions}."
             raise RefusedError(400, said, param="dimensions")
-        self._check_count(form.items, "input")
-        vectors, tokens = await self._run(embedder, way, form.items)
+        texts = [form.input] if isinstance(form.input, str) else form.input
+        self._check_count(texts, "input")
+        vectors, tokens = await self._run(embedder, way, texts)
         return await asyncio.to_thread(_embeddings_answer, form, embedder, vectors, tokens)
 
-    async def embed(self, form: TextsForm, kind: type[Embedder]) -> Response:
-        """``/embed_sparse`` and ``/embed_all``."""
-        embedder = self.embedder
-        if embedder is None:
-            raise RefusedError(404, f"There is no model here that gives a text {kind.gives}.", code="model_not_found")
-        _check_path(embedder, kind)
-        way = embedder.way("", form.prompt_name, "prompt_name")
-        self._check_count(form.items, "inputs")
-        found, _ = await self._run(embedder, way, form.items, field="inputs", truncate=form.truncate)
-        return await asyncio.to_thread(lambda: _json([embedder.shown(each) for each in found]))
-
     async def rerank(self, form: RerankForm) -> Response:
-        """``/rerank``."""
+        """Answer ``/rerank``."""
+        reranker, _ = self._model(form.model, Reranker, "orders texts")
         self._check_count(form.documents, "documents")
-        if self.reranker is not None:
-            reranker, _ = self._model(form.model, Reranker, "orders texts")
-            found, tokens = await self._run(reranker, "", reranker.items(form.query, form.documents))
-            return _rerank_answer(form, reranker.scores(found), tokens)
-        embedder, way = self._model(form.model, Embedder, "gives vectors")
-        if way:
-            said = f"'model': /rerank reads queries and documents by itself: give \"{embedder.name}\"."
-            raise RefusedError(400, said)
-        (query, asked), (documents, searched) = await asyncio.gather(
-            self._run(embedder, QUERY, [form.query], field="query"),
-            self._run(embedder, DOCUMENT, form.documents, field="documents"),
-        )
-        scores = await asyncio.to_thread(embedder.similarities, query[0], documents)
-        return _rerank_answer(form, scores, asked + searched)
+        found, tokens = await self._run(reranker, "", reranker.items(form.query, form.documents))
+        scores = reranker.scores(found)
+        # Of equal scores the first comes first.
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: form.top_n]
+        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+        if form.return_documents:
+            for result in results:
+                result["document"] = {"text": form.documents[result["index"]]}
+        return _json({"model": form.model, "results": results, "usage": {"total_tokens": tokens}})
 
     def list_models(self) -> dict[str, Any]:
-        """The names that requests may give."""
-        return {"object": "list", "data": [self.show_model(name) for name in self.models]}
-
-    def show_model(self, name: str) -> dict[str, Any]:
-        """One of these names; an error of status 404 if there is none."""
-        self._model(name, object, "is served")
-        return {"id": name, "object": "model", "created": self._since, "owned_by": "st_reba"}
+        """List the names that requests may give."""
+        about = {"object": "model", "created": self._since, "owned_by": "st_reba"}
+        return {"object": "list", "data": [{"id": name, **about} for name in self.models]}
 
     def show_metrics(self) -> Response:
-        """What Prometheus asks for, in its text format."""
+        """Return the metrics in Prometheus' text format."""
         texts, tokens = self.batches.waiting()
         self.metrics.waiting_texts.set(texts)
         self.metrics.waiting_tokens.set(tokens)
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def check_key(self, request: Request) -> None:
-        """Refuse who has none of the keys, in the same time whichever it is; and who came on a connection too many.
+        """Refuse a request without one of the keys, in the same time for each key.
 
         Raises:
-            RefusedError: If a request is one of these.
+            RefusedError: If a request has none.
         """
-        if getattr(request.state, "too_many", False):
-            raise RefusedError(
-                503, "The server has as many connections as it takes, all of them at work: try again.", retry_after=1
-            )
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
         if self._keys and not (kind.lower() == "bearer" and any(found)):
@@ -172,16 +123,14 @@ class Server:
                 code="invalid_api_key",
             )
 
-    # How
-
     async def answer(
         self, request: Request, form: type[FormT], path: Callable[[FormT], Coroutine[Any, Any, Response]]
     ) -> Response:
-        """What a path answers to a request's form; its work is cancelled when its client goes away.
+        """Return a path's answer to a request; its work is cancelled when the client leaves.
 
         Raises:
-            ClientDisconnect: If it does.
-            RefusedError: If the body is too large, or is no such form; or as the path has it.
+            ClientDisconnect: If the client leaves.
+            RefusedError: If the body is too large or does not fit the form, or the path refuses it.
         """
         body = await self._body(request)
         # In a thread: a large body takes a while, and the server's own thread answers everyone.
@@ -212,49 +161,31 @@ class Server:
         return bytes(body)
 
     def _model(self, name: str, kind: type[T], does: str) -> tuple[T, str]:
-        """A model by its name, and the way that the name asks for."""
-        own, way = self.models.get(name, (None, ""))
-        if own is None or not isinstance(own, kind):
-            others = [f'"{other}"' for other, (its, _) in self.models.items() if isinstance(its, kind)]
-            there = ", ".join(others) or "none"
-            said = f'There is no model "{shortened(name)}" here that {does}; there is {there}.'
+        """Return a model by its name, and the way that the name asks for."""
+        model, way = self.models.get(name, (None, ""))
+        if not isinstance(model, kind):
+            there = ", ".join(f'"{other}"' for other, (its, _) in self.models.items() if isinstance(its, kind))
+            said = f'There is no model "{shortened(name)}" here that {does}; there is {there or "none"}.'
             raise RefusedError(404, said, param="model", code="model_not_found")
-        return own, way
+        return model, way
 
     def _check_count(self, items: Sequence[Any], param: str) -> None:
         if len(items) > self.limits.inputs:
             said = f"'{param}' has {len(items)}, and a request may have {self.limits.inputs}: send several."
             raise RefusedError(400, said, param=param)
 
-    async def _run(
-        self, served: Embedder | Reranker, way: str, items: Sequence[Any], **asked: Any
-    ) -> tuple[list[Any], int]:
-        """Tokenise items and have them run, where ``measure`` is asked more; also how many tokens they have."""
+    async def _run(self, served: Embedder | Reranker, way: str, items: Sequence[Any]) -> tuple[list[Any], int]:
+        """Tokenise items and have them run; return the results and the number of tokens."""
         sized: list[Sized] = []
         measure: Callable[..., list[Sized]] = served.measure
         with self.batches.reserved(served.guess(way, items)):
             for first in range(0, len(items), _AT_A_TIME):
-                sized += await asyncio.to_thread(measure, way, items[first : first + _AT_A_TIME], first, **asked)
+                sized += await asyncio.to_thread(measure, way, items[first : first + _AT_A_TIME], first)
+            run, texts, costs = served.ways[way].run, [each.item for each in sized], [each.cost for each in sized]
+            found = await asyncio.wrap_future(self.batches.submit(run, texts, costs))
         tokens = sum(each.read for each in sized)
-        if tokens * served.values_per_token > VALUES:
-            said = (
-                f"The texts have {tokens:,} tokens, and with {served.values_per_token} values for each a request may "
-            )
-            raise RefusedError(400, f"{said}have {VALUES // served.values_per_token:,}: send several requests.")
-        result = self.batches.submit(served.ways[way].run, [each.item for each in sized], [each.cost for each in sized])
-        found = await asyncio.wrap_future(result)
         self.metrics.tokens.inc(tokens)
         return found, tokens
-
-
-def _check_path(embedder: Embedder, kind: type[Embedder]) -> None:
-    """Refuse what this path does not give, and name the one that answers."""
-    if embedder.path != kind.path:
-        raise RefusedError(
-            400,
-            f'{kind.path} gives a text {kind.gives}, and the model "{embedder.name}" gives it {embedder.gives}: send '
-            f"the request to {embedder.path}.",
-        )
 
 
 async def _gone(request: Request) -> None:
@@ -275,28 +206,18 @@ def _embeddings_answer(
     return _json({"object": "list", "data": data, "model": form.model, "usage": usage})
 
 
-def _rerank_answer(form: RerankForm, scores: Sequence[float], tokens: int) -> Response:
-    # Of equal scores the first stays the first.
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: form.top_n]
-    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
-    if form.return_documents:
-        for result in results:
-            result["document"] = {"text": form.documents[result["index"]]}
-    return _json({"model": form.model, "results": results, "usage": {"total_tokens": tokens}})
-
-
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(to_json(content), status, headers, media_type="application/json")
 
 
 class _Measuring:
-    """Counts answers, around everything else."""
+    """Middleware that counts answers, around everything else."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette answers 500 outside of all middleware, where nothing else was sent.
+        # Starlette answers 500 outside of all middleware, if nothing else was sent.
         begun, status = time.perf_counter(), 500
 
         async def noted(message: Message) -> None:
@@ -314,7 +235,7 @@ class _Measuring:
 
 
 def make_app(server: Server) -> FastAPI:
-    """The application of a server, whose thread runs while the application does."""
+    """Return the application of a server, whose thread runs while the application does."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -322,28 +243,19 @@ def make_app(server: Server) -> FastAPI:
         yield
         await asyncio.to_thread(server.batches.close)
 
-    app = FastAPI(title="st_reba", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="st_reba", version=__version__, lifespan=lifespan, openapi_url=None)
     guarded: Any = {"dependencies": [Depends(server.check_key)]}
 
-    @app.post("/v1/embeddings", **guarded, openapi_extra=_takes(EmbeddingsForm))
+    @app.post("/v1/embeddings", **guarded)
     async def embeddings(request: Request) -> Response:
         return await server.answer(request, EmbeddingsForm, server.embeddings)
-
-    @app.post(SparseEmbedder.path, **guarded, openapi_extra=_takes(TextsForm))
-    async def embed_sparse(request: Request) -> Response:
-        return await server.answer(request, TextsForm, partial(server.embed, kind=SparseEmbedder))
-
-    @app.post(MultiVectorEmbedder.path, **guarded, openapi_extra=_takes(TextsForm))
-    async def embed_all(request: Request) -> Response:
-        return await server.answer(request, TextsForm, partial(server.embed, kind=MultiVectorEmbedder))
 
     async def rerank(request: Request) -> Response:
         return await server.answer(request, RerankForm, server.rerank)
 
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        app.post(path, **guarded, openapi_extra=_takes(RerankForm), operation_id=path)(rerank)
+        app.post(path, **guarded)(rerank)
     app.get("/v1/models", **guarded)(server.list_models)
-    app.get("/v1/models/{name:path}", **guarded)(server.show_model)
     app.get("/metrics", **guarded)(server.show_metrics)
 
     @app.get("/health")
@@ -359,7 +271,7 @@ def make_app(server: Server) -> FastAPI:
     async def unknown(request: Request, error: HTTPException) -> Response:
         what = f"{request.method} {shortened(request.url.path)}"
         said = {404: "there is no such path", 405: "the path has another method"}.get(error.status_code, error.detail)
-        return _json(RefusedError(error.status_code, f"{what}: {said}; see /docs.").body, error.status_code)
+        return _json(RefusedError(error.status_code, f"{what}: {said}.").body, error.status_code)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> Response:
@@ -374,23 +286,15 @@ def make_app(server: Server) -> FastAPI:
     return app
 
 
-def _takes(form: Any) -> dict[str, Any]:
-    """For the page of the paths, as bodies are read here: FastAPI would read them before it asks for the key."""
-    return {"requestBody": {"content": {"application/json": {"schema": form.model_json_schema()}}, "required": True}}
-
-
-# The process
-
-
 def bound(host: str, port: int) -> socket.socket:
-    """A socket of an address, taken before a model is loaded; nobody is heard there yet.
+    """Return a socket of an address, before a model is loaded; it does not listen yet.
 
     Args:
         host: A name or an address.
-        port: 0: any that is free.
+        port: 0: any free one.
 
     Raises:
-        OSError: If it is taken, or no address of this machine.
+        OSError: If the address is taken, or not of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -406,107 +310,27 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def url_of(own: socket.socket) -> str:
-    """Where a socket is to be found."""
+    """Return the URL of a socket."""
     host, port, *_ = own.getsockname()
     return f"http://[{host}]:{port}" if own.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
 def serve(server: Server, own: socket.socket, started: Callable[[], None]) -> None:
-    """Answer requests until SIGTERM or SIGINT; then answer those that are there, and return.
+    """Answer requests until SIGTERM or SIGINT; then answer the requests that have arrived, and return.
 
     Args:
-        server: What answers.
-        own: From :func:`bound`.
-        started: Is called when requests are heard.
+        server: The server.
+        own: Socket from :func:`bound`.
+        started: Called when the socket listens.
     """
-    raise_file_limit()
     config = uvicorn.Config(
-        make_app(server), log_level="warning", access_log=False, server_header=False, http=Connection,
-        timeout_keep_alive=HEAD_SECONDS, lifespan="on", ws="none",
+        make_app(server), log_level="warning", access_log=False, server_header=False, lifespan="on", ws="none",
+        limit_concurrency=CONNECTIONS, timeout_keep_alive=KEEP_ALIVE,
     )  # fmt: skip
-    # Uvicorn ends in order and then raises the signal once more, for whoever had it before: that is nobody.
+    # Uvicorn raises the signal once more at its end, for the handler before: there is none.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    # Whoever connects from here on is answered.
+    # A client that connects from here on is answered.
     own.listen(config.backlog)
     started()
     uvicorn.Server(config).run(sockets=[own])
-
-
-# Connections
-
-
-def raise_file_limit() -> None:
-    """Let this process open as many files as it may: as connections need, and as come before the first is closed."""
-    if sys.platform != "win32":
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # macOS calls unlimited what it refuses.
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def most_connections() -> int:
-    """How many there may be: as many as the files that this process may open allow."""
-    if sys.platform == "win32":
-        return CONNECTIONS
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, files - _OTHER_FILES))
-
-
-class Connection(H11Protocol):
-    """uvicorn's connection, with these limits.
-
-    A connection whose request is here as a whole is never closed for another one. If there are only such, requests of a
-    further connection find ``request.state.too_many``.
-    """
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._unsent = 0
-        self._wait_for_head()
-        if len(self.connections) > most_connections():
-            self._make_room()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        self._timer.cancel()
-        self._wait_for_head()
-        super().on_response_complete()
-
-    def _wait_for_head(self) -> None:
-        self._since = self.loop.time()
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._is_late)
-
-    def _is_late(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            return
-        unsent = self.transport.get_write_buffer_size()
-        if not unsent:
-            self.transport.close()
-        elif unsent != self._unsent:
-            # The last answer is large, and its reader slow.
-            self._unsent = unsent
-            self._wait_for_head()
-        else:
-            self.transport.abort()
-
-    @property
-    def _is_arriving(self) -> bool:
-        """Whether it has no request that is here as a whole, and no answer on its way."""
-        if self.transport.is_closing() or self.transport.get_write_buffer_size():
-            return False
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
-
-    def _make_room(self) -> None:
-        own = (other for other in self.connections if isinstance(other, Connection) and other is not self)
-        arriving = sorted((other for other in own if other._is_arriving), key=lambda other: other._since)
-        # To look at all takes a millisecond or two: too long for each of thousands that come at once.
-        for other in arriving[: 1 + most_connections() // 16]:
-            other.transport.abort()
-            # As :meth:`connection_lost` does, which comes after others of these connections.
-            self.connections.discard(other)
-        if not arriving:
-            self.app_state = {**self.app_state, "too_many": True}

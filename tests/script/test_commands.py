@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -28,7 +27,6 @@ from st_reba.compare.results import Comparison
 from st_reba.data.tables import read_data, read_pairs
 from st_reba.encode import place_of
 from st_reba.evaluation.tasks import task_of
-from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.recipes import find
 from st_reba_cli import app
 from st_reba_cli.results import SCHEMAS, Built, EncodedFile, Pushed, Verified
@@ -204,7 +202,9 @@ def test_the_printed_command_builds_what_was_scored_by_classes(script, desk):
 def test_serve_and_verify(script, desk):
     serving = script.start("serve", "saved", "--port", "0", "--dtype", "float32", cwd=Path.cwd())
     try:
-        url = serving.until("at http://").split(" at ", 1)[1].split()[0]
+        printed = serving.until("at http://")
+        assert printed.startswith("Loading saved; the address follows")
+        url = printed.split(" at ", 1)[1].split()[0]
         told = script.run("verify", url, "--model", "saved", "--dtype", "float32", "--json", cwd=Path.cwd()).output
         assert f"Equal: {url}" in told
         assert json_in(told, "verify", Verified).equal
@@ -212,29 +212,6 @@ def test_serve_and_verify(script, desk):
         serving.kill(signal.SIGTERM)
     assert serving.wait().code == 0
     assert "every request was answered" in serving.output
-
-
-def test_serve_a_vector_for_each_token(script, desk):
-    """It says at once that it loads; and where other clients ask, which path answers."""
-    model = multi_vector_encoder(CausalTransformer("lm"))
-    model.save_pretrained("tokens", create_model_card=False)
-    serving = script.start("serve", "tokens", "--port", "0", "--dtype", "float32", cwd=Path.cwd())
-    try:
-        printed = serving.until("at http://")
-        assert printed.startswith("Loading tokens; the address follows")
-        url = printed.split(" at ", 1)[1].split()[0]
-        assert f"curl {url}/embed_all" in serving.until("curl")
-        body = json.dumps({"inputs": TEXTS[:2], "prompt_name": "document"}).encode()
-        with urllib.request.urlopen(f"{url}/embed_all", body) as answer:
-            found = json.load(answer)
-        for own, expected in zip(found, model.encode_document(TEXTS[:2], convert_to_numpy=True), strict=True):
-            np.testing.assert_allclose(own, expected, atol=1e-5)
-        refused = script.run("verify", url, "--model", "tokens", cwd=Path.cwd())
-        assert refused.code == 1
-        assert "tokens is a MultiVectorEncoder, and verify compares one vector a text" in refused.lines
-    finally:
-        serving.kill(signal.SIGTERM)
-    assert serving.wait().code == 0
 
 
 def test_a_killed_run_to_a_url_goes_on(script, desk):

@@ -7,7 +7,6 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from starlette.testclient import TestClient
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from st_reba import ReBAModule
 from st_reba.serve.app import Server, make_app
@@ -34,19 +33,12 @@ def saved(model, tmp_path_factory):
 @pytest.fixture(scope="session")
 def reranker_path(encoder_paths, tmp_path_factory):
     """A CrossEncoder with random weights, saved."""
-    config = AutoConfig.from_pretrained(encoder_paths()[0], num_labels=1)
-    path = encoder_paths()[0]
-    directory = tmp_path_factory.mktemp("models") / "my-reranker"
+    directory = str(tmp_path_factory.mktemp("models") / "my-reranker")
     torch.manual_seed(0)
-    classifier = AutoModelForSequenceClassification.from_config(config).eval()
-    classifier.classifier.weight.data.normal_(std=5)
-    base = tmp_path_factory.mktemp("classifier")
-    classifier.save_pretrained(base)
-    from transformers import AutoTokenizer
-
-    AutoTokenizer.from_pretrained(path).save_pretrained(base)
-    CrossEncoder(str(base), device="cpu").save_pretrained(str(directory))
-    return str(directory)
+    model = CrossEncoder(encoder_paths()[0], num_labels=1, device="cpu")
+    model.model.classifier.weight.data.normal_(std=5)
+    model.save_pretrained(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -99,25 +99,11 @@ def test_what_is_alike_in_length_runs_together(made):
     assert model.batches[1:] == [[10, 9], [2, 1, 1]]
 
 
-def test_a_full_queue_refuses_and_says_when(made):
-    """Also for what is being tokenised; but one request is taken whatever its size."""
-    batches, model = made(queue_tokens=10)
-    with batches.reserved(100), pytest.raises(RefusedError), batches.reserved(1):
-        pass
-    held(batches, model)
-    batches.submit(model.run, [1], [11])
-    with pytest.raises(RefusedError) as refused:
-        batches.submit(model.run, [1], [1])
-    assert refused.value.status == 429
-    assert 1 <= refused.value.retry_after <= 60
-    with pytest.raises(RefusedError), batches.reserved(1):
-        pass
-
-
 def test_who_leaves_takes_his_texts_along(made):
-    batches, model = made(queue_tokens=10)
+    batches, model = made()
     running = held(batches, model)
     left = batches.submit(model.run, [7] * 5, [2] * 5)
+    assert batches.waiting() == (5, 0)
     assert left.cancel()
     assert batches.waiting() == (0, 0)
     stays = batches.submit(model.run, [1] * 10, [1] * 10)

@@ -1,14 +1,17 @@
-"""The command in a process of its own: many clients at once, clients that leave, and its end."""
+"""The command in a process of its own: many clients at once, some of them malformed or leaving, and its end."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +20,10 @@ from .. import processes
 from ..backbones import TEXTS
 from ..script.installed import Running
 
-#: The command with a model that takes 20 ms for each batch, long enough for a test to see a queue; and with few
-#: connections.
+#: The command with a model that takes 20 ms for each batch, long enough for a test to see a queue.
 PROGRAM = """
 import time
 from st_reba import ReBAModule
-from st_reba.serve import app as served_app
 from st_reba_cli import app
 
 forward = ReBAModule.forward
@@ -32,20 +33,20 @@ def paced(*arguments, **settings):
     return forward(*arguments, **settings)
 
 ReBAModule.forward = paced
-served_app.CONNECTIONS = 20
 app()
 """
+KEY = {"Authorization": "Bearer secret"}
 
 
 class Serving(Running):
     """``st-reba serve`` on a free port."""
 
     def __init__(self, printed, *arguments):
-        given = ["serve", *arguments, "--port", "0", "--device", "cpu", "--dtype", "float32"]
+        given = ["serve", *arguments, "--port", "0", "--device", "cpu", "--dtype", "float32", "--api-key", "secret"]
         super().__init__(processes.start("-c", PROGRAM, *given, out=printed), printed)
         self.port = int(self.until("/v1").partition("at http://127.0.0.1:")[2].split()[0])
 
-    def ask(self, path, given=None, **headers):
+    def ask(self, path, given=None, headers=KEY):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         body = None if given is None else json.dumps(given)
         connection.request("GET" if given is None else "POST", path, body, headers)
@@ -54,46 +55,74 @@ class Serving(Running):
         connection.close()
         return answer.status, json.loads(content) if content.startswith(b"{") else content.decode()
 
+    def embed(self, texts):
+        status, answer = self.ask("/v1/embeddings", {"model": "my-model", "input": texts})
+        assert status == 200, answer
+        return np.float32([row["embedding"] for row in answer["data"]])
+
+    def send(self, sent):
+        """What a client reads that sends some bytes, and then no more; empty: it leaves."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
+            client.sendall(sent)
+            return client.recv(1000) if sent.endswith(b"\r\n\r\n") else b""
+
     def value(self, name):
-        shown = self.ask("/metrics", Authorization="Bearer secret")[1]
+        shown = self.ask("/metrics")[1]
         return float(re.search(rf"^{re.escape(name)} (\S+)$", shown, re.MULTILINE)[1])
 
 
 @pytest.fixture
-def running(saved, tmp_path):
-    opened = []
-
-    def start(*arguments):
-        opened.append(Serving(tmp_path / "printed", saved, *arguments))
-        return opened[-1]
-
-    yield start
-    for server in opened:
-        server.kill()
+def server(saved, tmp_path):
+    running = Serving(tmp_path / "printed", saved, "--batch-size", "8")
+    yield running
+    running.kill()
 
 
-def embed(server, texts, **more):
-    status, answer = server.ask("/v1/embeddings", {"model": "my-model", "input": texts, **more})
-    assert status == 200, answer
-    return np.float32([row["embedding"] for row in answer["data"]])
+def post(body, length):
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {length}"
+    return f"{head}\r\n\r\n{body}".encode()
 
 
-def test_many_clients_and_the_end(running, model):
-    server = running("--batch-size", "8")
-    # They send nothing, and stay.
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
-    assert server.ask("/health") == (200, {"status": "ok"})
+MANY = json.dumps({"model": "my-model", "input": [f"text {number}" for number in range(200)]})
+#: Not HTTP, no head, half a head, half a body, and a whole request whose client does not wait for the answer.
+STRANGE = [
+    b"\x16\x03\x01\x02\x00 hello\r\n\r\n",
+    b"",
+    b"GET / HTTP/1.1\r\nHost:",
+    post("{", 900),
+    post(MANY, len(MANY)),
+]
+
+
+def test_many_clients_and_the_end(server, model, monkeypatch):
     texts = [f"{text} {number}" for number in range(8) for text in TEXTS]
     expected = model.encode(texts)
-    with ThreadPoolExecutor(16) as clients:
-        parts = [(first, 1 + first % 5) for first in range(20)]
-        found = list(clients.map(lambda part: embed(server, texts[part[0] : sum(part)]), parts))
-    for (first, count), own in zip(parts, found, strict=True):
-        assert np.array_equal(own, expected[first : first + count])
+    # They send nothing, and stay.
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    with ThreadPoolExecutor(32 + len(STRANGE)) as clients:
+        strange = [clients.submit(server.send, sent) for sent in STRANGE * 4]
+        parts = [(first % 20, first % 20 + 1 + first % 5) for first in range(64)]
+        found = list(clients.map(lambda part: server.embed(texts[slice(*part)]), parts))
+        assert strange[0].result(300).startswith(b"HTTP/1.1 400")
+    for part, own in zip(parts, found, strict=True):
+        assert np.array_equal(own, expected[slice(*part)])
+    # Texts of clients that left are not run.
+    deadline = time.monotonic() + 300
+    while server.value("st_reba_waiting_texts") > 0 or server.value("st_reba_requests_left_total") < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert server.value("st_reba_batch_texts_sum") < len(texts) + 64 * 5 + 600
+    assert server.ask("/v1/models", headers={})[0] == 401
+
+    # The image asks for its health, whatever proxy its environment has.
+    image = (Path(__file__).parents[2] / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    check = json.loads(re.search(r"HEALTHCHECK .*\\\n\s*CMD (.*)", image)[1])
+    env = {**os.environ, "http_proxy": "http://127.0.0.1:9", "NO_PROXY": ""}
+    subprocess.run([part.replace("8000", str(server.port)) for part in check], env=env, check=True)
 
     # What is on its way when the signal comes is answered.
     with ThreadPoolExecutor(4) as clients:
-        late = [clients.submit(embed, server, texts) for _ in range(4)]
+        late = [clients.submit(server.embed, texts) for _ in range(4)]
         while server.value("st_reba_waiting_texts") < 40:
             time.sleep(0.02)
         server.kill(signal.SIGTERM)
@@ -105,23 +134,3 @@ def test_many_clients_and_the_end(running, model):
         server.ask("/health")
     for client in silent:
         client.close()
-
-
-def test_who_leaves_is_not_waited_for(running):
-    server = running("--batch-size", "1", "--api-key", "secret")
-    body = json.dumps({"model": "my-model", "input": [f"text {number}" for number in range(200)]})
-    with socket.create_connection(("127.0.0.1", server.port)) as client:
-        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: {len(body)}"
-        client.sendall(f"{head}\r\n\r\n{body}".encode())
-        deadline = time.monotonic() + 300
-        while server.value("st_reba_waiting_texts") == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    while server.value("st_reba_waiting_texts") > 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert server.value("st_reba_requests_left_total") == 1
-    assert server.value("st_reba_batch_texts_sum") < 150
-    assert server.ask("/v1/models")[0] == 401
-    server.kill(signal.SIGINT)
-    assert server.wait(300).code == 0, server.output

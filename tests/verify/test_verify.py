@@ -105,4 +105,8 @@ def test_the_command(serve, models, tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", url)
     told = typed(f"verify http://elsewhere.example {line} --model-name mine --json")
     assert json.loads(told[told.index("{") :])["equal"]
+    card = tmp_path / "model" / "config_sentence_transformers.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "model_type": "SparseEncoder"}))
+    told = typed(f"verify {url} {line}", expect=1)
+    assert "is a SparseEncoder, and verify compares one vector a text" in told
     assert "begins with http:// or https://" in typed(f"verify localhost --model {path}", expect=1)
