@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..lm.anatomy import anatomy_of, final_norm, layer_paths
+from ..lm.anatomy import final_norm, layer_paths
 from ..lm.run import recording
-from ..modules import AttentionPoolingModule, CausalModule, CausalTransformer, EchoModule, InputEmbeddings
+from ..modules import AttentionPoolingModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
 def reads_one_layer(module: type[nn.Module]) -> bool:
@@ -47,22 +47,15 @@ class LayerReader:
     """
 
     def __init__(self, model: BaseModel) -> None:
-        module = model[0]
+        module: Any = model[0]
         if not reads_one_layer(type(module)):
             raise ValueError(
                 f"The model's first module is {type(module).__name__}, whose embedding is not one reading of one "
                 "layer's states. Use a model with CausalTransformer or EchoModule to look at it layer by layer."
             )
-        self.model = model
-        model.eval()
-        layers = anatomy_of(cast(CausalModule, module).model).layers
-        if not layers:
-            raise ValueError(
-                f"The layers of {type(module.model).__name__} were not found, so they cannot be read. Use another "
-                "model."
-            )
-        self.count = len(layers) + 1
-        self._final_norm = final_norm(cast(CausalModule, module).model) if module.final_norm else nn.Identity()
+        self.model = model.eval()
+        self.count = len(layer_paths(module.model)) + 1
+        self._final_norm = final_norm(module.model) if module.final_norm else nn.Identity()
 
     @torch.inference_mode()
     def features(self, texts: Sequence[str], prompt: str | None = None) -> Iterator[dict[str, Any]]:
@@ -77,7 +70,7 @@ class LayerReader:
         """
         self.model.eval()
         inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
-        module = cast(CausalModule, self.model[0])
+        module: Any = self.model[0]
         with recording(module.model, layer_paths(module.model), self._final_norm) as record:
             found = module(inputs)
         # The last is the module's own reading, not a repetition of it: what encode gives, to the bit.

@@ -10,7 +10,6 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base import BaseModel
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ..modules import CausalModule
 from ..text.tokens import Span
@@ -37,7 +36,6 @@ def encode_words(
     words: Sequence[str],
     *,
     batch_size: int = 32,
-    show_progress_bar: bool = False,
 ) -> np.ndarray:
     """The embedding of one word in each sentence: the mean of its tokens' embeddings.
 
@@ -49,7 +47,6 @@ def encode_words(
         sentences: B sentences.
         words: B words, one for each sentence.
         batch_size: Sentences at a time.
-        show_progress_bar: Whether to show one.
 
     Returns:
         (B, D), float32.
@@ -62,24 +59,15 @@ def encode_words(
     if not isinstance(module, CausalModule):
         raise ValueError(f"The model's first module is {type(module).__name__}: words need one of st_reba's modules.")
     found = find_words(module, sentences, words, prompt=model.prompts.get(model.default_prompt_name or ""))
-    if not found:
-        raise ValueError("No sentences were given: encode_words needs at least one, and a word for each.")
-
-    # Longest first, as in encode; a few batches at a time, because a token's vector is as large as a sentence's.
-    order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
-    vectors: dict[int, Tensor] = {}
-    with tqdm(total=len(order), desc="Words", disable=not show_progress_bar) as progress:
-        for start in range(0, len(order), _BATCHES * batch_size):
-            part = order[start : start + _BATCHES * batch_size]
-            tokens = cast(SentenceTransformer, model).encode(
-                [sentences[index] for index in part],
-                output_value="token_embeddings",
-                batch_size=batch_size,
-                show_progress_bar=False,
-            )
-            vectors.update(zip(part, pool_words(tokens, [found[index] for index in part]).cpu(), strict=True))
-            progress.update(len(part))
-    return torch.stack([vectors[index] for index in range(len(order))]).numpy()
+    vectors = []
+    # A few batches at a time, because a token's vector is as large as a sentence's.
+    for start in range(0, len(sentences), _BATCHES * batch_size):
+        part = slice(start, start + _BATCHES * batch_size)
+        tokens = cast(SentenceTransformer, model).encode(
+            list(sentences[part]), output_value="token_embeddings", batch_size=batch_size, show_progress_bar=False
+        )
+        vectors.append(pool_words(tokens, found[part]).cpu())
+    return torch.cat(vectors).numpy()
 
 
 def find_words(
@@ -97,8 +85,8 @@ def find_words(
         ValueError: If a word does not occur in its sentence, or was truncated away, or there are not as many words as
             sentences.
     """
-    if len(sentences) != len(words):
-        raise ValueError(f"{len(sentences)} sentences and {len(words)} words were given: give one word a sentence.")
+    if len(sentences) != len(words) or not sentences:
+        raise ValueError(f"{len(sentences)} sentences and {len(words)} words: give one word a sentence, at least one.")
     found = []
     for sentence, word in zip(sentences, words, strict=True):
         start = sentence.find(word) if word else -1
@@ -127,10 +115,7 @@ def token_offsets(module: CausalModule, text: str, prompt: str | None = None) ->
             do not spell the text.
     """
     if module.no_words:
-        raise ValueError(
-            f"{type(module).__name__} {module.no_words}: it has no word embeddings. Use CausalTransformer, EchoModule "
-            "or ReBAModule for words."
-        )
+        raise ValueError(f"{type(module).__name__} {module.no_words}. For words use EchoModule or ReBAModule.")
     return _located(module, module.lay_out([text], prompt).spans[0])
 
 

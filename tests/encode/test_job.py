@@ -227,7 +227,7 @@ def test_bad_rows_are_found_before_anything_is_encoded(encoder, tmp_path):
         ({"prompt_name": "passage"}, {}, 'prompt_name="passage": the model has "query"'),
         ({"model": "no/such-model"}, {}, r"the Hub gives no such model \(.+[^.]\)\. Check the name, or"),
         ({"revision": "main"}, {}, "is a directory: a revision is for models of the Hub"),
-        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give the tokens that a chunk shares"),
+        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "chunk_tokens=4, overlap=4: give the tokens of a"),
         ({"chunk_tokens": 4}, {}, r"and not where a chunk lies: give an --out that ends in \.parquet"),
         ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: name each column once, and rename"),
         ({}, {"out": "a.parquet", "keep": ["text", "text"]}, "name each column once"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -16,20 +14,26 @@ from st_reba.reading.layers import LayerReader
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import forward_passes, pipeline, relative_error
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "falcon"])
-def test_every_layer_on_every_architecture(name, backbone_path, eager, token_ids):
-    model = pipeline(CausalTransformer(backbone_path(name)))
+def test_every_layer_on_every_architecture(name, shared, eager, token_ids):
+    """In one pass; of repeated texts the copy that the module reads."""
+    model = pipeline(CausalTransformer(shared(name)))
+    echo = EchoModule(shared(name), repetitions=3, pool_copies="repeated")
     reader = LayerReader(model)
-    embeddings = reader.embeddings(TEXTS)
-    assert reader.count == 4
-    assert embeddings.shape == (4, len(TEXTS), 32)
+    with forward_passes() as passes:
+        embeddings = reader.embeddings(TEXTS)
+    assert (reader.count, len(passes)) == (4, 1)
+    repeated = LayerReader(pipeline(echo)).embeddings(TEXTS)
     for index, text in enumerate(TEXTS):
-        layers = oracles.after_each_layer(eager(name), name, token_ids(text))
-        expected = torch.stack([states.mean(0) for states in layers])
-        assert relative_error(embeddings[:, index], expected) < 1e-5
+        ids = token_ids(text)
+        layers = oracles.after_each_layer(eager(name), name, ids)
+        assert relative_error(embeddings[:, index], torch.stack([states.mean(0) for states in layers])) < 1e-5
+        layers = oracles.after_each_layer(eager(name), name, 3 * ids)
+        expected = torch.stack([states[len(ids) :].mean(0) for states in layers])
+        assert relative_error(repeated[:, index], expected) < 1e-5
     assert relative_error(embeddings[-1], model.encode(TEXTS)) < 1e-5
 
 
@@ -38,11 +42,10 @@ def test_every_layer_on_every_architecture(name, backbone_path, eager, token_ids
     [
         ({"word_embed_proj_dim": 16}, lambda model, states: model.project_out(model.final_layer_norm(states))),
         ({"do_layer_norm_before": False}, lambda model, states: states),
-        ({"do_layer_norm_before": False, "word_embed_proj_dim": 16}, lambda model, states: model.project_out(states)),
     ],
 )
 def test_what_stands_behind_the_last_layer(settings, norm, tmp_path, token_ids):
-    """A norm and a projection (two steps), nothing at all, or a projection alone: OPT has them all."""
+    """A norm and a projection (two steps), or nothing at all: OPT has them all."""
     torch.manual_seed(0)
     _, size = backbones.CONFIGS["opt"]
     config = transformers.OPTConfig(**{**backbones.IDS, **size, "max_position_embeddings": 256, **settings})
@@ -55,86 +58,41 @@ def test_what_stands_behind_the_last_layer(settings, norm, tmp_path, token_ids):
     assert relative_error(embeddings[1:], expected) < 1e-5
 
 
-@pytest.mark.parametrize(("pooling", "pool_copies", "first"), [("mean", "last", 2), ("lasttoken", "repeated", 1)])
-def test_the_copy_that_the_module_reads(pooling, pool_copies, first, shared, eager, token_ids):
-    module = EchoModule(shared("qwen3"), repetitions=3, pool_copies=pool_copies)
-    embeddings = LayerReader(pipeline(module, pooling)).embeddings(TEXTS)
-    for index, text in enumerate(TEXTS):
-        ids = token_ids(text)
-        layers = oracles.after_each_layer(eager("qwen3"), "qwen3", 3 * ids)
-        read = [states[first * len(ids) :] for states in layers]
-        expected = torch.stack([states.mean(0) if pooling == "mean" else states[-1] for states in read])
-        assert relative_error(embeddings[:, index], expected) < 1e-5
-
-
 @pytest.mark.parametrize("kind", [CausalTransformer, BidirectionalLastLayer, KVReroutingModule])
-def test_the_last_features_are_the_modules_own(kind, shared):
-    """What else it hands on stays."""
+def test_the_last_features_are_the_modules_own(kind, shared, monkeypatch):
+    """And batches do not matter."""
     model = pipeline(kind(shared()))
-    *earlier, last = LayerReader(model).features(TEXTS)
+    before = model.encode(TEXTS)
+    reader = LayerReader(model)
+    *earlier, last = reader.features(TEXTS)
     with torch.inference_mode():
         expected = model[0](model.preprocess(TEXTS))
     assert len(earlier) == 3
     assert last.keys() == expected.keys()
     assert all(torch.equal(last[name], value) for name, value in expected.items())
-
-
-@pytest.mark.parametrize("kind", [CausalTransformer, EchoModule])
-def test_batches_do_not_matter(kind, shared, monkeypatch):
-    reader = LayerReader(pipeline(kind(shared("gemma3"))))
-    together = reader.embeddings([*TEXTS, ""])
     alone = torch.cat([reader.embeddings([text]) for text in [*TEXTS, ""]], dim=1)
-    assert relative_error(together, alone) < 1e-5
-    assert not together[:, -1].any()
     # A module may run a batch in parts: each layer's states must find their own.
     monkeypatch.setattr(kind, "CPU_TOKENS", 1)
     assert relative_error(reader.embeddings([*TEXTS, ""]), alone) < 1e-5
+    monkeypatch.undo()
+    assert np.array_equal(model.encode(TEXTS), before), "no hook is left"
 
 
-def test_one_pass_that_leaves_no_trace(backbone_path):
-    model = pipeline(CausalTransformer(backbone_path()))
-    before = model.encode(TEXTS)
-    reader = LayerReader(model)
-    backbone, passes = model[0].model, []
-    hook = backbone.get_input_embeddings().register_forward_pre_hook(lambda *call: passes.append(call))
-    reader.embeddings(TEXTS)
-    hook.remove()
-    assert len(passes) == 1
-    assert not any(part._forward_hooks for part in LayerReader(model).model[0].model.norm.modules())
-    assert np.array_equal(model.encode(TEXTS), before)
-    # transformers' own hooks, for output_hidden_states, could not be pickled.
-    assert np.array_equal(pickle.loads(pickle.dumps(model)).encode(TEXTS), before)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (ReBAModule, {}, "ReBAModule, whose embedding is not .* Use a model with CausalTransformer"),
-        # States inside the other layers would be read behind their own feed-forward parts.
-    ],
-)
-def test_modules_without_such_a_reading(kind, settings, message, shared):
-    module = kind(shared(), **settings)
-    with pytest.raises(ValueError, match=message):
-        LayerReader(pipeline(module))
-
-
-def test_backbones_that_cannot_be_read(backbone_path, monkeypatch):
+def test_what_cannot_be_read(shared, backbone_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"ReBAModule, whose embedding is not .* Use a model with CausalTransformer"):
+        LayerReader(pipeline(ReBAModule(shared())))
     backbone = Transformer(backbone_path())
-    kind = type(backbone.model)
-    forward = kind.forward
+    kind, forward = type(backbone.model), type(backbone.model).forward
 
     def scaled(self, **kwargs):
         output = forward(self, **kwargs)
         output.last_hidden_state = 2 * output.last_hidden_state
         return output
 
-    monkeypatch.setattr(kind, "forward", scaled)
-    model = pipeline(CausalTransformer(backbone))
-    with pytest.raises(ValueError, match="LlamaModel changes its last layer's states in a way that could not be found"):
-        LayerReader(model)
-    monkeypatch.setattr(kind, "forward", forward)
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "forward", scaled)
+        with pytest.raises(ValueError, match="LlamaModel changes its last layer's states in a way that could not be f"):
+            LayerReader(pipeline(CausalTransformer(backbone)))
     backbone.model.layers.append(torch.nn.Identity())
-    model = pipeline(CausalTransformer(backbone))
-    with pytest.raises(ValueError, match="The layers of LlamaModel were not found, so they cannot be read"):
-        LayerReader(model)
+    with pytest.raises(ValueError, match="The layers of LlamaModel were not found"):
+        LayerReader(pipeline(CausalTransformer(backbone)))

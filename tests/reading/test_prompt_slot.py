@@ -11,7 +11,6 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from st_reba import TEMPLATES, CausalTransformer, EchoModule, MetaEOLModule, build, in_terms_of
-from st_reba.evaluation import ConditionalSimilarityEvaluator
 from st_reba.export.plain import save_plain
 
 from ..backbones import TEXTS
@@ -25,7 +24,7 @@ def asked(module, **settings):
     return pipeline(CausalTransformer(module, **{"template": "ponte", **settings}), "lasttoken")
 
 
-@pytest.mark.parametrize("kind", ["bytes", "greedy", "sentencepiece", "bert"])
+@pytest.mark.parametrize("kind", ["greedy", "bert"])
 @pytest.mark.parametrize("template", PONTE)
 def test_plain_transformers_on_the_string_with_both_in_their_slots(template, kind, backbone_path):
     path = backbone_path("llama", kind)
@@ -118,15 +117,3 @@ def test_a_slot_is_given_once_and_conversations_have_none(shared):
     turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     with pytest.raises(ValueError, match='Input 0 is a conversation, .* use chat="conversation"'):
         module.preprocess([turns], prompt="its topic")
-
-
-def test_conditional_similarity_in_these_words(shared):
-    model = asked(shared())
-    rows = [
-        {"sentence1": text, "sentence2": TEXTS[0], "condition": aspect, "score": score}
-        for score, (text, aspect) in enumerate(zip(TEXTS[1:4], ASPECTS, strict=False), 1)
-    ]
-    found = ConditionalSimilarityEvaluator.from_rows(rows, worded=in_terms_of)(model)
-    assert found.keys() >= {"spearman_cosine", "pearson_cosine"}
-    plain = ConditionalSimilarityEvaluator.from_rows(rows, worded=lambda text, aspect: f"{aspect}: {text}")
-    assert plain.sentences1[0] == f"its topic: {TEXTS[1]}"
