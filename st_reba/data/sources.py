@@ -1,4 +1,4 @@
-"""What a user names as data: a file, a folder of shards, a remote path, or a data set of the Hub. All become files."""
+"""Files of a user's data: a file, a folder of shards, a remote path, or a data set of the Hub."""
 
 from __future__ import annotations
 
@@ -8,73 +8,79 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pyarrow
 
 from ..files import atomic_file, is_full
 from ..optional import require
 
-#: What a suffix says about the content.
+#: Kinds of content by suffix.
 KINDS = {f".{kind}": kind for kind in ("txt", "tsv", "csv", "jsonl", "parquet")} | {
     ".ndjson": "jsonl",
     ".json": "jsonl",
 }
-#: What a text file may be compressed with, by its last suffix, and what pyarrow calls that.
+#: Compressions of text files by their last suffix, as pyarrow names them.
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 FORMATS = (
     "plain text (.txt, one text a line), .tsv, .csv, JSON lines (.jsonl, .ndjson) or Parquet (.parquet); all but the "
     "last also compressed (.gz, .zst)"
 )
-#: What file names call each split.
-_SPLITS = {
-    "train": ("train", "training"),
-    "test": ("test", "testing"),
-    "validation": ("dev", "val", "valid", "validation"),
-}
-_SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
+#: Splits by the words that file names have for them.
+_SPLIT_OF = {
+    "train": "train", "training": "train", "test": "test", "testing": "test", "dev": "validation", "val": "validation",
+    "valid": "validation", "validation": "validation",
+}  # fmt: skip
 _SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(_SPLIT_OF)})(?=$|[^a-z])")
-#: Which part is read of a data set that has several, where none is asked for: to measure on, and to train on.
+#: Order of preference among the parts of a data set, where none is asked for: to measure on, and to train on.
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
-#: To read all that there is: no split is taken by itself, so that of several one has to be named.
+#: To read all that there is: a folder as a whole; of the splits of a data set one has to be named.
 ALL: tuple[str, ...] = ()
 
-# What a web server answers where there is no such file, or no longer.
+# A web server's answers where there is no such file, or no longer.
 _NOT_THERE = (404, 410)
 # No backslash: C:\data\pairs is a path of Windows.
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 
 
-@dataclass(frozen=True)
+def kind_of(name: str) -> tuple[str, str]:
+    """Return the kind and the compression that the end of a file name tells; the kind is empty if it tells none."""
+    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
+    compression = suffixes.pop() if suffixes[-1:] and suffixes[-1] in COMPRESSIONS else ""
+    kind = KINDS.get(suffixes[-1], "") if suffixes else ""
+    return "" if kind == "parquet" and compression else kind, compression
+
+
 class File:
     """A file on this machine.
 
+    Args:
+        path: Path of the file.
+        name: Name in messages; the path if empty.
+
     Attributes:
-        path: Where it lies.
-        name: What messages call it: as the user does.
-        kind: ``"txt"``, ``"tsv"``, ``"csv"``, ``"jsonl"`` or ``"parquet"``, by its suffix; empty: of no known one.
-        compression: ``".gz"`` or ``".zst"``; empty: none.
+        kind: ``"txt"``, ``"tsv"``, ``"csv"``, ``"jsonl"`` or ``"parquet"``, by its suffix.
+
+    Raises:
+        ValueError: If it can be read only once, or is of no known kind.
     """
 
-    path: Path
-    name: str
-    kind: str
-    compression: str = ""
-
-    @classmethod
-    def of(cls, path: Path, name: str = "") -> File:
-        suffixes = [suffix.lower() for suffix in path.suffixes]
-        compression = suffixes.pop() if suffixes[-1:] and suffixes[-1] in COMPRESSIONS else ""
-        kind = KINDS.get(suffixes[-1], "") if suffixes else ""
-        return cls(path, name or str(path), "" if kind == "parquet" and compression else kind, compression)
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.path, self.name = path, name or str(path)
+        self.kind, self._compression = kind_of(path.name)
+        if path.exists() and not path.is_file():
+            raise ValueError(
+                f"{self.name} is a pipe or a device, but texts are read more than once: write them to a file."
+            )
+        if not self.kind:
+            raise ValueError(f"{self.name}: of no known format. Give {FORMATS}.")
 
     def open(self) -> BinaryIO:
-        """Its bytes, after decompression."""
-        stream = pyarrow.input_stream(str(self.path), compression=COMPRESSIONS.get(self.compression))
+        """Open it to read its bytes after decompression."""
+        stream = pyarrow.input_stream(str(self.path), compression=COMPRESSIONS.get(self._compression))
         return cast(BinaryIO, io.BufferedReader(stream))
 
 
@@ -84,21 +90,20 @@ def is_remote(source: str | Path) -> bool:
 
 
 def files_of(source: str | Path, splits: Sequence[str], scratch: Path) -> list[File]:
-    """The files that a name stands for, in the order of their names, in which numbers count as numbers.
+    """Return the files that a name stands for, in the order of their names, in which numbers count as numbers.
 
     Args:
         source: A file; a folder, of which the files of a known kind are shards of one table; a pattern such as
             ``"data/train-*.parquet"``; a path that fsspec knows, to any of these; or a data set that
             ``datasets.load_dataset`` knows, ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``.
-        splits: Which split is taken where there are several and none is named: the first of these that is there. Of
-            none of these, a split has to be named. A folder in which only some names hold a split's word is taken whole
-            for :data:`ALL`, and refused for others: no file is left out in silence.
-        scratch: Where copies of what is not on this machine are put. What lies there from an earlier call, and is still
-            what it was, is not copied again.
+        splits: Order of preference among splits, where there are several and none is named; a folder in which only
+            some names have a split's word is refused. :data:`ALL`: a folder is read as a whole.
+        scratch: Folder for copies of files that are not on this machine. A copy of an earlier call is used again if the
+            file has not changed.
 
     Raises:
         FileNotFoundError: If there is nothing of that name.
-        ValueError: If a folder holds no table, or more than one.
+        ValueError: If a folder holds no table, or more than one; or a file is of no known kind.
         OSError: If a remote path cannot be read.
         ImportError: If a package is missing that reads it.
     """
@@ -110,7 +115,7 @@ def files_of(source: str | Path, splits: Sequence[str], scratch: Path) -> list[F
 
 
 def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
-    """The files that a name stands for; None if they are not on this machine, and to be copied to it.
+    """Return the files that a name stands for; None if they are not on this machine, and to be copied to it.
 
     Args and errors as for :func:`files_of`.
     """
@@ -119,23 +124,23 @@ def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
     if is_remote(name):
         return None
     if path.is_dir():
-        return [File.of(each) for each in _shards(name, list(path.iterdir()), splits)]
-    if path.exists():
-        return [File.of(path)]
-    if has_magic(name):
-        found = [Path(each) for each in glob(name)]
-        if not found:
+        paths = [path / each for each in _shards(name, [each.name for each in path.iterdir()], splits)]
+    elif path.exists():
+        paths = [path]
+    elif has_magic(name):
+        paths = sorted(map(Path, glob(name)), key=_natural)
+        if not paths:
             raise FileNotFoundError(f"{name}: no file has such a name.")
-        return [File.of(each) for each in sorted(found, key=_natural)]
-    if path.suffix.lower() in (*KINDS, *COMPRESSIONS) or not _HUB_NAME.fullmatch(name):
+    elif any(kind_of(path.name)) or not _HUB_NAME.fullmatch(name):
         raise FileNotFoundError(f"{name}: there is no such file. Check the name.")
-    return None
+    else:
+        return None
+    return [File(each) for each in paths]
 
 
 def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
-    """A data set of the Hub, as a Parquet file."""
-    parts = name.split(":")
-    title, subset, split = parts + [""] * (3 - len(parts))
+    """Load a data set of the Hub as a Parquet file."""
+    title, subset, split, *_ = [*name.split(":"), "", ""]
     try:
         datasets = require("datasets", "data", f"{name}: there is no such file or folder; a data set of the Hub")
         found = datasets.load_dataset(title, subset or None, split=split or None)
@@ -151,15 +156,14 @@ def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
     scratch.mkdir(parents=True, exist_ok=True)
     with atomic_file(scratch / "rows.parquet") as stream:
         found.to_parquet(stream)
-    shown = f"{title}{f', {subset}' if subset else ''}, split {split}"
-    return File(scratch / "rows.parquet", shown, "parquet")
+    return File(scratch / "rows.parquet", f"{title}{f', {subset}' if subset else ''}, split {split}")
 
 
 def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
-    """Copies of the files of a remote path."""
+    """Copy the files of a remote path."""
     core = require("fsspec.core", "data", "A remote path")
-    folder: list[PurePosixPath] | None = None
-    with _asking(name):
+    inside: dict[str, str] = {}
+    with asking(name):
         filesystem, path = core.url_to_fs(name)
         paths = [path]
         if has_magic(path):
@@ -167,15 +171,15 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
             if not paths:
                 raise FileNotFoundError(path)
         # To ask for a folder where a suffix tells a file would be to list it, which not every server can.
-        elif not File.of(Path(_file_name(path))).kind and filesystem.isdir(path):
-            folder = [PurePosixPath(each) for each in filesystem.ls(path, detail=False)]
-    if folder is not None:
-        paths = [str(each) for each in _shards(name, folder, splits)]
-    # A folder of its own for each, so that it keeps its name, by whose end it is read.
-    places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
-    with _asking(name):
+        elif not kind_of(_file_name(path))[0] and filesystem.isdir(path):
+            inside = {_file_name(each): each for each in filesystem.ls(path, detail=False)}
+            paths = []
+    paths = paths or [inside[each] for each in _shards(name, list(inside), splits)]
+    with asking(name):
+        # A folder of its own for each, so that it keeps its name, by whose end it is read.
+        places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
         names = [name if each == path else str(filesystem.unstrip_protocol(each)) for each in paths]
-        # Of a file system its checksum tells a file from one that was written in its place.
+        # A file system's checksum differs for a file that was written in a file's place.
         wanted = json.dumps([[each, filesystem.checksum(each)] for each in paths])
         copied = scratch / "copied.json"
         if not (copied.is_file() and copied.read_text("utf-8") == wanted):
@@ -183,18 +187,26 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
             for each, place in zip(paths, places, strict=True):
                 place.parent.mkdir(parents=True)
                 filesystem.get_file(each, str(place))
-            # Last: where it is, all are whole.
+            # Last: if it is there, all are whole.
             copied.write_text(wanted, "utf-8")
-    return [File.of(place, shown) for place, shown in zip(places, names, strict=True)]
+    return [File(place, shown) for place, shown in zip(places, names, strict=True)]
 
 
 @contextmanager
-def _asking(name: str) -> Iterator[None]:
-    """What a file system refuses, in a sentence: each has errors of its own."""
+def asking(name: str, refusal: str = "cannot be read ({})") -> Iterator[None]:
+    """Raise errors of a file system as a sentence: each has types of its own.
+
+    Args:
+        name: A path or URL.
+        refusal: Rest of the sentence, with a place for the reason.
+    """
     try:
         yield
     except ImportError as error:
-        raise ImportError(f"{name}: fsspec cannot read it here ({error}).") from None
+        # fsspec names the package, and its cause the module that it could not import.
+        missing = getattr(error.__cause__, "name", None)
+        more = f": pip install {missing}" if missing else ""
+        raise ImportError(f"{name}: fsspec cannot use it here ({str(error).strip()}){more}.") from None
     except Exception as error:
         if is_full(error):
             raise
@@ -202,47 +214,44 @@ def _asking(name: str) -> Iterator[None]:
         reason = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
         if isinstance(reason, FileNotFoundError) or getattr(reason, "status", None) in _NOT_THERE:
             raise FileNotFoundError(f"{name}: there is no such file. Check the name.") from None
-        raise OSError(f"{name} cannot be read ({str(reason).strip() or type(reason).__name__}).") from error
+        raise OSError(f"{name} {refusal.format(str(reason).strip() or type(reason).__name__)}.") from error
 
 
 def _file_name(path: str) -> str:
-    """The last part of a path or an address, without what is asked of a server behind it."""
+    """Return the last part of a path or an address, without what is asked of a server behind it."""
     return re.sub(r"[?#].*", "", path).rstrip("/").rpartition("/")[2]
 
 
-def _shards(name: str, inside: Sequence[Any], splits: Sequence[str]) -> list[Any]:
-    """The paths in a folder that are one table, in order."""
-    seen = [path for path in inside if not path.name.startswith((".", "_"))]
-    tables = sorted((path for path in seen if File.of(Path(path.name)).kind), key=_natural)
-    # Beside shards, .json holds what is known about them.
-    tables = [path for path in tables if not path.name.lower().endswith(".json")] or tables
+def _shards(name: str, inside: Sequence[str], splits: Sequence[str]) -> list[str]:
+    """Return the names of the files in a folder that are one table, in order."""
+    seen = [each for each in inside if not each.startswith((".", "_"))]
+    tables = sorted((each for each in seen if kind_of(each)[0]), key=_natural)
+    # JSON next to shards holds what is known about them.
+    tables = [each for each in tables if not each.lower().endswith(".json")] or tables
     if not tables:
-        there = ", ".join(sorted(path.name for path in seen)[:5]) or "nothing"
+        there = ", ".join(sorted(seen)[:5]) or "nothing"
         raise ValueError(
             f"{name} is a directory without a table in it ({there}): give a file, or a folder of {FORMATS}."
         )
-    of_split: dict[str, list[Any]] = {}
-    for path in tables:
-        words = _SPLIT.findall(path.name.lower())
-        of_split.setdefault(_SPLIT_OF[words[-1]] if words else "", []).append(path)
-    # Where some names hold no split's word, the others may hold one by chance. To read all is then to read the whole
-    # folder; but to measure or to train on the whole folder might mix splits.
-    by_chance = "" in of_split
-    if len(of_split) > 1 and not (by_chance and not splits):
-        asked = "" if by_chance else next((each for each in splits if each in of_split), "")
-        if not asked:
-            parts = ", ".join(f"{each or 'none in the name'} ({paths[0].name})" for each, paths in of_split.items())
+    of_split: dict[str, list[str]] = {}
+    for each in tables:
+        words = _SPLIT.findall(each.lower())
+        of_split.setdefault(_SPLIT_OF[words[-1]] if words else "", []).append(each)
+    if splits and len(of_split) > 1:
+        asked = next((each for each in splits if each in of_split), "")
+        # Where some names have no split's word, the others may have one by chance.
+        if not asked or "" in of_split:
+            parts = ", ".join(f"{each or 'none in the name'} ({names[0]})" for each, names in of_split.items())
             raise ValueError(
                 f'{name} holds files of several splits, {parts}: give a pattern, such as "{name}/*train*".'
             )
         tables = of_split[asked]
-    kinds = sorted({File.of(Path(path.name)).kind for path in tables})
-    if len(kinds) > 1:
+    if len(kinds := sorted({kind_of(each)[0] for each in tables})) > 1:
         raise ValueError(f"{name} holds files of several kinds, {', '.join(kinds)}: give one file, or a pattern.")
     return tables
 
 
-def _natural(path: Any) -> list[tuple[int, str]]:
-    """A key by which 10 comes after 9."""
+def _natural(path: object) -> list[tuple[int, str]]:
+    """Return a key by which 10 comes after 9."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), part) if part.isdecimal() else (-1, part) for part in parts]

@@ -16,7 +16,7 @@ from ..reading.words import encode_words
 from .evaluator import TabulatedEvaluator
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
-_QUESTIONS = Schema("questions", tuple(Column(name, (), any_text) for name in _HEADER), option="", headed=True)
+_QUESTIONS = Schema("questions", tuple(Column(name, "", any_text) for name in _HEADER), option="", headed=True)
 _CHOICES = {name: index for names in ("1234", "ABCD") for index, name in enumerate(names)}
 
 

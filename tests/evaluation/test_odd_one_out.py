@@ -38,7 +38,7 @@ def test_reads_the_authors_format(answer, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("问题,选项1\n", r"questions\.csv, line 1 lacks 选项2, 选项3, 选项4, 答案 .* Call them so"),
+        ("问题,选项1\n", r"questions\.csv, line 1 lacks 选项2, 选项3, 选项4, 答案 .* Give the columns these names"),
         (
             HEADER + ROW.format("E"),
             r"questions\.csv, line 2 \(question 1\): the answer 'E' is neither 1 to 4 nor A to D",
