@@ -34,7 +34,7 @@ from st_reba.hub.push import saved_class
 from st_reba.hub.saved_files import check_saved
 from st_reba.modules import CausalModule, CausalTransformer, EndpointTransformer, LlamaCppTransformer
 from st_reba.modules.remote_states import RemoteStates
-from st_reba.recipes import Recipe, find
+from st_reba.recipes import Recipe
 from st_reba.recipes.lookup import in_language
 from st_reba.text.templates import PromptLanguage, language_of
 
@@ -136,7 +136,7 @@ def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, t
             f"ask in {LANGUAGES[asked]}. Leave --prompt-language out, or give a recipe that can, such as prompteol."
         )
     turned = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
-    if names := dict.fromkeys(find(row.unchanged or row.key).row.name for row in turned):
+    if names := dict.fromkeys(row.name for row in turned):
         asks = "asks" if len(names) == 1 else "ask"
         notes.say(
             f"The texts are in {LANGUAGES[texts]}, and so {asks} {', '.join(names)}; --prompt-language en keeps the "

@@ -22,7 +22,7 @@ import typer
 
 #: The name of the model with random weights that is made where there is no other.
 STAND_IN = "stand-in"
-#: Which recipes, filters, changes, templates and names of columns there are, as ``make tables`` writes it from where
+#: Which recipes, filters, templates and names of columns there are, as ``make tables`` writes it from where
 #: they are declared.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
@@ -111,7 +111,7 @@ def check_recipes(recipes: Iterable[str], model: str) -> None:
         # Nothing would be saved, and the recipes know what other packages have registered.
         return
     names = known_names()
-    known, parts = [*names.recipes, *names.changed], names.filters
+    known, parts = names.recipes, names.filters
     keys = {_any_number(key) for key in known}
     for recipe in separated(recipes):
         found = _KEY.fullmatch(recipe)
@@ -166,13 +166,11 @@ class KnownNames:
 
     Attributes:
         recipes: By key.
-        changed: Keys of recipes under a change.
         filters: What each does, by key.
         templates: Their names.
     """
 
     recipes: dict[str, KnownRecipe]
-    changed: list[str]
     filters: dict[str, str]
     templates: list[str]
 

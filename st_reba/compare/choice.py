@@ -43,8 +43,8 @@ CHOICE = "Choice of all"
 def with_candidates(recipe: Recipe, depth: int, prompts: Sequence[str] = ()) -> list[Recipe]:
     """A recipe as it is, and every other combination of layer, wording and shares.
 
-    What one has without a recipe stays as it is, and so does what the user asked for by its layer. A recipe under a
-    change is read at its own end alone, as each other layer would take a pass of its own.
+    What one has without a recipe stays as it is, and so does what the user asked for by its layer. A recipe whose last
+    layers attend both ways is read at its own end alone, as each other layer would take a pass of its own.
 
     Args:
         recipe: As it was asked for.
@@ -56,7 +56,7 @@ def with_candidates(recipe: Recipe, depth: int, prompts: Sequence[str] = ()) -> 
         ValueError: As :func:`wordings_of`.
     """
     row = recipe.row
-    if recipe.layer is not None or row.unchanged or row is CLASSICAL:
+    if recipe.layer is not None or "bidirectional_layers" in row.settings or row is CLASSICAL:
         return [recipe]
     layers: list[int | None] = [None]
     if reads_one_layer(row.module) or row.module is TopicModule:

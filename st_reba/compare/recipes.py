@@ -28,7 +28,6 @@ from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint
 from ..lm.run import StatesAt, at
 from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, TopicModule
-from ..modules.changes import EarlyExit
 from ..modules.moments import Moments
 from ..modules.partwise import checked_shares
 from ..modules.token_vectors import TokenVectors
@@ -159,7 +158,7 @@ class TopicPass(ModulePass):
         self.recipes, self.backbone = recipes, backbone
         self.modules = {reading(recipe): cast(TopicModule, recipe.build(backbone)) for recipe in recipes}
         for module in self.modules.values():
-            if not module.final_norm or not all(isinstance(change, EarlyExit) for change in module.changes):
+            if not module.final_norm or module.changes:
                 raise ValueError("What changes how a model reads is run in a pass of its own.")
         # The one that runs the most runs the others' layers, too.
         self.module = max(self.modules.values(), key=lambda module: depth(module.model))
@@ -214,11 +213,11 @@ def passes_of(backbone: CausalModule, recipes: Sequence[Recipe]) -> tuple[list[R
         weights = recipe.fit_texts if recipe.weighs_tokens else None
         group: tuple[str, Any] = ("module", (recipe.method, weights))
         several = weights is None and len(readings[recipe.row.key]) > 1
-        # A sweep has Echo's layers, too. A change is one of the model that ends after the layer: one pass gives one
-        # layer alone.
+        # A sweep has Echo's layers, too. Which layers attend both ways depends on where the model ends: one pass gives
+        # one layer alone.
         if sweeps and recipe.row.module is EchoModule and recipe.row.copies is not None and weights is None:
             group = ("sweep", ())
-        elif several and reads_one_layer(recipe.row.module) and not recipe.row.unchanged:
+        elif several and reads_one_layer(recipe.row.module) and "bidirectional_layers" not in recipe.row.settings:
             group = ("layers", recipe.row.key)
         elif several and recipe.row.module is TopicModule:
             group = ("topic", (recipe.row.key, recipe.wording, recipe.pooling))

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from ..modules import CausalModule, CausalTransformer, EchoModule
-from ..modules.changes import EarlyExit
 
 #: The names that all versions of ST read, and engines look for.
 _MODULES = "sentence_transformers.models"
@@ -75,7 +74,7 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     pooling = behind[0] if behind else None
     mode = getattr(pooling, "pooling_mode", "")
     mode = mode if isinstance(mode, str) else "+".join(mode)
-    others = [str(change) for change in module.changes if not isinstance(change, EarlyExit)]
+    others = [*map(str, module.changes)]
     literal = any(module._template.literals)
     prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
     refusals = [

@@ -118,7 +118,6 @@ class _OurCardData(BaseModelCardData):
         if self.model is None or module is None:
             return metadata
         prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
-        added = [change.cost for change in getattr(module, "changes", ()) if change not in module.own_changes]
         # Settings as they are saved: one that is not saved, because it is at its default, is not shown.
         shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
@@ -126,7 +125,7 @@ class _OurCardData(BaseModelCardData):
             **self._evaluation(),
             "method": module.method,
             "equation": module.equation,
-            "cost": " ".join(filter(None, [module.cost, *added])),
+            "cost": module.cost,
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             # Another package's class is made known by importing that package, which imports st_reba.

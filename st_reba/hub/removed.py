@@ -13,7 +13,7 @@ CLASSES = (
     "RerankModule",
 )
 #: Settings of the modules that stay, each with its default in 0.8.
-SETTINGS: dict[str, Any] = {"chunk_length": None, "readout": "layer", "without_sink": False}
+SETTINGS: dict[str, Any] = {"chunk_length": None, "readout": "layer", "without_sink": False, "changes": []}
 
 _ADVICE = "removed in 1.0: load it with st_reba 0.8."
 

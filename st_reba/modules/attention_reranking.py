@@ -22,7 +22,6 @@ from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import around_slots
 from ..text.tokens import special_tokens, tokenized
 from .causal_module import CausalModule
-from .changes import Change, EarlyExit
 from .checkpoints import SafeTransformer
 
 QUERY, DOCUMENTS = "{query}", "{documents}"
@@ -130,7 +129,6 @@ class AttentionRerankModule(CausalModule):
         "Re-Rankers. arXiv:2410.02642, 2024."
     )
     cost = "One pass over all documents of a query, and two over the query, through the layers up to the last chosen."
-    unfit_changes = {EarlyExit: "", Change: "documents are read as the model reads them, and kept"}
 
     def __init__(
         self,
@@ -168,9 +166,9 @@ class AttentionRerankModule(CausalModule):
                 "values. Use another architecture, such as Llama, Qwen, Mistral or Gemma."
             )
 
-    def _made(self, wanted: Sequence[Change], usual: float | None) -> tuple[Change, ...]:
+    def _shorten(self, output_layer: int | None, usual: float | None) -> None:
         """Besides, the layers are found, and the model ends behind the last of them."""
-        depth = backbone.depth(self.model)
+        depth = self.whole_depth
         count = self.model.config.get_text_config(decoder=True).num_attention_heads
         if self.heads is not None:
             if wrong := [pair for pair in self.heads if not (0 <= pair[0] < depth and 0 <= pair[1] < count)]:
@@ -185,7 +183,7 @@ class AttentionRerankModule(CausalModule):
             found = {*setup.resolve_layers(self.layers, self.model, range(depth))}
         # As numbers, which mean the same in what is saved, the shorter model.
         self.layers = self._watched = sorted(found)
-        return super()._made(wanted, self._watched[-1] + 1)
+        super()._shorten(self._watched[-1] + 1, None)
 
     def on_model_ready(self, model: Any) -> None:
         """Called by ST when the pipeline is complete.

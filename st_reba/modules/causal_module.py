@@ -10,9 +10,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -32,8 +30,8 @@ from ..text.templates import PoolOver as PoolOver
 from ..text.templates import Rows as Rows
 from ..text.templates import preset as preset_of
 from ..text.tokens import Tokens, special_tokens, tokenized
-from .changes import AttendBothWays, Change, EarlyExit, Prepend, combined
-from .checkpoints import ON_THE_HUB, SafeTransformer, backbone_of, modes_of
+from .changes import AttendBothWays, Change, Prepend
+from .checkpoints import SafeTransformer, modes_of
 from .remote_states import RemoteStates
 from .token_vectors import ONE_BY_ONE, TokenVectors, in_parts, joined, last_of, last_position, picked, without_empty
 
@@ -130,13 +128,11 @@ class CausalModule(SafeTransformer):
         chat: What is read of a conversation, a list of ``{"role": ..., "content": ...}``, which the tokenizer's chat
             template writes. ``"turn"``: its last message is the text, and what the template writes before that stands
             there, is seen and is not pooled. ``"conversation"``: all of it is the text.
-        changes: What is changed while the model reads, besides what is named here: a list of
-            :mod:`st_reba.modules.changes`, such as ``[Reroute()]``, each kind once.
         **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
 
     Raises:
         ValueError: If the model is not causal, or its checkpoint lacks weights, or ``template`` does not fit into its
-            positions, or it cannot be changed as ``changes`` or ``bidirectional_layers`` say, or it cannot stop after
+            positions, or it cannot be changed as ``bidirectional_layers`` says, or it cannot stop after
             ``output_layer``, or before its final norm.
     """
 
@@ -148,7 +144,7 @@ class CausalModule(SafeTransformer):
     citation: ClassVar[str] = ""
 
     #: What is saved of a module, besides what ST saves of it.
-    config_keys = [*SafeTransformer.config_keys, *(setting.name for setting in _SAVED), "output_layer", "changes"]
+    config_keys = [*SafeTransformer.config_keys, *(setting.name for setting in _SAVED), "output_layer"]
 
     #: Whether the method places the same token ids of a text in several places, so that only pieces will do.
     repeats_text: bool = False
@@ -162,13 +158,9 @@ class CausalModule(SafeTransformer):
     #: Modes of ST's ``Pooling`` behind which the method is not itself, and what to use instead, in a sentence.
     unfit_poolings: Mapping[str, str] = {}
 
-    #: What the method's own settings change, which is saved by these settings, and not under ``changes``. A method sets
-    #: it with its settings; then, these are the changes as they are made to the backbone.
-    own_changes: Sequence[Change] = ()
-
-    #: Changes that the method does not go together with, and why; the first class that a change is of counts. Empty: it
-    #: does.
-    unfit_changes: Mapping[type[Change], str] = {}
+    #: What the method changes while the model reads: set with the method's settings, before this class's constructor,
+    #: and then as it is made to the backbone.
+    changes: Sequence[Change] = ()
 
     #: How much each part of a vector counts where :class:`st_reba.PartwiseWhitening` or
     #: :class:`st_reba.StandardizedSum` stands behind; one: it is whole.
@@ -201,7 +193,6 @@ class CausalModule(SafeTransformer):
         deterministic: bool = False,
         prefix_caching: bool = True,
         chat: Chat = "turn",
-        changes: Sequence[Change | Mapping[str, Any]] = (),
         **transformer_kwargs: Any,
     ) -> None:
         self._template = self._parsed(template)
@@ -223,27 +214,21 @@ class CausalModule(SafeTransformer):
                 f'tokenization="whole": {type(self).__name__} places the same tokens of a text in several places, so '
                 'they are tokenised on their own; use "pieces", or leave it out.'
             )
-        own = [*self.own_changes]
-        if BIDIRECTIONAL_LAYERS.check(bidirectional_layers):
-            own.append(AttendBothWays(bidirectional_layers))
-        if output_layer is not None:
-            own.append(EarlyExit(output_layer))
-        #: What is changed while the model reads.
-        self.changes = combined(type(self).__name__, own, changes, self._unfit)
+        self.bidirectional_layers = BIDIRECTIONAL_LAYERS.check(bidirectional_layers)
+        if bidirectional_layers:
+            self.changes = [AttendBothWays(bidirectional_layers), *self.changes]
         # Refused here, before anything is loaded, where a template has a slot that nothing fills.
         self._templates_with_slots()
         super().__init__(model_name_or_path, **transformer_kwargs)
         if hasattr(self.model.config, "use_cache"):
             self.model.config.use_cache = False
-        self.changes = self._made(self.changes, preset.output_layer)
+        #: Layers of the whole model; those above the output layer are not run.
+        self.whole_depth = backbone.depth(self.model)
+        self._shorten(output_layer, preset.output_layer)
+        self.changes = [change.on(self.model, self.whole_depth) for change in self.changes]
         self._warned_empty = False
-        kinds = (AttendBothWays, EarlyExit, *map(type, self.own_changes))
-        self.own_changes = tuple(change for change in self.changes if isinstance(change, kinds))
-        self.bidirectional_layers = sum(
-            change.bidirectional_layers for change in self.changes if isinstance(change, AttendBothWays)
-        )
         # Who reads, for a refusal.
-        said = ", ".join(str(change) for change in self.changes if not isinstance(change, EarlyExit))
+        said = ", ".join(map(str, self.changes))
         self._reader = f"{type(self).__name__} with {said}" if said else type(self).__name__
         # Refused here, and not at the first text, where template and changes leave no room for one.
         self._room()
@@ -262,24 +247,15 @@ class CausalModule(SafeTransformer):
             )
         return parsed
 
-    def _unfit(self, change: Change) -> str | None:
-        """Why the method does not go together with a change, in a sentence; None where it does."""
-        why = next((why for kind, why in self.unfit_changes.items() if isinstance(change, kind)), "")
-        return f"{type(self).__name__} with {change}: {why}. Leave the change out." if why else None
-
-    def _made(self, wanted: Sequence[Change], usual: float | None) -> tuple[Change, ...]:
-        """The changes as they are on the backbone, which is set up for them, and ends where they say or as usual."""
-        #: Layers of the whole model; those above the output layer are not run.
-        self.whole_depth = depth = backbone.depth(self.model)
+    def _shorten(self, output_layer: int | None, usual: float | None) -> None:
+        """End the model after a layer, or else as usual, and set it up."""
+        depth = self.whole_depth
         if isinstance(self.model, RemoteStates):
-            self.model.check_changes([change for change in wanted if not isinstance(change, EarlyExit)])
-        exits = [change for change in wanted if isinstance(change, EarlyExit)]
-        if not exits and usual is not None:
+            self.model.check_changes(self.changes)
+        if output_layer is None and usual is not None:
             # A share of the layers, or a layer from the top; below the first, the first.
-            layer = max(1, round(usual * depth)) if isinstance(usual, float) else max(usual, -depth)
-            exits = [EarlyExit(layer)]
-        exits = [leaving.on(self.model, depth) for leaving in exits]
-        self.output_layer = exits[0].output_layer if exits else None
+            output_layer = max(1, round(usual * depth)) if isinstance(usual, float) else max(usual, -depth)
+        self.output_layer = None if output_layer is None else backbone.resolve_layer(self.model, output_layer)
         if self.output_layer is not None:
             self.model = anatomy.shortened(self.model, self.output_layer)
         # Of layers that are left out, none is needed.
@@ -288,36 +264,27 @@ class CausalModule(SafeTransformer):
             # Refused here where it is not found.
             anatomy.final_norm(self.model)
         setup.prepare(self.model)
-        return (*exits, *(change.on(self.model, depth) for change in wanted if not isinstance(change, EarlyExit)))
 
     def change(self, kind: type[_Change]) -> _Change:
         """The change of this kind, which the module makes, with the settings that it has on this model."""
         return next(change for change in self.changes if isinstance(change, kind))
 
     def _templates_with_slots(self) -> list[Template]:
-        """The method's own, and those of the changes' companions behind them, with what the changes need in them.
+        """The method's own, and those of the changes' companions behind them.
 
         Raises:
             ValueError: If one has a slot that no change fills.
         """
         companions = [change.companion for change in self.changes if change.companion is not None]
         prepends = any(isinstance(change, Prepend) for change in self.changes)
-        found = []
-        for template in (*self.layouts(), *companions):
+        found = [*self.layouts(), *companions]
+        for template in found:
             if PREPEND in str(template) and not prepends:
                 raise ValueError(
-                    f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: give "
-                    f"changes=[Prepend()], or leave {PREPEND} out."
+                    f"The template {str(template)!r} has {PREPEND}, and nothing is prepended: use "
+                    f"TokenPrependingModule, or leave {PREPEND} out."
                 )
-            for change in self.changes:
-                template = change.laid_out(template)
-            found.append(template)
         return found
-
-    @property
-    def reuses_states(self) -> bool:
-        """Whether the states of what stands before a token are the same whatever follows, so that they can be kept."""
-        return not any(change.looks_ahead or change.replaces == "masks" for change in self.changes)
 
     @property
     def reads_behind_prefixes(self) -> bool:
@@ -545,7 +512,7 @@ class CausalModule(SafeTransformer):
         Args:
             layout: B texts.
             inputs: Makes what the backbone is given, in the pass, in place of the layout's ``input_ids``.
-            change: What is changed besides the module's own ``changes``.
+            change: What is changed besides the module's ``changes``.
             observe: Looks on at attention.
             is_companion: Whether the layout is that of a change's companion: changes that have one are then not made.
             **kwargs: For the backbone's forward.
@@ -572,7 +539,7 @@ class CausalModule(SafeTransformer):
         )
 
     def _seen(self, change: Change, layout: Layout, **kwargs: Any) -> Tensor:
-        """What a change sees of the texts in a layout of their own, for each row of the method's."""
+        """What a change sees of the texts in a layout of their own."""
         companion, prefixes = self.behind_prefixes(layout.companions[change.key], 1, **kwargs)
         found = []
         size = 1 if self.deterministic else CausalModule._part_size(self, companion)
@@ -582,7 +549,7 @@ class CausalModule(SafeTransformer):
             with contextlib.suppress(Halt), behind(prefixes, rows):
                 self.run(part, change=[observer.as_change()], is_companion=True, **kwargs)
             found += observer.states()
-        return torch.cat(found).repeat_interleave(self.rows_per_text, dim=0)
+        return torch.cat(found)
 
     def behind_prefixes(self, layout: Layout, count: int, **kwargs: Any) -> tuple[Layout, Prefixes | None]:
         """A layout of ``count`` rows a text without what stands before all texts, and that; or the whole of it."""
@@ -724,40 +691,18 @@ class CausalModule(SafeTransformer):
     # On disk
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
-        """Load a saved module, as ST's ``Transformer.load`` does.
-
-        Args:
-            model_name_or_path: A directory or a Hub id.
-            subfolder: Where in it the module lies: ``path`` in its modules.json. May be left out for a directory.
-            *args: As for ST's ``Transformer.load``.
-            **kwargs: As for ST's ``Transformer.load``.
-
-        Raises:
-            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
-                has, a change is none that is registered, or weights are missing.
-        """
-        module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        where = {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
-        place = model_name_or_path if subfolder else backbone_of(model_name_or_path)
-        find = partial(cls.load_file_path, place, subfolder=subfolder, **where)
-        module.changes = tuple(change.loaded(find, cls.__name__) for change in module.changes)
-        return module
-
-    @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The settings that were saved. What version 0.1 did not write is as it was then."""
         config = super().load_config(*args, **kwargs)
         return {"tokenization": "pieces", **config} if "pool_over" in config else config
 
     def get_config_dict(self) -> dict[str, Any]:
-        config = {key: value for key, value in super().get_config_dict().items() if key != "changes"}
+        config: dict[str, Any] = super().get_config_dict()
         # Settings that came later are written only where they are not what every model had before.
         for name, usual in ((PREFIX_CACHING.name, True), (CHAT.name, "turn")):
             if config.get(name) == usual:
                 del config[name]
-        added = [change.settings() for change in self.changes if change not in self.own_changes]
-        return {**config, "changes": added} if added else config
+        return config
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and note in ST's own configuration that st_reba is needed to load.
@@ -767,5 +712,3 @@ class CausalModule(SafeTransformer):
         """
         backbone.check_it_can_be_saved(self.model)
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
-        for change in self.changes:
-            change.save(Path(output_path))

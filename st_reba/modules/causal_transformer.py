@@ -11,7 +11,6 @@ from ..hub.saved_files import check_inside
 from ..lm import backbone
 from ..text.layout import Layout
 from .causal_module import CausalModule
-from .changes import AttendBothWays, Change, EarlyExit
 from .checkpoints import ON_THE_HUB, backbone_of
 
 
@@ -67,8 +66,6 @@ class InputEmbeddings(CausalTransformer):
 
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
-    # Version 0.1 let the first two stand, without effect.
-    unfit_changes = {AttendBothWays: "", EarlyExit: "", Change: "it runs no layer, so nothing in one can be changed"}
     cost = "One look-up per token: next to nothing beside the classical embedding."
 
     @property

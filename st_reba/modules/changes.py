@@ -1,15 +1,13 @@
-"""What can be changed while a language model reads: small frozen objects, which any module takes and saves."""
+"""What methods change while a language model reads: small frozen objects."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,16 +15,12 @@ from ..lm import backbone
 from ..lm.anatomy import embedding_scale, layer_paths, output_projections
 from ..lm.attention.changes import Bidirectional, FirstKey, HiddenFirst
 from ..lm.attention.setup import require_interface
-from ..lm.backbone import for_summing, resolve_layer
+from ..lm.backbone import for_summing
 from ..lm.run import Hook, PassChange, StatesAt, at, put
 from ..settings import Setting, optional, whole
 from ..text.layout import PREPENDED, Layout
-from ..text.templates import PREPEND, USUAL_CONTRAST, Contrast, Template
-from .stored import check_magnitudes
+from ..text.templates import USUAL_CONTRAST, Contrast, Template
 
-BIDIRECTIONAL_LAYERS = whole(
-    "bidirectional_layers", 1, says="give the number of last layers that attend both ways, 1 or more."
-)
 TURNED_LAYERS: Setting[int | None] = optional(
     whole("bidirectional_layers", 1, says="give the number of last layers, 1 or more, or None for half of them.")
 )
@@ -54,37 +48,28 @@ SCALE: Setting[Scale] = Setting(
 #: The question whose answer a text's embedding shall not be.
 IRRELEVANT = 'The irrelevant information of this sentence : "{text}" means in one word:"'
 
-_Kind = TypeVar("_Kind", bound="type[Change]")
-
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is done to a language model while it reads, beside what the method does.
+    """Something that a method does to a language model while it reads.
 
-    A subclass is a frozen dataclass whose fields are its settings, of values that JSON has; they are checked when it
-    is made, as far as that can be done without a model. Where a module has an argument for a change of its own, the
-    setting bears that name. A field that is not compared (``field(default=..., compare=False, repr=False)``) is no
-    setting: it has what :meth:`on` found out about a model.
+    A subclass is a frozen dataclass whose fields are settings of its method; they are checked when it is made, as far
+    as that can be done without a model. A field that is not compared (``field(default=..., compare=False,
+    repr=False)``) is no setting: it has what :meth:`on` found out about a model.
     """
 
-    #: The name that a saved model knows it by.
+    #: Name of the features that a companion's layout has.
     key: ClassVar[str]
-
-    #: Whether the state of a token then depends on tokens that stand behind it.
-    looks_ahead: ClassVar[bool] = True
 
     #: Whether nothing is changed before a text, so that what stands there is as it would be without the change.
     spares_prefixes: ClassVar[bool] = False
-
-    #: What a layer has one of, and this puts another in place of: the masks, or the key before all others.
-    replaces: ClassVar[Literal["masks", "first key"] | None] = None
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         """The change as it is made to one model, which is set up for it.
 
         Args:
-            model: The model, which ends where an early exit says.
-            depth: The layers that it has without one.
+            model: The model, which ends where ``output_layer`` says.
+            depth: The layers of the whole model.
 
         Returns:
             A copy with the settings that it has for this model, in place of None and negative numbers.
@@ -92,23 +77,14 @@ class Change:
         Raises:
             ValueError: If a setting is out of the model's range, or the change cannot be made to the model.
         """
-        return self
+        raise NotImplementedError
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         """What it does in one pass over a layout of B texts, to the model that it is on or to a copy of that.
 
         ``layout.seen`` has what was seen of the change's companion, if it has one.
         """
-        return PassChange()
-
-    def laid_out(self, template: Template) -> Template:
-        """The template of a text that is read with it."""
-        return template
-
-    @property
-    def cost(self) -> str:
-        """What it costs beside the method, in a sentence; empty: next to nothing."""
-        return ""
+        raise NotImplementedError
 
     @property
     def companion(self) -> Template | None:
@@ -119,113 +95,11 @@ class Change:
         """What looks on at one module when the change's companion is read, under all changes that have none."""
         raise NotImplementedError
 
-    def save(self, directory: Path) -> None:
-        """Write what it has found that its settings do not say; most write nothing."""
-
-    def loaded(self, find: Callable[[str], str | None], module: str) -> Self:
-        """The same with what :meth:`save` wrote.
-
-        Args:
-            find: From a file's name to its path, or None where the model has no such file.
-            module: The class of the module that loads it, for a refusal.
-
-        Raises:
-            ValueError: If what was written is of another model.
-        """
-        return self
-
-    def settings(self) -> dict[str, Any]:
-        """As a saved model has it."""
-        values = {name: getattr(self, name) for name in _setting_names(type(self))}
-        return {"key": self.key, **{name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}}
-
     def __str__(self) -> str:
         """Its settings, as one would type them."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in _setting_names(type(self)))
+        return ", ".join(f"{own.name}={getattr(self, own.name)!r}" for own in fields(self) if own.compare)
 
 
-def _setting_names(kind: type[Change]) -> list[str]:
-    return [field.name for field in fields(kind) if field.compare]
-
-
-_registered: dict[str, type[Change]] = {}
-
-
-def register(kind: _Kind) -> _Kind:
-    """Let saved models name a change: a decorator of its class.
-
-    Raises:
-        ValueError: If another change has its key.
-    """
-    known = _registered.setdefault(kind.key, kind)
-    if known is not kind:
-        raise ValueError(
-            f"{kind.__name__} has the key {kind.key!r}, which is that of {known.__name__}: give it another."
-        )
-    return kind
-
-
-def from_settings(settings: Mapping[str, Any]) -> Change:
-    """A change as a saved model has it: see :meth:`Change.settings`.
-
-    Raises:
-        ValueError: If no change of its key is registered, or it has no such settings.
-    """
-    key = settings.get("key")
-    kind = _registered.get(key) if isinstance(key, str) else None
-    if kind is None:
-        raise ValueError(
-            f"changes: {key!r} is not the key of a change that is registered; these are {sorted(_registered)}. Import "
-            "the package that it is from, which calls st_reba.modules.changes.register, before the model is loaded."
-        )
-    known = _setting_names(kind)
-    if unknown := sorted(settings.keys() - {"key", *known}):
-        raise ValueError(f"changes: {key!r} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
-    return kind(**{name: settings[name] for name in known if name in settings})
-
-
-def combined(
-    reader: str,
-    own: Iterable[Change],
-    given: Sequence[Change | Mapping[str, Any]],
-    unfit: Callable[[Change], str | None],
-) -> tuple[Change, ...]:
-    """The changes that a module makes, in no order of theirs: the one place where what does not go together is refused.
-
-    Args:
-        reader: The module's class.
-        own: Those of its own arguments.
-        given: Those of ``changes``; also as a saved model has them.
-        unfit: Why the module does not take a change, in a sentence; None where it does.
-
-    Raises:
-        ValueError: If one is none, or not for this module, or there are two of a kind.
-    """
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
-        raise ValueError(f"changes={given!r}: give a list of changes, such as [Reroute()].")
-    found: list[Change] = []
-    for change in (*own, *given):
-        change = from_settings(change) if isinstance(change, Mapping) else change
-        if not isinstance(change, Change):
-            raise ValueError(f"changes has {change!r}: give changes, such as AttendBothWays(), Reroute() or Prepend().")
-        if reason := unfit(change):
-            raise ValueError(reason)
-        for other in found:
-            if isinstance(change, type(other)) or isinstance(other, type(change)):
-                raise ValueError(
-                    f"{reader} is given the change {change.key!r} with {change}, and makes it already, with {other}. "
-                    "Leave one of the two out."
-                )
-            if change.replaces is not None and change.replaces == other.replaces:
-                raise ValueError(
-                    f"{reader} is given the changes {other.key!r} and {change.key!r}: both replace the "
-                    f"{change.replaces} of a layer, which has one. Leave one of the two out."
-                )
-        found.append(change)
-    return tuple(sorted(found, key=lambda change: change.key))
-
-
-@register
 @dataclass(frozen=True)
 class AttendBothWays(Change):
     """The last layers attend to later tokens too, as in BeLLM; padding stays hidden.
@@ -234,13 +108,8 @@ class AttendBothWays(Change):
         bidirectional_layers: How many, 1 or more.
     """
 
-    bidirectional_layers: int = 1
+    bidirectional_layers: int
     layers: Collection[int] = field(default=(), compare=False, repr=False)
-    key: ClassVar[str] = "attend-both-ways"
-    replaces: ClassVar[Literal["masks"]] = "masks"
-
-    def __post_init__(self) -> None:
-        BIDIRECTIONAL_LAYERS.check(self.bidirectional_layers)
 
     def on(self, model: PreTrainedModel, depth: int) -> Self:
         count, run, name = self.bidirectional_layers, backbone.depth(model), type(model).__name__
@@ -257,7 +126,6 @@ class AttendBothWays(Change):
         return PassChange(masking=Bidirectional(self.layers, real, padded))
 
 
-@register
 @dataclass(frozen=True)
 class NoSink(Change):
     """The last layers attend both ways, and in some layers no other token attends to the first one.
@@ -271,8 +139,6 @@ class NoSink(Change):
     layers: Sequence[int] | None = None
     bidirectional_layers: int | None = None
     both_ways: AttendBothWays | None = field(default=None, compare=False, repr=False)
-    key: ClassVar[str] = "no-sink"
-    replaces: ClassVar[Literal["masks"]] = "masks"
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, Sequence) and not isinstance(self.layers, str):
@@ -294,27 +160,6 @@ class NoSink(Change):
         return replace(both_ways, hiding=HiddenFirst(cast("tuple[int, ...]", self.layers)))
 
 
-@register
-@dataclass(frozen=True)
-class EarlyExit(Change):
-    """The layers above one of them are not run, and not saved; the final norm is.
-
-    A module makes it first of all: what other changes say about layers is about those that are run.
-
-    Attributes:
-        output_layer: After which layer to stop, counted from 1, or from the top if negative (-2: the last but one).
-    """
-
-    output_layer: int
-    key: ClassVar[str] = "early-exit"
-    looks_ahead: ClassVar[bool] = False
-    spares_prefixes: ClassVar[bool] = True
-
-    def on(self, model: PreTrainedModel, depth: int) -> Self:
-        return replace(self, output_layer=resolve_layer(model, self.output_layer))
-
-
-@register
 @dataclass(frozen=True)
 class Prepend(Change):
     r"""A slot before the text takes, in the first layers, the state that the layout's last token had a layer below.
@@ -336,9 +181,7 @@ class Prepend(Change):
     initial_state: Tensor | None = field(default=None, compare=False, repr=False)
     #: What the architecture multiplies its input embeddings with.
     embedding_scale: float = field(default=1.0, compare=False, repr=False)
-    key: ClassVar[str] = "prepend"
     spares_prefixes: ClassVar[bool] = True
-    FILE: ClassVar[str] = "token_prepending.safetensors"
 
     def __post_init__(self) -> None:
         SEED.check(self.seed)
@@ -358,10 +201,6 @@ class Prepend(Change):
         width = cast(Tensor, embeddings.weight).shape[1]
         drawn = torch.randn(width, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
         return replace(self, prepend_layers=layers, initial_state=drawn, embedding_scale=scale)
-
-    def laid_out(self, template: Template) -> Template:
-        before, *others = template.literals
-        return template if PREPEND in before else replace(template, literals=(before + PREPEND, *others))
 
     def effect(self, model: PreTrainedModel, layout: Layout) -> PassChange:
         vector = cast(Tensor, self.initial_state) * self.embedding_scale
@@ -383,28 +222,7 @@ class Prepend(Change):
         hooks = {model.get_input_embeddings(): Hook(after=enter), **dict.fromkeys(layers, Hook(before=renew))}
         return PassChange(hooks=hooks)
 
-    def save(self, directory: Path) -> None:
-        """Write the vector."""
-        state = cast(Tensor, self.initial_state).detach().cpu().contiguous()
-        save_file({"initial_state": state}, str(directory / self.FILE), metadata={"format": "pt"})
 
-    def loaded(self, find: Callable[[str], str | None], module: str) -> Self:
-        """The same with the vector that was saved, if it was."""
-        path = find(self.FILE)
-        if path is None:
-            return self
-        state, own = load_file(path).get("initial_state"), cast(Tensor, self.initial_state)
-        if state is None or state.shape != own.shape:
-            what = "nothing" if state is None else f"a tensor of shape {tuple(state.shape)}"
-            raise ValueError(
-                f'{path} has {what} under "initial_state", and the model\'s input embeddings have {len(own)} values. '
-                "They are of two models; save the model again."
-            )
-        check_magnitudes({"initial_state": state}, module)
-        return replace(self, initial_state=state)
-
-
-@register
 @dataclass(frozen=True)
 class Reroute(Change):
     r"""In some layers, the key and value of the layout's last token stand before all others, for every token to see.
@@ -421,8 +239,6 @@ class Reroute(Change):
 
     layers: Sequence[int] | None = None
     prefix_bias: float = 0.0
-    key: ClassVar[str] = "reroute"
-    replaces: ClassVar[Literal["first key"]] = "first key"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefix_bias", float(PREFIX_BIAS.check(self.prefix_bias)))
@@ -467,7 +283,6 @@ def middle_third(depth: int) -> range:
     return range(depth // 3, depth - depth // 3)
 
 
-@register
 @dataclass(frozen=True)
 class Steer(Change):
     r"""In the attention of one layer, the layout's last token hands on its difference to that of another prompt.
@@ -492,7 +307,6 @@ class Steer(Change):
     #: The path of the output projection. An adapter may have taken the module's place when the model runs.
     projection: str = field(default="", compare=False, repr=False)
     key: ClassVar[str] = "steer"
-    looks_ahead: ClassVar[bool] = False
     spares_prefixes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -519,10 +333,6 @@ class Steer(Change):
                 f"{list(projections)}."
             )
         return replace(self, contrast_layer=layer, projection=projections[layer])
-
-    @property
-    def cost(self) -> str:
-        return f"Before it, one pass over the first {cast(int, self.contrast_layer) + 1} layers, under another prompt."
 
     @property
     def companion(self) -> Template:

@@ -79,7 +79,7 @@ class ContrastivePromptingModule(CausalModule):
         known = preset(template)
         contrast = known.contrast or USUAL_CONTRAST
         layer = contrast if contrast_layer is None else contrast_layer
-        self.own_changes = [Steer(layer, contrast.scale if scale is None else scale, auxiliary_template)]
+        self.changes = [Steer(layer, contrast.scale if scale is None else scale, auxiliary_template)]
         super().__init__(
             model_name_or_path,
             template=template,

@@ -76,7 +76,7 @@ class KVReroutingModule(CausalTransformer):
         rows: Rows | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        self.own_changes = [Reroute(layers, prefix_bias)]
+        self.changes = [Reroute(layers, prefix_bias)]
         self.hybrid = HYBRID.check(hybrid)
         if hybrid and rows == "last":
             raise ValueError(

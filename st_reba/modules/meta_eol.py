@@ -93,8 +93,7 @@ class MetaEOLModule(CausalModule):
         return self._templates
 
     def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
-        layouts, count = super()._lay_out(texts, prompt, asked_length), len(self.templates)
-        return [Layout.interleaved(layouts[:count]), *layouts[count:]]
+        return [Layout.interleaved(super()._lay_out(texts, prompt, asked_length))]
 
     def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
         """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).

@@ -50,7 +50,7 @@ class NoSinkModule(CausalTransformer):
         bidirectional_layers: int | None = None,
         **settings: Any,
     ) -> None:
-        self.own_changes = [NoSink(layers, bidirectional_layers)]
+        self.changes = [NoSink(layers, bidirectional_layers)]
         super().__init__(model_name_or_path, **settings)
         made = self.change(NoSink)
         self.layers = [*cast("tuple[int, ...]", made.layers)]

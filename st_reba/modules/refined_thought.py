@@ -103,7 +103,7 @@ class RefinedThoughtModule(CausalModule):
             return
         self._last_layer = watched_last_layer(self.model, "iterations=1")
         # Where tokens see what follows, the text's own states change with the memory.
-        if self.reuses_states:
+        if not self.bidirectional_layers:
             self._reuses_cache = make_cacheable(self.model)
             if not self._reuses_cache:
                 warnings.warn(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Preset
 from .causal_module import CausalModule, PoolOver, Rows
 from .changes import Prepend
+from .checkpoints import ON_THE_HUB, backbone_of
+from .stored import check_magnitudes
 
 
 def stopping_early(known: Preset) -> Preset:
@@ -63,6 +67,8 @@ class TokenPrependingModule(CausalModule):
         "Yuchen Fu, Zifeng Cheng, Zhiwei Jiang, Zhonghui Wang, Yafeng Yin, Zhengliang Li, Qing Gu: Token Prepending: A "
         "Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs. ACL 2025."
     )
+    #: Name of the file that the vector is saved in.
+    FILE: ClassVar[str] = "token_prepending.safetensors"
     cost = "One pass over the text, up to the output layer: no more than the classical embedding."
 
     def __init__(
@@ -84,7 +90,7 @@ class TokenPrependingModule(CausalModule):
                 "stands."
             )
         self.seed = seed
-        self.own_changes = [Prepend(prepend_layers, seed)]
+        self.changes = [Prepend(prepend_layers, seed)]
         super().__init__(
             model_name_or_path,
             template=parsed,
@@ -99,3 +105,32 @@ class TokenPrependingModule(CausalModule):
     def initial_state(self) -> Tensor:
         """(E,): what enters the slot, before the architecture scales it or adds positions; saved with the model."""
         return cast(Tensor, self.change(Prepend).initial_state)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        """Load a saved module, as :class:`CausalModule` does, with the vector that was saved.
+
+        Raises:
+            ValueError: As for any module, or if the vector is of another model.
+        """
+        module = super().load(model_name_or_path, subfolder, *args, **kwargs)
+        where = {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
+        place = model_name_or_path if subfolder else backbone_of(model_name_or_path)
+        path = cls.load_file_path(place, cls.FILE, subfolder=subfolder, **where)
+        if path is None:
+            return module
+        state, own = load_file(path).get("initial_state"), module.initial_state
+        if state is None or state.shape != own.shape:
+            what = "nothing" if state is None else f"a tensor of shape {tuple(state.shape)}"
+            raise ValueError(
+                f'{path} has {what} under "initial_state", and the model\'s input embeddings have {len(own)} values. '
+                "They are of two models; save the model again."
+            )
+        check_magnitudes({"initial_state": state}, cls.__name__)
+        own.copy_(state)
+        return module
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        super().save(output_path, *args, **kwargs)
+        state = self.initial_state.detach().cpu().contiguous()
+        save_file({"initial_state": state}, str(Path(output_path) / self.FILE), metadata={"format": "pt"})

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
-from itertools import chain
 from typing import Any, TypeVar
 
 from sentence_transformers.base.modules import Module
@@ -38,16 +37,6 @@ def every_row(repetitions: int = 3) -> list[Row]:
     repeated = [row for copies in range(2, repetitions + 1) for row in rows.repeated(copies)]
     every = [*rows.FIRST, *repeated, *rows.OTHERS, *_registered]
     return [row for row in every if row.repetitions <= repetitions]
-
-
-def changed(row: Row) -> list[Row]:
-    """A row under each change that makes another recipe of it; where such a recipe is listed, its listed row.
-
-    What does not go together is refused when it is built: see :func:`st_reba.modules.changes.combined`.
-    """
-    listed = [other for other in every_row() if other.unchanged == row.key]
-    made = [own for change in rows.CHANGES.values() if (own := change.row(row)).own_poolings]
-    return [next((other for other in listed if other.settings == own.settings), own) for own in made]
 
 
 def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
@@ -112,8 +101,7 @@ def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Rec
     """
     found: list[Recipe] = []
     for recipe in recipes:
-        plain = recipe.row.unchanged or recipe.row.key
-        in_chinese = _by_key().get(f"{plain}-zh{recipe.row.key.removeprefix(plain)}")
+        in_chinese = _by_key().get(f"{recipe.row.key}-zh")
         found.append(replace(recipe, row=in_chinese) if in_chinese and language == "zh" else recipe)
     return list({recipe.result: recipe for recipe in found}.values())
 
@@ -123,7 +111,7 @@ def find(name: str) -> Recipe:
 
     Args:
         name: As tables show it, such as ``"ReBA-2"`` or ``"Classical, whitened"``; or its key: ``"reba-2"``, to be read
-            after a layer ``"reba-2@12"``, under a change ``"reba-2-prepended"``, and with what stands around the
+            after a layer ``"reba-2@12"``, and with what stands around the
             pooling ``"classical+whitened"``.
 
     Raises:
@@ -161,10 +149,9 @@ def _known(name: str) -> Recipe | None:
 @cache
 def _by_key() -> dict[str, Row]:
     listed = {row.key: row for row in every_row(_MOST_COPIES)}
-    plain = [row.in_chinese() for row in listed.values() if row.chinese and not row.unchanged]
+    plain = [row.in_chinese() for row in listed.values() if row.chinese]
     every = [*listed.values(), *(row for row in plain if row.key not in listed)]
-    under_changes = chain(*(changed(row) for row in every if row.searched))
-    return {row.key: row for row in [*every, *under_changes, rows.BAG]}
+    return {row.key: row for row in [*every, rows.BAG]}
 
 
 @cache

@@ -142,7 +142,6 @@ class Row:
         poolings: Keys of :data:`POOLINGS` that make sense for it, the usual one first.
         compared: When ``compare`` runs it: never but by its key, or with ``--recipes all``.
         tried: The poolings under which it is among the few that ``compare`` runs by default.
-        searched: Whether a search tries it.
         around: The part that it is never without.
         copies: How many copies of the text :class:`st_reba.compare.sweep.RecipeSweep` needs to give it, under this
             name; None if it has to be run on its own.
@@ -152,7 +151,6 @@ class Row:
         reworded: Whether a comparison tries other endings of its prompt.
         parts: Of how many its vectors are made.
         paper: Who it is from; empty: the module's ``citation`` says it.
-        unchanged: Key of the row that this is under a change; empty: it is none.
         chinese: Arguments with which the module asks in Chinese; empty: it cannot, or it does so already.
     """
 
@@ -167,7 +165,6 @@ class Row:
     poolings: tuple[str, ...] = tuple(POOLINGS)
     compared: Literal["never", "all"] = "all"
     tried: tuple[str, ...] = ()
-    searched: bool = False
     around: Part | None = None
     copies: int | None = None
     words: bool = False
@@ -176,7 +173,6 @@ class Row:
     reworded: bool = False
     parts: int = 1
     paper: str = ""
-    unchanged: str = ""
     chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
@@ -248,60 +244,9 @@ class Row:
         return ("zh",) if any(str(value).endswith("-zh") for value in self.settings.values()) else ()
 
     @property
-    def own_poolings(self) -> tuple[str, ...]:
-        """The poolings under which its vectors are not, by definition, those of another recipe."""
-        return tuple(pooling for pooling in self.poolings if pooling != "last" or not self.same_if_last)
-
-    @property
     def citation(self) -> str:
         """Who it is from."""
         return self.paper or self.module.citation
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A change of how the model reads, which makes another row of a row: see :mod:`st_reba.modules.changes`.
-
-    Attributes:
-        name: As tables show it behind the row's.
-        says: What it does, without a full stop.
-        settings: The module's arguments that make it.
-        page: Its page of the documentation, without the ending.
-        paper: Who it is from.
-        unseen_at_the_end: Whether a model's last token, which sees all others anyway, is the same under it.
-        poolings: Those under which it is worth a look.
-    """
-
-    name: str
-    says: str
-    settings: Mapping[str, Any] = field(hash=False)
-    page: str
-    paper: str
-    unseen_at_the_end: bool = False
-    poolings: tuple[str, ...] = tuple(POOLINGS)
-
-    def row(self, row: Row) -> Row:
-        """The row under the change. It is read at its own end, and run only where it is asked for."""
-        same = row.same_if_last and f"{row.same_if_last}-{self.name}"
-        if self.unseen_at_the_end:
-            reads_the_last = issubclass(row.module, (modules.CausalTransformer, modules.EchoModule))
-            same = row.same_if_last or (row.key if reads_the_last else "")
-        return replace(
-            row,
-            key=f"{row.key}-{self.name}",
-            name=f"{row.name}, {self.name}",
-            says=f"{row.says}; {self.says}",
-            page=self.page,
-            settings={**row.settings, **self.settings},
-            poolings=tuple(pooling for pooling in row.poolings if pooling in self.poolings),
-            compared="never",
-            tried=(),
-            searched=False,
-            copies=None,
-            same_if_last=same,
-            paper=" ".join(filter(None, (row.citation, self.paper))),
-            unchanged=row.key,
-        )
 
 
 Kind = Literal["tf-idf", "bag", "filtered bag", "random"]

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from .. import modules
-from ..modules.changes import Prepend, Reroute, Steer
 from ..text.templates import PRESETS
-from .recipe import Part, Row, Variant
+from .recipe import Part, Row
 
 # A table is set by hand: key, name and class first, then what it does, then all else.
 # fmt: off
@@ -53,31 +52,11 @@ PARTS = {
 #: What can stand behind the pooling of any recipe.
 FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, SUM, IDF))
 
-#: The changes under which other rows can be read, by the name that each adds to a recipe's.
-CHANGES = {
-    change.name: change
-    for change in (
-        Variant("bidirectional",
-            "the last layer attends both ways",
-            {"bidirectional_layers": 1}, page="bidirectional", paper=modules.BidirectionalLastLayer.citation,
-            unseen_at_the_end=True),
-        Variant("re-routed",
-            "in the middle layers every token sees the last one's key and value",
-            {"changes": (Reroute(),)}, page="changes", paper=modules.KVReroutingModule.citation),
-        Variant("prepended",
-            "a slot before the text takes, in the first layers, the state of the last token",
-            {"changes": (Prepend(),)}, page="changes", paper=modules.TokenPrependingModule.citation),
-        Variant("steered",
-            "in an early layer the last token moves away from what a second prompt finds irrelevant",
-            {"changes": (Steer(),)}, page="changes", paper=modules.ContrastivePromptingModule.citation,
-            poolings=("last",)),
-    )
-}
-
 _ZHANG = (
     "Bowen Zhang, Kehua Chang, Chunping Li: Simple Techniques for Enhancing Sentence Embeddings in Generative Language "
     "Models. ICIC 2024."
 )
+_BELLM = modules.BidirectionalLastLayer.citation
 #: A template of the user's own is read as the prompts of PromptEOL are.
 _AS_A_PROMPT = PRESETS["prompteol"].settings()
 _LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
@@ -85,7 +64,7 @@ _AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROM
 
 _PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
     "the last token of a prompt that asks what the text means in one word",
-    settings={"template": "prompteol"}, chinese={"template": "prompteol-zh"}, tried=("last",), searched=True,
+    settings={"template": "prompteol"}, chinese={"template": "prompteol-zh"}, tried=("last",),
     paper="Ting Jiang et al.: Scaling Sentence Embeddings with Large Language Models. arXiv:2307.16645, 2023.",
     **_AT_ITS_END)
 
@@ -116,38 +95,42 @@ def repeated(copies: int) -> list[Row]:
         Row(f"echo-{copies}", f"Echo-{copies}", modules.EchoModule,
             f"the text stands {copies} times, and is read in its last copy",
             page="echo", cost=f"about {copies}", settings={"repetitions": copies},
-            tried=("mean",) if copies == 2 else (), searched=copies <= 3, copies=copies, words=True),
+            tried=("mean",) if copies == 2 else (), copies=copies, words=True),
         Row(f"reba-{copies}", f"ReBA-{copies}", modules.ReBAModule,
             f"the text stands {copies} times, and each token of the first copy {_LOOKS_BACK}",
             page="reba", cost=f"about {copies}", settings={"repetitions": copies}, settings_if_last={"rows": "last"},
-            tried=("mean", "last") if copies == 2 else (), searched=copies == 2, copies=copies, words=True),
+            tried=("mean", "last") if copies == 2 else (), copies=copies, words=True),
     ]
 
 
 #: What every model has without a recipe.
 CLASSICAL = Row("classical", "Classical", modules.CausalTransformer,
     "the last hidden states of one ordinary causal pass",
-    page="echo", tried=("mean", "last"), searched=True, copies=1, words=True)
+    page="echo", tried=("mean", "last"), copies=1, words=True)
 
 #: Those that read a text once and are shown first.
 FIRST = (
     CLASSICAL,
     Row("reba-1", "ReBA-1", modules.ReBAModule,
         f"backward attention without repetition: each token {_LOOKS_BACK}",
-        page="reba", settings={"repetitions": 1}, settings_if_last={"rows": "last"}, searched=True, copies=1,
+        page="reba", settings={"repetitions": 1}, settings_if_last={"rows": "last"}, copies=1,
         words=True, same_if_last="classical"),
-)
-
-#: Rows under a change that ``--recipes all`` shows beside the same rows without it.
-_TURNED, _TURNED_ECHO, _TURNED_REBA = (
-    replace(CHANGES["bidirectional"].row(row), compared="all") for row in (CLASSICAL, *repeated(2))
 )
 
 #: All the others.
 OTHERS = (
-    replace(_TURNED, key="bidirectional", name="Bidirectional", says="one pass whose last layer attends both ways"),
-    _TURNED_ECHO,
-    _TURNED_REBA,
+    Row("bidirectional", "Bidirectional", modules.CausalTransformer,
+        "one pass whose last layer attends both ways",
+        page="bidirectional", settings={"bidirectional_layers": 1}, words=True, same_if_last="classical",
+        paper=_BELLM),
+    Row("echo-2-bidirectional", "Echo-2, bidirectional", modules.EchoModule,
+        "the text stands 2 times, and is read in its last copy; the last layer attends both ways",
+        page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1}, words=True,
+        same_if_last="echo-2", paper=f"{modules.EchoModule.citation} {_BELLM}"),
+    Row("reba-2-bidirectional", "ReBA-2, bidirectional", modules.ReBAModule,
+        f"the text stands 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
+        page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1},
+        settings_if_last={"rows": "last"}, words=True, paper=f"{modules.ReBAModule.citation} {_BELLM}"),
     Row("bidirectional-prompt", "Bidirectional, prompt", modules.BidirectionalLastLayer,
         "one pass whose last layer attends both ways; read at the end of a prompt that asks for one representative "
         "word",
@@ -162,11 +145,11 @@ OTHERS = (
     replace(_PROMPTEOL.in_chinese(), compared="all"),
     Row("pretended-cot", "Pretended CoT", modules.CausalTransformer,
         "the last token, after the last layer but one, of a prompt that asks the same after thinking step by step",
-        settings={"template": "pretended-cot"}, chinese={"template": "pretended-cot-zh"}, searched=True, paper=_ZHANG,
+        settings={"template": "pretended-cot"}, chinese={"template": "pretended-cot-zh"}, paper=_ZHANG,
         **_AT_ITS_END),
     Row("knowledge", "Knowledge", modules.CausalTransformer,
         "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
-        settings={"template": "knowledge"}, chinese={"template": "knowledge-zh"}, searched=True, paper=_ZHANG,
+        settings={"template": "knowledge"}, chinese={"template": "knowledge-zh"}, paper=_ZHANG,
         **_AT_ITS_END),
     Row("promptreps", "PromptReps", modules.CausalTransformer,
         "the last token of a prompt that asks for the one word by which to find the text",
@@ -205,7 +188,7 @@ OTHERS = (
     _ECHO_TOPIC,
     Row("echo-springer", "Echo, Springer's prompt", modules.EchoModule,
         "a prompt asks to rewrite the text, and it is read where it stands again",
-        page="echo", cost="about 2", settings={"template": "springer"}, compared="never", searched=True, words=True),
+        page="echo", cost="about 2", settings={"template": "springer"}, compared="never", words=True),
     *(
         Row(f"reba-{copies}-normalised", f"ReBA-{copies}, normalised", modules.ReBAModule,
             f"as ReBA-{copies}, the weights of each token divided by their sum",

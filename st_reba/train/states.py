@@ -50,7 +50,6 @@ class StatesCache(Embedded):
         key = [
             fingerprint(module.model, module.tokenizer, module.max_seq_length), module.pool_over,
             module.bidirectional_layers, module.normalize_text, module.tokenization, layout,
-            module.get_config_dict().get("changes", []),
         ]  # fmt: skip
         cache = TensorCache(Path(directory))
 

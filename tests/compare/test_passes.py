@@ -11,7 +11,6 @@ from st_reba import CausalTransformer
 from st_reba.compare.recipes import ModulePass, TopicPass, passes_of, reading
 from st_reba.recipes.lookup import find
 from st_reba.recipes.recipe import Wording
-from st_reba.recipes.rows import CHANGES
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -85,10 +84,8 @@ def test_what_cannot_run_is_left_out_alone(roomy):
     passes, skipped = passes_of(roomy, [*candidates("topic", [None, 2])[:2], too_long])
     assert [recipe for recipe, _ in skipped] == [too_long]
     assert [(type(run), len(run.recipes)) for run in passes] == [(TopicPass, 2)]
-    changed = [
-        replace(find("topic"), row=CHANGES["re-routed"].row(find("topic").row), layer=layer) for layer in (None, 2)
-    ]
-    passes, _ = passes_of(roomy, changed)
+    row = replace(find("topic").row, settings={"template": "topic", "bidirectional_layers": 1})
+    passes, _ = passes_of(roomy, [replace(find("topic"), row=row, layer=layer) for layer in (None, 2)])
     assert [type(run) for run in passes] == 2 * [ModulePass]
 
 

@@ -24,7 +24,6 @@ from st_reba import (
 )
 from st_reba.hub import card
 from st_reba.modules import AttentionRerankModule, CausalModule, PromptRepsModule
-from st_reba.modules.changes import Reroute, Steer
 from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
@@ -84,11 +83,6 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
 )
 def test_cost(module_class, settings, cost, roomy):
     assert cost in module_class(roomy, **settings).cost
-
-
-def test_what_a_change_costs_is_told(roomy, tmp_path):
-    text = written(pipeline(CausalTransformer(roomy, changes=[Steer(1), Reroute()])), tmp_path)
-    assert "as for the classical embedding. Before it, one pass over the first 2 layers, under another prompt." in text
 
 
 def test_a_class_of_another_package_names_that_package(roomy, tmp_path):

@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import st_reba
-from st_reba.modules.changes import Steer
 from st_reba.text.templates import TEMPLATES, normalized, preset
 
 from .. import backbones, oracles
@@ -130,13 +129,12 @@ def read(module, texts, **kwargs) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Naive:
-    """A plain eager model, and how a text becomes ids; the slot that stands before it, and what steers it, if any."""
+    """A plain eager model, and how a text becomes ids; the slot that stands before it, if any."""
 
     model: Any
     token_ids: Any
     architecture: str = "llama"
     slot: tuple[int, ...] = ()
-    steer: Steer | None = None
 
     @property
     def depth(self) -> int:
@@ -155,7 +153,7 @@ class Naive:
     def copies(self, template: str, text: str) -> tuple[list[int], list[slice]]:
         """The ids of a template whose pieces are tokenised on their own, and where each copy of the text is."""
         own, (first, *literals) = self.token_ids(text), TEMPLATES.get(template, template).split("{text}")
-        ids, places = [*self.token_ids(first), *self.slot], []
+        ids, places = self.token_ids(first), []
         for literal in literals:
             places.append(slice(len(ids), len(ids) + len(own)))
             ids += [*own, *self.token_ids(literal)]
@@ -168,14 +166,6 @@ class Naive:
             return oracles.run(self.model, ids)[0]
         states = oracles.seen(self.model, oracles.layer_name(self.architecture, layer - 1), ids, "after")
         return oracles.final_norm(self.architecture, self.model)(states) if final_norm else states
-
-    def steered(self, text: str, whole: bool = True):
-        """A block in which the last token is steered away from what it is in the other prompt, if it is."""
-        if self.steer is None:
-            return contextlib.nullcontext()
-        template, layer, scale = self.steer.auxiliary_template, self.steer.contrast_layer, self.steer.scale
-        other = self.ids(template, text)[0] if whole else self.copies(template, text)[0]
-        return oracles.steered(self.model, self.architecture, other, layer, scale)
 
 
 def classical(naive, text, template="{text}", pool_over="text", rows="all", output_layer=None, final_norm=True):
@@ -207,7 +197,7 @@ def echo(naive, text, repetitions=2, template=None, pool_copies="last", pool_ove
 def reba(naive, text, repetitions=2, layers=None, rows="all", normalize_weights=False):
     ids = naive.token_ids(text)
     settings = {"layers": layers, "normalize": normalize_weights}
-    words = oracles.algorithm_2(naive.model, ids, repetitions, before=naive.slot, **settings)
+    words = oracles.algorithm_2(naive.model, ids, repetitions, **settings)
     return words[-1:] if rows == "last" else words
 
 
@@ -217,7 +207,7 @@ def no_sink(naive, text, template="{text}", layers=(-1,)):
 
 
 def thought(naive, text, iterations=2):
-    return oracles.refined_thought(naive.model, [*naive.token_ids(text), 0], iterations, before=naive.slot)
+    return oracles.refined_thought(naive.model, [*naive.token_ids(text), 0], iterations)
 
 
 def meta_eol(naive, text, templates):
@@ -226,7 +216,7 @@ def meta_eol(naive, text, templates):
 
 def rerouted(naive, text, template="compress", layers=(1,), prefix_bias=0.0, pool_over="all", hybrid=True, rows="all"):
     ids, own = naive.ids(template, text)
-    with oracles.rerouted(naive.model, layers, prefix_bias), naive.steered(text):
+    with oracles.rerouted(naive.model, layers, prefix_bias):
         states = naive.after(ids, final_norm=True)[own.start : own.stop if pool_over == "text" else None]
     if hybrid:
         return torch.stack([states.mean(dim=0), states[-1]])
@@ -245,7 +235,7 @@ def prepended(naive, text, template=None, prepend_layers=2, seed=0, pool_over="a
     model, slot = oracles.with_slot(naive.model, vector(naive, seed))
     own = replace(naive, model=model, slot=(slot,))
     settings = {"final_norm": False, "rows": rows, **settings}
-    with oracles.prepended(model, naive.architecture, slot, prepend_layers), own.steered(text):
+    with oracles.prepended(model, naive.architecture, slot, prepend_layers):
         return classical(own, text, template, pool_over, **settings)
 
 

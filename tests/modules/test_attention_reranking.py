@@ -237,7 +237,6 @@ class TestRefusals:
             ({"rotations": 2}, "documents that are read alone have no order"),
             ({"block_tokens": 8}, "documents that are read alone have no order"),
             ({"pool_over": "text"}, "reads attention, and no states. Leave it out"),
-            ({"changes": [{"type": "reroute"}]}, "."),
         ],
     )
     def test_settings(self, more, message, saved):

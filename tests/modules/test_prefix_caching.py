@@ -10,17 +10,14 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from st_reba import CausalTransformer, EarlyLateModule, EchoModule, MetaEOLModule
+from st_reba import CausalTransformer, EarlyLateModule, EchoModule
 from st_reba.lm.prefixes import KeptPrefixes
-from st_reba.lm.run import PassChange
-from st_reba.modules.changes import Change
 from st_reba.recipes import every_row
 
 from .. import backbones
 from ..backbones import FEW, TEXTS
-from ..conftest import long, pipeline, relative_error
+from ..conftest import pipeline, relative_error
 from .methods import RECIPES, TOLERANCE
-from .test_changes import SETS
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
@@ -46,29 +43,22 @@ def shapes_of(module):
 
 
 ROWS = {row.key: row for row in every_row()}
-CASES = [(key, []) for key in ROWS] + [long(key, changes) for key in ROWS for changes in SETS]
+#: These read or change what stands before a text.
+WHOLE = (
+    "rt-2", "rt-4", "rt-8", "kv-rerouting", "no-sink", "bidirectional", "bidirectional-prompt", "echo-2-bidirectional",
+    "reba-2-bidirectional",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "changes"), CASES, ids=lambda given: given if isinstance(given, str) else str(given))
-def test_every_recipe_under_every_change(key, changes, roomy_path):
-    backbone = CausalTransformer(roomy_path)
-    row = ROWS[key]
-    settings = {**row.settings, "changes": [*row.settings.get("changes", ()), *changes]}
-    if changes and "output_layer" in str(changes):
-        settings.pop("output_layer", None)
-    try:
-        module = row.module(backbone, **settings)
-    except ValueError:
-        pytest.skip("what does not go together is refused: see test_changes")
-    expected = encoded(row.module(backbone, prefix_caching=False, **settings))
+@pytest.mark.parametrize("key", ROWS)
+def test_every_recipe(key, roomy_path):
+    backbone, row = CausalTransformer(roomy_path), ROWS[key]
+    module = row.build(backbone)
+    expected = encoded(row.build(backbone, prefix_caching=False))
     assert relative_error(encoded(module), expected) < TOLERANCE
     # Again, with what is kept.
     assert relative_error(encoded(module), expected) < TOLERANCE
-    spared = all(change.spares_prefixes for change in module.changes)
-    # These read or change what stands before a text, in all their forms.
-    whole = ("rt-2", "rt-4", "rt-8", "kv-rerouting", "bag-of-input-embeddings")
-    assert module.keeps_prefixes == (spared and key not in whole)
-    assert bool(module._kept_prefixes) == module.keeps_prefixes
+    assert bool(module._kept_prefixes) == module.keeps_prefixes == (key not in WHOLE)
 
 
 @pytest.mark.parametrize("architecture", FEW)
@@ -199,8 +189,3 @@ def test_what_a_caller_gives_the_backbone_is_about_whole_rows(shared):
         given = module(dict(features), position_ids=positions)["token_embeddings"]
         assert not module._kept_prefixes
         assert relative_error(module(dict(features), task="query")["token_embeddings"], given) < TOLERANCE
-
-
-def test_a_change_of_ones_own_runs_whole_prompts_unless_it_says_otherwise(shared):
-    own = type("Louder", (Change,), {"key": "louder", "effect": lambda self, model, layout: PassChange()})
-    assert not MetaEOLModule(shared(), templates=["A {text}:", "{text}"], changes=[own()]).keeps_prefixes

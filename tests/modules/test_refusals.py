@@ -13,20 +13,12 @@ from transformers import AutoModelForCausalLM, OPTConfig, OPTModel
 
 import st_reba
 from st_reba.modules import CausalModule
-from st_reba.modules.changes import (
-    AttendBothWays,
-    EarlyExit,
-    Prepend,
-    Reroute,
-    Steer,
-)
 
 from .. import backbones
 from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
 from .methods import TWICE
 
-TURN, EXIT, PREPEND, REROUTE, STEER = AttendBothWays(1), EarlyExit(2), Prepend(2), Reroute([1]), Steer(1)
 REPETITIONS = r"give a whole number from {} to 1024, how often the text stands in the input\. 2 is the usual choice\."
 NO_ROOM = "leave no room for 1 copies of a text"
 
@@ -69,10 +61,13 @@ REFUSED = [
     (st_reba.KVReroutingModule, {"rows": "last"}, 'rows="last" hands on the last token alone, and hybrid=True needs'),
     # Token prepending
     (st_reba.TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: 3 layers of LlamaModel are run; use 1"),
+    (st_reba.TokenPrependingModule, {"prepend_layers": 3, "output_layer": 2}, "3: 2 layers of LlamaModel are run"),
     (st_reba.TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number, 0 or more"),
     (st_reba.TokenPrependingModule, {"template": "{text}"}, r"must have one \{prepend\}, and have it before \{text\}"),
     # Contrastive prompting
     (st_reba.ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: 3 layers of LlamaModel are run;"),
+    (st_reba.ContrastivePromptingModule, {"contrast_layer": 2, "output_layer": 2}, "2: 2 layers of LlamaModel are run"),
+    (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{prepend}{text}"}, r"\{prepend\}, and nothing is"),
     (st_reba.ContrastivePromptingModule, {"scale": 0}, 'scale=0: give a number above 0, or "norm"'),
     (st_reba.ContrastivePromptingModule, {"pool_over": "text"}, "pool_over='text': the last token answers the prompt"),
     (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{text}{text}"}, "2 slots: the other prompt has the"),
@@ -86,14 +81,6 @@ REFUSED = [
     # Weights of the vocabulary's tokens
     (st_reba.PromptRepsModule, {"top_k": 0}, "top_k=0: give a number of tokens, 1 or more"),
     (st_reba.PromptRepsModule, {"pool_over": "text"}, "reads the last token of its prompt"),
-    # Changes: see test_changes.py for what does not go together
-    (st_reba.EchoModule, {"changes": ["reroute"]}, "changes has 'reroute': give changes, such as"),
-    (st_reba.EchoModule, {"changes": "reroute"}, "changes='reroute': give a list of changes"),
-    (st_reba.EchoModule, {"changes": [Prepend(3), EXIT]}, "prepend_layers=3: 2 layers of LlamaModel are run"),
-    (st_reba.EchoModule, {"changes": [Steer(2), EXIT]}, "contrast_layer=2: 2 layers of LlamaModel are run"),
-    (st_reba.CausalTransformer, {"changes": [TURN], "bidirectional_layers": 2}, "makes it already, with"),
-    (st_reba.BidirectionalLastLayer, {"changes": [TURN]}, "BidirectionalLastLayer is given the change"),
-    (st_reba.InputEmbeddings, {"changes": [REROUTE]}, "InputEmbeddings with layers=.*: it runs no layer"),
 ]  # fmt: skip
 
 

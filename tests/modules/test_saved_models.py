@@ -50,9 +50,12 @@ REFUSED = {
         "changed-refined-thought", "changed-token-prepending", "changes-before-mlp",
     ),
     "sets without_sink to True, a setting of ReBAModule": ("reba-without-sink",),
-    "prepend-blocks": ("changes-blocks",),
-    "hide-sink": ("hide-sink",),
-    "weaken-sink": ("weaken-sink",),
+    "sets changes to [{'key':": (
+        "changed-layer-states", "changed-value-aggregation", "changes-blocks", "changes-both-ways-prepend",
+        "changes-both-ways-reroute", "changes-both-ways-steer", "changes-prepend", "changes-prepend-reroute",
+        "changes-prepend-steer", "changes-reroute", "changes-reroute-steer", "changes-steer", "hide-sink",
+        "no-sink-echo", "promptreps-tied", "slots", "weaken-sink",
+    ),
 }  # fmt: skip
 GONE = {model: said for said, models in REFUSED.items() for model in models}
 
@@ -144,11 +147,7 @@ def check_loads(path, texts, expected):
 @pytest.mark.parametrize(("archive", "model"), [case for case in MODELS if case[1] in GONE])
 def test_what_is_gone_is_refused_by_its_name(archive, model, unpacked):
     path = unpacked(archive) / model
-    told = (
-        re.escape(GONE[model])
-        if model in ("changes-blocks", "hide-sink", "weaken-sink")
-        else (rf"^{re.escape(str(path))}\S* {re.escape(GONE[model])}.*, removed in 1.0: load it with st_reba 0.8.$")
-    )
+    told = rf"^{re.escape(str(path))}\S* {re.escape(GONE[model])}.*, removed in 1.0: load it with st_reba 0.8.$"
     with pytest.raises(ValueError, match=told):
         getattr(sentence_transformers, model_class(path))(str(path), device="cpu")
     if GONE[model].startswith("is of"):

@@ -13,20 +13,22 @@ from sentence_transformers import SentenceTransformer
 from st_reba import (
     META_TASKS,
     TEMPLATES,
+    BidirectionalLastLayer,
+    CausalTransformer,
     ContrastivePromptingModule,
     MetaEOLModule,
+    ReBAModule,
     RefinedThoughtModule,
     TokenPrependingModule,
     ValueAggregationModule,
 )
 from st_reba.lm import anatomy
-from st_reba.modules.changes import Prepend
 from st_reba.modules.refined_thought import _Thought
 
 from .. import backbones, oracles
-from ..backbones import TEXTS, own
+from ..backbones import DEMO_MODEL, TEXTS, own
 from ..conftest import pipeline, relative_error
-from .methods import TOLERANCE
+from .methods import TOLERANCE, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
@@ -104,6 +106,33 @@ class TestProjections:
             with torch.no_grad(), nothing:
                 expected = oracles.seen(eager(), "layers.2", ids, "after")[-1]
             assert relative_error(pipeline(module, "lasttoken").encode("the cat"), expected) < TOLERANCE
+
+
+def test_texts_with_prompts_of_their_own_are_steered_alike(shared):
+    module = ContrastivePromptingModule(shared())
+    texts = [{"prompt": "a: ", "text": TEXTS[0]}, {"prompt": "b c: ", "text": TEXTS[1]}]
+    for text, found in zip(texts, read(module, texts), strict=True):
+        assert relative_error(found, read(module, [text])[0]) < TOLERANCE
+
+
+def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(backbone_path):
+    module = CausalTransformer(backbone_path(), rows="last")
+    seen = []
+    part = module.layer(-1).mlp.down_proj
+    part.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[:-1].numel()))
+    read(module, TEXTS)
+    assert set(seen) == {len(TEXTS)}
+    # The layers are run a second time for their gradients, when no hook is called.
+    module.model.train().gradient_checkpointing_enable()
+    module(module.preprocess(TEXTS))
+    assert seen[-1] > len(TEXTS)
+
+
+@pytest.mark.parametrize(("module_class", "dtype"), [(BidirectionalLastLayer, "bfloat16"), (ReBAModule, "float16")])
+def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
+    """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""
+    module = module_class(str(DEMO_MODEL), bidirectional_layers=1, model_kwargs={"dtype": dtype})
+    assert module.bidirectional_layers == 1
 
 
 class TestRefinedThought:
@@ -205,7 +234,7 @@ class TestTokenPrepending:
         # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
         model[0].initial_state.mul_(-2)
         model.save_pretrained(str(tmp_path))
-        file = own(tmp_path) / Prepend.FILE
+        file = own(tmp_path) / TokenPrependingModule.FILE
         assert list(load_file(file)) == ["initial_state"]
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
