@@ -1,9 +1,9 @@
-"""Somebody who pushes models or loads them, in a process of their own: ``somebody.py WORKPLACE push``, or ``load``.
+"""Somebody who pushes models, encodes to a data set and loads models, in a process of their own: ``somebody.py PLACE``.
 
-``push`` writes what each push gave to ``pushed.json`` in the workplace, and the embeddings of each model beside it.
-``load CASES OFFLINE`` writes to ``loaded.json``, for each case, the module's class and the embeddings, or the error. A
-case is a name and the arguments of ``SentenceTransformer``, or a reference, such as a GGUF file, and model_kwargs. Once
-a file ``the Hub is gone`` lies there, it does the same with the cases that need no Hub, and writes ``offline.json``.
+It writes to the workplace: ``pushed.json`` with the outcome of each command, and each model's embeddings; once
+``cases.json`` is there, ``loaded.json`` with module and embeddings, or the error, of each case: the arguments of
+``SentenceTransformer``, or a reference, such as a GGUF file, and model_kwargs; and once ``offline.json`` is there, for
+which no Hub is needed, ``read.json`` with the same.
 """
 
 import json
@@ -14,22 +14,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import HfApi
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from typer.testing import CliRunner
 
-import st_reba  # (all that a user who loads adds)
+import st_reba
+import st_reba_cli as cli
 
 workplace = Path(sys.argv[1])
-texts = json.loads((workplace / "texts.json").read_text())
+texts = (workplace / "texts.txt").read_text(encoding="utf-8").splitlines()
+built = {"two": "reba-2", "three": "reba-2", "echo": "echo-2"}
+places = {name: str(workplace / "built" / name) for name in built}
 
 
-def push() -> None:
-    from huggingface_hub import HfApi
-    from typer.testing import CliRunner
+def until(path: Path) -> Any:
+    deadline = time.monotonic() + 300
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+    return json.loads(path.read_text())
 
-    import st_reba_cli as cli
 
-    outcomes: dict[str, dict[str, object]] = {}
+def write(name: str, found: Any) -> None:
+    """All of it at once: somebody waits for it."""
+    (workplace / "unfinished").write_text(json.dumps(found))
+    (workplace / "unfinished").rename(workplace / name)
+
+
+def push() -> dict[str, Any]:
+    outcomes: dict[str, Any] = {}
 
     def command(name: str, *arguments: str, token: str = os.environ["HF_TOKEN"]) -> None:
         """``st-reba``, as a shell runs it."""
@@ -38,24 +52,33 @@ def push() -> None:
         trace = None if isinstance(result.exception, SystemExit | None) else repr(result.exception)
         outcomes[name] = {"code": result.exit_code, "output": " ".join(result.output.split()), "trace": trace}
 
-    for name, options in {"two": [], "three": ["--repetitions", "3"], "echo": ["--method", "echo"]}.items():
-        directory = str(workplace / "built" / name)
-        command(f"build {name}", "build", "--model", "base/tiny-llama", *options, "--out", directory)
-        np.save(workplace / f"{name}.npy", SentenceTransformer(directory, device="cpu").encode(texts))
+    for name, recipe in built.items():
+        more = ["--recipe", recipe, *(["--repetitions", "3"] if name == "three" else [])]
+        command(f"build {name}", "build", "--model", "base/tiny-llama", *more, "--out", places[name])
+        np.save(workplace / f"{name}.npy", SentenceTransformer(places[name], device="cpu").encode(texts))
     module = st_reba.CausalTransformer("base/tiny-llama")
     made = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu")
     np.save(workplace / "made.npy", made.encode(texts))
     made.push_to_hub("org/made")
-    two, three, echo = (str(workplace / "built" / name) for name in ("two", "three", "echo"))
-    command("new", "push", two, "org/built")
-    command("again", "push", two, "org/built")
-    command("branch", "push", three, "org/built", "--revision", "three-copies", "--message", "Three copies")
-    command("pull request", "push", echo, "org/built", "--create-pr")
-    command("private", "push", two, "org/built-secret", "--private")
-    command("private over public", "push", two, "org/built", "--private")
-    command("wrong token", "push", two, "org/built-other", token="hf_wrong")
-    command("a stranger", "push", two, "org/built", token="hf_stranger")
-    command("half way", "push", two, "org/half-way")
+    command("new", "push", places["two"], "org/built")
+    command("again", "push", places["two"], "org/built")
+    command("branch", "push", places["three"], "org/built", "--revision", "three-copies", "--message", "Three copies")
+    command("pull request", "push", places["echo"], "org/built", "--create-pr")
+    command("private", "push", places["two"], "org/built-secret", "--private")
+    command("private over public", "push", places["two"], "org/built", "--private")
+    command("wrong token", "push", places["two"], "org/built-other", token="hf_wrong")
+    command("a stranger", "push", places["two"], "org/built", token="hf_stranger")
+    at, options = "hf://datasets/org/vectors", ("--dtype", "float32", "--device", "cpu")
+    for name, out, more in (
+        ("a file", f"{at}/a.npy", ()),
+        ("in a folder", f"{at}/deep/a.parquet", ()),
+        ("shards", f"{at}/shards", ("--chunk-size", "1")),
+        ("fewer shards", f"{at}/shards", ("--chunk-size", "4", "--overwrite")),
+        ("a file again", f"{at}/a.npy", ()),
+        ("nowhere", "hf://datasets/org/none/a.npy", ()),
+    ):
+        command(name, "encode", places["two"], str(workplace / "texts.txt"), "--out", out, *options, *more)
+    command("half way", "push", places["two"], "org/half-way")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -63,8 +86,8 @@ def push() -> None:
             break
         except Exception:
             time.sleep(0.1)
-    command("half way, again", "push", two, "org/half-way")
-    (workplace / "pushed.json").write_text(json.dumps(outcomes))
+    command("half way, again", "push", places["two"], "org/half-way")
+    return outcomes
 
 
 def loaded(arguments: dict[str, Any] | tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -79,14 +102,8 @@ def loaded(arguments: dict[str, Any] | tuple[str, dict[str, Any]]) -> dict[str, 
     return {"module": type(model[0]).__name__, "embeddings": model.encode(texts).tolist()}
 
 
-def load(cases: str, offline: str) -> None:
-    for name, own in (("loaded", cases), ("offline", offline)):
-        while name == "offline" and not (workplace / "the Hub is gone").exists():
-            time.sleep(0.01)
-        outcomes = {case: loaded(arguments) for case, arguments in json.loads(own).items()}
-        (workplace / "unfinished.json").write_text(json.dumps(outcomes))
-        (workplace / "unfinished.json").rename(workplace / f"{name}.json")
-
-
-if __name__ == "__main__":
-    push() if sys.argv[2] == "push" else load(*sys.argv[3:])
+write("pushed.json", push())
+# Whoever loads has said who they are nowhere but in the arguments.
+del os.environ["HF_TOKEN"]
+for cases, found in (("cases.json", "loaded.json"), ("offline.json", "read.json")):
+    write(found, {case: loaded(arguments) for case, arguments in until(workplace / cases).items()})

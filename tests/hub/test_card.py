@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
@@ -105,41 +106,35 @@ def test_a_recipe_is_named(roomy, tmp_path):
     assert "- Ting Jiang et al.: Scaling Sentence Embeddings" in text
 
 
-@pytest.mark.parametrize(
-    ("module_class", "settings", "rows"),
-    [
-        (ReBAModule, {"repetitions": 3, "layers": [-1]}, ["`layers` | `[-1]`", "`repetitions` | `3`", "at most | 85"]),
-        (CausalTransformer, {"template": "a | b\n{text}"}, [r"`template` | `a \| b\n{text}`"]),
-        (CausalTransformer, {"template": "`{text}` means"}, ["`template` | `` `{text}` means ``"]),
-    ],
-)
-def test_settings_are_rows_of_a_table(module_class, settings, rows, shared, tmp_path):
-    text = written(pipeline(module_class(shared(), **settings)), tmp_path)
-    for row in rows:
+def test_settings_are_rows_of_a_table_and_the_backbone_does_not_run(backbone_path, tmp_path, monkeypatch):
+    module = ReBAModule(backbone_path(), repetitions=3, layers=[-1])
+    monkeypatch.setattr(module.model, "forward", lambda *args, **kwargs: pytest.fail("the backbone ran"))
+    text = written(pipeline(module), tmp_path)
+    for row in ("**ReBA-3**", "`layers` | `[-1]`", "`repetitions` | `3`", "at most | 85"):
         assert row in text, row
-
-
-def test_the_backbone_does_not_run_for_it(backbone_path, tmp_path, monkeypatch):
-    model = pipeline(ReBAModule(backbone_path()))
-    monkeypatch.setattr(model[0].model, "forward", lambda *args, **kwargs: pytest.fail("the backbone ran"))
-    assert "**ReBA-2**" in written(model, tmp_path)
+    for template, row in (
+        ("a | b\n{text}", r"`template` | `a \| b\n{text}`"),
+        ("`{text}` means", "`template` | `` `{text}` means ``"),
+    ):
+        assert row in written(pipeline(CausalTransformer(module, template=template)), tmp_path)
 
 
 def test_other_models_keep_sts_card(backbone_path, tmp_path):
-    text = written(pipeline(Transformer(backbone_path("llama", "bert"))), tmp_path)
+    model = pipeline(Transformer(backbone_path("llama", "bert")))
+    text = written(model, tmp_path)
     assert "### Model Description" in text
     assert "st-reba" not in text
+    with pytest.raises(ValueError, match="Transformer is not a module of st_reba"):
+        card.add_mteb_results(model, [mteb_result()])
 
 
 class TestBaseModel:
-    CARD = "---\nlicense: llama2\nlanguage: zh\n---\n# A tiny llama\n"
-
     @pytest.fixture
     def base(self, tmp_path):
         """A backbone with a card beside it."""
         directory = tmp_path / "base"
         save(backbone("llama", num_hidden_layers=1), directory)
-        (directory / "README.md").write_text(self.CARD)
+        (directory / "README.md").write_text("---\nlicense: llama2\nlanguage: zh\n---\n# A tiny llama\n")
         return directory
 
     def test_licence_and_languages_come_from_its_card(self, base, tmp_path, monkeypatch):
@@ -151,6 +146,12 @@ class TestBaseModel:
         # It is a directory of this machine, and nobody knows its id.
         assert "base_model" not in data
         assert "on `base`" in text
+        # What the user says is stronger.
+        said = SentenceTransformerModelCardData(language="en", license="mit", model_id="org/llama2-zh-reba")
+        model = SentenceTransformer(modules=[module, Pooling(32)], model_card_data=said, device="cpu")
+        text = written(model, tmp_path / "model")
+        assert (metadata(text)["license"], metadata(text)["language"]) == ("mit", ["en"])
+        assert 'SentenceTransformer("org/llama2-zh-reba")' in text
         # From the cache when the Hub is out of reach.
         monkeypatch.setattr(card, "try_to_load_from_cache", lambda name, file: str(base / file))
         module.model.config._name_or_path = "org/tiny-llama"
@@ -161,35 +162,23 @@ class TestBaseModel:
         module.model.config._name_or_path = ""
         assert "license" not in metadata(written(pipeline(module), tmp_path / "nameless"))
 
-    def test_what_the_user_says_is_stronger(self, base, tmp_path):
-        said = SentenceTransformerModelCardData(language="en", license="mit", model_id="org/llama2-zh-reba")
-        model = SentenceTransformer(modules=[ReBAModule(str(base)), Pooling(32)], model_card_data=said, device="cpu")
-        text = written(model, tmp_path / "model")
-        assert (metadata(text)["license"], metadata(text)["language"]) == ("mit", ["en"])
-        assert 'SentenceTransformer("org/llama2-zh-reba")' in text
-
-    @pytest.mark.parametrize("readme", ["---\nlicense: [unclosed\n---\n", "# A tiny llama\n"])
-    def test_a_card_without_metadata_is_no_news(self, readme, base, tmp_path, caplog):
-        """As that of the demo LM, which everybody builds from first; nor does one that is no card fail the save."""
-        (base / "README.md").write_text(readme, encoding="utf-8")
-        assert "license" not in metadata(written(pipeline(ReBAModule(str(base))), tmp_path / "model"))
-        assert not caplog.messages
-
-    @pytest.mark.parametrize(
-        ("licence", "shown"),
-        [
+    def test_a_card_of_somebody_else_is_words_and_no_markup(self, base, tmp_path, caplog):
+        """Nor does one that is no card fail the save."""
+        module = ReBAModule(str(base))
+        for readme in ("---\nlicense: [unclosed\n---\n", "# A tiny llama\n"):
+            (base / "README.md").write_text(readme, encoding="utf-8")
+            assert "license" not in metadata(written(pipeline(module), tmp_path / "model"))
+            assert not caplog.messages
+        for licence, shown in (
             ("mit\n\n# Free money\n<script>", r"`mit\n\n# Free money\n<script>`"),
             ("mit\r\u2028# Free money", r"`mit\r\u2028# Free money`"),
             ("mit`` ) ` [free](money", "``` mit`` ) ` [free](money ```"),
-        ],
-    )
-    def test_a_licence_is_words_and_no_markup(self, licence, shown, base, tmp_path):
-        """Somebody else wrote it."""
-        (base / "README.md").write_text(f"---\n{yaml.safe_dump({'license': licence})}---\n")
-        text = written(pipeline(ReBAModule(str(base))), tmp_path / "model")
-        assert f"(licence: {shown})" in text
-        assert not [line for line in text.splitlines() if line.startswith(("# Free", "<script>"))]
-        assert metadata(text)["license"] == licence
+        ):
+            (base / "README.md").write_text(f"---\n{yaml.safe_dump({'license': licence})}---\n")
+            text = written(pipeline(module), tmp_path / "model")
+            assert f"(licence: {shown})" in text
+            assert not [line for line in text.splitlines() if line.startswith(("# Free", "<script>"))]
+            assert metadata(text)["license"] == licence
 
 
 def mteb_result(name: str = "STSB", score: float = 0.5):
@@ -202,43 +191,24 @@ def mteb_result(name: str = "STSB", score: float = 0.5):
     )
 
 
-class TestScores:
-    def index(self, text: str) -> list[EvalResult]:
-        return [*ModelCard(text, ignore_metadata_errors=False).data.eval_results]  # type: ignore[attr-defined]
-
-    def test_of_evaluators_and_of_mteb(self, backbone_path, tmp_path):
-        model = pipeline(EchoModule(backbone_path()))
-        EmbeddingSimilarityEvaluator(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.0, 1.0], name="tiny")(model)
-        card.add_mteb_results(model, [mteb_result()])
-        text = written(model, tmp_path)
-        assert "### Semantic Similarity (tiny)" in text
-        found = {result.metric_type: result for result in self.index(text)}
-        assert {"spearman_cosine", "pearson_cosine", "cosine_spearman"} <= found.keys()
-        result = found["cosine_spearman"]
-        assert (result.task_type, result.dataset_type, result.dataset_name) == ("STS", "C-MTEB/STSB", "MTEB STSB")
-        assert (result.metric_value, result.dataset_config, result.dataset_split) == (0.5, "default", "test")
-
-    def test_of_a_model_that_was_loaded(self, backbone_path, tmp_path):
-        """Built, saved, loaded, evaluated, saved: the card is the one it came with, and the scores."""
-        first = written(pipeline(EchoModule(backbone_path())), tmp_path / "built")
-        (tmp_path / "built" / "README.md").write_text(first + "\nA line of mine.\n")
-        model = SentenceTransformer(str(tmp_path / "built"), device="cpu")
-        card.add_mteb_results(model, [mteb_result(score=0.1), mteb_result("AFQMC", 0.3)])
-        card.add_mteb_results(model, [mteb_result(score=0.2)])
-        text = written(model, tmp_path / "again")
-        assert "A line of mine." in text
-        assert "**Echo-2**" in text
-        # One dataset and split, whatever the task is called: the later score stands.
-        assert [result.metric_value for result in self.index(text)] == [0.2]
-        assert metadata(text)["tags"] == metadata(first)["tags"]
-
-    def test_of_models_that_are_not_ours(self, backbone_path):
-        with pytest.raises(ValueError, match="Transformer is not a module of st_reba"):
-            card.add_mteb_results(pipeline(Transformer(backbone_path("llama", "bert"))), [mteb_result()])
-
-    def test_the_private_name_is_there(self, backbone_path, tmp_path):
-        """Guards ``_model_card_text``, where ST keeps the card that a model was loaded with."""
-        model = pipeline(EchoModule(backbone_path()))
-        assert not model._model_card_text
-        text = written(model, tmp_path)
-        assert SentenceTransformer(str(tmp_path), device="cpu")._model_card_text == text
+def test_scores_of_evaluators_and_of_mteb_also_of_a_model_that_was_loaded(backbone_path, tmp_path):
+    """Built, saved, loaded, evaluated, saved: the card is the one it came with, and the scores."""
+    model = pipeline(EchoModule(backbone_path()))
+    # Guards the private name under which ST keeps the card that a model was loaded with.
+    assert not model._model_card_text
+    first = written(model, tmp_path / "built")
+    (tmp_path / "built" / "README.md").write_text(first + "\nA line of mine.\n")
+    model = SentenceTransformer(str(tmp_path / "built"), device="cpu")
+    assert model._model_card_text == first + "\nA line of mine.\n"
+    EmbeddingSimilarityEvaluator(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.0, 1.0], name="tiny")(model)
+    card.add_mteb_results(model, [mteb_result(score=0.1), mteb_result("AFQMC", 0.3)])
+    # One dataset and split, whatever the task is called: the later score stays.
+    card.add_mteb_results(model, [mteb_result(score=0.2)])
+    text = written(model, tmp_path / "again")
+    assert "A line of mine." in text
+    assert "**Echo-2**" in text
+    assert metadata(text)["tags"] == metadata(first)["tags"]
+    data: Any = ModelCard(text, ignore_metadata_errors=False).data
+    [result] = [each for each in data.eval_results if each.metric_type == "cosine_spearman"]
+    assert (result.task_type, result.dataset_type, result.dataset_name) == ("STS", "C-MTEB/STSB", "MTEB STSB")
+    assert (result.metric_value, result.dataset_config, result.dataset_split) == (0.2, "default", "test")
