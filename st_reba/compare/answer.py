@@ -47,15 +47,14 @@ class Standing:
     Attributes:
         results: All recipes and controls.
         column: The one that decides.
-        items: What makes its scores, by the results' names, for the intervals of paired differences; None if nothing
-            can be resampled.
+        items: What makes its scores, by the results' names, for the intervals of paired differences.
         choices: What was taken of their candidates on each half, by the results' names; empty: nothing was chosen.
         choice: What choosing among all candidates scores on the other half; None: nothing was chosen.
     """
 
     results: Sequence[Result]
     column: Measure
-    items: Resampled | None
+    items: Resampled
     choices: Mapping[str, Choice] = field(default_factory=dict)
     choice: Estimate | None = None
 
@@ -97,8 +96,6 @@ class Standing:
     def difference(self, first: Result, second: Result) -> Estimate:
         """First less second, with the interval of the paired difference; tied if that cannot be told from 0."""
         value = first.scores[self.column.name].value - second.scores[self.column.name].value
-        if self.items is None:
-            return Estimate(value, math.nan, math.nan, tied=True)
         low, high = bootstrap.difference(self.items, first.name, second.name)
         return Estimate(value, low, high, tied=not (low > 0 or high < 0))
 
@@ -113,7 +110,7 @@ class Standing:
         ahead, unit = self.difference(first, second), self.column.unit
         if not ahead.tied:
             return f"More {unit} will hardly change that; a bigger model may."
-        items = 0 if self.items is None else len(self.items)
+        items = len(self.items)
         needed = items_to_tell(ahead, items)
         if needed is None or needed > _TOO_MANY * items:
             return f"More {unit}, or a bigger model, may tell which is ahead."
@@ -243,7 +240,7 @@ def _number(count: int) -> str:
 
 def _why_none(table: Standing) -> str:
     """Why no recipe has a score, as far as what each item gave tells; empty where it does not."""
-    if not isinstance(table.items, Items) or table.items.kind in ("pearson", "partial_spearman"):
+    if not isinstance(table.items, Items):
         return ""
     unit = table.column.unit
     if len(table.items.labels) and np.ptp(table.items.labels) == 0:

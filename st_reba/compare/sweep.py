@@ -8,12 +8,11 @@ from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
-from rich.progress import track
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from ..lm.anatomy import final_norm
-from ..lm.backbone import depth, device, weighted_sum
+from ..lm.backbone import depth, weighted_sum
 from ..lm.run import StatesAt
 from ..modules import CausalModule, CausalTransformer, ReBAModule
 from ..modules.token_vectors import TokenVectors, last_of, picked, without_empty
@@ -82,11 +81,6 @@ class RecipeSweep:
         below = [f"{names(copies)[0]}, layer {layer}" for layer in self.layers] if copies > 1 else []
         return [*names(copies), *below]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the backbone is."""
-        return device(self._modules[0].model)
-
     def module(self, recipe: str) -> CausalModule:
         """A module that truncates texts as a recipe does."""
         if recipe == names(1)[0]:
@@ -99,7 +93,6 @@ class RecipeSweep:
         texts: Sequence[str],
         prompt: str | None = None,
         batch_size: int = 32,
-        show_progress_bar: bool = False,
     ) -> dict[tuple[str, str], Tensor]:
         """Sentence embeddings under every recipe and pooling.
 
@@ -107,7 +100,6 @@ class RecipeSweep:
             texts: T strings.
             prompt: As for ST's ``encode``: context, once, never pooled.
             batch_size: Texts at a time.
-            show_progress_bar: Whether to show the batches go by.
 
         Returns:
             For each (recipe, pooling), (T, D), float32, on the CPU.
@@ -120,7 +112,7 @@ class RecipeSweep:
         keys = [(recipe, pooling) for recipe in self.recipes for pooling in self.poolings]
         embeddings = torch.empty(len(keys), len(texts), self._dimension, dtype=torch.float32)
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        for batch in track(_batches(order, batch_size), "Batches", disable=not show_progress_bar):
+        for batch in _batches(order, batch_size):
             for chosen, readings in self._passes([texts[index] for index in batch], prompt, rows):
                 pooled = [
                     pool({"token_embeddings": states, "attention_mask": mask.long()})["sentence_embedding"]
@@ -137,7 +129,6 @@ class RecipeSweep:
         texts: Sequence[str],
         prompt: str | None = None,
         batch_size: int = 32,
-        show_progress_bar: bool = False,
     ) -> Iterator[dict[str, Tensor]]:
         """Word embeddings under every recipe, one text after another, a batch in memory at a time.
 
@@ -145,7 +136,6 @@ class RecipeSweep:
             texts: T strings.
             prompt: As for ST's ``encode``: context, once, never read.
             batch_size: Texts at a time.
-            show_progress_bar: Whether to show the batches go by.
 
         Yields:
             For each text, for each recipe, (n, D), float32, on the CPU. A text without tokens has one zero vector.
@@ -154,7 +144,7 @@ class RecipeSweep:
             ValueError: As for :meth:`encode`, when the first text is asked for.
         """
         _check(texts, batch_size)
-        for batch in track(_batches(range(len(texts)), batch_size), "Batches", disable=not show_progress_bar):
+        for batch in _batches(range(len(texts)), batch_size):
             order = sorted(batch, key=lambda index: -len(texts[index]))
             words: dict[int, dict[str, Tensor]] = {index: {} for index in batch}
             for chosen, readings in self._passes([texts[index] for index in order], prompt, "all"):

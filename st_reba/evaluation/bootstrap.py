@@ -99,7 +99,7 @@ class Items:
 
     @cached_property
     def replicates(self) -> Array:
-        """(M, R): what :func:`bootstrap` gives by default, drawn once, however many differences are asked for."""
+        """(M, R): on :data:`RESAMPLES` resamples, drawn once, however many differences are asked for."""
         return self.drawn(RESAMPLES, 0)
 
     def drawn(self, resamples: int, seed: int) -> Array:
@@ -177,13 +177,7 @@ def by_halves(items: Items, first: int) -> Resampled:
     return Splits([items.part(slice(first)), items.part(slice(first, None))])
 
 
-def estimate(
-    items: Resampled,
-    *,
-    controls: Collection[str] = (),
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> dict[str, Estimate]:
+def estimate(items: Resampled, *, controls: Collection[str] = ()) -> dict[str, Estimate]:
     """Each recipe's score with its 95% interval, and whether it is tied with the best.
 
     The best is the recipe, not a control, with the best score on all items; the earliest of equals. A recipe is tied
@@ -193,18 +187,16 @@ def estimate(
     Args:
         items: What is scored.
         controls: Those of its recipes that are there to be beaten: never the best, never tied.
-        resamples: How many.
-        seed: Of the generator: the same seed and number of items give the same resamples.
 
     Returns:
         One estimate for each recipe.
 
     Raises:
-        ValueError: If a control is none of the recipes, or ``resamples`` is less than 1.
+        ValueError: If a control is none of the recipes.
     """
     if unknown := sorted(set(controls) - set(items.recipes)):
         raise ValueError(f"controls={unknown} are none of the recipes {items.recipes}.")
-    values, replicates = items.scores, bootstrap(items, resamples=resamples, seed=seed)
+    values, replicates = items.scores, items.replicates
     lows, highs = interval(replicates)
     if without := [name for name, low, value in zip(items.recipes, lows, values, strict=True)
                    if np.isnan(low) and not np.isnan(value)]:  # fmt: skip
@@ -220,25 +212,6 @@ def estimate(
         tied &= ~((low > 0) | (high < 0))
     found = zip(values.tolist(), lows.tolist(), highs.tolist(), tied.tolist(), strict=True)
     return {name: Estimate(*own) for name, own in zip(items.recipes, found, strict=True)}
-
-
-def bootstrap(items: Resampled, *, resamples: int = RESAMPLES, seed: int = 0) -> Array:
-    """The score of each recipe on each of many resamples of the items, the same for all recipes.
-
-    Args:
-        items: What is scored.
-        resamples: R, how many.
-        seed: Of the generator.
-
-    Returns:
-        (M, R); NaN where a resample has no score, and throughout if there is only one item.
-
-    Raises:
-        ValueError: If ``resamples`` is less than 1.
-    """
-    if resamples < 1:
-        raise ValueError(f"resamples={resamples}: give the number of resamples, 1 or more; {RESAMPLES} is usual.")
-    return items.replicates if (resamples, seed) == (RESAMPLES, 0) else items.drawn(resamples, seed)
 
 
 def interval(replicates: Array, level: float = 0.95) -> tuple[Array, Array]:

@@ -82,9 +82,6 @@ class Embedded:
         self._chunks: list[Mapping[str, Tensor]] = []
         self._places: dict[tuple[str | None, str], tuple[int, int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def has(self, texts: Sequence[str], prompt: str | None = None) -> bool:
         """Whether all of these have been embedded."""
         return all((prompt, text) in self._places for text in texts)

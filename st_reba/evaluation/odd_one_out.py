@@ -65,7 +65,6 @@ class OddOneOutEvaluator(TabulatedEvaluator):
             answer be the one farthest from that mean, as in the authors' released code. The paper has no such step.
         name: Prefix of the metrics.
         batch_size: Sentences at a time.
-        show_progress_bar: As in ``model.encode``.
         write_csv: Whether to append the metrics to a file where an evaluation is given an ``output_path``.
 
     Raises:
@@ -82,7 +81,6 @@ class OddOneOutEvaluator(TabulatedEvaluator):
         center: bool = False,
         name: str = "",
         batch_size: int = 32,
-        show_progress_bar: bool = False,
         write_csv: bool = True,
     ) -> None:
         super().__init__(name=name, batch_size=batch_size, write_csv=write_csv)
@@ -90,7 +88,6 @@ class OddOneOutEvaluator(TabulatedEvaluator):
             raise ValueError("OddOneOutEvaluator needs at least one question.")
         self.questions = list(questions)
         self.center = center
-        self.show_progress_bar = show_progress_bar
         #: What :meth:`from_csv` left out, a sentence for each question that says which and why.
         self.skipped: list[str] = []
 
@@ -148,9 +145,7 @@ class OddOneOutEvaluator(TabulatedEvaluator):
         return evaluator
 
     def metrics_of(self, model: Any) -> dict[str, float]:
-        vectors = encode_words(
-            model, *self.inputs(), batch_size=self.batch_size, show_progress_bar=self.show_progress_bar
-        )
+        vectors = encode_words(model, *self.inputs(), batch_size=self.batch_size)
         return self.score(vectors.reshape(len(self.questions), 4, -1))
 
     def inputs(self) -> tuple[list[str], list[str]]:

@@ -66,7 +66,7 @@ def test_each_recipe_on_every_architecture(name, shared):
     assert_like_each_alone(shared(name), [*TEXTS[:3], "", LONG[1]], 3 if name == "llama" else 2)
 
 
-@pytest.mark.parametrize(("kind", "prompt"), [("bytes", None), ("bert", "query: "), ("sentencepiece", None)])
+@pytest.mark.parametrize(("kind", "prompt"), [("bert", "query: "), ("sentencepiece", None)])
 def test_every_pooling_with_special_tokens_and_prompts(kind, prompt, shared):
     assert_like_each_alone(shared("llama", kind), [TEXTS[0], "", LONG[2]], 2, POOLINGS, prompt)
 
@@ -74,12 +74,10 @@ def test_every_pooling_with_special_tokens_and_prompts(kind, prompt, shared):
 class TestLength:
     """A module on its own truncates where its own copies no longer fit."""
 
-    @pytest.mark.parametrize(("kind", "repetitions", "batch_size"), [("bytes", 3, 3), ("bert", 2, 32)])
-    def test_each_recipe_truncates_as_on_its_own(self, kind, repetitions, batch_size, shared):
-        texts = [*LONG, TEXTS[0]]
-        assert_like_each_alone(shared("gpt2", kind), texts, repetitions, ["mean"], "query: ", batch_size)
+    def test_each_recipe_truncates_as_on_its_own(self, shared):
+        assert_like_each_alone(shared("gpt2", "bert"), [*LONG, TEXTS[0]], 2, ["mean"], "query: ", 32)
 
-    @pytest.mark.parametrize(("limit", "side"), [(1, "right"), (85, "left"), (None, "left")])
+    @pytest.mark.parametrize(("limit", "side"), [(1, "right"), (85, "left")])
     def test_max_seq_length_and_truncation_from_the_left(self, limit, side, tmp_path):
         path = backbones.save(backbones.backbone("llama"), tmp_path, truncation_side=side)
         backbone = CausalTransformer(path)
@@ -145,9 +143,9 @@ def test_empty_texts_are_zero_vectors_and_one_warning(backbone_path):
 
 def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
     sweep = RecipeSweep(CausalTransformer(backbone_path()))
-    texts = [*TEXTS, LONG[1], ""]
+    texts = [*TEXTS[:3], LONG[1], ""]
     expected = sweep.encode(texts)
-    for budget, value in (("CPU_TOKENS", 1), ("CPU_TOKENS", 300), ("WEIGHT_BUDGET", 1)):
+    for budget, value in (("CPU_TOKENS", 300), ("WEIGHT_BUDGET", 1)):
         with monkeypatch.context() as patched:
             patched.setattr(ReBAModule, budget, value)
             for key, found in sweep.encode(texts).items():
@@ -169,39 +167,27 @@ def test_words_come_a_batch_at_a_time(backbone_path):
     hook.remove()
 
 
-def test_what_a_backbone_may_be(backbone_path):
-    expected = RecipeSweep(CausalTransformer(backbone_path()), 2).encode(TEXTS)
-    plain = Transformer(backbone_path())
-    echo = EchoModule(backbone_path(), template="springer", bidirectional_layers=1)
-    for backbone in (backbone_path(), plain, echo):
-        sweep = RecipeSweep(backbone, 2)
-        for key, found in sweep.encode(TEXTS).items():
-            assert relative_error(found, expected[key]) < 1e-5
-    assert sweep.device == echo.model.device
-
-
 def test_a_model_left_in_training_is_read_in_inference(tmp_path):
     config = backbones.config("gpt2")
     config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.5
-    backbone = CausalTransformer(
-        backbones.save(backbones.randomize(type(backbones.backbone("gpt2"))(config)), tmp_path)
-    )
-    expected = pipeline(backbone).encode(TEXTS)
-    backbone.train()
-    found = RecipeSweep(backbone).encode(TEXTS)["Classical", "mean"]
-    assert relative_error(found, expected) < 1e-5
-    assert not found.requires_grad
+    path = backbones.save(backbones.randomize(type(backbones.backbone("gpt2"))(config)), tmp_path)
+    # Any module, or ST's, is a backbone.
+    for backbone in (CausalTransformer(path), Transformer(path), EchoModule(path, bidirectional_layers=1)):
+        expected = pipeline(CausalTransformer(path)).encode(TEXTS)
+        backbone.train()
+        found = RecipeSweep(backbone, 2).encode(TEXTS)["Classical", "mean"]
+        assert relative_error(found, expected) < 1e-5
+        assert not found.requires_grad
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"repetitions": 0}, "repetitions=0: give a whole number from 1"),
-        ({"repetitions": 10**9}, "repetitions=1000000000: give a whole number"),
         ({"repetitions": 300}, "leave no room for 300 copies"),
         ({"poolings": "mean"}, r"poolings='mean': give a list of one or more of \['cls', 'lasttoken', 'max', 'mean'"),
-        ({"poolings": []}, r"poolings=\[\]: give a list"),
         ({"poolings": ["mean", "last"]}, r"poolings=\['mean', 'last'\]: give a list"),
+        ({"layers": [4]}, r"layers=\[4\]: LlamaModel has 3; give 1 to 3"),
     ],
 )
 def test_refused_settings(arguments, message, backbone_path):

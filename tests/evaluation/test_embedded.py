@@ -1,3 +1,5 @@
+"""Texts that are embedded once, tensors that are computed once, and the table of an evaluation."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,25 +10,27 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from st_reba.evaluation.embedded import Embedded, TensorCache, stand_in
+from st_reba.evaluation.evaluator import TabulatedEvaluator
 
 WIDTHS = {"narrow": 3, "wide": 12}
 
 
-def vector(variant: str, text: str, prompt: str | None, dtype=torch.float32) -> torch.Tensor:
+def vector(variant: str, text: str, prompt: str | None) -> torch.Tensor:
     seed = sum(ord(character) * (place + 1) for place, character in enumerate(f"{variant}|{text}|{prompt}"))
-    return torch.randn(WIDTHS[variant], generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(WIDTHS[variant], generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def vectors(variant, texts, prompt=None):
+    return torch.stack([vector(variant, text, prompt) for text in texts])
 
 
 class Embedder:
-    def __init__(self, dtype=torch.float32):
+    def __init__(self):
         self.asked: list[tuple[str | None, str]] = []
-        self.dtype = dtype
 
     def __call__(self, texts, prompt):
         self.asked += [(prompt, text) for text in texts]
-        return {
-            variant: torch.stack([vector(variant, text, prompt, self.dtype) for text in texts]) for variant in WIDTHS
-        }
+        return {variant: vectors(variant, texts, prompt) for variant in WIDTHS}
 
 
 @given(
@@ -43,20 +47,10 @@ def test_each_text_is_embedded_once(calls):
     embedder = Embedder()
     store = Embedded(embedder)
     for variant, prompt, texts in calls:
-        found = store.of(variant, texts, prompt)
-        assert torch.equal(found, torch.stack([vector(variant, text, prompt) for text in texts]))
-    assert len(store) == len(embedder.asked) == len(set(embedder.asked))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_types_are_kept(dtype):
-    embedder = Embedder(dtype)
-    store = Embedded(embedder)
-    found = store.of("wide", ["a", "b", "a"])
-    assert found.dtype == dtype
-    assert torch.equal(found[1], vector("wide", "b", None, dtype))
-    assert torch.equal(store.of("narrow", ["b"])[0], vector("narrow", "b", None, dtype))
-    assert [text for _, text in embedder.asked] == ["a", "b"]
+        # In its own type.
+        assert torch.equal(store.of(variant, texts, prompt), vectors(variant, texts, prompt))
+        assert store.has(texts, prompt)
+    assert len(embedder.asked) == len(set(embedder.asked))
 
 
 def test_batches_are_of_neighbours_in_length_and_one_that_fails_leaves_nothing_behind():
@@ -75,8 +69,7 @@ def test_batches_are_of_neighbours_in_length_and_one_that_fails_leaves_nothing_b
         store.add(texts)
     store.add(texts)
     assert asked == [["abcde", "abcd"], ["abc", "ab"], ["a"]]
-    store.embed = None
-    assert torch.equal(store.of("wide", texts), torch.stack([vector("wide", text, None) for text in texts]))
+    assert torch.equal(store.of("wide", texts), vectors("wide", texts))
     with pytest.raises(KeyError, match=r"no variant 'echo'.*\['narrow', 'wide'\]"):
         store.of("echo", ["a"])
 
@@ -88,11 +81,9 @@ def test_a_stand_in_encodes_as_st_does():
     texts = ["a long text", "b", "a longer text still"]
     store = Embedded(embedder)
     wide, narrow = (stand_in(store, variant, like=like) for variant in ("wide", "narrow"))
-    assert np.allclose(wide.encode_query(texts, batch_size=2), [vector("wide", text, "ask: ")[:8] for text in texts])
+    assert np.allclose(wide.encode_query(texts, batch_size=2), vectors("wide", texts, "ask: ")[:, :8].float())
     assert [text for _, text in embedder.asked] == [texts[2], texts[0], texts[1]], "longest first, as ST batches them"
-    assert np.allclose(narrow.encode_query(texts), [vector("narrow", text, "ask: ") for text in texts])
-    assert len(embedder.asked) == 3
-    assert np.allclose(np.linalg.norm(narrow.encode_document(texts, normalize_embeddings=True), axis=1), 1)
+    assert np.allclose(np.linalg.norm(narrow.encode_document(texts, normalize_embeddings=True), axis=1), 1, atol=0.01)
     assert {prompt for prompt, _ in embedder.asked} == {"ask: ", "read: "}
     assert wide.similarity_fn_name == "dot"
 
@@ -104,22 +95,37 @@ def test_what_depends_on_something_else_is_computed(tmp_path):
         made.append(1)
         return {"a": torch.full((2, 3), len(made)).t()}
 
-    assert kept.get(["model", ["text"]], compute)["a"].tolist() == [[1, 1]] * 3
-    assert kept.get(["model", ["text"]], compute)["a"].tolist() == [[1, 1]] * 3
-    assert kept.get(["another", ["text"]], compute)["a"].tolist() == [[2, 2]] * 3
-    assert kept.get(["model", ["texts"]], compute)["a"].tolist() == [[3, 3]] * 3
-    (first, *_) = kept.directory.glob("*.safetensors")
-    first.write_bytes(b"\x08\0\0\0")
-    assert len({tuple(map(tuple, kept.get(key, compute)["a"].tolist())) for key in (
-        ["model", ["text"]], ["another", ["text"]], ["model", ["texts"]])}) == 3  # fmt: skip
-    assert len(made) == 4
-
-
-def test_what_is_kept_nowhere_is_gone_with_the_cache():
-    cache = TensorCache()
-    directory = cache.directory
-    found = cache.get("a", lambda: {"a": torch.arange(6).reshape(3, 2).mT})["a"]
+    for key, value in (("model", 1), ("model", 1), ("another", 2)):
+        assert kept.get([key, ["text"]], compute)["a"].tolist() == [[value, value]] * 3
+    for path in kept.directory.glob("*.safetensors"):
+        path.write_bytes(b"\x08\0\0\0")
+    assert kept.get(["model", ["text"]], compute)["a"][0, 0] == 3
+    temporary = TensorCache()
+    directory = temporary.directory
+    found = temporary.get("a", lambda: {"a": torch.arange(6).reshape(3, 2).mT})["a"]
     assert list(directory.glob("*.safetensors"))
-    del cache
+    del temporary
     assert not directory.exists()
     assert found.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+class Half(TabulatedEvaluator):
+    metric = "half"
+    file = "halves"
+    value = 0.5
+
+    def metrics_of(self, model):
+        self.value += 0.25
+        return {"half": self.value}
+
+
+@pytest.mark.parametrize(("name", "file"), [("", "halves_results.csv"), ("zh", "halves_zh_results.csv")])
+def test_one_line_an_evaluation(name, file, tmp_path):
+    model = SentenceTransformer(modules=[torch.nn.Identity()], device="cpu")
+    evaluator = Half(name=name)
+    evaluator(model, str(tmp_path / "eval"), 1)
+    assert evaluator(model, str(tmp_path / "eval"), 2, 10) == {evaluator.primary_metric: 1.0}
+    lines = (tmp_path / "eval" / file).read_text().splitlines()
+    assert lines == ["epoch,steps,half", "1,-1,0.75", "2,10,1.0"]
+    Half(write_csv=False)(model, str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()

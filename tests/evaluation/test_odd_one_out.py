@@ -4,12 +4,9 @@ import csv
 
 import numpy as np
 import pytest
-from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from st_reba import ReBAModule, encode_words
 from st_reba.evaluation import MissingWordError, OddOneOutEvaluator, Question
@@ -30,19 +27,14 @@ def write(tmp_path, text):
 def test_reads_the_authors_format(answer, tmp_path):
     """Other columns do not matter."""
     path = write(tmp_path, "," + HEADER + "0," + ROW.format(answer))
-    assert OddOneOutEvaluator.from_csv(path).questions == [
-        Question("打", ("他打球", "他打人", "她打我", "买一打笔"), 3)
-    ]
+    [question] = OddOneOutEvaluator.from_csv(path).questions
+    assert question == Question("打", ("他打球", "他打人", "她打我", "买一打笔"), 3)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("问题,选项1\n", r"questions\.csv, line 1 lacks 选项2, 选项3, 选项4, 答案 .* Give the columns these names"),
-        (
-            HEADER + ROW.format("E"),
-            r"questions\.csv, line 2 \(question 1\): the answer 'E' is neither 1 to 4 nor A to D",
-        ),
         (HEADER + "“打”,打,打\n", r"questions\.csv, line 2: 3 columns where 6 are expected"),
         (
             HEADER + ROW.format("A") + "no word here,a,b,c,d,A\n",
@@ -52,26 +44,17 @@ def test_reads_the_authors_format(answer, tmp_path):
             HEADER + "“打”,打,打,他,打,A\n",
             r"line 2 \(question 1\): The word '打' does not occur in '他'\. Correct .* on_missing_word=\"skip\"",
         ),
-        (HEADER + '"' + "打" * 9, r"questions\.csv, line 2: .* A quotation mark may be missing"),
-        (HEADER.encode("gb18030"), r"questions\.csv, line 1: not UTF-8 .* Save the file as UTF-8"),
         (
             HEADER + ROW.format("A").replace("他打球", '"他\n打球"') + ROW.format("E"),
-            r"line 4 \(question 2\): the answer 'E'",
+            r"line 4 \(question 2\): the answer 'E' is neither 1 to 4 nor A to D",
         ),
-        (HEADER, r"questions\.csv holds no rows"),
     ],
 )
 def test_malformed_files(text, message, tmp_path):
     path = tmp_path / "questions.csv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         OddOneOutEvaluator.from_csv(path)
-
-
-def test_a_cell_may_be_long(tmp_path):
-    """Longer than the 131,072 characters that the csv module takes unasked."""
-    path = write(tmp_path, HEADER + ROW.format("A").replace("他打球", "他打球" * 50_000))
-    assert len(OddOneOutEvaluator.from_csv(path).questions[0].sentences[0]) == 150_000
 
 
 def test_questions_that_lack_their_word_can_be_left_out(tmp_path):
@@ -160,7 +143,6 @@ def test_the_order_of_the_sentences_does_not_matter(vectors, order):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="skip"), "the answer 'E'"),
         (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="no"), '=\'no\': use "error", or "skip"'),
         (lambda path: OddOneOutEvaluator([]), "needs at least one question"),
         (
@@ -191,24 +173,3 @@ def test_accuracy(backbone_path, tmp_path):
         assert [row["euclidean_accuracy"] for row in csv.DictReader(file)] == ["1.0"]
     wrong = [Question(question.word, question.sentences, (question.answer + 1) % 4) for question in questions[:1]]
     assert OddOneOutEvaluator([*wrong, questions[1]])(model)["euclidean_accuracy"] == 0.5
-
-
-def test_during_training(backbone_path, tmp_path):
-    model = pipeline(ReBAModule(backbone_path()))
-    evaluator = OddOneOutEvaluator([Question("cat", four, 0) for four in CATS], name="sense")
-    arguments = SentenceTransformerTrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], eval_strategy="steps",
-        eval_steps=1, save_steps=1, load_best_model_at_end=True, use_cpu=True, disable_tqdm=True,
-        metric_for_best_model="eval_sense_euclidean_accuracy",
-    )  # fmt: skip
-    rows = {"anchor": [four[0] for four in CATS], "positive": [four[1] for four in CATS]}
-    trainer = SentenceTransformerTrainer(
-        model=model, args=arguments, train_dataset=Dataset.from_dict(rows), loss=MultipleNegativesRankingLoss(model),
-        evaluator=evaluator,
-    )  # fmt: skip
-    trainer.train()
-    logged = [entry for entry in trainer.state.log_history if "eval_sense_euclidean_accuracy" in entry]
-    assert [entry["step"] for entry in logged] == [1, 2]
-    assert trainer.state.best_metric == max(entry["eval_sense_euclidean_accuracy"] for entry in logged)
-    (table,) = tmp_path.rglob("odd_one_out_sense_results.csv")
-    assert len(table.read_text().splitlines()) == 3

@@ -1,4 +1,4 @@
-"""Evaluators of pairs: by a trained similarity, under a condition, and against another model's vectors."""
+"""Evaluators of pairs: by a trained similarity, and under a condition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from st_reba import (
     BidirectionalLastLayer,
-    CausalTransformer,
     EchoModule,
     LayerStates,
     LayerwiseAutoencoder,
@@ -65,22 +64,22 @@ def test_each_pair_is_read_under_its_condition(shared):
     scores = [row["score"] for row in ROWS]
     assert found["dev_spearman_cosine"] == pytest.approx(spearmanr(cosines, scores)[0])
     assert found["dev_pearson_cosine"] == pytest.approx(pearsonr(cosines, scores)[0], abs=1e-4)
-    assert ConditionalSimilarityEvaluator.from_rows(ROWS).main_similarity.value == "cosine"
+    plain = ConditionalSimilarityEvaluator.from_rows(ROWS, worded=lambda text, condition: f"{condition}: {text}")
+    assert plain.sentences1[0] == f"the animal: {TEXTS[0]}"
+    assert plain.main_similarity.value == "cosine"
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda path: BidirectionalLastLayer(path, template="csts"),
-        lambda path: CausalTransformer(path, pool_over="all"),
         lambda path: EchoModule(path, pool_over="all", pool_copies="repeated", repetitions=2),
         lambda path: RefinedThoughtModule(path, iterations=3),
     ],
 )
-@pytest.mark.parametrize("kind", ["bytes", "bert"])
-def test_a_prompt_of_its_own_is_a_prompt(make, kind, shared):
+def test_a_prompt_of_its_own_is_a_prompt(make, shared):
     """In one batch with others, with none, and behind one for all."""
-    model = pipeline(make(shared(kind=kind)))
+    model = pipeline(make(shared(kind="bert")))
     inputs = [in_context(text, condition) for text, condition in zip(TEXTS, CONDITIONS, strict=True)]
     together = model.encode([*inputs, TEXTS[0]], prompt="All: ", convert_to_tensor=True)
     alone = [model.encode(given["text"], prompt="All: " + given["prompt"], convert_to_tensor=True) for given in inputs]
