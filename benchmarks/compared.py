@@ -89,7 +89,7 @@ def row(found: Comparison) -> records.Record:
     }  # fmt: skip
     for name, other in (("control", table.control), ("plain", table.plain)):
         if other is not None:
-            ahead = table.ahead(lead, other)
+            ahead = table.difference(lead, other)
             shown |= {
                 name: other.in_words, f"{name}_score": round(other.scores[task].value, 4),
                 f"{name}_ahead": round(ahead.value, 4), f"{name}_low": round(ahead.low, 4),

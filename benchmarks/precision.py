@@ -1,13 +1,12 @@
-"""A real model in other precisions: how fast it is, and whether its scores stay what they were.
+"""A real model in other precisions: its speed, and how far its scores change.
 
     python benchmarks/precision.py --data DIR                      # SmolLM2-135M, 500 pairs of STS-B; half an hour
     python benchmarks/precision.py --data DIR --forms float32 bfloat16 --pairs 100
-    python benchmarks/precision.py --data DIR --forms bfloat16 --compile    # torch.compile beside none
 
-Texts go through ``SentenceTransformer.encode`` in parts. All recipes in all forms take turns on each part, so that what
-is scored is what was timed; a form's recipes share its weights. Time is the processor's, because machines are shared.
-``DIR`` has STS-B under the name that ``real/sets.py`` gives it. Rows are added to results/cost.csv; ``make tables``
-shows them. The forms of torchao need it installed (``pip install torchao``), compiling a C++ compiler.
+Texts go through ``SentenceTransformer.encode`` in parts. All recipes in all forms take turns on each part, so that
+time and score are of the same run; a form's recipes share its weights. Time is the processor's, because machines are
+shared. ``DIR`` has STS-B under the name that ``real/sets.py`` gives it. Rows are added to results/cost.csv. The forms
+of torchao need it installed (``pip install torchao``).
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
@@ -35,13 +33,11 @@ from st_reba.evaluation.bootstrap import difference, spearman
 from st_reba.modules import CausalModule
 
 BATCH = 32
-AS_IT_IS, COMPILED = "float32", ", compiled"
-PAIRS = "STS-B en test"
-SPEED, SCORE, CHANGE = "tokens of text/s", "Spearman x 100", "change of Spearman x 100"
+AS_IT_IS = "float32"
 RECIPES = ("Classical, mean", "PromptEOL, last", "Echo-2, mean", "ReBA-2, mean")
-#: A recipe in a form.
+#: A form, and a recipe in it.
 Key = tuple[str, str]
-#: The seconds of a part of the pairs, where its pairs stand, and their cosines.
+#: The seconds of a part of the pairs, the places of its pairs, and their cosines.
 Part = tuple[float, range, NDArray[np.float32]]
 
 
@@ -58,28 +54,25 @@ def quantized_by_torchao(name: str, model: nn.Module) -> None:
 
 
 class Form(NamedTuple):
-    """A backbone's precision, what is done to it, and whether recipes share its weights: torchao's cannot move."""
+    """A precision, a change of the backbone, and whether recipes share its weights: torchao's cannot move."""
 
     dtype: str
     prepare: Callable[[nn.Module], object] = lambda model: None
     shared: bool = True
 
 
+DYNAMIC = partial(quantized_by_torchao, "Int8DynamicActivationInt8WeightConfig")
 FORMS: dict[str, Form] = {
     AS_IT_IS: Form("float32"),
     "bfloat16": Form("bfloat16"),
     "int8 by torch, dynamic": Form("float32", quantized_by_torch),
-    "int8 by torchao, dynamic": Form(
-        "bfloat16", partial(quantized_by_torchao, "Int8DynamicActivationInt8WeightConfig"), shared=False
-    ),
-    "int8 by torchao, weights alone": Form(
-        "bfloat16", partial(quantized_by_torchao, "Int8WeightOnlyConfig"), shared=False
-    ),
+    "int8 by torchao, dynamic": Form("bfloat16", DYNAMIC, shared=False),
+    "int8 by torchao, weights alone": Form("bfloat16", partial(quantized_by_torchao, "Int8WeightOnlyConfig"), False),
 }
 
 
-def load(path: str, form: Form, recipes: Sequence[str], compiled: bool) -> dict[str, SentenceTransformer]:
-    """Recipes in one form."""
+def load(path: str, form: Form, recipes: Sequence[str]) -> dict[str, SentenceTransformer]:
+    """Return recipes in one form."""
     models: dict[str, SentenceTransformer] = {}
     for name in recipes:
         if not (form.shared and models):
@@ -87,15 +80,11 @@ def load(path: str, form: Form, recipes: Sequence[str], compiled: bool) -> dict[
         models[name] = contender(name, backbone)
         if not (form.shared and len(models) > 1):
             form.prepare(cast(CausalModule, models[name][0]).model)
-    for model in models.values() if compiled else ():
-        # When all views are made: what is compiled has none.
-        module = cast(CausalModule, model[0])
-        module.model = cast(Any, torch.compile(module.model, dynamic=True))
     return models
 
 
 def encoding(model: SentenceTransformer, pairs: Pairs, parts: int) -> Callable[[int], Part]:
-    """Embed one part of the pairs: sorted, so that each contender's batches hold texts of about one length."""
+    """Embed one part of the pairs."""
 
     def measured(first: int) -> Part:
         places = range(first, len(pairs), parts)
@@ -110,8 +99,7 @@ def encoding(model: SentenceTransformer, pairs: Pairs, parts: int) -> Callable[[
 
 
 def rows(found: Mapping[Key, Sequence[Part]], pairs: Pairs, tokens: int, how: str) -> Iterator[Record]:
-    """Speed, the time beside that of float32, the score, and how far it is from that of float32; what is compiled is
-    held against what is not."""
+    """Yield the speed, the time over that of float32, the score, and its change."""
     forms = list(dict.fromkeys(form for form, _ in found))
     for recipe in dict.fromkeys(recipe for _, recipe in found):
         seconds = {form: [part[0] for part in found[form, recipe]] for form in forms}
@@ -122,15 +110,15 @@ def rows(found: Mapping[Key, Sequence[Part]], pairs: Pairs, tokens: int, how: st
         statistic = spearman(cosines, pairs.scores)
         scores = dict(zip(forms, (100 * statistic.scores).tolist(), strict=True))
         for form in forms:
-            unit = form.removesuffix(COMPILED) if form.endswith(COMPILED) else AS_IT_IS
             row: Record = {"contender": recipe, "precision": form, "how": how, "unit": ""}
-            yield {**row, "quantity": SPEED, "value": round(tokens / sum(seconds[form]))}
-            yield {**row, "quantity": SCORE, "value": round(scores[form], 2)}
-            if form != unit and unit in scores:
-                yield {**row, "quantity": "time", "unit": unit, **ratio(seconds[form], seconds[unit])}
-                low, high = (round(100 * end, 2) for end in difference(statistic, form, unit))
-                change = round(scores[form] - scores[unit], 2)
-                yield {**row, "quantity": CHANGE, "unit": unit, "value": change, "low": low, "high": high}
+            yield {**row, "quantity": "tokens of text/s", "value": round(tokens / sum(seconds[form]))}
+            yield {**row, "quantity": "Spearman x 100", "value": round(scores[form], 2)}
+            if form != AS_IT_IS and AS_IT_IS in scores:
+                row["unit"] = AS_IT_IS
+                yield {**row, "quantity": "time", **ratio(seconds[form], seconds[AS_IT_IS])}
+                low, high = (round(100 * end, 2) for end in difference(statistic, form, AS_IT_IS))
+                value = round(scores[form] - scores[AS_IT_IS], 2)
+                yield {**row, "quantity": "change of Spearman x 100", "value": value, "low": low, "high": high}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -138,37 +126,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, threads=1)
     made.add_argument("--out", type=Path, default=Path("build/real"), help="directory of the models")
     made.add_argument("--model", help=f"a directory or a GGUF file; {own.name} if left out")
-    made.add_argument("--name", default=own.name, help="what tables call it")
+    made.add_argument("--name", default=own.name, help="its name in tables")
     made.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     made.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
-    made.add_argument("--compile", action="store_true", help="hold each form, compiled, against itself")
-    made.add_argument("--pairs", type=int, default=500, help="evenly drawn")
+    made.add_argument("--pairs", type=int, default=500, help="drawn from STS-B's test part")
     made.add_argument("--parts", type=int, default=5)
     given = options(made, arguments)
-    path = given.model or str(own.located(given.out / "models"))
-    every = Sets(given.data).pairs("en", "test")
-    pairs = every.part(sorted({int(place) for place in np.linspace(0, len(every) - 1, min(given.pairs, len(every)))}))
-    how = f"{len(pairs)} pairs of {PAIRS}, times of the processor, {given.parts} parts"
-    models: dict[Key, SentenceTransformer] = {}
-    found: list[Record] = []
-    for form in given.forms:
-        for compiled in (False, True) if given.compile else (False,):
-            for recipe, model in load(path, FORMS[form], given.recipes, compiled).items():
-                start = time.process_time()
-                # Of two lengths and two batch sizes: what is compiled for one is compiled for all then.
-                model.encode(pairs.first[:1] + sorted(pairs.second, key=len)[-4:], batch_size=4)
-                key = form + COMPILED * compiled, recipe
-                models[key] = model
-                found.append({
-                    "quantity": "seconds for the first texts", "contender": recipe, "precision": key[0], "unit": "",
-                    "value": round(time.process_time() - start, 1), "how": how,
-                })  # fmt: skip
-    counted = cast(CausalModule, next(iter(models.values()))[0]).token_ids([*pairs.first, *pairs.second])
-    measured = interleaved(
-        {key: encoding(model, pairs, given.parts) for key, model in models.items()}, range(given.parts)
+    path, pairs = (
+        given.model or str(own.located(given.out / "models")),
+        Sets(given.data, given.pairs).pairs("en", "test"),
     )
-    found = [*rows(measured, pairs, sum(map(len, counted)), how), *(found if given.compile else [])]
-    add_costs(found, given, table="compiled" if given.compile else "precision", model=given.name, batch=BATCH)
+    how = f"{len(pairs)} pairs of STS-B en test, times of the processor, {given.parts} parts"
+    models = {
+        (form, name): each for form in given.forms for name, each in load(path, FORMS[form], given.recipes).items()
+    }
+    for model in models.values():
+        model.encode(pairs.first[:2])
+    contenders = {key: encoding(model, pairs, given.parts) for key, model in models.items()}
+    counted = cast(CausalModule, next(iter(models.values()))[0]).token_ids([*pairs.first, *pairs.second])
+    found = rows(interleaved(contenders, range(given.parts)), pairs, sum(map(len, counted)), how)
+    add_costs(found, given, table="precision", model=given.name, batch=BATCH)
 
 
 if __name__ == "__main__":

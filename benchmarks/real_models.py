@@ -1,146 +1,101 @@
-"""Every recipe and its controls on real language models. Hours on a CPU; a run that was stopped goes on.
+"""Every recipe and its controls on real language models. Hours on a CPU; a stopped run is resumed.
 
     python benchmarks/real_models.py --data DIR                     # all: what `make real DATA=DIR` does
-    python benchmarks/real_models.py --data DIR --models "Gemma 3 270M" --lists slpwc wsd --passes repeated
+    python benchmarks/real_models.py --data DIR --models "Gemma 3 270M" --lists slpwc wsd --recipes Classical ReBA-2
 
-Vectors are kept below ``--out``: scores, poolings, layers and filters are then computed from them, and written to
-``benchmarks/results``, from which ``make tables`` makes the tables. ``DIR`` holds the public sets under the names that
-``real/sets.py`` has; they are no part of this repository. The models come from PyPI. bfloat16 is several times as fast
-as float32 on processors with units for it (AMX, AVX-512 BF16), and slower on others.
+Vectors are kept below ``--out``, and scored from there, behind each filter; the scores are written to
+``benchmarks/results``. ``DIR`` holds the public sets under the names that ``real/sets.py`` has; they are no part of
+this repository. The models come from PyPI. bfloat16 is several times as fast as float32 on processors with units for
+it (AMX, AVX-512 BF16), and slower on others.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
 import records
-from real import claims, kept, scores
+from real import claims, scores
+from real.kept import Kept, recipes
 from real.models import MODELS, USUAL, RealModel
-from real.passes import PASSES, Pass, Run
-from real.scores import TASKS
-from real.sets import LISTS, Sets
+from real.sets import LISTS, PARTS, WORD_LISTS, Sets
 from runs import device, options, parser
-from st_reba.modules import CausalModule, CausalTransformer, EmbeddingFilter
+from st_reba.modules import CausalTransformer
 from st_reba.recipes import random_weights
 
-#: What is scored: the pairs of a language, word senses, titles.
-WORDS = ("slpwc", "wsd")
-WHAT = ("en", "zh", *WORDS, *TASKS)
+#: The recipes whose word embeddings are measured.
+WORDS = ("Classical", "Echo-2", "ReBA-1", "ReBA-2", "ReBA-2, normalised")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One model, in one precision, with its own weights or fresh ones."""
-
-    model: RealModel
-    path: Path
-    precision: str
-    random: bool
-    some: int | None = None
-
-    @property
-    def weights(self) -> str:
-        return "random" if self.random else "trained"
-
-    def directory(self, out: Path) -> Path:
-        some = "" if self.some is None else f", {self.some} pairs"
-        return out / f"{self.model.name}, {self.precision}, {self.weights}{some}"
-
-    @cached_property
-    def backbone(self) -> CausalModule:
-        loaded = CausalTransformer(str(self.path), model_kwargs={"dtype": self.precision}).to(device())
-        return random_weights(loaded) if self.random else loaded
-
-    @cached_property
-    def embedder(self) -> SentenceTransformer:
-        return SentenceTransformer(str(self.path), model_kwargs={"dtype": self.precision})
-
-    def run(self, chosen: Pass, language: str) -> Run:
-        """What embeds a batch."""
-        if not self.model.embedder:
-            return chosen.make(self.backbone, language)
-        return lambda texts, words: {
-            self.model.name: self.embedder.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
-        }
+def load(model: RealModel, path: Path, precision: str, weights: str) -> Any:
+    """Load a language model, or an embedder."""
+    if model.embedder:
+        return SentenceTransformer(str(path), model_kwargs={"dtype": precision})
+    loaded = CausalTransformer(str(path), model_kwargs={"dtype": precision}).to(device())
+    return random_weights(loaded) if weights == "random" else loaded
 
 
-def embed(measured: Measured, given: argparse.Namespace) -> None:
-    """Run passes over lists, and keep what comes out."""
-    own = [Pass("as it is", PASSES["repeated"].make)]
-    passes = own if measured.model.embedder else [PASSES[name] for name in given.passes]
-    for chosen in passes:
-        for texts_of in map(LISTS.__getitem__, given.lists):
-            unfit = texts_of.words and not chosen.words
-            fits = texts_of.language in chosen.languages and texts_of.language in measured.model.languages
-            directory = measured.directory(given.out) / texts_of.name / chosen.name
-            if fits and not unfit and not kept.blocks(directory):
-                kept.blocks.cache_clear()
-                kept.embed(directory, measured.run(chosen, texts_of.language), texts_of, Sets(given.data, given.some))
+def embed(kept: Kept, lists: Sequence[str], languages: Sequence[str], names: Sequence[str]) -> None:
+    """Keep the vectors of the lists that a model reads."""
+    for texts in (each for each in lists if LISTS[each] in languages):
+        for name in kept.poolings(LISTS[texts]):
+            fits = texts not in WORD_LISTS or name in WORDS
+            if fits and (kept.embedder or name in names):
+                kept.embed(texts, name)
 
 
-def score(measured: Measured, tokens: CausalModule, given: argparse.Namespace) -> None:
-    """Score what was kept, and write the results.
-
-    Args:
-        measured: What was run.
-        tokens: Whose tokens the overlap of two texts is counted in.
-        given: As typed.
-    """
-    sets, directory = Sets(given.data, given.some), measured.directory(given.out)
-    own = not measured.random and not measured.model.embedder
-    vectors = kept.Kept(directory, EmbeddingFilter.from_language_model(tokens) if own else None, tokens)
-    when = records.today()
-    of_claims = {"model": measured.model.name, "precision": measured.precision, "date": when["date"]}
-    shared = {**of_claims, **when, "weights": measured.weights}
-    for what in given.what:
-        # Word senses and titles are Chinese.
-        if (what if what == "en" else "zh") not in measured.model.languages:
-            continue
-        claimed: Iterable[scores.Row] = ()
-        if what in ("en", "zh"):
-            pairs = scores.pairs(vectors, sets, what, tokens)
-            rows, claimed = scores.pair_rows(pairs), claims.pair_claims(pairs)
-        elif what in TASKS:
-            titles = scores.titles(vectors, sets, what)
-            rows, claimed = scores.title_rows(titles), claims.title_claims(titles)
-        else:
-            rows = scores.word_rows(vectors, sets, what)
-            claimed = claims.word_claims(vectors, sets, [what, next(each for each in WORDS if each != what)])
-        found = [{**shared, **row} for row in rows if own or row["recipe"] != scores.TF_IDF]
-        records.rewrite("scores", found, given.results)
-        if own:
-            records.rewrite("claims", [{**of_claims, **row} for row in claimed], given.results)
-        print(f"{time.strftime('%H:%M')} {directory.name}, {what}: {len(found)} scores", flush=True)
+def score(kept: Kept, tokens: Callable[[], Any], model: RealModel, shared: records.Record, results: Path) -> None:
+    """Score what is kept, and write the results; ``tokens`` loads the model whose tokens tf-idf counts."""
+    trained = shared["weights"] == "trained"
+    found: list[records.Record] = []
+    claimed: list[records.Record] = []
+    for language in model.languages:
+        for part in PARTS:
+            read = scores.pairs(kept, language, part, tokens())
+            # The overlap of words does not depend on the weights.
+            found += [row for row in scores.pair_rows(read) if trained or row["recipe"] != scores.TF_IDF.recipe]
+            claimed += claims.pair_claims(read) if part == "test" else ()
+    for name in WORD_LISTS if "zh" in model.languages and not model.embedder else ():
+        found += scores.word_rows(kept, name)
+        claimed += claims.word_claims(kept, name)
+    records.rewrite("scores", [{**shared, **row} for row in found], results)
+    if trained and not model.embedder:
+        about = {name: shared[name] for name in ("model", "precision", "date")}
+        records.rewrite("claims", [{**about, **row} for row in claimed], results)
+    print(f"{time.strftime('%H:%M')} {kept.directory.name}: {len(found)} scores", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    names = list(recipes("zh"))
     made = parser(__doc__, out="build/real")
     made.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
     made.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
-    made.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="what to embed")
-    made.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES), help="how to read it")
+    made.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="texts to embed")
+    made.add_argument("--recipes", nargs="+", choices=names, default=names)
     made.add_argument("--some", type=int, help="so many pairs of each part of STS-B in the place of all")
-    made.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT), help="what to score")
     made.add_argument("--steps", nargs="+", choices=["embed", "score"], default=["embed", "score"])
     given = options(made, arguments)
+    sets = Sets(given.data, given.some)
     for model in map(MODELS.__getitem__, given.models):
         path = model.located(given.out / "models")
-        # An embedder has no causal tokens: those of the first model that reads its languages count overlap there, too.
-        first = next(each for each in MODELS.values() if set(model.languages) <= set(each.languages))
-        tokens = first.located(given.out / "models") if model.embedder else path
         for weights in given.weights if not model.embedder else ["trained"]:
-            measured = Measured(model, path, given.precision, weights == "random", given.some)
+            some = "" if given.some is None else f", {given.some} pairs"
+            directory = given.out / f"{model.name}, {given.precision}, {weights}{some}"
+            loaded = cache(partial(load, model, path, given.precision, weights))
+            kept = Kept(directory, sets, loaded, model.name if model.embedder else "")
             if "embed" in given.steps:
-                embed(measured, given)
+                embed(kept, given.lists, model.languages, given.recipes)
             if "score" in given.steps:
-                score(measured, CausalTransformer(str(tokens)), given)
+                # An embedder has no causal tokens: the first model that reads its languages lends its own.
+                first = next(each for each in MODELS.values() if set(model.languages) <= set(each.languages))
+                other = cache(partial(load, first, first.located(given.out / "models"), given.precision, "trained"))
+                shared = {"model": model.name, "precision": given.precision, "weights": weights, **records.today()}
+                score(kept, other if model.embedder else loaded, model, shared, given.results)
 
 
 if __name__ == "__main__":

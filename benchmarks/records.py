@@ -28,51 +28,35 @@ Record = dict[str, Value]
 
 #: What decides whether two rows of a file measure the same.
 KEYS: dict[str, tuple[str, ...]] = {
-    "scores": ("model", "weights", "precision", "set", "metric", "recipe", "layer", "pooling", "filter"),
+    "scores": ("model", "weights", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "claims": ("claim", "model", "precision", "set", "first", "second"),
-    "ablations": ("model", "precision", "set", "recipe", "change"),
-    "dependency": ("model", "weights", "precision", "set", "recipe", "layer"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
     "retrieval": ("model", "precision", "set", "metric", "recipe", "pooling", "filter"),
-    "rerank": ("model", "precision", "max_tokens", "set", "queries", "depth", "reading", "counted"),
-    "static": ("model", "set", "recipe", "layer", "dimensions", "precision"),
-    "static_beside": ("model", "set", "metric", "recipe", "fitted_on", "dimensions", "precision"),
-    "engines": ("model", "recipe", "engine", "quantity"),
+    "rerank": ("model", "precision", "max_tokens", "set", "depth", "reading"),
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
-    "distil": ("model", "precision", "set", "teacher", "corpus", "texts", "student"),
     "bellm": ("model", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
-    "several": ("model", "precision", "copies", "set", "recipe", "against"),
-    "wordings": ("model", "precision", "language", "stage", "copies", "task", "readout", "ending"),
-    "beginnings": ("model", "precision", "language", "task", "layout"),
     "compared": ("version", "model", "set", "metric"),
-    "aspects": ("model", "precision", "set", "metric", "kind", "recipe", "aspect"),
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "loaded": ("model", "precision", "quantity"),
+    "removed": ("name",),
     "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
-    "label_free": ("models", "precision", "set", "question", "number"),
-    "llemb": ("model", "read", "beside"),
-    "heads": ("model", "precision", "set", "metric", "chosen_on", "subset"),
-    "sinks": ("model", "precision", "set", "metric", "weights", "recipe", "change", "layers", "pooling", "against"),
-    "install": ("part", "python", "system"),
 }
 #: Columns that hold scores or differences of scores, of whichever file.
-FRACTIONS = ("score", "beyond_overlap", "difference", "ahead", "steered", "agreement")
+FRACTIONS = ("score", "difference", "ahead")
 #: Columns that hold numbers; all others hold text.
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
-        ("layer", "depth", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs",
-         "seed", "seeds", "ahead_seeds", "texts", "readings", "steps", "copies", "packages", "sets", "heads"), pl.Int64,
+        ("depth", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs",
+         "seed", "seeds", "ahead_seeds", "texts", "steps", "sets"), pl.Int64,
     ),
     **dict.fromkeys(
-        (*FRACTIONS, "low", "high", "beyond_low", "beyond_high", "ahead_low", "ahead_high", "steered_low",
-         "steered_high", "median", "value", "share",
-         "share_low", "share_high", "control_score", "control_ahead", "control_low", "control_high", "plain_score",
-         "plain_ahead", "plain_low", "plain_high",
-         "neighbours", "seconds", "speed", "size", "rate", "megabytes", "distance"),
+        (*FRACTIONS, "low", "high", "ahead_low", "ahead_high", "value", "control_score", "control_ahead",
+         "control_low", "control_high", "plain_score", "plain_ahead", "plain_low", "plain_high", "seconds", "size",
+         "rate", "distance"),
         pl.Float64,
     ),
 }  # fmt: skip

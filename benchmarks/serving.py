@@ -22,9 +22,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -45,19 +44,9 @@ ALLOWED = 1e-4
 Matrix = np.ndarray
 
 
-@dataclass
-class Seen:
-    """What the clients have seen."""
-
-    seconds: list[float] = field(default_factory=list)
-    texts: int = 0
-    answers: Counter[str] = field(default_factory=Counter)
-    farthest: float = 0.0
-
-
 @contextmanager
 def server(model: str, device: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """Where the server is, and what it calls the model; it is stopped at the end.
+    """Run a server; yield its address and its name for the model.
 
     Raises:
         SystemExit: If it does not end in order.
@@ -80,50 +69,47 @@ def server(model: str, device: str, directory: Path) -> Iterator[tuple[str, str]
         raise SystemExit(f"The server ended with {ended}.")
 
 
-async def client(number: int, ask: Callable[[list[int]], Awaitable[httpx2.Response]], expected: Matrix, until: float,
-                 seen: Seen) -> None:  # fmt: skip
-    """Sends until the time is up."""
-    choose = random.Random(number)
-    while time.monotonic() < until:
-        chosen = [choose.randrange(len(expected)) for _ in range(choose.randint(1, TEXTS))]
-        begun = time.perf_counter()
-        try:
-            answer = await ask(chosen)
-        except httpx2.HTTPError as error:
-            seen.answers[type(error).__name__] += 1
-            continue
-        seen.answers[str(answer.status_code)] += 1
-        if answer.status_code != 200:
-            await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
-            continue
-        seen.seconds.append(time.perf_counter() - begun)
-        seen.texts += len(chosen)
-        rows = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in answer.json()["data"]]
-        distances = np.linalg.norm(np.stack(rows) - expected[chosen], axis=1)
-        seen.farthest = max(seen.farthest, float((distances / np.linalg.norm(expected[chosen], axis=1)).max()))
-
-
 async def load(given: argparse.Namespace, url: str, name: str, texts: Sequence[str], expected: Matrix) -> Record:
-    """What all clients have seen by when the last had its answer."""
+    """Return what all clients have seen by when the last had its answer."""
     # A connection for each, and one set of certificates for all: to read it takes a while.
     limits = httpx2.Limits(max_connections=given.clients, max_keepalive_connections=given.clients)
-    seen, begun = Seen(), time.monotonic()
-    async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits) as session:
+    begun, answers = time.monotonic(), Counter[str]()
+    # The seconds, the texts and the largest distance of each answer.
+    seen: list[tuple[float, int, float]] = []
 
-        async def ask(chosen: list[int]) -> httpx2.Response:
+    async def client(session: httpx2.AsyncClient, number: int) -> None:
+        """Send until the time is up."""
+        choose = random.Random(number)
+        while time.monotonic() < begun + given.seconds:
+            chosen = [choose.randrange(len(expected)) for _ in range(choose.randint(1, TEXTS))]
             asked = {"model": name, "input": [texts[place] for place in chosen], "encoding_format": "base64"}
-            return await session.post("/v1/embeddings", json=asked)
+            start = time.perf_counter()
+            try:
+                answer = await session.post("/v1/embeddings", json=asked)
+            except httpx2.HTTPError as error:
+                answers[type(error).__name__] += 1
+                continue
+            answers[str(answer.status_code)] += 1
+            if answer.status_code != 200:
+                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+                continue
+            took = time.perf_counter() - start
+            rows = np.stack([np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in answer.json()["data"]])
+            own = expected[chosen]
+            distance = (np.linalg.norm(rows - own, axis=1) / np.linalg.norm(own, axis=1)).max()
+            seen.append((took, len(chosen), float(distance)))
 
-        until = begun + given.seconds
-        await asyncio.gather(*(client(number, ask, expected, until, seen) for number in range(given.clients)))
-    took, answered = time.monotonic() - begun, seen.answers["200"]
-    latencies = np.percentile(seen.seconds, (50, 90, 99)).tolist()
-    print(dict(seen.answers), flush=True)
+    async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits) as session:
+        await asyncio.gather(*(client(session, number) for number in range(given.clients)))
+    took, answered = time.monotonic() - begun, answers["200"]
+    seconds, counts, distances = zip(*seen, strict=True)
+    latencies = np.percentile(seconds, (50, 90, 99)).tolist()
+    print(dict(answers), flush=True)
     return {
-        "seconds": took, "requests": answered, "errors": seen.answers.total() - answered,
-        "requests/s": answered / took, "texts/s": seen.texts / took,
+        "seconds": took, "requests": answered, "errors": answers.total() - answered,
+        "requests/s": answered / took, "texts/s": sum(counts) / took,
         **dict(zip(("latency p50, s", "latency p90, s", "latency p99, s"), latencies, strict=True)),
-        "largest distance": seen.farthest,
+        "largest distance": max(distances),
     }  # fmt: skip
 
 
@@ -134,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--seconds", type=float, default=60)
     made.add_argument("--device", default="cpu")
     given = options(made, arguments)
-    texts = demo_sentences("en")[:100]
+    texts = random.Random(0).sample(demo_sentences("en"), 100)
     with tempfile.TemporaryDirectory() as directory:
         model = given.model or f"{directory}/model"
         if not given.model:

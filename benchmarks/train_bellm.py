@@ -46,24 +46,21 @@ SAVED = 20
 
 
 def settings(path: str, turned: str, reading: str, seed: int | None, given: argparse.Namespace) -> BeLLMTraining:
-    """As the paper has them, or the released command."""
-    batch = {"per_device_train_batch_size": given.batch_size} if given.batch_size else {}
+    """Return the paper's settings."""
     every: dict[str, Any] = {
         "model": path, "triplets": str(given.triplets), "bidirectional_layers": turned, **READINGS[reading],
         "model_kwargs": {"dtype": given.precision},
-        "arguments": {
-            "seed": seed or 0, "max_steps": given.max_steps, "save_steps": SAVED, "report_to": "none", **batch,
-        },
+        "arguments": {"seed": seed or 0, "max_steps": given.max_steps, "save_steps": SAVED, "report_to": "none"},
     }  # fmt: skip
-    return BeLLMTraining(**every) if given.preset == "paper" else BeLLMTraining.of_preset("released", **every)
+    return BeLLMTraining(**every)
 
 
 def trained(settings: BeLLMTraining, seed: int | None, work: Path) -> SentenceTransformer:
-    """The model of one training, which goes on where it was stopped; without a seed, as it was before."""
+    """Return the model of one training, which goes on where it was stopped; without a seed, as it was before."""
     if seed is None:
         return build_bellm(settings)
     if (work / "model").exists():
-        return SentenceTransformer(str(work / "model"), model_kwargs=settings.loading())
+        return SentenceTransformer(str(work / "model"), model_kwargs=dict(settings.model_kwargs))
     return train_bellm(settings, work, progress=False)
 
 
@@ -79,18 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
     made.add_argument("--path", type=Path, help="the language model, where it is there already")
     made.add_argument("--embedder", type=Path, help=f"{EMBEDDER}, where it is there already")
-    made.add_argument("--preset", choices=["paper", "released"], default="paper")
     made.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
     made.add_argument("--turned", nargs="+", choices=TURNED, default=list(TURNED), help="which layers")
     made.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
     made.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
-    made.add_argument("--batch-size", type=int, help="default: that of the preset")
     given = options(made, arguments)
     path = str(given.path or MODELS[given.model].located(given.out / "models"))
     sets = {"test": Sets(given.data).pairs("en", "test")}
-    out = given.out / f"{given.model}, {given.source}, {given.preset}"
-    method = "BeLLM" if given.preset == "paper" else "BeLLM, the released command's settings"
-
+    out = given.out / f"{given.model}, {given.source}"
     shared: records.Record = {
         "model": given.model, "precision": given.precision, "triplets": given.source, "set": "STS-B en test",
         "metric": "Spearman", "turned": "", "reading": "", **records.today(),
@@ -122,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     found[turned, seed] = kept_cosines(file, make, sets)["test"]
                     shutil.rmtree(work, ignore_errors=True)
         before = {key: own for key, own in found.items() if key[1] is None}
-        write(before, f"{method}, before", reading=reading)
-        write({key: own for key, own in found.items() if key not in before}, method, reading=reading)
+        write(before, "BeLLM, before", reading=reading)
+        write({key: own for key, own in found.items() if key not in before}, "BeLLM", reading=reading)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python benchmarks/train_jtcse.py --data DIR --max-steps 30        # of each training, 64 texts a step
 
 Writes ``benchmarks/results/jtcse.csv``. ``DIR`` holds generic_sentences_en.txt (one a line) and
-stsb_en_{train,dev,test}.tsv (text, text, score), of whose training set only the texts are used. The encoder was trained
+stsb_en_{train,test}.tsv (text, text, score), of whose training set only the texts are used. The encoder was trained
 to embed already, by the mean of its tokens; the methods read the first one, as the paper does. So the question is
 which of them, trained further alike, is ahead on the test pairs. The similarities of each trained model lie below
 ``--out``, and a training whose similarities are there is not run again. A row without a seed is the mean over the
@@ -28,12 +28,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 import records
 from real.cosines import Array, Training, by_seed, kept_cosines
 from real.models import MODELS
-from real.sets import PARTS, Sets
+from real.sets import Sets
 from runs import options, parser
 from st_reba import TwinTower
 from st_reba.data.tables import read_pairs
 from st_reba.train import fit
 from st_reba.train.losses import JTCSELoss
+from st_reba.train.settings import RunSettings
 
 ENCODER = "all-MiniLM-L6-v2"
 SEEDS = (0, 1, 2)
@@ -68,7 +69,7 @@ def trained(method: str, path: str, seed: int, texts: Sequence[str], steps: int,
         "seed": seed, "max_steps": steps, "learning_rate": LEARNING_RATE, "per_device_train_batch_size": TEXTS_A_STEP,
         "warmup_steps": 0.1, "save_strategy": "no",
     }  # fmt: skip
-    fit(model, Dataset.from_dict(columns), loss, output=work, arguments=arguments, progress=False)
+    fit(model, Dataset.from_dict(columns), loss, work, RunSettings(arguments=arguments), progress=False)
     shutil.rmtree(work, ignore_errors=True)
     return model
 
@@ -88,28 +89,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--max-steps", type=int, default=60, help=f"of each training, {TEXTS_A_STEP} texts a step")
     given = options(made, arguments)
     path = str(given.path or MODELS[ENCODER].located(given.out / "models"))
-    sets = {part: Sets(given.data).pairs("en", part) for part in PARTS}
+    sets = {"test": Sets(given.data).pairs("en", "test")}
     texts, out, steps = unlabelled(given.data), given.out / ENCODER, given.max_steps
-    found: dict[Training, dict[str, Array]] = {}
+    found: dict[Training, Array] = {}
     for name, file, pooling in (("mean of the tokens", "mean", "mean"), ("first token", "first", "cls")):
         make = partial(single, path, pooling)
-        found[f"before, {name}", None] = kept_cosines(out / f"before, {file}.npz", make, sets)
+        found[f"before, {name}", None] = kept_cosines(out / f"before, {file}.npz", make, sets)["test"]
     for seed in given.seeds:
         for method in given.methods:
             make = partial(trained, method, path, seed, texts, steps, out / "running")
             file = out / f"{method}, {steps} steps, {LEARNING_RATE:g}, seed {seed}.npz"
-            found[method, seed] = kept_cosines(file, make, sets)
-    for part, pairs in sets.items():
-        shared: records.Record = {
-            "model": ENCODER, "precision": "float32", "set": f"STS-B en {part}", "metric": "Spearman",
-            "texts": len(texts), **records.today(),
-        }  # fmt: skip
-        rows = []
-        for row in by_seed({key: own[part] for key, own in found.items()}, pairs.scores, base=SIMCSE):
-            about = {**shared, "steps": 0 if str(row["method"]).startswith("before") else steps}
-            rows.append(about | {key: value for key, value in row.items() if key not in ("seeds", "ahead_seeds")})
-            print(f"{part}, {row['method']}, seed {row['seed']}: {row['score']:.3f}")
-        records.rewrite("jtcse", rows, given.results)
+            found[method, seed] = kept_cosines(file, make, sets)["test"]
+    shared: records.Record = {
+        "model": ENCODER, "precision": "float32", "set": "STS-B en test", "metric": "Spearman", "texts": len(texts),
+        **records.today(),
+    }  # fmt: skip
+    rows = []
+    for row in by_seed(found, sets["test"].scores, base=SIMCSE):
+        about = {**shared, "steps": 0 if str(row["method"]).startswith("before") else steps}
+        rows.append(about | {key: value for key, value in row.items() if key not in ("seeds", "ahead_seeds")})
+        print(f"{row['method']}, seed {row['seed']}: {row['score']:.3f}")
+    records.rewrite("jtcse", rows, given.results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cosines of pairs of texts, and their scores with intervals. Needs no mteb, as titles of news do."""
+"""Cosines of pairs of texts, and their scores with intervals."""
 
 from __future__ import annotations
 

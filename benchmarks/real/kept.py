@@ -1,183 +1,145 @@
-"""Kept vectors of a model, as they are and behind each filter, fitted on a few hundred texts of the training part."""
+"""Vectors of a model on lists of texts: computed once, kept in files, as they are and behind each filter."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from sentence_transformers import SentenceTransformer
 
-from runs import kept
+from runs import kept, pooled
 from st_reba.modules import CausalModule, EmbeddingFilter
-from st_reba.modules.moments import Moments
-from st_reba.recipes import every_row
+from st_reba.reading.words import encode_words
+from st_reba.recipes import Row, find
 from st_reba.recipes.rows import IDF, PARTS
 
-from .passes import Run
-from .sets import FIT_TEXTS, Sets, TextList
+from .contenders import behind
+from .sets import LISTS, WORD_LISTS, Sets
 
 Array = NDArray[np.float32]
 
-#: Texts that are run together, and texts of a file.
+#: Number of texts that are run together, and of a file.
 BATCH, BLOCK = 32, 512
+#: Keys of the recipes that are measured.
+KEYS = (
+    "classical", "echo-2", "reba-1", "reba-2", "reba-2-normalised", "echo-3", "reba-3", "bag-of-input-embeddings",
+    "prompteol", "pretended-cot", "knowledge", "topic", "echo-topic", "early-late", "echo-springer", "bidirectional",
+    "bidirectional-prompt", "no-sink", "rt-2", "rt-4", "rt-8", "kv-rerouting", "token-prepending", "value-aggregation",
+    "contrastive-prompting", "ck", "metaeol",
+)  # fmt: skip
+#: Those that ask in Chinese about Chinese texts.
+TRANSLATED = ("prompteol", "pretended-cot", "knowledge", "topic", "echo-topic", "early-late")
+#: The prompt in English words on Chinese texts: recipes that build on it ask so.
+IN_ENGLISH = "PromptEOL, English"
 
-#: Nothing first; then that of the language model's head, and those that are fitted on vectors.
-FILTERS = ("", *(name for name in PARTS if name != IDF))
 
-#: What is never without its filter.
-NEVER_WITHOUT = {row.name: row for row in every_row() if row.around is not None}
-
-#: Which list's vectors filters are fitted on, for each list.
-_FIT = {
-    "stsb-en-dev": "fit-en", "stsb-en-test": "fit-en", "stsb-zh-dev": "fit-zh", "stsb-zh-test": "fit-zh",
-    "tnews-train": "tnews-train", "tnews-test": "tnews-train", "thucnews-titles": "tnews-train",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to read a model.
-
-    Attributes:
-        recipe: Its name.
-        pooling: ``"mean"``, ``"last"``, or empty where words are read.
-        layer: After which layer; None for the recipe's own end.
-        filter: One of :data:`FILTERS`.
-    """
+class Variant(NamedTuple):
+    """One way to read a model: a recipe's name, ``"mean"``, ``"last"`` or no pooling, and a filter."""
 
     recipe: str
-    pooling: str
-    layer: int | None = None
+    pooling: str = ""
     filter: str = ""
 
 
-def embed(directory: Path, run: Run, texts_of: TextList, sets: Sets) -> None:
-    """Keep what one pass makes of one list: a file for each block of texts, so that a run that was stopped goes on.
-
-    A file has the vectors of each variant, of each layer where it has several; which texts of the list these are; and
-    how many texts the list has.
-    """
-    texts = texts_of.read(sets)
-    words = texts_of.words(sets).inputs()[1] if texts_of.words else None
-    order = np.argsort([-len(text) for text in texts], kind="stable")
-
-    def embedded(rows: NDArray[np.int64]) -> dict[str, Any]:
-        found: dict[str, list[Array]] = defaultdict(list)
-        with torch.inference_mode():
-            for batch in np.split(rows, range(BATCH, len(rows), BATCH)):
-                own = None if words is None else [words[row] for row in batch]
-                for variant, vectors in run([texts[row] for row in batch], own).items():
-                    layers = {"": vectors} if vectors.ndim == 2 else dict(enumerate(vectors.unbind(1)))
-                    for layer, each in layers.items():
-                        found[f"{variant}/{layer}"].append(each.float().cpu().numpy())
-        return {**{name: np.concatenate(several) for name, several in found.items()}, "rows": rows, "texts": len(texts)}
-
-    for number, first in enumerate(range(0, len(texts), BLOCK)):
-        kept(directory / f"{number:04}.npz", partial(embedded, order[first : first + BLOCK]))
-
-
-@cache
-def blocks(directory: Path) -> list[Any]:
-    """What :func:`embed` kept; nothing where it was stopped."""
-    found = [np.load(file) for file in sorted(directory.glob("*.npz"))]
-    return found if found and sum(len(block["rows"]) for block in found) == found[0]["texts"] else []
+def recipes(language: str) -> dict[str, Row]:
+    """Return the rows of the recipes by name, some with their prompt in the language of the texts."""
+    rows = {row.name: row for row in (find(key).row for key in KEYS)}
+    if language == "en":
+        return rows
+    english = rows[find("prompteol").row.name]
+    asked = {name: row.in_chinese() if row.key in TRANSLATED else row for name, row in rows.items()}
+    return asked | {IN_ENGLISH: english}
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the vectors of a recipe and a pooling lie: which pass, under which name, with how many layers."""
-
-    run: str
-    name: str
-    layers: int
-
-    def own_end(self) -> int | None:
-        """The layer that is the recipe's own."""
-        return self.layers - 1 if self.layers else None
-
-
 class Kept:
     """All vectors of one model.
 
-    Args:
-        directory: Below which they lie, ``list/pass/``.
-        head: The filter of the language model's head; None leaves it out.
-        backbone: What a recipe is built on, to see how much each part of its vectors counts.
+    Attributes:
+        directory: Directory of the files, which are ``list/recipe/0000.npz`` and so on.
+        sets: The evaluation sets.
+        load: Loads the language model or the embedder, once.
+        embedder: Name of the embedder; empty for a language model.
     """
 
-    def __init__(
-        self, directory: Path, head: EmbeddingFilter | None = None, backbone: CausalModule | None = None
-    ) -> None:
-        self.directory = directory
-        self.head = head
-        self.backbone = backbone
+    directory: Path
+    sets: Sets
+    load: Callable[[], Any]
+    embedder: str = ""
 
-    def sources(self, lists: Sequence[str]) -> dict[tuple[str, str], Source]:
-        """By recipe and pooling, those that all of these lists have."""
-        found: list[dict[tuple[str, str], Source]] = []
-        for name in lists:
-            own: dict[tuple[str, str], Source] = {}
-            for directory in sorted((self.directory / name).glob("*")):
-                layers: dict[str, int] = defaultdict(int)
-                for member in blocks(directory)[0].files if blocks(directory) else ():
-                    if "/" in member:
-                        variant, _, layer = member.rpartition("/")
-                        layers[variant] += layer != ""
-                for variant, count in layers.items():
-                    recipe, comma, pooling = variant.rpartition(", ")
-                    key = (recipe, pooling) if comma and pooling in ("mean", "last") else (variant, "")
-                    # A pass that reads every layer says more.
-                    if key not in own or own[key].layers < count:
-                        own[key] = Source(directory.name, variant, count)
-            found.append(own)
-        return {key: source for key, source in found[0].items() if all(key in own for own in found)} if found else {}
+    def poolings(self, language: str) -> dict[str, tuple[str, ...]]:
+        """Return the poolings of each recipe."""
+        if self.embedder:
+            return {self.embedder: ("",)}
+        return {name: row.poolings for name, row in recipes(language).items()}
 
-    def vectors(self, name: str, source: Source, layer: int | None) -> Array:
-        """(texts, D), of one list."""
-        member = f"{source.name}/{'' if layer is None else layer}"
-        own = [(block["rows"], block[member]) for block in blocks(self.directory / name / source.run)]
-        rows, vectors = (np.concatenate(parts) for parts in zip(*own, strict=True))
-        return np.asarray(vectors[np.argsort(rows)])
+    def model(self, name: str, language: str) -> SentenceTransformer:
+        """Return a recipe under all of its poolings, side by side."""
+        if self.embedder:
+            return self.load()
+        row = recipes(language)[name]
+        return pooled(row.module(self.load(), **row.settings), *row.poolings)
 
-    def filtered(
-        self, lists: Sequence[str], source: Source, layer: int | None, filters: Sequence[str] = FILTERS
-    ) -> Iterator[tuple[str, list[Array]]]:
-        """The vectors of some lists that share a fit, behind each filter."""
-        own = [self.vectors(name, source, layer) for name in lists]
-        moments: Moments | None = None
-        row = NEVER_WITHOUT.get(source.name.rpartition(", ")[0])
-        shares = CausalModule.shares
-        if row is not None and row.around is not None:
-            filters = (row.around.name,)
-            shares = row.module.shares if self.backbone is None else row.build(self.backbone).shares
-        for name in filters:
-            if not name:
-                yield name, own
-                continue
-            if not PARTS[name].fitted:
-                if self.head is not None:
-                    yield name, [_mapped(self.head, each) for each in own]
-                continue
-            if moments is None:
-                fit_list = _FIT[lists[0]]
-                fit = own[lists.index(fit_list)] if fit_list in lists else self.vectors(fit_list, source, layer)
-                moments = Moments(fit.shape[1])
-                moments.add(torch.from_numpy(fit[:FIT_TEXTS]))
-            try:
-                module = PARTS[name].from_moments(moments, shares)
-            except ValueError:
-                # Vectors that do not vary, such as a prompt's last state before the first layer.
-                continue
-            yield name, [_mapped(module, each) for each in own]
+    def files(self, texts: str, name: str) -> list[Path]:
+        count = len(self.sets.texts(texts))
+        return [self.directory / texts / name / f"{place:04}.npz" for place in range(-(-count // BLOCK))]
+
+    def embed(self, texts: str, name: str) -> None:
+        """Embed a list of texts by a recipe, or one word of each; blocks that are kept are not run again."""
+        model, own = cache(partial(self.model, name, LISTS[texts])), self.sets.texts(texts)
+        words = self.sets.questions(texts).inputs()[1] if texts in WORD_LISTS else None
+
+        def embedded(block: slice) -> Mapping[str, Any]:
+            if words is not None:
+                return {"vectors": encode_words(model(), own[block], words[block], batch_size=BATCH)}
+            found = model().encode(own[block], batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
+            return {"vectors": found.float().cpu().numpy()}
+
+        for number, file in enumerate(self.files(texts, name)):
+            kept(file, partial(embedded, slice(number * BLOCK, (number + 1) * BLOCK)))
+
+    def vectors(self, texts: str, name: str) -> Array | None:
+        """Return what is kept of a list, (texts, poolings x D); None unless that is all of it."""
+        files = self.files(texts, name)
+        if not all(file.is_file() for file in files):
+            return None
+        return np.concatenate([np.load(file)["vectors"] for file in files])
+
+    def readings(self, texts: str, fit: str, tokens: CausalModule) -> Iterator[tuple[Variant, Array]]:
+        """Yield the vectors of a list by every recipe, pooling and filter that is kept.
+
+        Args:
+            texts: The list.
+            fit: The list that filters are fitted on.
+            tokens: The loaded language model, or the one whose tokens an embedder is compared by.
+        """
+        for name, poolings in self.poolings(LISTS[texts]).items():
+            both = [each for each in (self.vectors(texts, name), self.vectors(fit, name)) if each is not None]
+            if len(both) == 2:
+                row = None if self.embedder else recipes(LISTS[texts])[name]
+                parts = (np.split(each, len(poolings), axis=1) for each in both)
+                for pooling, own, seen in zip(poolings, *parts, strict=True):
+                    for filtered, vectors in behind_filters(own, seen, row, tokens):
+                        yield Variant(name, pooling, filtered), vectors
 
 
-@torch.inference_mode()
-def _mapped(module: nn.Module, vectors: Array) -> Array:
-    return module({"sentence_embedding": torch.from_numpy(vectors)})["sentence_embedding"].numpy()
+def behind_filters(own: Array, fit: Array, row: Row | None, tokens: CausalModule) -> Iterator[tuple[str, Array]]:
+    """Yield vectors as they are and behind each filter, fitted on others; some recipes have a filter of their own."""
+    names: Sequence[str] = ("", *(name for name in PARTS if name != IDF))
+    shares = CausalModule.shares
+    if row is not None and row.around is not None:
+        names, shares = (row.around.name,), row.build(tokens).shares
+    vectors, seen = torch.from_numpy(own), torch.from_numpy(fit)
+    for name in names:
+        if not name or PARTS[name].fitted:
+            yield name, behind(name, vectors, seen, shares).numpy()
+        elif row is not None:
+            with torch.inference_mode():
+                filtered = EmbeddingFilter.from_language_model(tokens)({"sentence_embedding": vectors})
+            yield name, filtered["sentence_embedding"].numpy()
