@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,14 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers.utils import import_utils
-from typer.testing import CliRunner
 
-import st_reba_cli as cli
 from st_reba import CausalTransformer, EmbeddingFilter, LayerwiseAutoencoder, ReBAModule, TwinTower
 from st_reba.hub.saved_files import quoted
 from st_reba.modules.lm_head import head_blocks
 from st_reba_cli.load import usable
 
 from ..backbones import TEXTS, own
+from ..cli import typed
 from ..conftest import pipeline, relative_error
 
 OWN_SETTINGS = "sentence_bert_config.json"
@@ -101,67 +101,64 @@ class TestPickledWeights:
         canary = Canary(tmp_path / "marker")
         model = model_of(TwinTower)
         pickle_weights(own(model) / "tower_2", {"norm.weight": canary})
-        with pytest.raises(Exception, match="[Ww]eights.only"):
-            SentenceTransformer(str(model))
         adapter = adapted(originals[ReBAModule], tmp_path / "adapter")
         (adapter / "adapter_model.safetensors").unlink()
         torch.save({"x": canary}, adapter / "adapter_model.bin")
-        # Some versions of transformers do not even look for it.
-        with pytest.raises(Exception, match=r"[Ww]eights.only|adapter_model\.safetensors"):
-            ReBAModule.load(str(adapter))
         EmbeddingFilter(torch.eye(4)[:2], low=1).save(str(tmp_path))
         (tmp_path / "model.safetensors").unlink()
         torch.save({"directions": canary}, tmp_path / "pytorch_model.bin")
-        with pytest.raises(Exception, match="[Ww]eights.only"):
-            EmbeddingFilter.load(str(tmp_path))
         head = Path(shutil.copytree(own(originals[ReBAModule]), tmp_path / "head"))
         pickle_weights(head, {"lm_head.weight": canary})
-        with pytest.raises(ValueError, match="in files of safetensors"):
-            list(head_blocks(str(head)))
+        # Some versions of transformers do not even look for a pickled adapter.
+        for load, path, said in (
+            (SentenceTransformer, model, "[Ww]eights.only"),
+            (ReBAModule.load, adapter, r"[Ww]eights.only|adapter_model\.safetensors"),
+            (EmbeddingFilter.load, tmp_path, "[Ww]eights.only"),
+            (lambda path: list(head_blocks(path)), head, "in files of safetensors"),
+        ):
+            with pytest.raises(Exception, match=said):
+                load(str(path))
         assert not (tmp_path / "marker").exists()
 
-    @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-    def test_that_are_nothing_but_weights_load(self, sharded, model_of):
+    def test_that_are_nothing_but_weights_load_unless_pytorch_is_not_safe(self, model_of, tmp_path, monkeypatch):
+        """Before PyTorch 2.6, ``weights_only`` could be got around: safetensors alone are read."""
         model = model_of()
         expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
-        pickle_weights(own(model), load_file(own(model) / "model.safetensors"), sharded)
-        assert relative_error(SentenceTransformer(str(model), device="cpu").encode(TEXTS), expected) == 0
-
-    def test_a_pytorch_that_is_not_safe(self, model_of, tmp_path, monkeypatch):
-        """Before 2.6, ``weights_only`` could be got around: safetensors alone are read."""
+        weights = load_file(own(model) / "model.safetensors")
+        for sharded in (True, False):
+            shutil.copytree(model, copied := tmp_path / f"copied-{sharded}")
+            pickle_weights(own(copied), weights, sharded)
+            assert relative_error(SentenceTransformer(str(copied), device="cpu").encode(TEXTS), expected) == 0
         (tmp_path / "autoencoder").mkdir()
         LayerwiseAutoencoder(2, 8).save(str(tmp_path / "autoencoder"), safe_serialization=False)
-        model = model_of()
-        pickle_weights(own(model), load_file(own(model) / "model.safetensors"))
         monkeypatch.setattr(import_utils, "is_torch_greater_or_equal", lambda version, *args, **kwargs: version < "2.6")
-        for load, path in ((LayerwiseAutoencoder.load, tmp_path / "autoencoder"), (ReBAModule, model)):
+        for load, path in ((LayerwiseAutoencoder.load, tmp_path / "autoencoder"), (ReBAModule, copied)):
             with pytest.raises(ValueError, match="upgrade torch to at least v2.6"):
                 load(str(path))
 
 
 #: What a saved file could do with transformers' arguments, and with ST's, under their names of today and of before.
-REFUSED: dict[tuple[str, str], dict[str, Any]] = {
-    ("model_kwargs", "model_args"): {
-        "attn_implementation": "org/kernel",
-        "gguf_file": "../elsewhere.gguf",
-        "offload_folder": "written",
-        "weights_only": True,
-    },
-    ("processor_kwargs", "tokenizer_args"): {"tokenizer_file": "/etc/hostname"},
-    ("config_kwargs", "config_args"): {"_configuration_file": "../elsewhere.json"},
-}
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+    ("model_kwargs", "model_args", {"attn_implementation": "org/kernel"}),
+    ("model_kwargs", "model_args", {"gguf_file": "../elsewhere.gguf"}),
+    ("model_kwargs", "model_args", {"offload_folder": "written"}),
+    ("model_kwargs", "model_args", {"weights_only": True}),
+    ("processor_kwargs", "tokenizer_args", {"tokenizer_file": "/etc/hostname"}),
+    ("config_kwargs", "config_args", {"_configuration_file": "../elsewhere.json"}),
+]
 
 
 @pytest.mark.parametrize("module_class", [ReBAModule, TwinTower])
-@pytest.mark.parametrize(("kinds", "key"), [(kinds, key) for kinds, keys in REFUSED.items() for key in keys])
-def test_arguments_that_a_file_may_not_give(module_class, kinds, key, model_of, tmp_path, monkeypatch):
+def test_arguments_that_a_file_may_not_give(module_class, model_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = model_of(module_class)
-    before = set(tmp_path.rglob("*"))
-    for name in kinds:
-        change(own(model) / OWN_SETTINGS, remove=kinds[0], **{name: {key: REFUSED[kinds][key]}})
-        with pytest.raises(ValueError, match=rf"{OWN_SETTINGS} sets {key} in {name} to .* pass {kinds[0]}="):
-            SentenceTransformer(str(model), device="cpu")
+    file = own(model_of(module_class)) / OWN_SETTINGS
+    before, saved = set(tmp_path.rglob("*")), file.read_text()
+    for kind, former, arguments in REFUSED:
+        for name in (kind, former):
+            file.write_text(saved)
+            change(file, remove=kind, **{name: arguments})
+            with pytest.raises(ValueError, match=rf"sets {next(iter(arguments))} in {name} to .* pass {kind}="):
+                SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -179,19 +176,17 @@ def test_any_other_argument(kind, key, originals, tmp_path):
             ReBAModule.load_config(str(tmp_path))
 
 
-def test_a_file_of_a_former_name_is_not_read(model_of):
-    """ST reads it where there is none of today's name. No saved module of ours has one."""
-    model = model_of()
-    (own(model) / OWN_SETTINGS).rename(own(model) / "sentence_roberta_config.json")
-    change(own(model) / "sentence_roberta_config.json", model_args={"weights_only": False}, repetitions=3)
-    assert ReBAModule.load(str(model)).repetitions == 2
-
-
 def test_what_a_file_and_what_the_caller_may_give(model_of, tmp_path):
     """What the caller gives is free, also where a file says something else."""
     model = model_of()
+    # A file of a former name, which ST reads where there is none of today's name, is not read.
+    former, today = own(model) / "sentence_roberta_config.json", own(model) / OWN_SETTINGS
+    today.rename(former)
+    change(former, model_args={"weights_only": False}, repetitions=3)
+    assert ReBAModule.load(str(model)).repetitions == 2
+    former.rename(today)
     said = {"model_kwargs": {"dtype": "bfloat16", "attn_implementation": "eager"}, "max_seq_length": None}
-    change(own(model) / OWN_SETTINGS, **said, processor_kwargs={"model_max_length": 9})
+    change(today, remove="model_args", **said, processor_kwargs={"model_max_length": 9})
     module = ReBAModule.load(str(model))
     assert (module.model.dtype, module.max_seq_length) == (torch.bfloat16, 9)
     change(own(model) / "config.json", attn_implementation="org/kernel")
@@ -201,28 +196,26 @@ def test_what_a_file_and_what_the_caller_may_give(model_of, tmp_path):
 
 
 class TestAKernelIsCode:
-    @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-    @pytest.mark.parametrize(
-        "load", [ReBAModule.load, ReBAModule, CausalTransformer, lambda path: list(head_blocks(path))]
-    )
-    def test_in_a_backbones_config(self, key, load, model_of):
+    def test_in_a_backbones_config(self, model_of):
         model = model_of()
-        for value in ("org/kernel", {"": "org/kernel"}):
+        loaders = (ReBAModule.load, ReBAModule, CausalTransformer, lambda path: list(head_blocks(path)))
+        for key, value, load in product(
+            ("attn_implementation", "_attn_implementation"), ("org/kernel", {"": "org/kernel"}), loaders
+        ):
             change(own(model) / "config.json", **{key: value})
             with pytest.raises(ValueError, match=rf"config.json sets {key} to '?.*org/kernel.*: .*model_kwargs"):
                 load(str(model))
-        for plain in ("eager", "sdpa", None):
-            change(own(model) / "config.json", **{key: plain})
+            for plain in ("eager", "sdpa", None):
+                change(own(model) / "config.json", **{key: plain})
         ReBAModule.load(str(model))
 
-    @pytest.mark.parametrize("tower", [".", "tower_2"])
-    def test_of_both_towers_and_wherever_it_stands(self, tower, model_of):
-        model = model_of(TwinTower)
-        change(own(model) / tower / "config.json", text_config={"attn_implementation": "org/kernel"})
-        with pytest.raises(ValueError, match=r"config.json sets text_config.attn_implementation to 'org/kernel'"):
-            TwinTower.load(str(model))
-
-    def test_of_the_model_that_an_adapter_is_for_and_of_what_the_adapter_imports(self, model_of, tmp_path):
+    def test_wherever_it_stands(self, originals, model_of, tmp_path):
+        """In both towers, in the model that an adapter is for, and in what the adapter imports."""
+        for tower in (".", "tower_2"):
+            towers = shutil.copytree(originals[TwinTower], tmp_path / f"of {tower}")
+            change(own(towers) / tower / "config.json", text_config={"attn_implementation": "org/kernel"})
+            with pytest.raises(ValueError, match=r"config.json sets text_config.attn_implementation to 'org/kernel'"):
+                TwinTower.load(str(towers))
         model = model_of()
         adapter = adapted(model, tmp_path / "adapter")
         assert ReBAModule.load(str(adapter)).repetitions == 2
@@ -234,25 +227,18 @@ class TestAKernelIsCode:
             ReBAModule.load(str(adapter))
 
 
-class TestAfterPooling:
+def test_settings_and_weights_after_pooling(tmp_path):
     """Modules whose directory holds settings and weights."""
-
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            ({"device_map": "auto"}, "config.json sets device_map, which is no setting of Layerwise"),
-            # They would be allocated first: 4 TiB.
-            ({"hidden_size": 2**20, "bottlenecks": [2**20]}, r"config.json and the weights do not fit .*\(.*\).* save"),
-        ],
-    )
-    def test_settings_that_may_not_be(self, settings, message, tmp_path):
+    for settings, message in (
+        ({"device_map": "auto"}, "config.json sets device_map, which is no setting of Layerwise"),
+        # They would be allocated first: 4 TiB.
+        ({"hidden_size": 2**20, "bottlenecks": [2**20]}, r"config.json and the weights do not fit .*\(.*\).* save"),
+    ):
         LayerwiseAutoencoder(2, 8).save(str(tmp_path))
         change(tmp_path / "config.json", **settings)
         with pytest.raises(ValueError, match=message):
             LayerwiseAutoencoder.load(str(tmp_path))
-
-    @pytest.mark.parametrize("value", [3e38, float("nan"), float("-inf")])
-    def test_weights_that_no_embedding_survives(self, value, tmp_path):
+    for value in (3e38, float("nan"), float("-inf")):
         module = LayerwiseAutoencoder(2, 8)
         with torch.no_grad():
             next(module.parameters())[0] = value
@@ -392,10 +378,9 @@ def test_what_commands_check_as_well(file, what, damaged):
 
 def test_through_the_command(damaged, tmp_path):
     (tmp_path / "texts.txt").write_text("a\n")
-    path, texts, out = (str(place) for place in (damaged(MODULES, '["a"]'), tmp_path / "texts.txt", tmp_path / "a.npy"))
-    result = CliRunner().invoke(cli.app, ["encode", path, texts, "--out", out], env={"COLUMNS": "900"})
-    assert (result.exit_code, type(result.exception)) == (1, SystemExit), result.output
-    assert re.search(r"Error: .*modules\.json", result.output), result.output
+    path = damaged(MODULES, '["a"]')
+    told = typed(f"encode {path} {tmp_path / 'texts.txt'} --out {tmp_path / 'a.npy'}", expect=1)
+    assert re.search(r"Error: .*modules\.json", told), told
 
 
 def test_a_token_without_an_embedding(damaged):
