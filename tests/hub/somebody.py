@@ -69,15 +69,15 @@ def push() -> dict[str, Any]:
     command("wrong token", "push", places["two"], "org/built-other", token="hf_wrong")
     command("a stranger", "push", places["two"], "org/built", token="hf_stranger")
     at, options = "hf://datasets/org/vectors", ("--dtype", "float32", "--device", "cpu")
-    for name, out, more in (
-        ("a file", f"{at}/a.npy", ()),
-        ("in a folder", f"{at}/deep/a.parquet", ()),
-        ("shards", f"{at}/shards", ("--chunk-size", "1")),
-        ("fewer shards", f"{at}/shards", ("--chunk-size", "4", "--overwrite")),
-        ("a file again", f"{at}/a.npy", ()),
-        ("nowhere", "hf://datasets/org/none/a.npy", ()),
+    for name, out, *how in (
+        ("a file", f"{at}/a.npy"),
+        ("in a folder", f"{at}/deep/a.parquet"),
+        ("shards", f"{at}/shards", "--chunk-size", "1"),
+        ("fewer shards", f"{at}/shards", "--chunk-size", "4", "--overwrite"),
+        ("a file again", f"{at}/a.npy"),
+        ("nowhere", "hf://datasets/org/none/a.npy"),
     ):
-        command(name, "encode", places["two"], str(workplace / "texts.txt"), "--out", out, *options, *more)
+        command(name, "encode", places["two"], str(workplace / "texts.txt"), "--out", out, *options, *how)
     command("half way", "push", places["two"], "org/half-way")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder
+from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from st_reba.modules import AttentionRerankModule
+from st_reba.modules import AttentionRerankModule, EndpointTransformer
 from st_reba.modules.attention_reranking import attention_reranker
 from st_reba.serve import models as served_models
 from st_reba.serve.forms import RefusedError
@@ -81,6 +81,15 @@ def test_a_text_that_cannot_be_run_is_an_error(client_of, model, monkeypatch, va
     assert np.array_equal(vectors(good), model.encode(["a"]))
 
 
+def test_a_model_of_another_module(client_of, encoder_paths):
+    model = SentenceTransformer(encoder_paths()[0], device="cpu")
+    client = client_of(Embedder("m", model))
+    answer = client.post("/v1/embeddings", json={"model": "m", "input": [*TEXTS, " ".join(TEXTS * 99)]})
+    np.testing.assert_allclose(vectors(answer)[:-1], model.encode(TEXTS), atol=1e-6)
+    ids = model.tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    assert answer.json()["usage"]["total_tokens"] == sum(map(len, ids)) + model.max_seq_length - 2
+
+
 def watched(served):
     """The items that a model will run."""
     ran, way = [], served.ways[""]
@@ -131,7 +140,10 @@ def test_what_is_not_served(saved, reranker_path, tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), **saved_as}))
     with pytest.raises(ValueError, match="is a saved SparseEncoder; serve takes a CrossEncoder or a SentenceTransfor"):
         check_kind(str(file.parent), None, "SentenceTransformer")
-    model = CrossEncoder(reranker_path, num_labels=1, device="cpu")
+    asks = EndpointTransformer("http://127.0.0.1:9", dimension=2, fingerprint=[1.0, 0.0])
+    with pytest.raises(ValueError, match="a server in front of a server is not served here"):
+        Embedder("m", SentenceTransformer(modules=[asks], device="cpu"))
+    model = load_reranker("m", reranker_path, None, "cpu", "float32", True).model
     model.model.config.num_labels = 3
     with pytest.raises(ValueError, match="gives 3 scores a pair"):
         Reranker("m", model)
