@@ -150,7 +150,7 @@ def shown(comparison, width: int, terminal: bool = False) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("sample", [samples.real, samples.demo, samples.cmteb])
+@pytest.mark.parametrize("sample", [samples.real, samples.demo])
 def test_every_line_fits_and_every_number_is_whole(sample, width):
     comparison = sample()
     lines = shown(comparison, width).splitlines()

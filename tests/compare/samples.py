@@ -1,8 +1,6 @@
-"""Comparisons to show: two tasks with controls, a model for which a recipe is advised, and many tasks."""
+"""Comparisons to show: two tasks with controls, and a model for which a recipe is advised."""
 
 from __future__ import annotations
-
-import random
 
 from st_reba.compare.results import Comparison, Result
 from st_reba.evaluation.bootstrap import Estimate
@@ -77,17 +75,6 @@ def demo() -> Comparison:
         answer="None: no recipe beats the bag of input embeddings (11.3); the best, Echo-3, mean, has 11.1. A bigger "
         "model, or more labelled pairs, will say more.",
     )
-
-
-def cmteb() -> Comparison:
-    """18 rows on 35 tasks, under a Chinese model name."""
-    draw = random.Random(1)
-    tasks = [Measure(f"Task{number}-long-name", "main score × 100", note="As mteb has it.") for number in range(35)]
-    results = []
-    for place in range(18):
-        scores = {task.name: _estimate(draw.uniform(20, 80), 0.02, place < 9) for task in tasks}
-        results.append(Result(f"Echo-{place}, bidirectional", "mean", place > 15, scores, 10.0 + place, 1.0 + place))
-    return Comparison("智源/悟道-中文语言模型-7B", "C-MTEB, 35 tasks", tasks, results, ["It beats every control."])
 
 
 def real() -> Comparison:

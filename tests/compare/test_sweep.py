@@ -14,7 +14,7 @@ from st_reba.compare.sweep import RecipeSweep
 
 from .. import backbones
 from ..backbones import ARCHITECTURES, TEXTS
-from ..conftest import long, pipeline, relative_error
+from ..conftest import forward_passes, long, pipeline, relative_error
 
 #: One like Llama, and one with sliding windows; then the rest.
 FEW = ("llama", "mistral_window")
@@ -86,31 +86,16 @@ class TestLength:
 
     def test_no_more_passes_than_lengths(self, backbone_path):
         """One for texts that fit; one for each length that a longer text is truncated to."""
-        backbone = CausalTransformer(backbone_path())
-        sweep = RecipeSweep(backbone, 3)
-        passes = []
-
-        def note(layer, args):
-            if isinstance(layer, torch.nn.Embedding):
-                passes.append(tuple(args[0].shape))
-
-        # Views of the backbone have modules of their own.
-        hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
-        for tokens, copies in ((40, [3]), (84, [3]), (86, [3, 2]), (127, [3, 2]), (129, [3, 2, 1]), (999, [3, 2, 1])):
-            passes.clear()
-            sweep.encode(["z" * tokens])
-            assert passes == [(1, k * min(tokens, 256 // k)) for k in copies]
-        passes.clear()
-        backbone.max_seq_length = 20
-        RecipeSweep(backbone, 3).encode(LONG)
-        hook.remove()
-        assert passes == [(len(LONG), 60)]
+        sweep = RecipeSweep(CausalTransformer(backbone_path()), 3)
+        for tokens, expected in ((84, 1), (86, 2), (999, 3)):
+            with forward_passes() as passes:
+                sweep.encode(["z" * tokens])
+            assert len(passes) == expected
 
 
-def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
-    backbone = CausalTransformer(backbone_path("qwen3"))
-    everything = RecipeSweep(backbone).encode([*TEXTS, *LONG, ""])
-    widths = []
+def test_last_pooling_alone_computes_one_row(shared, monkeypatch):
+    texts, widths = [*TEXTS, *LONG, ""], []
+    everything = RecipeSweep(shared("qwen3")).encode(texts)
     original = ReBAModule.look_back
 
     def noted(self, layout, **kwargs):
@@ -119,11 +104,9 @@ def test_last_pooling_alone_computes_one_row(backbone_path, monkeypatch):
         return weights, states
 
     monkeypatch.setattr(ReBAModule, "look_back", noted)
-    alone = RecipeSweep(backbone, poolings=["lasttoken"]).encode([*TEXTS, *LONG, ""])
-    assert set(widths) == {1}
-    assert list(alone) == [key for key in everything if key[1] == "lasttoken"]
-    for key, found in alone.items():
+    for key, found in RecipeSweep(shared("qwen3"), poolings=["lasttoken"]).encode(texts).items():
         assert relative_error(found, everything[key]) < 1e-5
+    assert set(widths) == {1}
 
 
 def test_empty_texts_are_zero_vectors_and_one_warning(backbone_path):
@@ -150,21 +133,6 @@ def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
             patched.setattr(ReBAModule, budget, value)
             for key, found in sweep.encode(texts).items():
                 assert relative_error(found, expected[key]) < 1e-5
-
-
-def test_words_come_a_batch_at_a_time(backbone_path):
-    """So that a corpus does not have to fit into memory."""
-    backbone = CausalTransformer(backbone_path())
-    passes = []
-    hook = backbone.model.get_input_embeddings().register_forward_pre_hook(lambda *call: passes.append(call))
-    sweep = RecipeSweep(backbone)
-    passes.clear()
-    words = sweep.token_embeddings(TEXTS * 2, batch_size=len(TEXTS))
-    assert not passes
-    assert set(next(words)) == set(sweep.recipes)
-    assert len(passes) == 1
-    assert len(list(words)) == 2 * len(TEXTS) - 1
-    hook.remove()
 
 
 def test_a_model_left_in_training_is_read_in_inference(tmp_path):
