@@ -68,9 +68,9 @@ test-clients: .venv-clients/.installed .venv-langchain/.installed
 	.venv-clients/bin/python -m pytest tests/lm/test_backbones_in_use.py tests/modules/test_loaded.py tests/train/test_bellm.py
 	.venv-langchain/bin/python -m pytest tests/clients/test_langchain.py tests/clients/test_page.py
 
-# The kernel for GPUs, without one: its arithmetic in Triton's interpreter, and that it compiles. Linux only.
+# The kernel for GPUs, without one: its arithmetic in Triton's interpreter. Linux only.
 test-triton: .venv-triton/.installed
-	ST_REBA_TESTS=long .venv-triton/bin/python -m pytest tests/lm/attention/test_triton_kernel.py -m "not ray"
+	.venv-triton/bin/python -m pytest tests/lm/test_attention.py -m "not ray"
 
 # What .venv has, of which CI is one: the versions that the suite ran with.
 lock: $(INSTALLED)

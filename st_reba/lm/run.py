@@ -155,11 +155,6 @@ def passing(asked: Pass) -> Iterator[None]:
         _pass.reset(token)
 
 
-def watching(observer: Observer) -> contextlib.AbstractContextManager[None]:
-    """Show every attention layer that runs in this block, in this thread, to ``observer``."""
-    return passing(replace(current(), observer=observer))
-
-
 def hooked(hooks: Mapping[nn.Module, Hook]) -> contextlib.AbstractContextManager[None]:
     """Hook modules, in this block, in this thread; after the hooks of a block around it."""
     return passing(current().changed_by(PassChange(hooks=hooks)))

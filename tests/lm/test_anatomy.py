@@ -146,28 +146,18 @@ def test_layers_of_other_kinds_have_no_projection():
     assert anatomy_of(model).feed_forward == ("layers.2.feed_forward",)
 
 
-def without_attention():
-    return AutoModel.from_config(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).eval()
-
-
-def beside_the_attention():
-    """As in BERT's build: the last matrix within the attention is then that of the values."""
+def test_where_no_projection_is_found_and_nothing_to_watch():
+    """None in a state-space model; and in BERT's build, the last matrix within the attention is that of the values."""
+    mamba = AutoModel.from_config(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).eval()
+    with pytest.raises(ValueError, match="MambaModel has no attention whose values could be read. Use a model with"):
+        output_projections(mamba)
+    with pytest.raises(ValueError, match=r"MambaModel has no attention to look back with.*or EchoModule"):
+        setup.watch_attention(mamba)
     model = backbones.backbone("llama")
     for layer in model.layers:
         layer.self_attn.o_proj = nn.Identity()
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (without_attention, "MambaModel has no attention whose values could be read. Use a model with"),
-        (beside_the_attention, "output projection of the attention in layer 0 of LlamaModel was not found"),
-    ],
-)
-def test_where_no_projection_is_found(make, message):
-    with pytest.raises(ValueError, match=message):
-        output_projections(make())
+    with pytest.raises(ValueError, match="output projection of the attention in layer 0 of LlamaModel was not found"):
+        output_projections(model)
 
 
 @pytest.mark.filterwarnings("ignore:The cache of Llama4TextModel cannot be reused")
@@ -226,27 +216,19 @@ def test_a_fingerprint_is_the_same_wherever_a_model_lies_and_shows_every_change(
 
 
 def test_other_models_and_tokenizers_in_python_have_other_fingerprints(backbone_path):
-    modules = [
-        CausalTransformer(backbone_path()),
-        CausalTransformer(backbone_path(), max_seq_length=20),
-        CausalTransformer(backbone_path(), model_kwargs={"dtype": torch.bfloat16}),
-        CausalTransformer(backbone_path("qwen2")),
-    ]
-    marks = [*map(fingerprint, modules)]
-    for extra in (0, 0, 5):
-        modules[0].processor = ByT5Tokenizer(extra_ids=extra)
-        marks.append(fingerprint(modules[0]))
-    assert marks[4] == marks.pop(5)
-    assert len(set(marks)) == len(marks) == 6
-
-
-def test_the_fingerprint_of_a_head(backbone_path):
-    module = CausalTransformer(backbone_path("qwen2"))
-    module.model.config.tie_word_embeddings = True
-    mark = fingerprint_of_weight("head", head_blocks(module))
+    module, head = CausalTransformer(backbone_path()), CausalTransformer(backbone_path("qwen2"))
+    settings = ({"max_seq_length": 20}, {"model_kwargs": {"dtype": torch.bfloat16}})
+    others = [head, *(CausalTransformer(backbone_path(), **given) for given in settings)]
+    marks = [*map(fingerprint, [module, *others])]
+    for extra in (0, 5):
+        module.processor = ByT5Tokenizer(extra_ids=extra)
+        marks.append(fingerprint(module))
+    assert len(set(marks)) == 6
+    head.model.config.tie_word_embeddings = True
+    mark = fingerprint_of_weight("head", head_blocks(head))
     with torch.no_grad():
-        module.model.get_input_embeddings().weight[3, 1] += 1
-    assert fingerprint_of_weight("head", head_blocks(module)) != mark
+        head.model.get_input_embeddings().weight[3, 1] += 1
+    assert fingerprint_of_weight("head", head_blocks(head)) != mark
 
 
 def build(kind, **settings):
@@ -286,32 +268,26 @@ class TestPrepare:
         assert model.config._attn_implementation == expected
 
 
-class TestWatching:
-    def test_no_attention(self):
-        model = build("MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2)
-        with pytest.raises(ValueError, match=r"MambaModel has no attention to look back with.*or EchoModule"):
-            setup.watch_attention(model)
+@pytest.mark.parametrize("harmless", [True, False])
+def test_arguments_that_are_new_to_us(harmless, monkeypatch):
+    """An unknown argument that changes nothing is passed over; one that changes the result is not ignored."""
+    model = build("LlamaConfig", **config("llama").to_dict())
+    kind = type(model.layers[0].self_attn)
+    original = kind.forward
 
-    @pytest.mark.parametrize("harmless", [True, False])
-    def test_arguments_that_are_new_to_us(self, harmless, monkeypatch):
-        """An unknown argument that changes nothing is passed over; one that changes the result is not ignored."""
-        model = build("LlamaConfig", **config("llama").to_dict())
-        kind = type(model.layers[0].self_attn)
-        original = kind.forward
+    def forward(*args, **kwargs):
+        return original(*args, **kwargs, new_trick=1)
 
-        def forward(*args, **kwargs):
-            return original(*args, **kwargs, new_trick=1)
+    monkeypatch.setattr(kind, "forward", forward)
+    if not harmless:
+        observable = function.observable_attention
 
-        monkeypatch.setattr(kind, "forward", forward)
-        if not harmless:
-            observable = function.observable_attention
+        def deaf(*args, **kwargs):
+            output, nothing = observable(*args, **kwargs)
+            return output * 1.5, nothing
 
-            def deaf(*args, **kwargs):
-                output, nothing = observable(*args, **kwargs)
-                return output * 1.5, nothing
-
-            monkeypatch.setitem(transformers.AttentionInterface._global_mapping, function.ATTENTION, deaf)
-        assert anatomy_of(model).calls_our_attention == harmless
+        monkeypatch.setitem(transformers.AttentionInterface._global_mapping, function.ATTENTION, deaf)
+    assert anatomy_of(model).calls_our_attention == harmless
 
 
 def test_hybrid_models_use_the_layers_that_have_attention(tmp_path):

@@ -6,8 +6,8 @@ as a table.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import json
 import shutil
 
@@ -20,30 +20,38 @@ from sentence_transformers.base.modules import Transformer
 from torch import nn
 from transformers import AutoModel
 
-from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, RefinedThoughtModule
+from st_reba import (
+    CausalTransformer,
+    ContrastivePromptingModule,
+    EchoModule,
+    KVReroutingModule,
+    ReBAModule,
+    RefinedThoughtModule,
+)
 from st_reba.hub import compat
 from st_reba.lm import backbone
 from st_reba.lm.anatomy import shortened
+from st_reba.lm.attention import kernels
 
 from .. import backbones, oracles
-from ..backbones import TEXTS
+from ..backbones import DEMO_MODEL, TEXTS
 from ..conftest import long, pipeline, relative_error
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
 
 RECIPES = {
     "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
     "thought": (RefinedThoughtModule, {"iterations": 3}),
-    "reba": (ReBAModule, {}),
     "classical": (CausalTransformer, {}),
     "classical, bidirectional": (CausalTransformer, {"bidirectional_layers": 1}),
     "echo": (EchoModule, {}),
 }
 #: The first changes masks and watches attention; the second reuses a cache. The others do less of the same.
-TWO = ["reba, bidirectional", "thought", *(long(recipe) for recipe in [*RECIPES][2:])]
-every_recipe = pytest.mark.parametrize("recipe", TWO)
+both_recipes = pytest.mark.parametrize("recipe", ["reba, bidirectional", "thought"])
 needs_placement = pytest.mark.skipif(not compat.PLACEMENT_IS_KEPT, reason="refused before sentence-transformers 6.2")
 EXACT = 1e-5
 FEW = ["the cat", TEXTS[2]]
+#: A batch of several lengths.
+SHORT = [TEXTS[2], TEXTS[1], TEXTS[3]]
 
 PARTS = ("embed_tokens", "layers.0", "layers.1", "layers.2", "norm")
 ON_DISK = {**dict.fromkeys(PARTS, "disk"), "rotary_emb": "cpu"}
@@ -103,12 +111,8 @@ WAYS = {
 }
 
 
-#: Every way once; a cache that is reused beside half precision and beside what is moved for each layer.
-USUAL = [*((way, "reba, bidirectional") for way in WAYS), ("bfloat16", "thought"), ("offloaded", "thought")]
-PAIRS = [pair if pair in USUAL else long(*pair) for pair in itertools.product(WAYS, RECIPES)]
-
-
-@pytest.mark.parametrize(("way", "recipe"), PAIRS)
+@pytest.mark.parametrize("way", WAYS)
+@both_recipes
 def test_ways_to_load(way, recipe, backbone_path, tmp_path):
     if "offloaded" in way and not compat.PLACEMENT_IS_KEPT:
         pytest.skip("refused before sentence-transformers 6.2")
@@ -119,16 +123,9 @@ def test_ways_to_load(way, recipe, backbone_path, tmp_path):
     assert relative_error(words(model), expected(recipe, model[0])) < tolerance
 
 
-@every_recipe
-def test_a_static_cache_in_the_configuration(recipe, backbone_path):
-    model = make(recipe, backbone_path(), config_kwargs={"cache_implementation": "static", "use_cache": True})
-    assert relative_error(words(model), expected(recipe, model[0])) < EXACT
-
-
 @needs_placement
-@pytest.mark.parametrize("recipe", ["thought", *(long(recipe) for recipe in RECIPES if recipe != "thought")])
-def test_offloaded_when_loaded_again(recipe, backbone_path, tmp_path):
-    plain = make(recipe, backbone_path())
+def test_offloaded_when_loaded_again(backbone_path, tmp_path):
+    plain = make("thought", backbone_path())
     plain.save_pretrained(str(tmp_path / "model"))
     model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path / "offloaded")}
     loaded = SentenceTransformer(str(tmp_path / "model"), model_kwargs=model_kwargs)
@@ -145,13 +142,12 @@ SPLIT = {"embed_tokens": FIRST, "rotary_emb": FIRST, "layers.0": FIRST, "layers.
 
 @needs_placement
 @pytest.mark.filterwarnings("error:The cache of .* cannot be reused")
-@pytest.mark.parametrize("architecture", ["mistral_window", long("llama")])
-@every_recipe
-def test_split_over_devices(architecture, recipe, backbone_path):
+@both_recipes
+def test_split_over_devices(recipe, backbone_path):
     accelerate = pytest.importorskip("accelerate")
-    plain = words(make(recipe, backbone_path(architecture)))
+    plain = words(make(recipe, backbone_path("mistral_window")))
     with SeveralDevices():
-        split = Transformer(backbone_path(architecture))
+        split = Transformer(backbone_path("mistral_window"))
         for name, device in SPLIT.items():
             put(split.model.get_submodule(name), device)
         places = {name: str(device) for name, device in SPLIT.items()}
@@ -178,7 +174,7 @@ class TestQuantized:
         group = torchao.granularity.PerGroup(16)
         return torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group)
 
-    @every_recipe
+    @both_recipes
     @pytest.mark.parametrize(
         ("kind", "dtype", "tolerance"),
         [("int8", "float32", EXACT), ("int4", "float32", EXACT), ("int8", "bfloat16", 0.03)],
@@ -193,22 +189,15 @@ class TestQuantized:
         loaded = check_saved(model, tmp_path)
         assert "torchao" in type(loaded[0].model.layers[0].mlp.up_proj.weight).__module__
 
-    @every_recipe
-    def test_a_loaded_model_and_its_embeddings(self, recipe, torchao, backbone_path):
+    @both_recipes
+    def test_a_loaded_model_and_its_embeddings_which_is_not_saved(self, recipe, torchao, backbone_path, tmp_path):
         model = make(recipe, backbone_path())
-
-        def chosen(module, name):
-            return isinstance(module, (nn.Linear, nn.Embedding))
-
-        torchao.quantize_(model[0].model, self.config(torchao, "int4"), chosen)
+        chosen = (nn.Linear, nn.Embedding)
+        torchao.quantize_(model[0].model, self.config(torchao, "int4"), lambda part, name: isinstance(part, chosen))
         assert "torchao" in type(model[0].model.embed_tokens.weight).__module__
         assert relative_error(words(model), expected(recipe, model[0])) < EXACT
-
-    def test_a_loaded_model_is_not_saved(self, torchao, backbone_path, tmp_path):
-        module = InputEmbeddings(backbone_path())
-        torchao.quantize_(module.model, self.config(torchao, "int8"))
         with pytest.raises(ValueError, match=r"LlamaModel was quantised after it was loaded.* Quantise it on loading"):
-            module.save(str(tmp_path))
+            model[0].save(str(tmp_path))
         assert not list(tmp_path.iterdir())
 
 
@@ -235,9 +224,9 @@ class TestAdapter:
         return str(directory)
 
     @pytest.mark.parametrize("way", ["path", "PeftModel", "load_adapter", "add_adapter"])
-    @pytest.mark.parametrize("recipe", ["reba, bidirectional", *(long(recipe) for recipe in [*RECIPES][1:])])
-    def test_adapted(self, way, recipe, peft, adapter, backbone_path, plain_words, tmp_path):
+    def test_adapted(self, way, peft, adapter, backbone_path, plain_words, tmp_path):
         torch.manual_seed(1)
+        recipe = "reba, bidirectional"
         if way == "path":
             model = make(recipe, adapter)
         elif way == "PeftModel":
@@ -258,69 +247,39 @@ class TestAdapter:
         assert not (tmp_path / "config.json").exists()
 
 
-class TestCompiled:
+@pytest.mark.parametrize("recipe", ["classical", long("thought")])
+def test_a_compiled_graph_never_decides_what_is_watched(recipe, shallow_path):
     """torch.compile, with a backbone of one layer: what takes time is tracing it."""
+    torch.compiler.reset()
+    model, graphs = make(recipe, shallow_path), []
+    wanted = expected(recipe, model[0])
 
-    @pytest.fixture(autouse=True)
-    def fresh(self):
-        torch.compiler.reset()
-        yield
-        torch.compiler.reset()
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
 
-    def check(self, recipe, path, backend, dynamic=True):
-        model = make(recipe, path)
-        wanted = expected(recipe, model[0])
-        model[0].model = torch.compile(model[0].model, backend=backend, dynamic=dynamic)
-        assert relative_error(words(model), wanted) < EXACT
-        return model
-
-    @pytest.mark.parametrize("recipe", ["classical", long("echo"), long("thought")])
-    def test_a_graph_never_decides_what_is_watched(self, recipe, shallow_path):
-        graphs = []
-
-        def keep(graph, inputs):
-            graphs.append(graph)
-            return graph.forward
-
-        # One batch, whose sizes may be numbers: symbols take three times as long to trace.
-        self.check(recipe, shallow_path, keep, dynamic=False)
-        nodes = [node for graph in graphs for node in graph.graph.nodes]
-        assert any("linear" in str(node.target) for node in nodes)
-        assert not any("observable_attention" in (node.stack_trace or "") for node in nodes)
-        # transformers' own attention, which nobody watches, is part of the one graph.
-        assert (len(graphs) == 1) == (recipe in ("classical", "echo"))
-
-    @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-    @pytest.mark.long
-    def test_down_to_machine_code(self, shallow_path, tmp_path):
-        check_saved(self.check("reba, bidirectional", shallow_path, "inductor"), tmp_path)
+    # One batch, whose sizes may be numbers: symbols take three times as long to trace.
+    model[0].model = torch.compile(model[0].model, backend=keep, dynamic=False)
+    assert relative_error(words(model), wanted) < EXACT
+    nodes = [node for graph in graphs for node in graph.graph.nodes]
+    assert any("linear" in str(node.target) for node in nodes)
+    assert not any("observable_attention" in (node.stack_trace or "") for node in nodes)
+    # transformers' own attention, which nobody watches, is part of the one graph.
+    assert (len(graphs) == 1) == (recipe == "classical")
+    torch.compiler.reset()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "reentrant", "refused"),
-    [
-        ("classical, bidirectional", True, None),
-        ("echo", False, None),
-        ("reba", False, "ReBAModule"),
-        ("thought", True, "RefinedThoughtModule"),
-    ],
-)
-def test_gradient_checkpointing_gives_the_same_gradients_or_is_refused(recipe, reentrant, refused, backbone_path):
-    """A layer that was turned is turned once more when it runs again for its gradient. Where one is looked at, it would
-    be looked at again when nobody counts: other gradients, and no error."""
-
-    def gradients(checkpointed):
+@pytest.mark.parametrize(("recipe", "reentrant"), [("classical, bidirectional", True), ("echo", False)])
+def test_gradient_checkpointing_gives_the_same_gradients(recipe, reentrant, backbone_path):
+    """A layer that was turned is turned once more when it runs again for its gradient."""
+    found = []
+    for checkpointed in (True, False):
         model = make(recipe, backbone_path()).train()
         if checkpointed:
             model[0].model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
-        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-    if refused:
-        with pytest.raises(ValueError, match=f"Gradient checkpointing .* Turn it off to train through {refused}\\."):
-            gradients(True)
-    else:
-        assert relative_error(gradients(True), gradients(False)) < EXACT
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert relative_error(*found) < EXACT
 
 
 def test_code_from_the_repository_runs_where_it_is_trusted(backbone_path, tmp_path, monkeypatch):
@@ -335,34 +294,107 @@ def test_code_from_the_repository_runs_where_it_is_trusted(backbone_path, tmp_pa
     (path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
     monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
     with pytest.raises(ValueError, match="trust_remote_code=True"):
-        make("reba", str(path))
-    model = make("reba", str(path), model_kwargs=trust, processor_kwargs=trust, config_kwargs=trust)
+        make("echo", str(path))
+    model = make("echo", str(path), model_kwargs=trust, processor_kwargs=trust, config_kwargs=trust)
     assert type(model[0].model).__name__ == "OwnModel"
-    assert relative_error(words(model), expected("reba", model[0])) < EXACT
+    assert relative_error(words(model), expected("echo", model[0])) < EXACT
     check_saved(model, tmp_path / "saved", **trust)
     assert (tmp_path / "saved" / "own.py").is_file()
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         SentenceTransformer(str(tmp_path / "saved"), device="cpu")
 
 
-def test_one_that_accelerate_has_placed(backbone_path, tmp_path):
-    model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path)}
-    model = AutoModel.from_pretrained(backbone_path(), **model_kwargs)
-    assert model.device.type == "meta"
+def test_a_model_that_accelerate_has_placed(backbone_path, tmp_path, monkeypatch):
+    """Where it takes its input; it is not shortened; and before placement was kept, it is refused on two devices."""
+    placed = AutoModel.from_pretrained(backbone_path(), device_map=ON_DISK, offload_folder=str(tmp_path))
+    assert (placed.device.type, backbone.device(placed)) == ("meta", CPU)
     with pytest.raises(ValueError, match="because accelerate has placed it on its devices. Load it without device_map"):
-        shortened(model, 1)
-
-
-def test_where_a_model_takes_its_input(backbone_path, tmp_path):
-    for given in ({"device_map": ON_DISK, "offload_folder": str(tmp_path)}, {}):
-        assert backbone.device(AutoModel.from_pretrained(backbone_path(), **given)) == CPU
-
-
-def test_before_placement_was_kept(backbone_path, monkeypatch):
-    """On older versions of sentence-transformers, one on several devices is refused, and one on one is not."""
+        shortened(placed, 1)
     module = CausalTransformer(backbone_path())
     module.model.hf_device_map = {"layers.0": 0, "layers.1": "disk"}
     monkeypatch.setattr(compat, "PLACEMENT_IS_KEPT", False)
     with pytest.raises(ValueError, match=r"placed on 0, disk \(device_map\).* Use sentence-transformers 6\.2 or later"):
         CausalTransformer(module)
     CausalTransformer(backbone_path(), model_kwargs={"device_map": "auto"})
+
+
+# In which dtype things are computed: under autocast, with another default dtype, in float64.
+
+#: What computes with numbers that it makes itself, and what each kind of attention has of its own.
+KINDS = {
+    "reba, soft cap": ("gemma2_softcap", ReBAModule, {}),
+    "thought, window": ("mistral_window", RefinedThoughtModule, {"iterations": 4}),
+    "kv re-routing": ("gemma2_softcap", KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
+    "contrastive prompting": ("llama", ContrastivePromptingModule, {"contrast_layer": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def vectors(shared):
+    """``vectors(case)``: a model, and what it gives in float32; made once."""
+
+    @functools.cache
+    def get(case):
+        architecture, module_class, settings = KINDS[case]
+        model = pipeline(module_class(shared(architecture), **settings))
+        return model, model.encode(SHORT)
+
+    return get
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_under_autocast_vectors_are_near(case, vectors, shared):
+    """Whether the kernels were first tried outside autocast or within it."""
+    model, wanted = vectors(case)
+    architecture, module_class, settings = KINDS[case]
+    in_bfloat16 = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    with in_bfloat16():
+        # What a backbone can do is tried out when a module is made, and rounding must not change the answer.
+        made = pipeline(module_class(shared(architecture), **settings))
+    assert relative_error(made.encode(SHORT), wanted) < 1e-6
+    for first_tried in (contextlib.nullcontext, in_bfloat16):
+        kernels.trusted_kernel.cache_clear()
+        with first_tried():
+            model.encode(SHORT)
+        with in_bfloat16():
+            found = torch.from_numpy(model.encode(SHORT))
+        assert (1 - torch.cosine_similarity(found, torch.from_numpy(wanted))).max() < 1e-2
+    assert relative_error(model.encode(SHORT), wanted) < 1e-6
+
+
+@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_changes_nothing(case, dtype, vectors, backbone_path):
+    """Neither when a backbone is loaded, nor when a text is read."""
+    architecture, module_class, settings = KINDS[case]
+    try:
+        torch.set_default_dtype(dtype)
+        found = pipeline(module_class(backbone_path(architecture), **settings)).encode(SHORT)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert relative_error(found, vectors(case)[1]) < 1e-6
+
+
+def test_nothing_is_rounded_to_float32_in_a_float64_model(backbone_path, token_ids):
+    """Of GPT-2, transformers' own eager attention does not round either."""
+    path = backbone_path("gpt2")
+    plain = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float64).eval()
+    ids = token_ids(TEXTS[0])
+    reba, thought = oracles.algorithm_2(plain, ids, 2), oracles.refined_thought(plain, [*ids, 0], 2)
+    for module_class, states in ((ReBAModule, reba), (RefinedThoughtModule, thought)):
+        model = pipeline(module_class(path, model_kwargs={"dtype": torch.float64}))
+        found = model.encode(TEXTS[0], output_value="token_embeddings")
+        assert states.dtype == torch.float64
+        assert relative_error(found, states) < 1e-12
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_what_a_batch_changes_is_rounding(dtype, allowed):
+    """The README says how much, on trained weights."""
+    module = ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
+    module.CPU_TOKENS = 2**20
+    encode = pipeline(module).encode
+    texts = [*TEXTS[1:4], "我爱自然语言处理。 " * 3]
+    together = encode(texts, batch_size=len(texts), convert_to_tensor=True).float()
+    alone = torch.stack([encode(text, convert_to_tensor=True).float() for text in texts])
+    assert ((together - alone).norm(dim=1) / alone.norm(dim=1)).max() < allowed

@@ -19,11 +19,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, ReBAModule, TwinTower
-from st_reba.encode import Encoder, encode_file
 from st_reba.lm import gguf
 from st_reba.lm.gguf import is_gguf
 from st_reba.modules.lm_head import head_blocks
-from st_reba.train.bellm import BeLLMTraining, build_bellm
 
 from .. import ggufs, processes
 from ..backbones import TEXTS
@@ -121,27 +119,12 @@ class TestRead:
         np.testing.assert_array_equal(SentenceTransformer(str(tmp_path)).encode(TEXTS), model.encode(TEXTS))
         assert "`tiny`" in (tmp_path / "README.md").read_text()
 
-    def test_a_job_of_encoding_needs_a_directory(self, files, tmp_path):
-        (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-        with pytest.raises(ValueError, match=rf"st-reba build --model {files()} "):
-            encode_file(Encoder(str(files())), tmp_path / "texts.txt", tmp_path / "a.npy")
-        assert not (tmp_path / "a.npy").exists()
 
-    def test_to_train(self, files):
-        """BeLLM's adapter names its backbone, which is then a directory."""
-        model = build_bellm(BeLLMTraining(model=str(files()), triplets="unused"))
-        assert Path(model[0].model.config.name_or_path).is_dir()
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("org/repo/model.gguf", True), ("org/repo/Q4/model.GGUF", True), ("org/repo:Q4_K_M", True),
-        ("missing.gguf", True), ("org/repo", False), ("repo", False), ("C:/models/repo", False), ("/a/b", False),
-    ],
-)  # fmt: skip
-def test_what_is_one(name, expected):
-    assert is_gguf(name) is expected
+def test_what_is_one():
+    for name in ("org/repo/model.gguf", "org/repo/Q4/model.GGUF", "org/repo:Q4_K_M", "missing.gguf"):
+        assert is_gguf(name), name
+    for name in ("org/repo", "repo", "C:/models/repo", "/a/b"):
+        assert not is_gguf(name), name
 
 
 def test_other_models_are_left_alone(backbone_path, tmp_path):
@@ -158,15 +141,19 @@ class TestKept:
     ):
         renamed = tmp_path / "other-name.gguf"
         renamed.write_bytes(files().read_bytes())
+        half = gguf.converted(files(), torch.bfloat16)
         for name in (files(), files(), renamed):
-            gguf.converted(name)
+            whole = gguf.converted(name)
+        # From float32 both are the same numbers, and need no conversion; what came first takes half the room.
+        assert gguf.converted(files(), "float16") == whole
+        assert (half / "model.safetensors").stat().st_size < 0.6 * (whole / "model.safetensors").stat().st_size
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(gguf.converted, [files()] * 4))) == 1
-        assert conversions == ["float32"]
-        assert [path.name for path in kept.glob("*/*/*")] == ["tiny"]
+        assert conversions == ["bfloat16", "float32"]
+        assert [path.name for path in kept.glob("*/*/*")] == ["tiny", "tiny"]
         monkeypatch.setattr(gguf.transformers, "__version__", "5.99")
         gguf.converted(files())
-        assert conversions == ["float32", "float32"]
+        assert conversions == ["bfloat16", "float32", "float32"]
 
     def test_by_content(self, kept, conversions, tmp_path):
         """Another file of the same name, size and time is another model."""
@@ -179,15 +166,6 @@ class TestKept:
             embeddings.append(pipeline(CausalTransformer(str(file))).encode(TEXTS))
         assert (len(sizes), len(conversions)) == (1, 2)
         assert not np.array_equal(*embeddings)
-
-    def test_half_precision_takes_half_the_room(self, files, kept, conversions):
-        half = gguf.converted(files(), torch.bfloat16)
-        whole = gguf.converted(files(), "auto")
-        sizes = [(path / "model.safetensors").stat().st_size for path in (half, whole)]
-        assert sizes[0] < 0.6 * sizes[1]
-        # From float32 both are the same numbers, and need no conversion.
-        assert gguf.converted(files(), "float16") == whole
-        assert conversions == ["bfloat16", "float32"]
 
     def test_a_killed_conversion_leaves_nothing(self, files, kept, tmp_path):
         """Killed when all but the last step is done, while another process waits for it."""
