@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import pickle
+import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -16,28 +19,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 import st_reba
-from st_reba.lm import gguf
+from st_reba.lm import gguf, llama_cpp
 from st_reba.lm.llama_cpp import LlamaCpp
 from st_reba.lm.run import Hook, PassChange
-from st_reba.modules import (
-    BidirectionalLastLayer,
-    CausalTransformer,
-    EarlyLateModule,
-    EchoModule,
-    InputEmbeddings,
-    KVReroutingModule,
-    LlamaCppTransformer,
-    MetaEOLModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    TokenPrependingModule,
-    TopicModule,
-    ValueAggregationModule,
-)
 
 from .. import ggufs
-
-pytest.importorskip("xllamacpp")
+from ..cli import typed
 
 TEXTS = ["A man is playing a guitar.", "The storm closed the harbour for two days, and the ferries stayed.", "", "Yes."]
 
@@ -53,17 +40,18 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
+    pytest.importorskip("xllamacpp")
     return ggufs.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")
-def language_model(file) -> LlamaCppTransformer:
-    return LlamaCppTransformer(str(file))
+def language_model(file) -> st_reba.LlamaCppTransformer:
+    return st_reba.LlamaCppTransformer(str(file))
 
 
 @pytest.fixture(scope="module")
-def in_transformers(file) -> CausalTransformer:
-    return CausalTransformer(str(file))
+def in_transformers(file) -> st_reba.CausalTransformer:
+    return st_reba.CausalTransformer(str(file))
 
 
 def handed_on(module) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,19 +64,17 @@ def handed_on(module) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (CausalTransformer, {}),
-        (CausalTransformer, {"template": "prompteol"}),
-        (CausalTransformer, {"pool_over": "whole", "rows": "last"}),
-        (CausalTransformer, {"output_layer": 1}),
-        (CausalTransformer, {"output_layer": 1, "final_norm": False}),
-        (CausalTransformer, {"final_norm": False}),
-        (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
-        (EchoModule, {"template": "springer"}),
-        (MetaEOLModule, {}),
-        (TopicModule, {"lower_layers": []}),
-        (TopicModule, {}),
-        (EarlyLateModule, {}),
-        (InputEmbeddings, {}),
+        (st_reba.CausalTransformer, {}),
+        (st_reba.CausalTransformer, {"template": "prompteol"}),
+        (st_reba.CausalTransformer, {"pool_over": "whole", "rows": "last"}),
+        (st_reba.CausalTransformer, {"output_layer": 1}),
+        (st_reba.CausalTransformer, {"output_layer": 1, "final_norm": False}),
+        (st_reba.CausalTransformer, {"final_norm": False}),
+        (st_reba.EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
+        (st_reba.MetaEOLModule, {}),
+        (st_reba.TopicModule, {}),
+        (st_reba.EarlyLateModule, {}),
+        (st_reba.InputEmbeddings, {}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else ",".join(map(str, value)),
 )
@@ -110,25 +96,25 @@ def test_an_embedding_does_not_depend_on_its_batch(language_model):
 
 def test_a_text_of_several_parts_is_read_as_one(language_model, in_transformers):
     text = ["one two three four five six " * 60]
-    ours, theirs = (pooled(EchoModule(module)).encode(text) for module in (language_model, in_transformers))
+    ours, theirs = (pooled(st_reba.EchoModule(module)).encode(text) for module in (language_model, in_transformers))
     assert torch.cosine_similarity(*map(torch.tensor, (ours, theirs))).item() > 0.9999
 
 
 def test_texts_end_where_the_model_has_no_more_positions(language_model):
     assert language_model.max_seq_length == ggufs.POSITIONS
-    assert EchoModule(language_model).max_seq_length == ggufs.POSITIONS // 2
+    assert st_reba.EchoModule(language_model).max_seq_length == ggufs.POSITIONS // 2
     assert pooled(language_model).encode(["word " * 3 * ggufs.POSITIONS]).shape == (1, ggufs.BLOCK)
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (ReBAModule, {}),
-        (BidirectionalLastLayer, {}),
-        (KVReroutingModule, {}),
-        (TokenPrependingModule, {}),
-        (ValueAggregationModule, {}),
-        (RefinedThoughtModule, {}),
+        (st_reba.ReBAModule, {}),
+        (st_reba.BidirectionalLastLayer, {}),
+        (st_reba.KVReroutingModule, {}),
+        (st_reba.TokenPrependingModule, {}),
+        (st_reba.ValueAggregationModule, {}),
+        (st_reba.RefinedThoughtModule, {}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -161,7 +147,7 @@ def test_a_saved_model_has_its_file_in_it_and_takes_no_other(language_model, fil
 
 
 def test_a_model_that_ends_early_is_saved_so(language_model, tmp_path):
-    model = pooled(CausalTransformer(language_model, output_layer=1))
+    model = pooled(st_reba.CausalTransformer(language_model, output_layer=1))
     model.save_pretrained(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"))
     assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
@@ -178,7 +164,7 @@ def test_generation_is_that_of_transformers_and_the_same_while_another_thread_em
     theirs = ggufs.original().generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, len(ids) :].tolist()
     alone = list(model.generate(ids, 40))
     assert alone == (theirs[: theirs.index(0)] if 0 in theirs else theirs)
-    embedder = pooled(EchoModule(language_model))
+    embedder = pooled(st_reba.EchoModule(language_model))
     embedded, found = embedder.encode(TEXTS), []
     thread = threading.Thread(target=lambda: found.extend(list(model.generate(ids, 40)) for _ in range(5)))
     thread.start()
@@ -196,43 +182,37 @@ def test_what_is_drawn_follows_its_seed(language_model):
 
 
 @pytest.mark.parametrize(("ids", "new"), [([], 4), ([1] * 2000, 100)])
-def test_generation_needs_room(language_model, ids, new):
+def test_generation_needs_room_and_chat_a_template(language_model, ids, new):
     with pytest.raises(ValueError, match="2048 positions"):
         list(language_model.model.generate(ids, new))
-
-
-def test_chat_needs_a_template(language_model):
     with pytest.raises(ValueError, match="no chat template"):
         language_model.generate([{"role": "user", "content": "Hello"}])
 
 
 @pytest.mark.parametrize("architecture", ["nothing", "llama-cut"])
-def test_what_llama_cpp_cannot_load_is_said_with_its_reason(tmp_path, architecture):
+def test_what_llama_cpp_cannot_load_is_said_with_its_reason(file, tmp_path, architecture):
     path = tmp_path / "model.gguf"
     ggufs.write(path, architecture="llama" if architecture == "llama-cut" else architecture)
     if architecture == "llama-cut":
         path.write_bytes(path.read_bytes()[:-4000])
     with pytest.raises(ValueError, match=r"llama.cpp cannot load it \(.+\)"):
-        LlamaCppTransformer(str(path))
+        st_reba.LlamaCppTransformer(str(path))
 
 
 def pooled(module) -> SentenceTransformer:
     return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device="cpu")
 
 
-def test_the_command_builds_and_encodes(script, file, tmp_path):
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:2]))
-    asked = ["build", "--engine", "llama.cpp", "--model", file]
-    for words in ([*asked, "--recipe", "echo-2", "--out", "model"], ["encode", "model", "texts.txt", "--out", "v.npy"]):
-        done = script.run(*words, cwd=tmp_path)
-        assert done.code == 0, done.output
-    expected = SentenceTransformer(str(tmp_path / "model")).encode(TEXTS[:2])
-    assert (np.load(tmp_path / "v.npy") == expected).all()
-    for words, says in ((["--recipe", "bidirectional"], "runs elsewhere"), (["--sparse"], "hands out no head")):
-        done = script.run(*asked, *words, "--out", "other", cwd=tmp_path)
-        assert done.code == 1, done.output
-        assert says in done.lines
-    assert not (tmp_path / "other").exists()
+def test_the_command_builds_and_encodes(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("\n".join(TEXTS[:2]))
+    asked = f"build --engine llama.cpp --model {file}"
+    typed(f"{asked} --recipe echo-2 --out model")
+    typed("encode model texts.txt --out v.npy")
+    assert (np.load("v.npy") == SentenceTransformer("model").encode(TEXTS[:2])).all()
+    assert "runs elsewhere" in typed(f"{asked} --recipe bidirectional --out other", expect=1)
+    assert "hands out no head" in typed(f"{asked} --sparse --out other", expect=1)
+    assert not Path("other").exists()
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -245,18 +225,59 @@ def test_a_state_that_a_hook_replaces_is_refused(language_model, side):
 
 def test_an_architecture_that_ends_in_something_else_has_last_states_alone(file, language_model, monkeypatch):
     monkeypatch.setattr(LlamaCpp, "final_norm", lambda self: ({}, 1e-5))
-    bare = LlamaCppTransformer(str(file))
-    ours, _ = handed_on(EchoModule(bare))
-    assert torch.allclose(ours, handed_on(EchoModule(language_model))[0], atol=1e-4)
+    bare = st_reba.LlamaCppTransformer(str(file))
+    ours, _ = handed_on(st_reba.EchoModule(bare))
+    assert torch.allclose(ours, handed_on(st_reba.EchoModule(language_model))[0], atol=1e-4)
     for settings in ({"output_layer": 1}, {"final_norm": False}):
         with pytest.raises(ValueError, match=r"LlamaCppModel"):
-            CausalTransformer(bare, **settings)
+            st_reba.CausalTransformer(bare, **settings)
     with pytest.raises(ValueError, match="The layers of LlamaCppModel were not found"):
-        TopicModule(bare)
+        st_reba.TopicModule(bare)
 
 
 def test_a_file_of_ollamas_has_no_suffix_and_gets_one(file, tmp_path):
     (tmp_path / "sha256-0a1b").symlink_to(file)
-    model = pooled(LlamaCppTransformer(str(tmp_path / "sha256-0a1b")))
+    model = pooled(st_reba.LlamaCppTransformer(str(tmp_path / "sha256-0a1b")))
     model.save_pretrained(str(tmp_path / "saved"))
     assert (SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS[:1]) == model.encode(TEXTS[:1])).all()
+
+
+# What is said where llama.cpp is not there, or is another one, or the file is none: none is needed here.
+
+
+@pytest.fixture
+def anew():
+    llama_cpp.library.cache_clear()
+    yield
+    llama_cpp.library.cache_clear()
+
+
+def test_a_missing_extra_is_named(tmp_path, anew, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    with pytest.raises(ImportError, match=r'llama.cpp needs xllamacpp: pip install "st-reba\[llamacpp\]"'):
+        st_reba.LlamaCppTransformer(str(ggufs.write(tmp_path / "model.gguf")))
+
+
+def test_a_release_that_is_called_otherwise_is_refused_before_it_is_called(anew, monkeypatch):
+    of_another = SimpleNamespace(
+        __version__="2030.1.1", xllamacpp=SimpleNamespace(__file__=ctypes.util.find_library("c"))
+    )
+    monkeypatch.setitem(sys.modules, "xllamacpp", of_another)
+    with pytest.raises(ImportError, match=r'xllamacpp 2030.1.1 brings .* pip install "xllamacpp=='):
+        llama_cpp.library()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "says"),
+    [
+        ("gone.gguf", None, FileNotFoundError, "there is no such file"),
+        ("text.gguf", b"version https://git-lfs", ValueError, "is not a GGUF file: it does not begin with GGUF"),
+        ("model.safetensors", b"x", ValueError, "is not a GGUF file, and llama.cpp runs no other"),
+        ("model-00001-of-00002.gguf", b"GGUF", ValueError, "one part of several"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, name, content, error, says):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=says):
+        st_reba.LlamaCppTransformer(str(tmp_path / name))

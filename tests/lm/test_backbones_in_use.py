@@ -20,14 +20,7 @@ from sentence_transformers.base.modules import Transformer
 from torch import nn
 from transformers import AutoModel
 
-from st_reba import (
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EchoModule,
-    KVReroutingModule,
-    ReBAModule,
-    RefinedThoughtModule,
-)
+import st_reba
 from st_reba.hub import compat
 from st_reba.lm import backbone
 from st_reba.lm.anatomy import shortened
@@ -39,11 +32,11 @@ from ..conftest import long, pipeline, relative_error
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
 
 RECIPES = {
-    "reba, bidirectional": (ReBAModule, {"bidirectional_layers": 1}),
-    "thought": (RefinedThoughtModule, {"iterations": 3}),
-    "classical": (CausalTransformer, {}),
-    "classical, bidirectional": (CausalTransformer, {"bidirectional_layers": 1}),
-    "echo": (EchoModule, {}),
+    "reba, bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 1}),
+    "thought": (st_reba.RefinedThoughtModule, {"iterations": 3}),
+    "classical": (st_reba.CausalTransformer, {}),
+    "classical, bidirectional": (st_reba.CausalTransformer, {"bidirectional_layers": 1}),
+    "echo": (st_reba.EchoModule, {}),
 }
 #: The first changes masks and watches attention; the second reuses a cache. The others do less of the same.
 both_recipes = pytest.mark.parametrize("recipe", ["reba, bidirectional", "thought"])
@@ -72,11 +65,11 @@ def expected(recipe, module):
     model.set_attn_implementation("eager")
     try:
         with oracles.both_ways(model, settings.get("bidirectional_layers", 0)):
-            if module_class is ReBAModule:
+            if module_class is st_reba.ReBAModule:
                 return oracles.algorithm_2(model, ids, 2).float()
-            if module_class is RefinedThoughtModule:
+            if module_class is st_reba.RefinedThoughtModule:
                 return oracles.refined_thought(model, [*ids, module.tokenizer.eos_token_id], 3).float()
-            return oracles.echo(model, ids, 2 if module_class is EchoModule else 1).float()
+            return oracles.echo(model, ids, 2 if module_class is st_reba.EchoModule else 1).float()
     finally:
         model.set_attn_implementation(chosen)
 
@@ -310,22 +303,22 @@ def test_a_model_that_accelerate_has_placed(backbone_path, tmp_path, monkeypatch
     assert (placed.device.type, backbone.device(placed)) == ("meta", CPU)
     with pytest.raises(ValueError, match="because accelerate has placed it on its devices. Load it without device_map"):
         shortened(placed, 1)
-    module = CausalTransformer(backbone_path())
+    module = st_reba.CausalTransformer(backbone_path())
     module.model.hf_device_map = {"layers.0": 0, "layers.1": "disk"}
     monkeypatch.setattr(compat, "PLACEMENT_IS_KEPT", False)
     with pytest.raises(ValueError, match=r"placed on 0, disk \(device_map\).* Use sentence-transformers 6\.2 or later"):
-        CausalTransformer(module)
-    CausalTransformer(backbone_path(), model_kwargs={"device_map": "auto"})
+        st_reba.CausalTransformer(module)
+    st_reba.CausalTransformer(backbone_path(), model_kwargs={"device_map": "auto"})
 
 
 # In which dtype things are computed: under autocast, with another default dtype, in float64.
 
 #: What computes with numbers that it makes itself, and what each kind of attention has of its own.
 KINDS = {
-    "reba, soft cap": ("gemma2_softcap", ReBAModule, {}),
-    "thought, window": ("mistral_window", RefinedThoughtModule, {"iterations": 4}),
-    "kv re-routing": ("gemma2_softcap", KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
-    "contrastive prompting": ("llama", ContrastivePromptingModule, {"contrast_layer": 1}),
+    "reba, soft cap": ("gemma2_softcap", st_reba.ReBAModule, {}),
+    "thought, window": ("mistral_window", st_reba.RefinedThoughtModule, {"iterations": 4}),
+    "kv re-routing": ("gemma2_softcap", st_reba.KVReroutingModule, {"layers": [0, 1], "prefix_bias": 1.0}),
+    "contrastive prompting": ("llama", st_reba.ContrastivePromptingModule, {"contrast_layer": 1}),
 }
 
 
@@ -381,7 +374,7 @@ def test_nothing_is_rounded_to_float32_in_a_float64_model(backbone_path, token_i
     plain = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float64).eval()
     ids = token_ids(TEXTS[0])
     reba, thought = oracles.algorithm_2(plain, ids, 2), oracles.refined_thought(plain, [*ids, 0], 2)
-    for module_class, states in ((ReBAModule, reba), (RefinedThoughtModule, thought)):
+    for module_class, states in ((st_reba.ReBAModule, reba), (st_reba.RefinedThoughtModule, thought)):
         model = pipeline(module_class(path, model_kwargs={"dtype": torch.float64}))
         found = model.encode(TEXTS[0], output_value="token_embeddings")
         assert states.dtype == torch.float64
@@ -391,7 +384,7 @@ def test_nothing_is_rounded_to_float32_in_a_float64_model(backbone_path, token_i
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 def test_what_a_batch_changes_is_rounding(dtype, allowed):
     """The README says how much, on trained weights."""
-    module = ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
+    module = st_reba.ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
     module.CPU_TOKENS = 2**20
     encode = pipeline(module).encode
     texts = [*TEXTS[1:4], "我爱自然语言处理。 " * 3]

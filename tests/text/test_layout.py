@@ -1,4 +1,7 @@
-"""Templates, and the layouts of texts in them: ids and spans as tokenizers of several builds give them."""
+"""Templates, and the layouts of texts in them: ids and spans as tokenizers of several builds give them.
+
+A text in its prompt is one string to the tokenizer, or pieces where its tokens are to be the same in several places.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
+import st_reba
 from st_reba.text.layout import NOT_TEXT, PREPENDED, Layout
-from st_reba.text.layouts import frames, lay_out, room
-from st_reba.text.templates import MAX_TEMPLATE_LENGTH, TEMPLATES, Template, normalized
+from st_reba.text.layouts import frames, lay_out
+from st_reba.text.templates import MAX_TEMPLATE_LENGTH, PRESETS, TEMPLATES, Template, normalized
 from st_reba.text.tokens import cut, separator, special_tokens, tokenized
 
 from ..backbones import TEXTS, tokenizer
+from ..conftest import pipeline, relative_error
 
 
 def laid_out(template, tokenizer, texts, **settings) -> Layout:
@@ -166,18 +171,6 @@ class TestLayout:
         assert part.seen["steer"].tolist() == [[2.0]]
         assert not part.companions
 
-    def test_room(self, kind):
-        template, text = "x {text} y {text}", "the quick brown fox " * 20
-        around = frames([Template.parse(template)], TOKENIZERS[kind], "prompt")
-        most, overhead = room(around, 40), around[0].overhead
-        assert 2 * most + overhead <= 40 < 2 * (most + 1) + overhead
-        for limit in (None, most, 100):
-            layout = laid_out(template, TOKENIZERS[kind], [text], max_tokens=limit, positions=40, prompt="prompt")
-            assert layout.text_lengths == most
-            assert 39 <= layout.input_ids.shape[1] <= 40
-        with pytest.raises(ValueError, match=f"^{overhead} tokens of prompt, .* no room for 2 copies of a text in the"):
-            laid_out(template, TOKENIZERS[kind], [text], positions=overhead + 1, prompt="prompt")
-
 
 def test_truncation_side_is_the_tokenizers_and_its_state_stays():
     """A fast tokenizer that is told to truncate keeps that as its state, which another thread may be using."""
@@ -267,8 +260,7 @@ texts = st.one_of(
     st.sampled_from(TEXTS),
 )
 fronts = st.sampled_from(["", "query: ", "文本：", "x"])
-PRESETS = ("prompteol", "representative-word", "compress")
-templates = st.sampled_from(["{text}", "sentence {text}", "a{text}b", *(TEMPLATES[name] for name in PRESETS)])
+templates = st.sampled_from(["{text}", "sentence {text}", "a{text}b", *map(TEMPLATES.get, ("prompteol", "compress"))])
 
 
 #: Byte-level tokenizers' letters: printable bytes stand for themselves, the others for letters from 256 on.
@@ -480,3 +472,118 @@ def test_special_tokens_where_a_letter_is_one():
 def test_special_tokens_that_cannot_be_told(plain, full, message):
     with pytest.raises(ValueError, match=message):
         special_tokens(_Wrapped(plain, full))
+
+
+# Texts in prompts, read by modules
+
+
+@pytest.fixture(scope="module")
+def greedy(backbone_path):
+    """A Llama's path, itself run eagerly, and its tokenizer."""
+    path = backbone_path("llama", "greedy")
+    model = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    return path, model, AutoTokenizer.from_pretrained(path)
+
+
+@pytest.mark.parametrize("prompt", ["", "query: "])
+@pytest.mark.parametrize("template", ["prompteol", "sentence {text}", "{text}"])
+def test_plain_transformers_on_the_whole_string_gives_the_embedding(template, prompt, greedy):
+    path, plain, tokenizer = greedy
+    before, behind = TEMPLATES.get(template, template).split("{text}")
+    whole, pieces = (
+        pipeline(st_reba.CausalTransformer(path, template=template, pool_over="all", tokenization=way), "lasttoken")
+        for way in ("whole", "pieces")
+    )
+    vectors, others = (model.encode(TEXTS, prompt=prompt, batch_size=5) for model in (whole, pieces))
+    differ = 0
+    for text, vector, other in zip(whole[0]._texts(TEXTS), vectors, others, strict=True):
+        ids = tokenizer(prompt + before + text + behind)["input_ids"]
+        with torch.no_grad():
+            expected = plain(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
+        assert relative_error(vector, expected) < 1e-5, text
+        differ += relative_error(other, expected) > 1e-3
+    assert differ >= 3 or before + prompt == ""
+
+
+@pytest.mark.parametrize("module_class", [st_reba.EchoModule, st_reba.ReBAModule])
+def test_repeated_texts_are_in_pieces(module_class, shared):
+    assert module_class(shared()).tokenization == "pieces"
+    with pytest.raises(ValueError, match='tokenization="whole": .* same tokens of a text in several places'):
+        module_class(shared(), tokenization="whole")
+    with pytest.raises(ValueError, match='tokenization=\'all\': use "whole" or "pieces"'):
+        st_reba.CausalTransformer(shared(), tokenization="all")
+
+
+# A template's name brings how its authors read it; what the caller or a saved model says comes first.
+
+#: Of PromptEOL's family, in both languages.
+FAMILY = [
+    *("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum"),
+    *("prompteol-zh", "pretended-cot-zh", "knowledge-zh", "promptsth-zh", "promptsum-zh"),
+    *("promptreps", "promptreps-zh", "ponte", "ponte-aspect-first", "ponte-zh", "ponte-aspect-first-zh"),
+    *("topic", "topic-zh"),
+]
+
+
+def reading(module):
+    return module.pool_over, module.rows, module.normalize_text, module.output_layer, module.final_norm
+
+
+def test_a_prompt_is_read_at_its_end(shared):
+    assert [name for name, preset in PRESETS.items() if preset.rows == "last"] == FAMILY
+    for template in FAMILY:
+        module = st_reba.CausalTransformer(shared(), template=template)
+        layer, norm = (2, False) if template.startswith(("pretended-cot", "knowledge")) else (None, True)
+        assert module.template == TEMPLATES[template]
+        # PromptReps asks for a word that is to be found as it is written, and PonTE's paper says nothing of changes.
+        assert reading(module) == ("all", "last", not template.startswith(("promptreps", "ponte")), layer, norm)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
+@pytest.mark.parametrize("template", ["prompteol", "promptsum-zh"])
+def test_the_very_last_token_is_read(kind, template, shared):
+    """Of the template, or the special token that the tokenizer puts behind it, as it does for everybody."""
+    module = st_reba.CausalTransformer(shared("llama", kind), template=template)
+    literal = module.tokenizer(TEMPLATES[template].split("{text}")[1], add_special_tokens=False)["input_ids"]
+    expected = 3 if kind == "bert" else literal[-1]
+    for prompt in (None, "query: "):
+        features = module.preprocess(TEXTS, prompt=prompt)
+        ends = features["input_ids"][torch.arange(len(TEXTS)), features["attention_mask"].sum(dim=1) - 1]
+        assert ends.tolist() == [expected] * len(TEXTS)
+        assert module(features)["input_ids"].tolist() == [[expected]] * len(TEXTS)
+
+
+def test_what_the_caller_says_comes_first(shared):
+    given = {"pool_over": "text", "rows": "all", "normalize_text": False, "output_layer": -1, "final_norm": True}
+    module = st_reba.CausalTransformer(shared(), template="pretended-cot", **given)
+    assert reading(module) == ("text", "all", False, 3, True)
+    # A model of one layer has no last but one.
+    backbone = st_reba.CausalTransformer(shared(), output_layer=1)
+    assert st_reba.CausalTransformer(backbone, template="pretended-cot").output_layer == 1
+    # The text of a preset is read as any template: saved models have texts.
+    module = st_reba.CausalTransformer(shared(), template=TEMPLATES["pretended-cot"])
+    assert reading(module) == ("text", "all", False, None, True)
+
+
+def test_what_each_module_takes_of_a_preset(shared):
+    """What every layer, or the attention in it, gives is not read at the last but one; a hybrid reads more than the
+    last token."""
+    states = st_reba.LayerStates(shared(), template="pretended-cot")
+    assert (states.depth, states.pool_over, states.normalize_text, states.final_norm) == (3, "all", True, True)
+    values = st_reba.ValueAggregationModule(shared(), template="pretended-cot")
+    assert (values.output_layer, values.pool_over, values.normalize_text) == (None, "all", True)
+    hybrid = st_reba.KVReroutingModule(shared(), template="prompteol")
+    assert (hybrid.hybrid, hybrid.rows, hybrid.pool_over, hybrid.normalize_text) == (True, "all", "all", True)
+    contrast = st_reba.ContrastivePromptingModule(shared(), template="knowledge")
+    assert (contrast.output_layer, contrast.final_norm, contrast.scale) == (2, False, 3.0)
+    assert reading(st_reba.TokenPrependingModule(shared())) == ("all", "last", True, 3, False)
+    own = st_reba.TokenPrependingModule(shared(), template='Of {prepend} "{text}":')
+    assert reading(own) == ("all", "all", False, 3, False)
+    # Several prompts take what all agree on.
+    for templates, expected in (
+        (["pretended-cot", "knowledge"], (2, False, True)),
+        (["prompteol", "pretended-cot"], (None, True, True)),
+        (["prompteol", "{text} sounds"], (None, True, False)),
+    ):
+        module = st_reba.MetaEOLModule(shared(), templates=templates)
+        assert (module.output_layer, module.final_norm, module.normalize_text) == expected
