@@ -28,16 +28,16 @@ MODULES = {
     "Echo": ("EchoModule", {}),
     "Bidirectional last layer": ("BidirectionalLastLayer", {}),
     "ReBA": ("ReBAModule", {}),
-    "ReBA in chunks of 16": ("ReBAModule", {"chunk_length": 16}),
     "Refined Thought, 2 passes": ("RefinedThoughtModule", {}),
     "Refined Thought, 4 passes": ("RefinedThoughtModule", {"iterations": 4}),
     "MetaEOL": ("MetaEOLModule", {}),
     "KV re-routing": ("KVReroutingModule", {}),
     "Token prepending": ("TokenPrependingModule", {}),
-    "Token prepending, blocks": ("HierarchicalTokenPrependingModule", {}),
     "Value aggregation": ("ValueAggregationModule", {}),
     "Contrastive prompting": ("ContrastivePromptingModule", {}),
 }
+#: Number of orders in which the texts form one batch.
+ORDERS = 3
 TEXTS = [
     "a", "我", "👩‍👩‍👧", "The cat sat on the mat.", "我爱自然语言处理。", "\x00\t\n!", "ﷺ e\u0301 ß", "{text} {0}",
     "1234567890 " * 6, "The quick brown fox jumps over the lazy dog. " * 4, "汉字" * 40, "x" * 200,
@@ -59,16 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, data=False)
     made.add_argument("--model", default=str(DEMO_MODEL))
     made.add_argument("--device", default="cpu")
-    made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    made.add_argument("--orders", type=int, default=3, help="in how many orders the texts form one batch")
     given = options(made, arguments)
     warnings.simplefilter("ignore")
     draw = random.Random(0)
-    orders = [draw.sample(TEXTS, len(TEXTS)) for _ in range(given.orders)]
+    orders = [draw.sample(TEXTS, len(TEXTS)) for _ in range(ORDERS)]
     shown = "demo LM" if given.model == str(DEMO_MODEL) else Path(given.model).name
     where = {"model": shown, "machine": machine(given.device, given.threads), **today()}
     for name, (kind, settings) in MODULES.items():
-        for dtype in given.dtypes:
+        for dtype in ("float32", "bfloat16"):
             module = getattr(st_reba, kind)(given.model, model_kwargs={"dtype": dtype}, **settings).to(given.device)
             # One part a batch, whatever the device: smaller parts would hide how much a batch can change.
             module.CPU_TOKENS = 2**20

@@ -41,7 +41,8 @@ def sets(data: Path, labelled: Path, directory: Path) -> Iterator[tuple[str, str
         yield task.name, language, written(directory / f"stsb-{language}.tsv", rows)
         for folder in folders:
             of_class = texts_by_class(labelled / folder / "origin_data" / "test.tsv")
-            yield folder, language, written(directory / f"{folder}.tsv", class_pairs(of_class))
+            rows = class_pairs(of_class)
+            yield f"{folder}, {len(rows)} pairs", language, written(directory / f"{folder}.tsv", rows)
 
 
 def class_pairs(of_class: dict[str, list[str]]) -> list[list[str]]:
@@ -67,21 +68,21 @@ def written(path: Path, rows: Sequence[Sequence[str]]) -> Path:
     return path
 
 
-def compared(command: str, model: Path, data: Path, out: Path) -> tuple[Comparison, float]:
-    """What the command finds, and the seconds of the processor that it took."""
+def compared(command: str, model: Path, data: Path, out: Path) -> float:
+    """Run the command; return the seconds of the processor that it took."""
     line = [command, "compare", "--model", str(model), "--data", str(data), "--out", str(out)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([*line, "--max-seq-length", str(TOKENS)], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return Comparison.load(out / "comparison.json"), seconds
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def row(found: Comparison) -> records.Record:
     """What was advised, and how far what it is judged by is ahead of the strongest control."""
-    items = None if found.items is None else found.items.items()
-    table, task = Standing(found.results, found.tasks[0], items, choice=found.judged), found.tasks[0].name
-    lead = table.judged(found.best())
+    assert found.items is not None, "pairs have items"
+    column = found.tasks[0]
+    table = Standing(found.results, column, found.items.items(), choice=found.judged)
+    lead, task = table.judged(found.best()), column.name
     score = lead.scores[task]
     shown: records.Record = {
         "advised": found.use, "best": found.best().name, "read_at": found.best().read_at,
@@ -104,16 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models")
     made.add_argument("--st-reba", default="st-reba", help="the command; of an older version, to hold it against this")
     made.add_argument("--version", required=True, help="what tables call the version that is run")
-    made.add_argument("--only", nargs="*", help="names of sets; all if none")
     given = options(made, arguments)
     for name, language, path in sets(given.data, given.labelled, given.out):
-        if given.only and name not in given.only:
-            continue
         out = given.out / given.version / path.stem
         if not (out / "comparison.json").is_file() or not (out / "seconds").is_file():
             model = MODELS[MODEL[language]].located(given.models)
-            found, seconds = compared(given.st_reba, model, path, out)
-            (out / "seconds").write_text(f"{seconds:.1f}")
+            (out / "seconds").write_text(f"{compared(given.st_reba, model, path, out):.1f}")
         found = Comparison.load(out / "comparison.json")
         records.append("compared", [{
             "version": given.version, "model": MODEL[language], "set": name, "metric": found.tasks[0].metric,

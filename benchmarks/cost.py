@@ -20,6 +20,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from records import DEMO_MODEL, Record
-from runs import add_costs, contender, encoding, interleaved, options, parser, pooled, ratio, timed, times
+from runs import add_costs, contender, encoding, interleaved, options, parser, pooled, ratio, timed
 from st_reba import CausalTransformer
 from st_reba.compare.cost import timed_batches
 from st_reba.data.demo import demo_sentences
@@ -42,7 +43,6 @@ from st_reba.text.layout import Layout
 WORDS, POSITIONS = 1000, 8192
 SIZES = {
     # name: layers, heads, width, width of the MLP
-    "tiny": (2, 4, 128, 344),
     "small": (12, 8, 512, 1376),
     "base": (12, 12, 768, 2048),
     "1b": (22, 32, 2048, 5632),
@@ -125,17 +125,23 @@ def named(size: str) -> str:
     return f"Llama, {layers} layers x {heads} heads, width {width}"
 
 
+@cache
+def loaded(path: str, dtype: str, device: str, stores_maps: bool) -> CausalTransformer:
+    """Load the weights that contenders share; those that store maps change how the model attends."""
+    return CausalTransformer(path, model_kwargs={"dtype": dtype}).to(device)
+
+
 def load(name: str, path: str, dtype: str, device: str = "cpu") -> SentenceTransformer:
-    """Load a contender, with weights of its own."""
+    """Load a contender."""
     if name == PLAIN:
         module = Transformer(path, model_kwargs={"dtype": dtype})
         tokenizer = cast(PreTrainedTokenizerBase, module.tokenizer)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device=device)
-    backbone = CausalTransformer(path, model_kwargs={"dtype": dtype}).to(device)
     recipe, _, pooling = name.rpartition(", ")
     if recipe in MODULES:
-        return pooled(MODULES[recipe](backbone), pooling)
+        return pooled(MODULES[recipe](loaded(path, dtype, device, True)), pooling)
+    backbone = loaded(path, dtype, device, False)
     return contender(CLASSICAL, backbone, deterministic=True) if name == ALONE else contender(name, backbone)
 
 
@@ -202,14 +208,15 @@ def repetition(path: str, given: argparse.Namespace) -> Iterator[Record]:
     clock = "times by the clock" if on_gpu else "times of the processor"
     apart = "memory that PyTorch counted, once" if on_gpu else "memory in a process of its own, once"
     how = f"{clock}, median of {given.rounds} interleaved rounds", apart
-    loaded = {name: load(name, path, given.dtype, given.device) for name in {name for pair in RATIOS for name in pair}}
+    names = dict.fromkeys(name for pair in RATIOS for name in pair)
+    contenders = {name: load(name, path, given.dtype, given.device) for name in names}
     for length in given.lengths:
         inputs = texts(length, given.batch)
-        runs = {name: timed(encoding(model, given.batch), given.device) for name, model in loaded.items()}
+        runs = {name: timed(encoding(model, given.batch), given.device) for name, model in contenders.items()}
         # The first round warms up.
         spent = {name: own[1:] for name, own in interleaved(runs, [inputs] * (given.rounds + 1)).items()}
         used = {}
-        for name, model in {} if given.no_memory else loaded.items():
+        for name, model in contenders.items():
             if on_gpu:
                 used[name] = measure_memory(model, inputs, on_gpu)
             else:
@@ -229,7 +236,7 @@ def recipes(path: str, given: argparse.Namespace) -> Iterator[Record]:
             print(f"{recipe.name} is left out: {error}")
             continue
         runs[f"{recipe.method}, {recipe.pooling}"] = timed(encoding(model, given.batch))
-    batches = timed_batches(demo_sentences(given.language), given.batch)
+    batches = timed_batches(demo_sentences("en"), given.batch)
     for run in runs.values():
         run(batches[-1][:2])
     found = interleaved(runs, batches * given.rounds)
@@ -261,10 +268,10 @@ def mixed(path: str, given: argparse.Namespace) -> Iterator[Record]:
 
 def alone(path: str, given: argparse.Namespace) -> Iterator[Record]:
     """Yield the time of each text alone beside batches, by length."""
-    loaded = {name: load(name, path, given.dtype) for name in (ALONE, CLASSICAL)}
+    contenders = {name: load(name, path, given.dtype) for name in (ALONE, CLASSICAL)}
     for length in given.lengths:
         batch = max(1, min(BATCH, TOKENS // length))
-        runs = {name: encoding(model, batch) for name, model in loaded.items()}
+        runs = {name: encoding(model, batch) for name, model in contenders.items()}
         drawn = [texts(length, batch)] * given.rounds
         for row in in_turn(runs, CLASSICAL, drawn, "texts of equal length", batch):
             yield {**row, "tokens": length}
@@ -279,8 +286,9 @@ def in_turn(
         run(parts[0][:8])
     spent = interleaved({name: timed(run) for name, run in contenders.items()}, parts)
     how = f"{what}, times of the processor, medians of {len(parts)} interleaved rounds"
-    for row in times(spent, [(name, unit) for name in contenders if name != unit], how):
-        yield {**row, "batch": batch}
+    for name in (each for each in contenders if each != unit):
+        row: Record = {"quantity": "time", "contender": name, "unit": unit, "how": how, "batch": batch}
+        yield row | ratio(spent[name], spent[unit])
 
 
 MEASURES = {"recipes": recipes, "repetition": repetition, "plain": mixed, "alone": alone}
@@ -291,7 +299,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--table", choices=MEASURES, default="repetition")
     made.add_argument("--model", default=str(DEMO_MODEL), help="for the recipes: a directory or a GGUF file")
     made.add_argument("--name", default="demo LM", help="its name in tables")
-    made.add_argument("--language", choices=["en", "zh"], default="en", help="of the sentences")
     made.add_argument("--sizes", nargs="+", choices=SIZES, default=["small"], help="of random models")
     made.add_argument("--lengths", nargs="+", type=int, default=[32, 128, 512], help="tokens of one copy")
     made.add_argument("--batch", type=int, default=8, help="texts at a time")
@@ -299,7 +306,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--device", default="cpu")
     made.add_argument("--dtype", default="float32")
-    made.add_argument("--no-memory", action="store_true", help="measure time alone")
     given = options(made, arguments)
     with tempfile.TemporaryDirectory() as directory:
         named_models = {given.name: given.model}

@@ -24,8 +24,8 @@ from torch import Tensor
 
 import records
 from compared import FOLDERS, MODEL, TOKENS, sets
-from real.contenders import behind
 from real.cosines import AHEAD, SCORE, beside, cosines_of, places
+from real.kept import behind
 from real.models import MODELS
 from real.sets import texts_by_class
 from runs import kept, options, parser, pooled

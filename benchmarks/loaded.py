@@ -1,17 +1,15 @@
-"""What embeddings cost beside a language model that a program has loaded: rows of ``benchmarks/results/loaded.csv``.
+"""Cost of embeddings beside a language model that a program has loaded: rows of ``benchmarks/results/loaded.csv``.
 
-    python benchmarks/loaded.py --models DIR
+    python benchmarks/loaded.py --models DIR --model "Gemma 3 270M"
 
 The model is loaded once, by transformers, and generates a text; then ``st_reba.build`` puts Echo topic on it, which
-embeds, generates beside it in another thread, and embeds meanwhile. Each model has a process of its own.
+embeds, generates beside it in another thread, and embeds meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import records
 import st_reba
-from real.models import MODELS, USUAL
+from real.models import MODELS
 from runs import options, parser
 from st_reba.data.demo import demo_sentences
 
@@ -38,9 +36,9 @@ def megabytes() -> float:
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
-def measure(name: str, given: argparse.Namespace) -> dict[str, float]:
-    """By what is measured."""
-    path: Path = MODELS[name].located(given.models)
+def measure(given: argparse.Namespace) -> dict[str, float]:
+    """Return the figures by quantity."""
+    path: Path = MODELS[given.model].located(given.models)
     file = {"gguf_file": path.name}
     tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, **file)
     lm: Any = AutoModelForCausalLM.from_pretrained(path.parent, dtype=given.precision, **file)
@@ -80,15 +78,10 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     made = parser(__doc__, out="build/loaded", data=False, threads=1)
     made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models")
-    made.add_argument("--only", nargs="+", default=[name for name in USUAL if not MODELS[name].embedder])
+    made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
     given = options(made)
-    if len(given.only) > 1:
-        for name in given.only:
-            subprocess.run([sys.executable, *sys.argv, "--only", name], check=True)
-        return
-    [name] = given.only
-    about: records.Record = {"model": name, "precision": given.precision, "threads": given.threads, **records.today()}
-    rows = [{**about, "quantity": what, "value": round(value, 7)} for what, value in measure(name, given).items()]
+    about = {"model": given.model, "precision": given.precision, "threads": given.threads, **records.today()}
+    rows = [{**about, "quantity": what, "value": round(value, 7)} for what, value in measure(given).items()]
     records.append("loaded", rows, given.results)
 
 

@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,54 +26,45 @@ STYLE: Any = {
 DARK = {"#ffffff": "#0d1117", INK: "#e6edf3", GREY: "#9aa4af", BLUE: "#6aa9ee", ORANGE: "#f2914c"}
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A file in the directory of the results that it shows, and the line that shows it on a page.
+#: The picture, in the directory of the results.
+FILE = "held-out.svg"
 
-    Attributes:
-        file: Name of the file.
-        title: Title in the file.
-        data: Function from the results to the data, which JSON can hold; empty if nothing was measured.
-        describe: Function from the data to the alternative text.
-        draw: Function that draws the data into an empty figure.
-    """
 
-    file: str
-    title: str
-    data: Callable[[Results], dict[str, Any]]
-    describe: Callable[[dict[str, Any]], str]
-    draw: Callable[[Any, dict[str, Any]], None]
+def image(results: Results, page: Path) -> str:
+    """Return the image, as a page refers to it, with the scores as its alternative text."""
+    data, path = by_model(results), results.directory / FILE
+    parts = (
+        f"{title}: {', '.join(f'{name} {100 * score:.1f}' for name, (score, *_) in scores.items())}"
+        for title, scores in data.items()
+    )
+    text = f"Scores x 100 on test parts that nothing was chosen on. {'. '.join(parts)}"
+    return f"![{text}]({Path(os.path.relpath(path, page.parent)).as_posix()})" if data else ""
 
-    def __call__(self, results: Results, page: Path) -> str:
-        """Return the image, as this page refers to it."""
-        data, path = self.data(results), results.directory / self.file
-        return f"![{self.describe(data)}]({Path(os.path.relpath(path, page.parent)).as_posix()})" if data else ""
 
-    def is_stale(self, results: Results) -> bool:
-        """Whether the file has other data or code. The drawing is not compared: versions of matplotlib differ."""
-        path, data = results.directory / self.file, self.data(results)
-        return bool(data) and not (path.is_file() and digest(data) in path.read_text(encoding="utf-8"))
+def is_stale(results: Results) -> bool:
+    """Whether the file has other data or code. The drawing is not compared: versions of matplotlib differ."""
+    path, data = results.directory / FILE, by_model(results)
+    return bool(data) and not (path.is_file() and digest(data) in path.read_text(encoding="utf-8"))
 
-    def write(self, results: Results) -> None:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
 
-        data, path = self.data(results), results.directory / self.file
-        with rc_context(STYLE):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure = Figure(layout="constrained")
-            self.draw(figure, data)
-            about = {"Date": None, "Creator": None, "Title": self.title, "Description": digest(data)}
-            drawn = io.StringIO()
-            figure.savefig(drawn, format="svg", metadata=about)
-        rules = "".join(
-            f'[style*="{what}: {light}"]{{{what}:{dark} !important}}'
-            for light, dark in DARK.items()
-            for what in ("fill", "stroke")
-        )
-        style = '<style type="text/css">'
-        dark = f"{style}@media (prefers-color-scheme: dark){{{rules}}}"
-        path.write_text(drawn.getvalue().replace(style, dark, 1), encoding="utf-8")
+def write(results: Results) -> None:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    data, path, drawn = by_model(results), results.directory / FILE, io.StringIO()
+    with rc_context(STYLE):
+        figure = Figure(layout="constrained")
+        draw(figure, data)
+        about = {"Date": None, "Creator": None, "Title": "Scores by model", "Description": digest(data)}
+        figure.savefig(drawn, format="svg", metadata=about)
+    rules = "".join(
+        f'[style*="{what}: {light}"]{{{what}:{dark} !important}}'
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
+    )
+    style = '<style type="text/css">'
+    dark = f"{style}@media (prefers-color-scheme: dark){{{rules}}}"
+    path.write_text(drawn.getvalue().replace(style, dark, 1), encoding="utf-8")
 
 
 def digest(data: dict[str, Any]) -> str:
@@ -93,7 +82,7 @@ def by_model(results: Results) -> dict[str, Any]:
     return found if all(found.values()) else {}
 
 
-def draw_models(figure: Any, data: dict[str, Any]) -> None:
+def draw(figure: Any, data: dict[str, Any]) -> None:
     """Draw a forest plot with a panel a set and a line a reader, the best first; trained readers are orange.
 
     Scores no better than the control without a model are shaded.
@@ -125,16 +114,3 @@ def draw_models(figure: Any, data: dict[str, Any]) -> None:
         axis.tick_params(axis="y", length=0)
         axis.invert_yaxis()
     figure.supxlabel("score x 100, 95% interval; shaded: no better than tf-idf", fontsize="medium")
-
-
-def describe_models(data: dict[str, Any]) -> str:
-    parts = (
-        f"{title}: {', '.join(f'{name} {100 * score:.1f}' for name, (score, *_) in scores.items())}"
-        for title, scores in data.items()
-    )
-    return f"Scores x 100 on test parts that nothing was chosen on. {'. '.join(parts)}"
-
-
-PICTURES = {
-    "held-out-picture": Picture("held-out.svg", "Scores by model", by_model, describe_models, draw_models),
-}

@@ -71,10 +71,10 @@ FORMS: dict[str, Form] = {
 }
 
 
-def load(path: str, form: Form, recipes: Sequence[str]) -> dict[str, SentenceTransformer]:
+def load(path: str, form: Form) -> dict[str, SentenceTransformer]:
     """Return recipes in one form."""
     models: dict[str, SentenceTransformer] = {}
-    for name in recipes:
+    for name in RECIPES:
         if not (form.shared and models):
             backbone = CausalTransformer(path, model_kwargs={"dtype": form.dtype})
         models[name] = contender(name, backbone)
@@ -122,30 +122,23 @@ def rows(found: Mapping[Key, Sequence[Part]], pairs: Pairs, tokens: int, how: st
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    own = next(iter(MODELS.values()))
     made = parser(__doc__, threads=1)
     made.add_argument("--out", type=Path, default=Path("build/real"), help="directory of the models")
-    made.add_argument("--model", help=f"a directory or a GGUF file; {own.name} if left out")
-    made.add_argument("--name", default=own.name, help="its name in tables")
+    made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
     made.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
-    made.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     made.add_argument("--pairs", type=int, default=500, help="drawn from STS-B's test part")
     made.add_argument("--parts", type=int, default=5)
     given = options(made, arguments)
-    path, pairs = (
-        given.model or str(own.located(given.out / "models")),
-        Sets(given.data, given.pairs).pairs("en", "test"),
-    )
+    pairs = Sets(given.data, given.pairs).pairs("en", "test")
+    path = str(MODELS[given.model].located(given.out / "models"))
     how = f"{len(pairs)} pairs of STS-B en test, times of the processor, {given.parts} parts"
-    models = {
-        (form, name): each for form in given.forms for name, each in load(path, FORMS[form], given.recipes).items()
-    }
+    models = {(form, name): model for form in given.forms for name, model in load(path, FORMS[form]).items()}
     for model in models.values():
         model.encode(pairs.first[:2])
     contenders = {key: encoding(model, pairs, given.parts) for key, model in models.items()}
     counted = cast(CausalModule, next(iter(models.values()))[0]).token_ids([*pairs.first, *pairs.second])
     found = rows(interleaved(contenders, range(given.parts)), pairs, sum(map(len, counted)), how)
-    add_costs(found, given, table="precision", model=given.name, batch=BATCH)
+    add_costs(found, given, table="precision", model=given.model, batch=BATCH)
 
 
 if __name__ == "__main__":

@@ -92,13 +92,6 @@ def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
     return frame.group_by(KEYS[name], maintain_order=True).last().select(columns)
 
 
-def there(name: str, directory: Path, **same: Value) -> list[Record]:
-    """The rows of a file that have these values; none where it is missing."""
-    if not (directory / f"{name}.csv").is_file():
-        return []
-    return read(name, directory).filter(*(pl.col(key).eq_missing(value) for key, value in same.items())).to_dicts()
-
-
 def columns_of(name: str, directory: Path = RESULTS) -> list[str]:
     """The columns of a file; a new one has those of the file of its name in benchmarks/results."""
     path = directory / f"{name}.csv"
@@ -122,16 +115,13 @@ def append(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RES
         file.write(text.getvalue())
 
 
-def rewrite(
-    name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RESULTS, *, same_stays: bool = False
-) -> None:
+def rewrite(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RESULTS) -> None:
     """Put rows in the place of those that measured the same, leave the others as they are written, and sort all.
 
     Args:
         name: A key of :data:`KEYS`.
-        rows: The new ones.
-        directory: Where the file lies.
-        same_stays: Whether a row that says what it said keeps its date and versions.
+        rows: The new rows.
+        directory: Directory of the file.
 
     Raises:
         ValueError: If a row has a field that the file has no column for.
@@ -143,11 +133,8 @@ def rewrite(
         with path.open(encoding="utf-8", newline="") as file:
             latest = {tuple(row[key] for key in KEYS[name]): row for row in csv.DictReader(file)}
     for row in rows:
-        said = {column: "" if row.get(column) is None else str(row[column]) for column in {*columns, *row}}
-        key = tuple(said[column] for column in KEYS[name])
-        when = {column: said[column] for column in ("date", "versions") if column in said}
-        if not (same_stays and key in latest and latest[key] | when == said):
-            latest[key] = said
+        text = {column: "" if row.get(column) is None else str(row[column]) for column in {*columns, *row}}
+        latest[tuple(text[column] for column in KEYS[name])] = text
     # Numbers by size.
     order = sorted(latest, key=lambda key: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key])
     with atomic_file(path, "w") as file:

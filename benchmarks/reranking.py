@@ -110,10 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for model in map(MODELS.__getitem__, given.models):
         for collection in map(COLLECTIONS.__getitem__, given.sets):
             if collection.language in model.languages:
-                found = list(measure(model, collection, given))
-                records.rewrite("rerank", found, given.results)
-                for row in found:
-                    print(*(row[key] for key in ("model", "set", "reading", "score")), sep="; ", flush=True)
+                records.rewrite("rerank", measure(model, collection, given), given.results)
 
 
 if __name__ == "__main__":

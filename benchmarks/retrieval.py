@@ -12,6 +12,7 @@ from there: rows of ``benchmarks/results/retrieval.csv``. ``DIR/retrieval`` hold
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import records
-from real.contenders import CONTENDERS, Contender, bm25
+from real.contenders import CONTENDERS, Key, bm25
 from real.cosines import beside
 from real.models import MODELS, USUAL, RealModel
 from real.sets import COLLECTIONS, Collection
@@ -31,15 +32,15 @@ from runs import device, kept, now, options, parser
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.rankings import Hits
+from st_reba.evaluation.rankings import ByModel, Hits
 from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.modules import CausalTransformer
 
 #: Number of documents that are found for a query.
 FOUND = 100
 METRICS = {"ndcg": "nDCG@10", "recall": "recall@100"}
-#: Recipe, pooling and filter.
-Key = tuple[str, str, str]
+#: Number of documents that filters are fitted on, without any label; and of texts that are encoded together.
+FIT_DOCUMENTS, BATCH = 400, 16
 
 
 def embedder(path: Path, max_tokens: int) -> SentenceTransformer:
@@ -56,14 +57,13 @@ def backbone(path: Path, precision: str, max_tokens: int) -> CausalTransformer:
     return module
 
 
-def ranked(contender: Contender, model: Callable[[], Any], data: Retrieval) -> dict[str, Any]:
-    """Return the rankings of a contender as arrays, and the seconds that 1,000 texts took."""
+def ranked(model: Callable[[], Any], data: Retrieval) -> dict[str, Any]:
+    """Return the rankings of a model as an array, and the seconds that 1,000 texts took."""
     queries, documents = list(data.queries.values()), list(data.documents.values())
     loaded, start = model(), now(device())
-    with torch.inference_mode():
-        found = contender.rank(loaded, queries, documents, FOUND)
+    hits = ByModel(loaded, BATCH).nearest(queries, documents, FOUND)
     seconds = 1000 * (now(device()) - start) / (len(queries) + len(documents))
-    return {"seconds": seconds, **{f"hits {name}": np.array(hits) for name, hits in found.items()}}
+    return {"seconds": seconds, "hits": np.array(hits)}
 
 
 def of_queries(data: Retrieval, found: Mapping[Key, Sequence[Hits]]) -> dict[str, dict[str, np.ndarray]]:
@@ -84,25 +84,21 @@ def measure(model: RealModel, collection: Collection, given: argparse.Namespace)
     directory = given.out / f"{model.name}, {precision}, {given.max_tokens} tokens" / collection.name
     found: dict[Key, list[Hits]] = {}
     seconds: dict[Key, float] = {}
-    contenders: dict[str, tuple[Contender, Callable[[], Any]]]
+    contenders: dict[Key, Callable[[], Any]]
     if model.embedder:
-        load = partial(embedder, path, given.max_tokens)
-        contenders = {model.name: (Contender(model.name, "", lambda module, language: module), load)}
+        contenders = {(model.name, "", ""): partial(embedder, path, given.max_tokens)}
     else:
         loaded = cache(partial(backbone, path, precision, given.max_tokens))
         queries, documents = list(data.queries.values()), list(data.documents.values())
         found["tf-idf", "", ""] = TfIdf(loaded(), documents).nearest(queries, documents, FOUND)
         found["BM25", "", ""] = bm25(queries, documents, collection.language, FOUND)
-        contenders = {
-            name: (CONTENDERS[name], partial(lambda own: own.make(loaded(), collection.language), CONTENDERS[name]))
-            for name in given.contenders
-        }
-    for name, (contender, make) in contenders.items():
-        there = kept(directory / f"{name}.npz", partial(ranked, contender, make, data))
-        for filtered in contender.filters:
-            key = (contender.name, contender.pooling, filtered)
-            found[key] = [[(int(place), score) for place, score in own] for own in there[f"hits {filtered}"].tolist()]
-            seconds[key] = float(there["seconds"])
+        fit = random.Random(0).sample(documents, min(FIT_DOCUMENTS, len(documents)))
+        named = {key: make for key, make in CONTENDERS.items() if not given.contenders or key[0] in given.contenders}
+        contenders = {key: partial(lambda own: own(loaded(), fit), make) for key, make in named.items()}
+    for key, make in contenders.items():
+        there = kept(directory / f"{', '.join(filter(None, key))}.npz", partial(ranked, make, data))
+        found[key] = [[(int(place), score) for place, score in own] for own in there["hits"].tolist()]
+        seconds[key] = float(there["seconds"])
     about: records.Record = {
         "model": model.name, "precision": precision, "max_tokens": given.max_tokens, "set": f"{collection.name} test",
         "queries": len(data), "documents": len(data.documents), **records.today(),
@@ -120,16 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--packages", type=Path, default=Path("build/real/models"), help="directory of the models")
     made.add_argument("--models", nargs="+", choices=MODELS, default=USUAL)
     made.add_argument("--sets", nargs="+", choices=COLLECTIONS, default=list(COLLECTIONS))
-    made.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    made.add_argument("--contenders", nargs="+", help="names in tables; default: all")
     made.add_argument("--max-tokens", type=int, default=256, help="of one copy of a text")
     given = options(made, arguments)
     for collection in map(COLLECTIONS.__getitem__, given.sets):
         for model in map(MODELS.__getitem__, given.models):
             if collection.language in model.languages:
-                found = list(measure(model, collection, given))
-                records.rewrite("retrieval", found, given.results)
-                for row in found:
-                    print(*(row[name] for name in ("model", "set", "metric", "recipe", "filter", "score")), sep="; ")
+                records.rewrite("retrieval", measure(model, collection, given), given.results)
 
 
 if __name__ == "__main__":

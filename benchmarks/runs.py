@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -106,15 +106,6 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 4) -> re
     }  # fmt: skip
 
 
-def times(
-    found: Mapping[Key, Sequence[float]], pairs: Iterable[tuple[Key, Key]], how: str, digits: int = 4
-) -> Iterator[records.Record]:
-    """Rows of the time of one contender over that of another, of what :func:`interleaved` found."""
-    for contender, unit in pairs:
-        row: records.Record = {"quantity": "time", "contender": str(contender), "unit": str(unit), "how": how}
-        yield row | ratio(found[contender], found[unit], digits)
-
-
 def add_costs(rows: Iterable[Mapping[str, Any]], given: argparse.Namespace, place: str = "cpu", **where: Any) -> None:
     """Rows of results/cost.csv, with what they share; and each as a line."""
     shared = {**where, **records.today(), "machine": records.machine(place, given.threads)}
@@ -137,9 +128,9 @@ def kept(file: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         return dict(stream)
 
 
-def encoding(model: SentenceTransformer, batch: int, prompt: str | None = None) -> Callable[[Sequence[str]], object]:
+def encoding(model: SentenceTransformer, batch: int) -> Callable[[Sequence[str]], object]:
     """Encode texts as a user does."""
-    return lambda texts: model.encode(list(texts), prompt=prompt, batch_size=batch, show_progress_bar=False)
+    return lambda texts: model.encode(list(texts), batch_size=batch, show_progress_bar=False)
 
 
 def contender(name: str, backbone: CausalModule, **settings: Any) -> SentenceTransformer:
@@ -149,8 +140,7 @@ def contender(name: str, backbone: CausalModule, **settings: Any) -> SentenceTra
     return pooled(row.module(backbone, **{**row.arguments(pooling), **settings}), pooling)
 
 
-def pooled(module: CausalModule, *poolings: str, prompts: Iterable[tuple[str, str]] = ()) -> SentenceTransformer:
+def pooled(module: CausalModule, *poolings: str) -> SentenceTransformer:
     """A module under ``"mean"``, ``"last"``, or several poolings side by side, where its language model lies."""
     pooling = Pooling(module.get_embedding_dimension(), tuple(POOLINGS[each] for each in poolings))
-    modules = [module, pooling]
-    return SentenceTransformer(modules=modules, device=str(module.model.device), prompts=dict(prompts))
+    return SentenceTransformer(modules=[module, pooling], device=str(module.model.device))

@@ -17,11 +17,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import picture
 from blocks import BLOCKS, Block, Results
-from picture import PICTURES
 from records import RESULTS, ROOT, RecordsError, shown
 from st_reba.recipes import every_row, rows
-from st_reba.recipes.lookup import changed
 from st_reba.recipes.rows import IN_BRIEF, PARTS
 from st_reba.text.templates import TEMPLATES
 from st_reba_cli.options import NAMES
@@ -72,7 +71,6 @@ def filled(text: str, page: Path, results: Results, blocks: Mapping[str, Block])
 
 def known_names() -> str:
     """What :data:`st_reba_cli.options.NAMES` has to say."""
-    every = every_row()
     made = {
         "recipes": {
             row.key: {
@@ -83,9 +81,8 @@ def known_names() -> str:
                 "fitted": bool(row.around),
                 "tried": bool(row.tried),
             }
-            for row in (*every, rows.BAG)
+            for row in (*every_row(), rows.BAG)
         },
-        "changed": sorted({other.key for row in every if row.searched for other in changed(row)}),
         "filters": {part.key: part.says for part in PARTS.values()},
         "templates": list(TEMPLATES),
     }
@@ -99,18 +96,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
     options = parser.parse_args(arguments)
     results = Results(options.results.resolve())
-    blocks: dict[str, Block] = {**BLOCKS, **PICTURES}
+    blocks: dict[str, Block] = {**BLOCKS, "held-out-picture": picture.image}
     try:
         made = {
             page: filled(page.read_text(encoding="utf-8"), page, results, blocks)
             for page in pages(options.root.resolve())
         }
-        undrawn = [picture for picture in PICTURES.values() if picture.is_stale(results)]
+        undrawn = picture.is_stale(results)
     except (TablesError, RecordsError) as error:
         print(error, file=sys.stderr)
         return 1
     stale = [f"{shown(page)}: {name}" for page, (_, names) in made.items() for name in names]
-    stale += [shown(results.directory / picture.file) for picture in undrawn]
+    stale += [shown(results.directory / picture.FILE)] if undrawn else []
     if NAMES.read_text(encoding="utf-8") != known_names():
         stale.append(shown(NAMES))
     if options.check:
@@ -120,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for page, (text, names) in made.items():
         if names:
             page.write_text(text, encoding="utf-8")
-    for picture in undrawn:
+    if undrawn:
         picture.write(results)
     if shown(NAMES) in stale:
         NAMES.write_text(known_names(), encoding="utf-8")

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             turned = {"turned": row["method"]} if about else {}
             rows.append({**shared, **about, **row, **turned, "method": method})
             print(f"{method}, {turned}, {about}, seed {row['seed']}: {row['score']:.3f}", flush=True)
-        records.rewrite("bellm", rows, given.results, same_stays=True)
+        records.rewrite("bellm", rows, given.results)
 
     embedder = str(given.embedder or MODELS[EMBEDDER].located(given.out / "models"))
     references: dict[str, Callable[[], SentenceTransformer]] = {

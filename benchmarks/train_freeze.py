@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
@@ -180,21 +179,10 @@ class Bench:
             yield {**row, **beside(whole, places), **ahead}
 
     def measure(self, runs: Sequence[Run]) -> None:
-        """Train the seeds of one method that have no rows yet; write the rows of each, and of their mean."""
-
-        def there(run: Run, seed: int | None) -> bool:
-            same = {"model": self.given.model, "method": run.name, "set": f"STS-B {self.language} test", "seed": seed}
-            return bool(records.there("freeze", self.given.results, **same, pairs=run.pairs))
-
-        missing = [run for run in runs if not there(run, run.seed)]
-        for run in missing:
-            start = time.process_time()
-            self.similarities(run)
-            seconds = round(time.process_time() - start)
-            records.rewrite("freeze", [{**row, "seconds": seconds} for row in self.rows([run])], self.given.results)
-            print(f"{run.name}, {run.pairs} pairs, seed {run.seed}: {seconds} s", flush=True)
-        if len(runs) > 1 and (missing or not there(runs[0], None)):
-            records.rewrite("freeze", self.rows(runs), self.given.results)
+        """Train the seeds of one method that are not kept; write the rows of each, and of their mean."""
+        for run in runs:
+            records.rewrite("freeze", self.rows([run]), self.given.results)
+        records.rewrite("freeze", self.rows(runs), self.given.results)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -84,8 +84,6 @@ def unlabelled(data: Path) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/jtcse", threads=1)
     made.add_argument("--path", type=Path, help="the encoder, where it is there already")
-    made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     made.add_argument("--max-steps", type=int, default=60, help=f"of each training, {TEXTS_A_STEP} texts a step")
     given = options(made, arguments)
     path = str(given.path or MODELS[ENCODER].located(given.out / "models"))
@@ -95,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, file, pooling in (("mean of the tokens", "mean", "mean"), ("first token", "first", "cls")):
         make = partial(single, path, pooling)
         found[f"before, {name}", None] = kept_cosines(out / f"before, {file}.npz", make, sets)["test"]
-    for seed in given.seeds:
-        for method in given.methods:
+    for seed in SEEDS:
+        for method in METHODS:
             make = partial(trained, method, path, seed, texts, steps, out / "running")
             file = out / f"{method}, {steps} steps, {LEARNING_RATE:g}, seed {seed}.npz"
             found[method, seed] = kept_cosines(file, make, sets)["test"]

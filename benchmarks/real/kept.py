@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from runs import kept, pooled
 from st_reba.modules import CausalModule, EmbeddingFilter
+from st_reba.modules.moments import Moments
 from st_reba.reading.words import encode_words
 from st_reba.recipes import Row, find
 from st_reba.recipes.rows import IDF, PARTS
 
-from .contenders import behind
 from .sets import LISTS, WORD_LISTS, Sets
 
 Array = NDArray[np.float32]
@@ -127,6 +128,17 @@ class Kept:
                 for pooling, own, seen in zip(poolings, *parts, strict=True):
                     for filtered, vectors in behind_filters(own, seen, row, tokens):
                         yield Variant(name, pooling, filtered), vectors
+
+
+@torch.inference_mode()
+def behind(name: str, vectors: Tensor, fit: Tensor, shares: Sequence[float]) -> Tensor:
+    """Return vectors behind a filter that is fitted on others."""
+    if not name:
+        return vectors
+    moments = Moments(fit.shape[1], covariance=PARTS[name].needs_covariance)
+    moments.add(fit)
+    mapped: Tensor = PARTS[name].from_moments(moments, shares)({"sentence_embedding": vectors})["sentence_embedding"]
+    return mapped
 
 
 def behind_filters(own: Array, fit: Array, row: Row | None, tokens: CausalModule) -> Iterator[tuple[str, Array]]:

@@ -8,7 +8,7 @@ import torch
 
 import fitted
 from fitted import OTHER, OWN, PACKAGE, Domain
-from real.contenders import behind
+from real.kept import behind
 from st_reba.compare.choice import Halves
 from st_reba.data.tables import Pairs
 
@@ -40,8 +40,6 @@ def test_statistics_of_other_texts_score_less_where_these_vary_otherwise():
         assert not set(texts) & set(half.texts())
     found = fitted.by_fit(halves, fits, filtered)
     rows = {row["fitted_on"]: row for row in fitted.rows_of(found, {})}
-    assert rows[OWN]["low"] < rows[OWN]["score"] < rows[OWN]["high"]
-    assert "ahead" not in rows[OWN]
     for name in (PACKAGE, OTHER):
         assert rows[name]["ahead"] == pytest.approx(rows[name]["score"] - rows[OWN]["score"])
         assert rows[name]["ahead_high"] < 0
