@@ -1,3 +1,5 @@
+"""BeLLM's evaluators: the score after each layer, and how much a sentence's tokens share there."""
+
 from __future__ import annotations
 
 import csv
@@ -17,14 +19,14 @@ from sentence_transformers.sentence_transformer.evaluation import (
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from transformers import AutoModel, AutoTokenizer, BertConfig
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import CausalTransformer, ReBAModule
 from st_reba.evaluation import DependencyEvaluator, OddOneOutEvaluator, Question, TurningPointEvaluator
 from st_reba.evaluation.layers import sentence_correlations
 from st_reba.reading.layers import LayerReader
 
 from .. import backbones
 from ..backbones import TEXTS
-from ..conftest import long, pipeline
+from ..conftest import forward_passes, pipeline
 
 PAIRS = [*zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True), (TEXTS[0], TEXTS[2]), (TEXTS[1], TEXTS[3])]
 FIRST, SECOND = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -40,33 +42,26 @@ def model(backbone_path):
     return pipeline(CausalTransformer(backbone_path()))
 
 
-@pytest.mark.parametrize("batch_size", [3, long(1), long(32)])
-def test_the_score_after_each_layer(batch_size, model, backbone_path):
+def test_the_score_after_each_layer(model, backbone_path, tmp_path):
     """As of a model that ends there; what that embeds has its own tests."""
-    evaluator = TurningPointEvaluator(similarity(batch_size=batch_size))
-    rows = []
-    hook = model[0].model.layers[0].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    metrics = evaluator(model)
-    hook.remove()
-    assert sum(rows) == len(set(TEXTS)), "each text passes once"
-    assert list(metrics) == [*(f"layer_{layer}_spearman_cosine" for layer in range(4)), "turning_point"]
+    evaluator = TurningPointEvaluator(similarity(name="sts"))
+    with forward_passes() as passes:
+        metrics = evaluator(model, str(tmp_path), epoch=1, steps=20)
+    assert len(passes) == 1, "each text passes once"
+    assert list(metrics) == [*(f"sts_layer_{layer}_spearman_cosine" for layer in range(4)), "sts_turning_point"]
     for layer in (1, 2, 3):
         ends_there = pipeline(CausalTransformer(backbone_path(), output_layer=layer))
         expected = similarity()(ends_there)["spearman_cosine"]
-        assert metrics[f"layer_{layer}_spearman_cosine"] == pytest.approx(expected, abs=1e-6)
-    assert metrics["turning_point"] == np.argmax(evaluator.scores)
-    assert evaluator.primary_metric == "layer_3_spearman_cosine"
-
-
-def test_names(model):
-    evaluator = TurningPointEvaluator(similarity(name="sts"))
-    for _ in range(2):
-        metrics = evaluator(model)
-        assert {"sts_layer_0_spearman_cosine", "sts_turning_point"} < set(metrics)
-        assert evaluator.primary_metric == "sts_layer_3_spearman_cosine"
-    renamed = TurningPointEvaluator(similarity(name="sts"), name="mine")
-    assert set(renamed(model)) == {f"mine_{name.removeprefix('sts_')}" for name in metrics}
-    assert list(model.model_card_data.eval_results_dict) == [evaluator, renamed]
+        assert metrics[f"sts_layer_{layer}_spearman_cosine"] == pytest.approx(expected, abs=1e-6)
+    assert metrics["sts_turning_point"] == np.argmax(evaluator.scores)
+    assert evaluator.primary_metric == "sts_layer_3_spearman_cosine"
+    assert list(model.model_card_data.eval_results_dict) == [evaluator]
+    (path,) = tmp_path.iterdir()
+    assert path.name == "turning_point_sts_epoch_1_steps_20_results.csv"
+    rows = list(csv.reader(path.open(encoding="utf-8")))
+    assert rows[0] == ["layer", "spearman_cosine"]
+    assert [float(score) for _, score in rows[1:]] == evaluator.scores
+    assert "mine_turning_point" in TurningPointEvaluator(similarity(name="sts"), name="mine")(model)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +74,10 @@ def test_names(model):
             write_csv=False,
             **{key: [2] for key in ("mrr_at_k", "ndcg_at_k", "accuracy_at_k", "precision_recall_at_k", "map_at_k")},
         ),
-        lambda: similarity(main_similarity=None, similarity_fn_names=["cosine", "dot", "euclidean"]),
-        lambda: similarity(truncate_dim=8),
+        lambda: similarity(main_similarity=None, similarity_fn_names=["cosine", "dot"], truncate_dim=8),
         lambda: SequentialEvaluator([similarity(name="one"), similarity(name="two", main_similarity="dot")]),
     ],
-    ids=["retrieval", "several similarities", "truncated", "sequence"],
+    ids=["retrieval", "several similarities, truncated", "sequence"],
 )
 def test_any_evaluator(wrapped, backbone_path):
     """The last layer's score is what the evaluator gives the model itself, prompts and similarity included."""
@@ -108,32 +102,17 @@ class Scores(BaseEvaluator):
         self.scores, self.greater_is_better = scores, greater_is_better
 
     def __call__(self, model, output_path=None, epoch=-1, steps=-1):
-        assert output_path is None
         return self.scores.pop(0)
 
 
-@pytest.mark.parametrize(
-    ("scores", "greater", "best"),
-    [([1, 3, 2, 0], True, 1), ([2, 1, 3, 4], False, 1), ([1, 2, 2, 1], True, 1), ([math.nan, 1, math.nan, 2], True, 3)],
-)
-def test_the_best_layer(scores, greater, best, model):
-    evaluator = TurningPointEvaluator(Scores(list(scores), greater))
-    metrics = evaluator(model)
-    assert evaluator.greater_is_better is greater
-    assert metrics["turning_point"] == evaluator.turning_point == best
-    assert evaluator.primary_metric == "layer_3_score"
-
-
-def test_a_table_in_a_file(model, tmp_path):
-    evaluator = TurningPointEvaluator(similarity(name="sts"))
-    metrics = evaluator(model, str(tmp_path), epoch=1, steps=20)
-    (path,) = tmp_path.iterdir()
-    assert path.name == "turning_point_sts_epoch_1_steps_20_results.csv"
-    rows = list(csv.reader(path.open(encoding="utf-8")))
-    assert rows[0] == ["layer", "spearman_cosine"]
-    assert [(int(layer), float(score)) for layer, score in rows[1:]] == [
-        (layer, metrics[f"sts_layer_{layer}_spearman_cosine"]) for layer in range(4)
-    ]
+def test_the_best_layer(model):
+    """The lowest of equals."""
+    for scores, greater, best in (([2, 1, 3, 4], False, 1), ([1, 2, 2, 1], True, 1), ([math.nan, 1, 0, 2], True, 3)):
+        evaluator = TurningPointEvaluator(Scores(list(scores), greater))
+        metrics = evaluator(model)
+        assert evaluator.greater_is_better is greater
+        assert metrics["turning_point"] == evaluator.turning_point == best
+        assert evaluator.primary_metric == "layer_3_score"
 
 
 def test_errors(model, shared):
@@ -146,11 +125,7 @@ def test_errors(model, shared):
     for evaluator, evaluated, message in (
         (TurningPointEvaluator(similarity()), reba, "first module is ReBAModule"),
         (TurningPointEvaluator(Scores([math.nan] * 4)), model, r"Scores gives no number \(NaN\) after any layer"),
-        (
-            TurningPointEvaluator(Scores([{"accuracy": 1.0}])),
-            model,
-            r"Scores says that its primary metric is None and gives \['accuracy'\]",
-        ),
+        (TurningPointEvaluator(Scores([{"a": 1.0}])), model, r"Scores says that its primary metric is None and gives"),
         (TurningPointEvaluator(words), model, "words need one of st_reba's modules"),
         (DependencyEvaluator(["a", ""]), model, "None of the 2 sentences has two tokens in what CausalTransformer"),
         (DependencyEvaluator(TEXTS), last_row, 'rows="all"|hands on every token'),
@@ -180,34 +155,32 @@ def test_correlations_with_padding_on_either_side(pivot):
     assert found[3].isnan()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_the_dependency_of_every_layer(batch_size, model):
-    evaluator = DependencyEvaluator(TEXTS, layers="all", batch_size=batch_size)
-    metrics = evaluator(model)
+def test_the_dependency_of_every_layer(model, tmp_path):
+    evaluator = DependencyEvaluator(TEXTS, layers="all", batch_size=3, name="tiny")
+    metrics = evaluator(model, str(tmp_path))
     read = [LayerReader(model).features([text]) for text in LONG]
     for layer, texts in enumerate(zip(*read, strict=True)):
         values = [naive(features["token_embeddings"][0]) for features in texts]
-        assert metrics[f"layer_{layer}_mean"] == pytest.approx(np.mean(values), abs=1e-4)
+        assert metrics[f"tiny_layer_{layer}_mean"] == pytest.approx(np.mean(values), abs=1e-4)
         for name, percent in (("first_quartile", 25), ("median", 50), ("third_quartile", 75)):
-            assert metrics[f"layer_{layer}_{name}"] == pytest.approx(np.percentile(values, percent), abs=1e-4)
-    assert evaluator.primary_metric == "layer_3_mean"
+            assert metrics[f"tiny_layer_{layer}_{name}"] == pytest.approx(np.percentile(values, percent), abs=1e-4)
+    assert evaluator.primary_metric == "tiny_layer_3_mean"
     assert evaluator.correlations.shape == (4, len(LONG)), "one token has nothing to be correlated with"
+    (path,) = tmp_path.iterdir()
+    assert path.name == "dependency_tiny_results.csv"
+    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    assert [row["layer"] for row in rows] == ["0", "1", "2", "3"]
+    assert {row["sentences"] for row in rows} == {str(len(LONG))}
 
 
 def test_the_last_layer_is_the_default(shared):
     """There any first module that hands on tokens can be read, also words that look back."""
     reba = pipeline(ReBAModule(shared()))
     words = reba.encode(LONG, output_value="token_embeddings")
-    assert DependencyEvaluator(LONG)(reba)["mean"] == pytest.approx(np.mean([*map(naive, words)]), abs=1e-5)
-    model = pipeline(EchoModule(shared()))
-    all_layers = DependencyEvaluator(TEXTS, layers="all")(model)
-    evaluator = DependencyEvaluator(TEXTS, name="tiny")
-    metrics = evaluator(model)
-    assert evaluator.primary_metric == "tiny_mean"
-    assert metrics == pytest.approx(
-        {f"tiny_{key}": all_layers[f"layer_3_{key}"] for key in ("mean", "first_quartile", "median", "third_quartile")}
-    )
-    assert model.model_card_data.eval_results_dict[evaluator] == metrics
+    evaluator = DependencyEvaluator(LONG)
+    assert evaluator(reba)["mean"] == pytest.approx(np.mean([*map(naive, words)]), abs=1e-5)
+    assert evaluator.primary_metric == "mean"
+    assert evaluator.table()[1][0] == "last"
 
 
 def test_a_bert_and_its_first_token(tmp_path):
@@ -215,8 +188,7 @@ def test_a_bert_and_its_first_token(tmp_path):
     torch.manual_seed(0)
     config = BertConfig(**backbones.SIZE, intermediate_size=48)
     path = backbones.save(backbones.randomize(AutoModel.from_config(config).eval()), tmp_path, "bert")
-    transformer = Transformer(path)
-    model = SentenceTransformer(modules=[transformer, Pooling(32, "cls")], device="cpu")
+    model = SentenceTransformer(modules=[Transformer(path), Pooling(32, "cls")], device="cpu")
     backbone, tokenizer = AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
     with torch.inference_mode():
         states = [backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
@@ -224,18 +196,6 @@ def test_a_bert_and_its_first_token(tmp_path):
     assert DependencyEvaluator(TEXTS, pivot="first")(model)["mean"] == pytest.approx(expected, abs=1e-5)
     with pytest.raises(ValueError, match="first module is Transformer, .* Use a model with CausalTransformer"):
         DependencyEvaluator(TEXTS, layers="all")(model)
-
-
-@pytest.mark.parametrize("layers", ["last", "all"])
-def test_dependency_in_a_table(layers, model, tmp_path):
-    evaluator = DependencyEvaluator(TEXTS, layers=layers, name="tiny")
-    metrics = evaluator(model, str(tmp_path))
-    (path,) = tmp_path.iterdir()
-    assert path.name == "dependency_tiny_results.csv"
-    rows = list(csv.DictReader(path.open(encoding="utf-8")))
-    assert [row["layer"] for row in rows] == (["last"] if layers == "last" else ["0", "1", "2", "3"])
-    assert {row["sentences"] for row in rows} == {str(len(LONG))}
-    assert float(rows[-1]["mean"]) == metrics[evaluator.primary_metric]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sentence_transformers import SparseEncoder
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.sparse_encoder.evaluation import ReciprocalRankFusionEvaluator
 
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.data.demo import demo_retrieval
@@ -51,19 +48,6 @@ class Judge:
     def predict(self, pairs, **kwargs):
         self.pairs += pairs
         return np.array([len(document) for _, document in pairs])
-
-
-@given(st.permutations(range(6)), st.permutations(range(6)), st.integers(1, 6))
-def test_fusion_is_that_of_sentence_transformers(first, second, positive):
-    """What ST's evaluator scores is the order that is found here."""
-    dense, sparse = [f"d{number}" for number in first], [f"d{number}" for number in second]
-    sample = {"query_id": "q", "query": "q", "positive": [f"d{positive - 1}"]}
-    evaluator = ReciprocalRankFusionEvaluator(
-        [{**sample, "documents": dense}], [{**sample, "documents": sparse}], at_k=10, write_csv=False
-    )
-    order = [index for index, _ in fused([[(number, 0.0) for number in own] for own in (first, second)])]
-    rank = order.index(positive - 1) + 1
-    assert evaluator()["mrr@10"] == pytest.approx(1 / rank)
 
 
 def test_fusion_counts_ranks_and_not_scores():
