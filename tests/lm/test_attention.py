@@ -6,7 +6,6 @@ The Triton kernel runs in Triton's interpreter, on a CPU.
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import sys
 import warnings
@@ -296,35 +295,6 @@ def test_a_kernel_that_is_wrong_is_not_used(kernel, candidates):
     candidates(full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         trusted()
-
-
-@pytest.mark.parametrize("heads_first", [True, False])
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_public_kernel_is_given_texts_in_a_row(causal, groups, heads_first, monkeypatch):
-    """It runs on CUDA alone; here the formula takes its place, and which way its log-sum-exp lies is left open."""
-    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch is too old to have it")
-    if groups > 1 and "enable_gqa" not in inspect.signature(varlen.varlen_attn).parameters:
-        pytest.skip("torch is too old to have it for heads that share keys")
-    query, key, value = (torch.randn(3, heads, 9, 8) for heads in (2 * groups, 2, 2))
-    scale, batch = 0.3, len(query)
-
-    def in_a_row(query, key, value, ends, ends_of_keys, longest, longest_key, **given):
-        called = inspect.signature(given_signature).bind(query, key, value, ends, ends_of_keys, 9, 9, **given)
-        assert called.arguments.get("enable_gqa", False) is (groups > 1)
-        assert called.arguments["window_size"] == ((-1, 0) if causal else (-1, -1))
-        assert ends.tolist() == list(range(0, 9 * batch + 1, 9))
-        cut = [states.unflatten(0, (batch, 9)).transpose(1, 2) for states in (query, key, value)]
-        output, lse = kernels.explicit_attention(*cut, None, causal, given["scale"])
-        lse = lse.transpose(1, 2).flatten(0, 1)
-        return output.transpose(1, 2).flatten(0, 1), lse.mT if heads_first else lse
-
-    given_signature = varlen.varlen_attn
-    monkeypatch.setattr(varlen, "varlen_attn", in_a_row)
-    expected, expected_lse = kernels.explicit_attention(query, key, value, None, causal, scale)
-    output, lse = kernels._varlen(query, key, value, None, causal, scale)
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(lse, expected_lse)
 
 
 def test_the_signatures_of_the_private_operators():

@@ -116,18 +116,6 @@ def test_ways_to_load(way, recipe, backbone_path, tmp_path):
     assert relative_error(words(model), expected(recipe, model[0])) < tolerance
 
 
-@needs_placement
-def test_offloaded_when_loaded_again(backbone_path, tmp_path):
-    plain = make("thought", backbone_path())
-    plain.save_pretrained(str(tmp_path / "model"))
-    model_kwargs = {"device_map": ON_DISK, "offload_folder": str(tmp_path / "offloaded")}
-    loaded = SentenceTransformer(str(tmp_path / "model"), model_kwargs=model_kwargs)
-    assert loaded.device == CPU
-    assert np.array_equal(loaded.encode(FEW), plain.encode(FEW))
-    with pytest.warns(UserWarning, match="offloaded modules"):
-        check_saved(loaded, tmp_path / "again")
-
-
 #: Layers on two devices, placed and hooked by accelerate; see tests/devices.py for what stands in for a second.
 SPLIT = {"embed_tokens": FIRST, "rotary_emb": FIRST, "layers.0": FIRST, "layers.1": SECOND, "layers.2": SECOND,
          "norm": SECOND}  # fmt: skip

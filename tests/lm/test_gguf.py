@@ -127,14 +127,6 @@ def test_what_is_one():
         assert not is_gguf(name), name
 
 
-def test_other_models_are_left_alone(backbone_path, tmp_path):
-    arguments = {"model_kwargs": {"dtype": "float32", "revision": "main"}}
-    assert gguf.as_directory(backbone_path(), arguments) == (backbone_path(), arguments)
-    directory = tmp_path / "odd.gguf"
-    directory.mkdir()
-    assert gguf.as_directory(str(directory)) == (str(directory), {})
-
-
 class TestKept:
     def test_converted_once_whatever_its_name_and_again_for_other_versions(
         self, files, kept, conversions, tmp_path, monkeypatch
