@@ -197,7 +197,7 @@ class Reranker(Served):
         return results
 
     def measure(self, way: str, items: Sequence[tuple[str, ...]], first: int = 0) -> list[Sized]:
-        """As :meth:`Embedder.measure`."""
+        """Count the tokens of items, as :meth:`Embedder.measure`."""
         _, limit, around, _ = self.ways[way]
         query, asked = self.tokens.cut(items[0][0], self._document_limit, "'query'", whole=not self._truncate)
         sized = []
@@ -242,7 +242,7 @@ class ListReranker(Reranker):
         return list(results[0])
 
     def measure(self, way: str, items: Sequence[tuple[str, ...]], first: int = 0) -> list[Sized]:
-        """As :meth:`Embedder.measure`."""
+        """Count the tokens of items, as :meth:`Embedder.measure`."""
         [(query, *documents)] = items
         # The model refuses a query that is too long.
         query, asked = self.tokens.cut(query, self._query_limit, "'query'")

@@ -91,18 +91,12 @@ class Repository:
         return self.commits[self.resolve(revision)].files
 
     def commit(
-        self,
-        reference: str,
-        message: str,
-        added: dict[str, bytes],
-        base: str | None = None,
-        deleted: Container[str] = (),
+        self, reference: str, message: str, added: dict[str, bytes], base: str | None = None, gone: Container[str] = ()
     ) -> str:
         """Move a reference on by one commit, all of it or nothing."""
         parent = base or self.references.get(reference)
-        before = self.commits[parent].files if parent else {}
-        before = {path: content for path, content in before.items() if path not in deleted}
-        commit = Commit(parent, message, {**before, **added})
+        before = self.commits[parent].files.items() if parent else ()
+        commit = Commit(parent, message, {**{path: content for path, content in before if path not in gone}, **added})
         self.commits[commit.sha] = commit
         self.references[reference] = commit.sha
         self.objects.update({etag(path, content): content for path, content in added.items() if is_large(path)})
@@ -163,9 +157,8 @@ def make_app(hub: RunningHub, files_endpoint: str) -> FastAPI:
             raise RefusedError(404, f"{folder} does not exist", "EntryNotFound", repository.resolve(revision))
         if recursive:
             return [listed(path, files) for path in below]
-        return [
-            listed(path, files) for path in dict.fromkeys(inside + path[len(inside) :].split("/")[0] for path in below)
-        ]
+        first = dict.fromkeys(inside + path[len(inside) :].split("/")[0] for path in below)
+        return [listed(path, files) for path in first]
 
     @app.post(MODEL + "/paths-info/{revision}")
     async def paths_info(request: Request, revision: str) -> Any:
@@ -199,18 +192,11 @@ def make_app(hub: RunningHub, files_endpoint: str) -> FastAPI:
     @app.post(MODEL + "/preupload/{revision}")
     async def preupload(request: Request, revision: str) -> Any:
         files = hub.repository(request, to="write").files(revision)
-        paths = [file["path"] for file in (await request.json())["files"]]
-        return {
-            "files": [
-                {
-                    "path": path,
-                    "uploadMode": "lfs" if is_large(path) else "regular",
-                    "shouldIgnore": False,
-                    "oid": etag(path, files[path]) if path in files else None,
-                }
-                for path in paths
-            ]
-        }
+        found = []
+        for path in [file["path"] for file in (await request.json())["files"]]:
+            mode, there = "lfs" if is_large(path) else "regular", etag(path, files[path]) if path in files else None
+            found.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": there})
+        return {"files": found}
 
     @app.post(MODEL + "/commit/{revision}")
     async def commit(request: Request, revision: str, create_pr: bool = False) -> Any:

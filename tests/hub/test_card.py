@@ -77,7 +77,6 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     [
         (EchoModule, {"repetitions": 5}, "5 copies of the text: about 5 times"),
         (RefinedThoughtModule, {"iterations": 8}, "and 7 passes of two tokens over its cached"),
-        (RefinedThoughtModule, {"iterations": 1}, "One pass over the text, as for the classical embedding."),
         (MetaEOLModule, {}, "8 passes, in one batch, each over the text and what stands behind it"),
         (ContrastivePromptingModule, {}, "and one over its first 1 layers under the auxiliary prompt, of 3 that are"),
     ],
