@@ -51,13 +51,16 @@ def is_no_sink(settings: Mapping[str, Any]) -> bool:
     return isinstance(change, dict) and change.keys() == names and change["key"] == "no-sink"
 
 
-def without_removed(settings: dict[str, Any], module: str, file: str) -> dict[str, Any]:
+def without_removed(
+    settings: dict[str, Any], module: str, file: str, gone: Mapping[str, Any] = SETTINGS
+) -> dict[str, Any]:
     """Return the settings of a saved module without those that are gone.
 
     Args:
         settings: As the file has them.
         module: The module's class.
         file: What the file is called.
+        gone: The settings that are gone, each with its default in 0.8.
 
     Raises:
         ValueError: If one of those has another value than its default.
@@ -65,7 +68,7 @@ def without_removed(settings: dict[str, Any], module: str, file: str) -> dict[st
     if module == "NoSinkModule" and is_no_sink(settings):
         (change,) = settings["changes"]
         settings = {name: value for name, value in {**settings, **change}.items() if name not in ("changes", "key")}
-    for name, default in SETTINGS.items():
+    for name, default in gone.items():
         if settings.get(name, default) != default:
             raise ValueError(f"{file} sets {name} to {settings[name]!r}, a setting of {module}, {_ADVICE}")
-    return {name: value for name, value in settings.items() if name not in SETTINGS}
+    return {name: value for name, value in settings.items() if name not in gone}

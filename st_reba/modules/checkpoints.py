@@ -424,7 +424,7 @@ def saved_settings(
     model_name_or_path: str,
     subfolder: str,
     kwargs: Mapping[str, Any],
-    removed: Mapping[str, Collection[Any]] | None = None,
+    removed: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What the file of a saved module without a language model says.
 
@@ -433,7 +433,7 @@ def saved_settings(
         model_name_or_path: A directory or a Hub id.
         subfolder: Where in it the module lies.
         kwargs: What ST passes to ``load``; that of :data:`ON_THE_HUB` is used.
-        removed: Settings that version 0.8 saved, with the values that are dropped.
+        removed: Settings that 1.0 removed, each with its default in 0.8.
 
     Returns:
         The settings; the arguments that say where the module's other files are; and what to call the place.
@@ -447,12 +447,7 @@ def saved_settings(
     file = module.load_file_path(model_name_or_path, module.config_file_name, **where)
     settings = {} if file is None else read_object(Path(file))
     called = f"{place}/{module.config_file_name}"
-    for name, dropped in (removed or {}).items():
-        if (value := settings.pop(name, next(iter(dropped)))) not in dropped:
-            raise ValueError(
-                f"{called}: {name}={shown(value)} was removed in 1.0: load it with st_reba 0.8, or save the model "
-                "without it."
-            )
+    settings = without_removed(settings, module.__name__, called, removed or {})
     check_settings(settings, module.config_keys, module.__name__, called)
     return settings, where, place
 

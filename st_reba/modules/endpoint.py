@@ -163,8 +163,8 @@ _SETTINGS: tuple[Setting[Any], ...] = (
     optional(whole("dimension", 1, 2**20)),
     optional(Setting("fingerprint", _is_fingerprint, "the module finds these numbers itself; leave it out.")),
 )
-#: Settings that 0.8 saved, and the values that are dropped.
-_REMOVED = {"form": ("openai",), "pool_over": (None,), "rows": (None,), "with_end": (False,), "max_seq_length": (None,)}
+#: Settings that 1.0 removed, each with the value in OpenAI's form.
+_REMOVED = {"form": "openai", "pool_over": None, "rows": None, "with_end": False, "max_seq_length": None}
 
 
 class EndpointTransformer(InputModule):

@@ -144,8 +144,11 @@ def test_a_saved_model_refuses_a_server_of_another_model(server, tmp_path):
         ({"retries": 10**9}, "give a whole number from 0 to 20"),
         ({"shell": "rm"}, "sets shell, which is no setting of EndpointTransformer"),
         ({"template": "{text}" * 2000}, "give a whole number from 1 to 1024"),
-        ({"form": "ollama"}, "form='ollama' was removed in 1.0: load it with st_reba 0.8"),
-        ({"with_end": True}, "with_end=True was removed in 1.0"),
+        (
+            {"form": "ollama"},
+            "sets form to 'ollama', a setting of EndpointTransformer, removed in 1.0: load it with st_reba 0.8",
+        ),
+        ({"with_end": True}, "sets with_end to True, a setting of EndpointTransformer, removed in 1.0"),
     ],
 )
 def test_a_file_is_held_to_what_it_may_set(changes, said, server, tmp_path):
