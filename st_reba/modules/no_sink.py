@@ -25,7 +25,7 @@ class NoSinkModule(CausalTransformer):
         layers: Indices of the layers that hide the first token; negative ones from the top. None: the upper half of
             those that attend both ways.
         bidirectional_layers: Number of last layers that attend both ways, 1 or more. None: half of all.
-        **settings: All else as for :class:`CausalTransformer`.
+        **transformer_kwargs: All else as for :class:`CausalTransformer`.
 
     Raises:
         ValueError: If a setting is out of range, or the attention of these layers cannot be changed, or the model is
@@ -48,10 +48,10 @@ class NoSinkModule(CausalTransformer):
         *,
         layers: Sequence[int] | None = None,
         bidirectional_layers: int | None = None,
-        **settings: Any,
+        **transformer_kwargs: Any,
     ) -> None:
         self.changes = [NoSink(layers, bidirectional_layers)]
-        super().__init__(model_name_or_path, **settings)
+        super().__init__(model_name_or_path, **transformer_kwargs)
         made = self.change(NoSink)
         self.layers = [*cast("tuple[int, ...]", made.layers)]
         self.bidirectional_layers = cast(int, made.bidirectional_layers)

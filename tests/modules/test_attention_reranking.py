@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 from sentence_transformers import CrossEncoder
 from transformers import AutoModel
 
-from st_reba import AttentionReranker, AttentionRerankModule, CausalTransformer
+from st_reba import AttentionReranker, AttentionRerankModule
 from st_reba.modules.attention_reranking import attention_reranker
 
 from .. import backbones, oracles
@@ -59,14 +59,12 @@ class TestEqualsTheStoredMaps:
         reranker = made(saved(architecture), together=True)
         assert scores(reranker) == pytest.approx(expected(saved(architecture), reranker[0]), abs=1e-5)
 
-    @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "phi3"])
-    def test_of_documents_read_alone(self, architecture, saved):
-        reranker = made(saved(architecture))
-        assert scores(reranker) == pytest.approx(expected(saved(architecture), reranker[0], apart=True), abs=1e-5)
-
-    @pytest.mark.parametrize("kind", ["greedy", "bert", "sentencepiece"])
-    def test_whatever_the_tokenizer(self, kind, saved):
-        path = saved("llama", kind)
+    @pytest.mark.parametrize(
+        ("architecture", "kind"),
+        [("llama", "greedy"), ("qwen2", "bytes"), ("gpt2", "bert"), ("gpt_neox", "sentencepiece"), ("opt", "bytes")],
+    )
+    def test_of_documents_read_alone(self, architecture, kind, saved):
+        path = saved(architecture, kind)
         reranker = made(path)
         assert scores(reranker) == pytest.approx(expected(path, reranker[0], apart=True), abs=1e-5)
 
@@ -84,12 +82,8 @@ class TestEqualsTheStoredMaps:
         assert scores(reranker) == pytest.approx(expected(saved(), reranker[0], heads), abs=1e-5)
         assert reranker[0].model.config.num_hidden_layers == max(layer for layer, _ in heads) + 1
 
-    def test_the_middle_of_a_deeper_model(self, saved):
-        path = saved("llama", num_hidden_layers=9)
-        assert made(path, layers="middle")[0].layers == [2, 3, 4, 5]
-        assert made(path, layers="all")[0].layers == [*range(9)]
-
-    def test_the_middle_of_a_model_with_windows_is_of_the_layers_without(self, saved):
+    def test_the_middle_of_a_model_and_of_one_with_windows_the_layers_without(self, saved):
+        assert made(saved("llama", num_hidden_layers=9), layers="middle")[0].layers == [2, 3, 4, 5]
         assert made(saved("gemma3"), layers="middle")[0].layers == [1]
         assert made(saved("mistral_window"), layers="middle")[0].layers == [0, 1, 2]
 
@@ -119,13 +113,6 @@ class TestWhatChangesNoScore:
         shuffled = scores(reranker, [documents[place] for place in order])
         assert shuffled == pytest.approx(scores(reranker, documents)[order], abs=1e-5)
 
-    def test_where_a_list_that_is_read_in_every_rotation_begins(self, saved):
-        """Other orders change it: which documents see which is not the same."""
-        reranker = made(saved(), together=True, rotations=5)
-        rolled = scores(reranker, DOCUMENTS[2:] + DOCUMENTS[:2])
-        assert np.roll(rolled, 2) == pytest.approx(scores(reranker), abs=1e-5)
-        assert np.abs(scores(reranker, DOCUMENTS[::-1])[::-1] - scores(reranker)).max() > 1e-3
-
     def test_what_other_queries_are_asked_at_a_time(self, saved):
         reranker = made(saved(), together=True)
         mixed = [(query, document) for document in DOCUMENTS for query in (QUERY, "river")]
@@ -135,24 +122,10 @@ class TestWhatChangesNoScore:
         one = reranker.predict((QUERY, DOCUMENTS[0]))
         assert one == pytest.approx(scores(reranker, DOCUMENTS[:1])[0], abs=1e-6)
 
-    def test_how_many_documents_run_at_a_time(self, saved, monkeypatch):
-        reranker = made(saved())
-        usual = scores(reranker)
-        monkeypatch.setattr(AttentionRerankModule, "CPU_TOKENS", 1)
-        assert scores(reranker) == pytest.approx(usual, abs=1e-5)
-
     def test_a_document_without_tokens_has_no_score_and_leaves_the_others_theirs(self, saved):
         *found, nothing = scores(made(saved()), [*DOCUMENTS[:2], ""])
         assert nothing == 0
         assert all(found)
-
-    def test_the_model_that_it_shares_stays_as_it_is(self, saved):
-        shared = CausalTransformer(saved())
-        before = shared.model.config.to_dict()
-        encoded = shared(shared.preprocess(TEXTS))["token_embeddings"]
-        scores(made(shared, layers=[0]))
-        assert shared.model.config.to_dict() == before
-        assert torch.equal(shared(shared.preprocess(TEXTS))["token_embeddings"], encoded)
 
 
 CACHE: dict[str, AttentionReranker] = {}
@@ -162,10 +135,6 @@ class TestBlocks:
     def test_of_one_document_are_documents_read_alone(self, saved):
         """Blocks stand side by side, and the query is read behind all of them: one softmax."""
         assert scores(made(saved(), together=True, block_tokens=1)) == pytest.approx(scores(made(saved())), abs=1e-5)
-
-    def test_of_all_documents_are_one_prompt(self, saved):
-        long = scores(made(saved(), together=True, block_tokens=1000))
-        assert long == pytest.approx(scores(made(saved(), together=True)), abs=1e-6)
 
     def test_a_list_beyond_the_models_positions_is_cut_into_blocks(self, saved):
         reranker = made(saved("gpt2"), together=True)
@@ -178,10 +147,6 @@ class TestBlocks:
     def test_a_long_document_is_cut_and_the_query_is_not(self, saved):
         module = made(saved(), max_seq_length=4)[0]
         assert [len(ids) for ids in module.preprocess([(QUERY, "dog " * 50), (QUERY, "a")])["documents"]] == [4, 1]
-        module.tokenizer.truncation_side = "left"
-        assert module.preprocess([(QUERY, "a b c d e f g h i j")])["documents"] == [
-            module.token_ids(["g h i j"])[0][-4:]
-        ]
         module = made(saved())[0]
         features = module.preprocess([(QUERY, "dog " * 500)])
         whole = [*features["front"], *features["separator"], *features["documents"][0], *features["asked"][0][0]]
@@ -198,29 +163,16 @@ class TestAsACrossEncoder:
         assert [each["corpus_id"] for each in found] == best
         assert [each["text"] for each in found] == [DOCUMENTS[place] for place in best]
 
-    @pytest.mark.parametrize(
-        "more", [{}, {"heads": [[1, 3], [0, 2]]}, {"together": True, "rotations": 2, "block_tokens": 64}]
-    )
-    def test_saved_and_loaded(self, more, saved, tmp_path):
-        reranker = made(saved(), **more)
-        reranker.save_pretrained(str(tmp_path))
-        again = AttentionReranker(str(tmp_path), device="cpu")
-        assert (scores(again) == scores(reranker)).all()
-        assert again[0].get_config_dict() == reranker[0].get_config_dict()
-
     def test_a_plain_cross_encoder_refuses_it(self, saved, tmp_path):
         made(saved()).save_pretrained(str(tmp_path))
         with pytest.raises(ValueError, match=r"Load it with st_reba\.AttentionReranker\(path\)"):
             CrossEncoder(str(tmp_path), device="cpu")
 
     def test_prompt_and_kinds_of_results(self, saved):
-        reranker = made(saved())
-        pairs = [[QUERY, document] for document in DOCUMENTS]
+        reranker, pairs = made(saved()), [[QUERY, document] for document in DOCUMENTS]
         as_tensor = reranker.predict(pairs, convert_to_tensor=True, prompt="Task: order.\n")
-        assert isinstance(as_tensor, torch.Tensor)
         assert not np.allclose(as_tensor.numpy(), scores(reranker))
         assert np.allclose(reranker.predict(pairs, activation_fn=torch.neg), -scores(reranker))
-        assert len(reranker.predict([])) == 0
 
 
 class TestRefusals:

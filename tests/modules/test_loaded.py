@@ -12,14 +12,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import st_reba
 from st_reba import CausalTransformer, EchoModule, PromptRepsModule
 from st_reba.compare import compare
 from st_reba.data.tables import Pairs
-from st_reba.lm.loaded import body_of
-from st_reba.modules.checkpoints import Files
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -125,28 +123,15 @@ def test_a_model_in_training_is_read_in_evaluation(tokenizer):
     assert all(part.training for part in lm.modules())
 
 
-@pytest.mark.parametrize("way", ["torch.compile", "compile", "forward", "body's forward"])
+@pytest.mark.parametrize("way", ["torch.compile", "compile", "forward"])
 def test_a_compiled_model_is_read_as_it_was(way, lm, tokenizer):
     expected = pipeline(CausalTransformer(lm, tokenizer=tokenizer)).encode(TEXTS)
-    given = lm
-    if way == "torch.compile":
-        given = torch.compile(lm, backend="eager")
-    elif way == "compile":
-        lm.compile(backend="eager")
+    given = torch.compile(lm, backend="eager") if way == "torch.compile" else lm
+    if way == "compile":
         lm.model.compile(backend="eager")
-    else:
-        part = lm if way == "forward" else lm.model
-        part.forward = torch.compile(part.forward, backend="eager")
+    elif way == "forward":
+        lm.model.forward = torch.compile(lm.model.forward, backend="eager")
     assert np.array_equal(pipeline(CausalTransformer(given, tokenizer=tokenizer)).encode(TEXTS), expected)
-
-
-def test_a_quantised_model(backbone_path, tokenizer):
-    quantization = pytest.importorskip("torchao.quantization")
-    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
-    lm = AutoModelForCausalLM.from_pretrained(backbone_path(), quantization_config=config)
-    by_path = CausalTransformer(backbone_path(), model_kwargs={"quantization_config": config, "dtype": lm.dtype})
-    expected = pipeline(by_path).encode(TEXTS)
-    np.testing.assert_allclose(pipeline(CausalTransformer(lm, tokenizer=tokenizer)).encode(TEXTS), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -163,16 +148,6 @@ def test_a_model_of_bitsandbytes_generates_and_embeds(bits, tokenizer, tmp_path)
     np.testing.assert_allclose(found, expected.float().numpy(), atol=1e-2 if bits == 8 else 1e-4)
     assert {id(weight) for weight in module.model.parameters()} <= weights
     assert torch.equal(generated(lm), before)
-
-
-def test_a_dispatched_model(lm, tokenizer):
-    accelerate = pytest.importorskip("accelerate")
-    expected = pipeline(CausalTransformer(lm, tokenizer=tokenizer)).encode(TEXTS)
-    accelerate.cpu_offload(lm)
-    assert any(weight.is_meta for weight in lm.parameters())
-    module = CausalTransformer(lm, tokenizer=tokenizer)
-    found = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 class TestAdapters:
@@ -209,17 +184,6 @@ class TestAdapters:
             CausalTransformer(prompted, tokenizer=tokenizer)
 
 
-def test_an_adapter_is_saved_as_one(backbone_path, tokenizer, tmp_path):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    lm = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone_path()), config).eval()
-    model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
-    model.save_pretrained(str(tmp_path))
-    assert list(tmp_path.rglob("adapter_model.safetensors"))
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    np.testing.assert_allclose(loaded.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
-
-
 def test_refusals(lm, tokenizer, backbone_path):
     def others_forward(*args, **kwargs):
         raise AssertionError
@@ -251,7 +215,6 @@ def test_the_head_is_the_model_s_own(lm, tokenizer):
 def test_build_and_compare_take_it(lm, tokenizer, quick):
     model = st_reba.build(lm, tokenizer=tokenizer, texts=[f"{text} {n}" for n in range(8) for text in TEXTS if text])
     assert type(model[0]).__name__ == "TopicModule"
-    assert model[0].mean
     with pytest.raises(ValueError, match="device='cpu': a loaded language model stays where it is"):
         st_reba.build(lm, "classical", tokenizer=tokenizer, device="cpu")
     sides = [[f"{text} {n} {side}" for n in range(4) for text in TEXTS if text] for side in ("a", "b")]
@@ -272,16 +235,6 @@ def test_an_embedder_under_another_pooling_is_told(lm, tokenizer, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         st_reba.build(loaded, "classical", tokenizer=tokenizer, pooling="last")
-
-
-def test_a_checkpoint_is_asked_once_how_it_was_pooled(backbone_path, monkeypatch):
-    """And not for each pipeline: on the Hub that is a request."""
-    asked, find = [], Files.find
-    monkeypatch.setattr(Files, "find", lambda files, name: asked.append(name) or find(files, name))
-    module = CausalTransformer(backbone_path())
-    for kind in (EchoModule, st_reba.ReBAModule):
-        pipeline(kind(module))
-    assert asked.count("1_Pooling/config.json") == 1
 
 
 class TestConversations:
@@ -340,9 +293,3 @@ class TestConversations:
                 own.preprocess([given])
         with pytest.raises(ValueError, match='chat=\'all\': use "turn" or "conversation"'):
             CausalTransformer(lm, tokenizer=talking, chat="all")
-
-
-def test_a_view_has_a_configuration_of_its_own(lm):
-    view = body_of(lm)
-    assert view.config is not lm.config
-    assert type(view).__name__ == "LlamaModel"

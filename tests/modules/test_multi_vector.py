@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from torch.nn.functional import cosine_similarity
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule, TokenProjection
-from st_reba.hub.push import check_saved_model
 from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
@@ -111,19 +110,6 @@ def test_an_empty_document_is_nothing_like_any_query(shared):
         scores = model.similarity(model.encode_query([TEXTS[0], "?!"]), [empty, other, nothing])
         assert scores[0, 0] < scores[0, 1]
         assert torch.isfinite(scores).all()
-
-
-@pytest.mark.parametrize("dimension", [None, 8])
-def test_it_loads_by_the_literal_line(dimension, shared, tmp_path):
-    model = multi_vector_encoder(ReBAModule(shared()), dimension=dimension, fit_texts=FIT, prompts=PROMPTS)
-    model.save_pretrained(str(tmp_path))
-    check_saved_model(tmp_path)
-    loaded = MultiVectorEncoder(str(tmp_path), device="cpu")
-    assert [type(part) for part in loaded] == [type(part) for part in model]
-    assert loaded.prompts == model.prompts
-    for side in ("encode_query", "encode_document"):
-        for again, before in zip(getattr(loaded, side)(TEXTS), getattr(model, side)(TEXTS), strict=True):
-            assert again.equal(before)
 
 
 def test_the_length_of_queries_and_of_documents(backbone_path):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from torch import nn
 from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from st_reba import TwinTower
-from st_reba.modules.twin_tower import encoder_layers
 
 from .. import backbones, oracles
 from ..backbones import TEXTS
@@ -51,18 +48,6 @@ def test_the_cross_layers_are_the_multiples(cross_every, layers, encoder_paths):
     assert sum(p.numel() for p in module.parameters()) == 2 * sum(p.numel() for p in module.model.parameters())
 
 
-@pytest.mark.parametrize("cross_every", [0, 2])
-def test_inference_is_the_sum_of_two_plain_encoders(cross_every, encoder_paths):
-    """Whatever the batch."""
-    paths = encoder_paths()
-    model = pipeline(TwinTower(*paths, cross_every=cross_every), "cls")
-    tokens = AutoTokenizer.from_pretrained(paths[0])(TEXTS, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        plain = [AutoModel.from_pretrained(path).eval()(**tokens).last_hidden_state[:, 0] for path in paths]
-    for size in (1, len(TEXTS)):
-        assert relative_error(model.encode(TEXTS, batch_size=size), plain[0] + plain[1]) < 1e-5
-
-
 def test_towers_of_two_shapes_are_tncse(encoder_paths, tmp_path):
     first, _ = encoder_paths()
     backbones.encoder("bert", num_hidden_layers=2).save_pretrained(tmp_path)
@@ -73,16 +58,10 @@ def test_towers_of_two_shapes_are_tncse(encoder_paths, tmp_path):
         TwinTower(first, str(tmp_path))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_save_and_load(family, encoder_paths, tmp_path):
-    model = pipeline(TwinTower(*encoder_paths(family), cross_every=4, max_seq_length=9), "cls")
+def test_each_saved_tower_is_an_encoder(encoder_paths, tmp_path):
+    model = pipeline(TwinTower(*encoder_paths("roberta"), cross_every=4, max_seq_length=9), "cls")
     model.save_pretrained(str(tmp_path))
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    assert (type(loaded[0]), loaded[0].cross_every, loaded[0].max_seq_length) == (TwinTower, 4, 9)
-    assert loaded[0].get_config_dict() == model[0].get_config_dict()
-    assert TwinTower(encoder_paths(family)[0]).max_seq_length == backbones.POSITIONS - (family == "roberta")
-    expected, found = (outputs(each[0], TEXTS) for each in (model, loaded))
-    assert torch.equal(found["cross_states"], expected["cross_states"])
+    assert TwinTower(encoder_paths("roberta")[0]).max_seq_length == backbones.POSITIONS - 1
     assert "**JTCSE**" in (tmp_path / "README.md").read_text()
     for subfolder, tower in zip(("0_TwinTower", "0_TwinTower/tower_2"), model[0].towers, strict=True):
         encoder = AutoModel.from_pretrained(tmp_path, subfolder=subfolder).state_dict()
@@ -131,13 +110,3 @@ def test_towers_with_other_tokens_are_refused(encoder_paths, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is not that of the first tower, and both towers read the same tokens"):
         TwinTower(first, str(tmp_path))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_names_inside_encoders_are_there(family):
-    for layer in encoder_layers(backbones.encoder(family)):
-        own = layer.attention.self
-        assert all(isinstance(linear, nn.Linear) for linear in (own.query, own.key, own.value))
-        assert all(callable(part) for part in (layer.attention.output, layer.intermediate, layer.output))
-        assert own.num_attention_heads * own.attention_head_size == 32
-        assert isinstance(own.dropout, nn.Dropout)
