@@ -169,7 +169,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
     ],
     "train": [
         ("--config empty.yaml", EMPTY),
-        ("--config rank.yaml", "rank.yaml: the key 'rnak' is unknown. Keys: "),
+        ("--config rank.yaml", "rank.yaml: 'rnak' is unknown. Keys: "),
         ("--config short.yaml", "short.tsv, line 2: 2 columns where 3 are expected."),
     ],
 }
