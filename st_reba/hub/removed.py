@@ -70,5 +70,5 @@ def without_removed(
         settings = {name: value for name, value in {**settings, **change}.items() if name not in ("changes", "key")}
     for name, default in gone.items():
         if settings.get(name, default) != default:
-            raise ValueError(f"{file} sets {name} to {settings[name]!r}, a setting of {module}, {_ADVICE}")
+            raise ValueError(f"{file} sets {name} to {settings[name]!r:.80}, a setting of {module}, {_ADVICE}")
     return {name: value for name, value in settings.items() if name not in gone}
