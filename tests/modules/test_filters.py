@@ -238,52 +238,60 @@ VARIED = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
 HALF_ALIKE = VARIED * torch.tensor([1.0] * 3 + [0] * 3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "vectors", "settings", "message"),
-    [
-        (WhiteningTransform, VARIED, {"dimension": 0}, "dimension=0: give the directions to keep, a whole number"),
-        (WhiteningTransform, VARIED[:5], {"dimension": 5, "shrinkage": 0}, "5 texts vary in 4 directions only, so 5"),
-        (WhiteningTransform, VARIED[:1].repeat(7, 1), {}, "7 texts were given, and their embeddings do not differ"),
-        (AllButTheTop, VARIED[:4], {"removed": 3}, "4 texts are too few to find 3 principal directions"),
-        (PartwiseWhitening, VARIED, {"shares": ()}, "shares=(): give how much each part counts, numbers above 0 whose"),
-        (PartwiseWhitening, VARIED, {"shares": (0.25,) * 4}, "embeddings of 6 values cannot be cut into 4 equal parts"),
-        (PartwiseWhitening, VARIED, {"shares": (1,), "shrinkage": 0}, "shrinkage=0: give a number above 0"),
-        (PartwiseWhitening, HALF_ALIKE, {"shares": (0.5, 0.5)}, "Part 2 of 2 of the embeddings is the same"),
-    ],
-)
-def test_what_cannot_be_fitted(kind, vectors, settings, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        kind.from_moments(moments_of(vectors), **settings)
+def fit(kind, vectors, **settings):
+    return kind.from_moments(moments_of(vectors), **settings)
 
 
-def test_what_is_no_choice_of_directions(model):
-    for choice, message in (
-        ({"keep": (0, 4), "skip_first": 1}, "give one or the other"),
-        ({"skip_first": -1}, "skip_first=-1: give how many directions to leave out, 0 or more"),
-        ({"skip_first": 20, "skip_last": 12}, "keep=(20, 20) of the head's 32 directions"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            EmbeddingFilter.from_language_model(model, **choice)
+EYE, ZEROS, ONES = torch.eye(4), torch.zeros, torch.ones
 
 
 @pytest.mark.parametrize(
-    ("kind", "weights", "message"),
+    ("make", "message"),
     [
-        (EmbeddingFilter, (torch.zeros(4), 0), "directions is (4,): give (k, D)"),
-        (EmbeddingFilter, (torch.eye(4)[:3], 2), "low=2: with 3 of 4 directions kept it is a whole number from 0 to 1"),
-        (EmbeddingFilter, (torch.full((1, 4), 3e38), 0), "the value 3e+38, and weights are numbers not beyond 1e+12"),
-        (Centering, (torch.zeros(2, 2),), "mean is (2, 2): give (D,)"),
-        (Standardization, (torch.zeros(2), torch.ones(3)), "mean is (2,) and deviation (3,): give (D,) for"),
-        (Standardization, (torch.zeros(2), torch.tensor([1.0, 0])), "A deviation is 0 or below"),
-        (IdfWeights, (torch.tensor([1.0, -1]),), "A weight is below 0"),
-        (PartwiseWhitening, (torch.zeros(4), torch.zeros(4, 4), [1.0]), "mean is (4,) and weight (4, 4): give (P, D)"),
-        (PartwiseWhitening, (torch.zeros(2, 2), torch.zeros(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
-        (StandardizedSum, (torch.zeros(1, 4), torch.zeros(1, 3), [1.0]), "mean is (1, 4) and scale (1, 3)"),
+        # What cannot be fitted
+        (lambda: fit(WhiteningTransform, VARIED, dimension=0), "dimension=0: give the directions to keep, a whole num"),
+        (lambda: fit(WhiteningTransform, VARIED[:5], dimension=5, shrinkage=0), "5 texts vary in 4 directions only"),
+        (lambda: fit(WhiteningTransform, VARIED[:1].repeat(7, 1)), "7 texts were given, and their embeddings do not d"),
+        (lambda: fit(AllButTheTop, VARIED[:4], removed=3), "4 texts are too few to find 3 principal directions"),
+        (lambda: fit(PartwiseWhitening, VARIED, shares=()), "shares=(): give how much each part counts, numbers above"),
+        (lambda: fit(PartwiseWhitening, VARIED, shares=(0.25,) * 4), "embeddings of 6 values cannot be cut into 4 equ"),
+        (lambda: fit(PartwiseWhitening, VARIED, shares=(1,), shrinkage=0), "shrinkage=0: give a number above 0"),
+        (lambda: fit(PartwiseWhitening, HALF_ALIKE, shares=(0.5, 0.5)), "Part 2 of 2 of the embeddings is the same"),
+        (lambda: Moments(5).add(ZEROS(2, 4)), "The vectors are (2, 4): give (B, 5)"),
+        (lambda: Moments(5).add(torch.full((2, 5), float("nan"))), "load the model in bfloat16 or float32"),
+        # Weights that are none
+        (lambda: EmbeddingFilter(ZEROS(4), 0), "directions is (4,): give (k, D)"),
+        (lambda: EmbeddingFilter(EYE[:3], 2), "low=2: with 3 of 4 directions kept it is a whole number from 0 to 1"),
+        (lambda: EmbeddingFilter(torch.full((1, 4), 3e38), 0), "the value 3e+38, and weights are numbers not beyond 1"),
+        (lambda: Centering(ZEROS(2, 2)), "mean is (2, 2): give (D,)"),
+        (lambda: Standardization(ZEROS(2), ONES(3)), "mean is (2,) and deviation (3,): give (D,) for"),
+        (lambda: Standardization(ZEROS(2), ZEROS(2)), "A deviation is 0 or below"),
+        (lambda: IdfWeights(-ONES(2)), "A weight is below 0"),
+        (lambda: PartwiseWhitening(ZEROS(4), ZEROS(4, 4), [1.0]), "mean is (4,) and weight (4, 4): give (P, D)"),
+        (lambda: PartwiseWhitening(ZEROS(2, 2), ZEROS(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
+        (lambda: StandardizedSum(ZEROS(1, 4), ZEROS(1, 3), [1.0]), "mean is (1, 4) and scale (1, 3)"),
     ],
 )
-def test_weights_that_are_refused(kind, weights, message):
+def test_what_is_refused(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        kind(*weights)
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: embedding_moments(model, "one text"), "texts is one string: give an iterable of texts"),
+        (lambda model: embedding_moments(model, []), "No texts were given"),
+        (lambda model: embedding_moments(model, TEXTS, chunk_size=0), "chunk_size=0: give how many texts are read at"),
+        (lambda model: EmbeddingFilter.from_language_model(model, keep=(0, 4), skip_first=1), "give one or the other"),
+        (lambda model: EmbeddingFilter.from_language_model(model, skip_first=-1), "skip_first=-1: give how many direc"),
+        (lambda model: EmbeddingFilter.from_language_model(model, skip_first=20, skip_last=12), "keep=(20, 20) of the"),
+        (lambda model: IdfWeights.fit(model[0], []), "No texts with tokens were given"),
+    ],
+)
+def test_what_is_refused_of_a_model(make, message, model):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(model)
 
 
 @given(
@@ -311,13 +319,6 @@ def test_batches_do_not_matter(seed, sizes, offset, dtype, split):
     assert np.allclose(found.covariance, np.cov(expected.T, bias=True), rtol=1e-6, atol=1e-9 * spread**2)
 
 
-def test_vectors_that_are_refused():
-    with pytest.raises(ValueError, match=r"The vectors are \(2, 4\): give \(B, 5\)"):
-        Moments(5).add(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="load the model in bfloat16 or float32"):
-        Moments(5).add(torch.full((2, 5), float("nan")))
-
-
 def test_moments_of_embeddings_in_chunks(model):
     """Behind a prompt, too; texts without tokens do not count, and a truncation is put aside and back."""
     model.truncate_dim = 4
@@ -328,13 +329,6 @@ def test_moments_of_embeddings_in_chunks(model):
     assert moments.count == len(vectors)
     assert np.allclose(moments.mean, vectors.mean(axis=0), atol=1e-5)
     assert np.allclose(moments.covariance, np.cov(vectors.T, bias=True), rtol=1e-4, atol=1e-5)
-    for texts, settings, message in (
-        ("one text", {}, "texts is one string: give an iterable of texts"),
-        ([], {}, "No texts were given"),
-        (TEXTS, {"chunk_size": 0}, "chunk_size=0: give how many texts are read at a time, 1 or more"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            embedding_moments(model, texts, **settings)
 
 
 FIT = [*TEXTS, "the dog and the cat", "I love the cat", "我爱猫。"]
@@ -389,12 +383,8 @@ class TestIdfWeights:
         assert relative_error(found[:, :32], plain[:, :32]) > 1e-3
 
     def test_what_is_refused(self, shared):
-        for settings, texts, message in (
-            ({}, [], "No texts with tokens were given"),
-            ({"rows": "last"}, TEXTS, 'CausalTransformer hands on one token alone, rows="last"'),
-        ):
-            with pytest.raises(ValueError, match=message):
-                IdfWeights.fit(CausalTransformer(shared(), **settings), texts)
-        features = {"input_ids": torch.tensor([[7]]), "token_embeddings": torch.ones(1, 1, 2)}
+        with pytest.raises(ValueError, match='CausalTransformer hands on one token alone, rows="last"'):
+            IdfWeights.fit(CausalTransformer(shared(), rows="last"), TEXTS)
+        features = {"input_ids": torch.tensor([[7]]), "token_embeddings": ONES(1, 1, 2), "attention_mask": ONES(1, 1)}
         with pytest.raises(ValueError, match="IdfWeights has weights for 5 token ids and was given the id 7"):
-            IdfWeights(torch.ones(5))({**features, "attention_mask": torch.ones(1, 1)})
+            IdfWeights(ONES(5))(features)

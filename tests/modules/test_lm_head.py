@@ -58,13 +58,6 @@ class TestHead:
             (tmp_path / shard).write_bytes(b"not read")
         assert torch.equal(head(str(tmp_path)), model.lm_head.weight)
 
-    def test_the_name_it_had_in_gpt_neox(self, tmp_path):
-        model = language_model(tmp_path, "gpt_neox")
-        state = {name.replace("lm_head", "embed_out"): value for name, value in model.state_dict().items()}
-        save_file(state, tmp_path / "model.safetensors")
-        # Under its former name in memory, too, where transformers is old.
-        assert torch.equal(head(str(tmp_path)), model.get_output_embeddings().weight)
-
     @pytest.mark.parametrize(
         ("weights", "source", "message"),
         [

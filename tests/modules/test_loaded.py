@@ -9,15 +9,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM
 
 import st_reba
 from st_reba import CausalTransformer, EchoModule, PromptRepsModule
-from st_reba.compare import compare
-from st_reba.data.tables import Pairs
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -134,22 +131,6 @@ def test_a_compiled_model_is_read_as_it_was(way, lm, tokenizer):
     assert np.array_equal(pipeline(CausalTransformer(given, tokenizer=tokenizer)).encode(TEXTS), expected)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_model_of_bitsandbytes_generates_and_embeds(bits, tokenizer, tmp_path):
-    pytest.importorskip("bitsandbytes")
-    # Blocks of 4 bits have 64 values.
-    path = backbones.save(backbones.backbone("llama", hidden_size=64, intermediate_size=128, head_dim=32), tmp_path)
-    config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
-    lm = AutoModelForCausalLM.from_pretrained(path, quantization_config=config, device_map="cpu")
-    before, weights = generated(lm), {id(weight) for weight in lm.parameters()}
-    module = CausalTransformer(lm, tokenizer=tokenizer)
-    expected = lm.base_model(**tokenizer(TEXTS[:1], return_tensors="pt")).last_hidden_state[0].mean(0).detach()
-    found = pipeline(module).encode(TEXTS[:1])[0]
-    np.testing.assert_allclose(found, expected.float().numpy(), atol=1e-2 if bits == 8 else 1e-4)
-    assert {id(weight) for weight in module.model.parameters()} <= weights
-    assert torch.equal(generated(lm), before)
-
-
 class TestAdapters:
     @pytest.fixture
     def adapted(self, lm):
@@ -162,11 +143,8 @@ class TestAdapters:
         found = pipeline(CausalTransformer(adapted, tokenizer=tokenizer)).encode(TEXTS)
         without = CausalTransformer(adapted, tokenizer=tokenizer, disable_adapter=True)
         assert np.array_equal(pipeline(without).encode(TEXTS), bare)
-        assert np.abs(found - bare).max() > 1e-3
-        merged = copy.deepcopy(adapted).merge_and_unload()
-        np.testing.assert_allclose(
-            found, pipeline(CausalTransformer(merged, tokenizer=tokenizer)).encode(TEXTS), atol=1e-6
-        )
+        merged = CausalTransformer(copy.deepcopy(adapted).merge_and_unload(), tokenizer=tokenizer)
+        np.testing.assert_allclose(found, pipeline(merged).encode(TEXTS), atol=1e-6)
         # The model's own adapter is where it was.
         assert any("lora" in name for name, _ in adapted.named_parameters())
 
@@ -204,23 +182,13 @@ def test_refusals(lm, tokenizer, backbone_path):
             CausalTransformer(given, **settings)
 
 
-def test_the_head_is_the_model_s_own(lm, tokenizer):
+def test_build_takes_it_and_its_head(lm, tokenizer):
     """Nothing is read from a file: this model never was in one."""
-    assert not lm.config.tie_word_embeddings
-    assert lm.config.name_or_path == ""
-    module = PromptRepsModule(lm, tokenizer=tokenizer)
-    assert module.head.weight.data_ptr() == lm.lm_head.weight.data_ptr()
-
-
-def test_build_and_compare_take_it(lm, tokenizer, quick):
     model = st_reba.build(lm, tokenizer=tokenizer, texts=[f"{text} {n}" for n in range(8) for text in TEXTS if text])
     assert type(model[0]).__name__ == "TopicModule"
     with pytest.raises(ValueError, match="device='cpu': a loaded language model stays where it is"):
         st_reba.build(lm, "classical", tokenizer=tokenizer, device="cpu")
-    sides = [[f"{text} {n} {side}" for n in range(4) for text in TEXTS if text] for side in ("a", "b")]
-    data = Pairs(*sides, [float(n % 5) for n in range(len(sides[0]))])
-    found = compare(lm, data, tokenizer=tokenizer, random=False)
-    assert "Echo topic, standardised sum, mean" in [result.name for result in found.results]
+    assert PromptRepsModule(lm, tokenizer=tokenizer).head.weight.data_ptr() == lm.lm_head.weight.data_ptr()
 
 
 def test_an_embedder_under_another_pooling_is_told(lm, tokenizer, tmp_path):
@@ -258,23 +226,13 @@ class TestConversations:
         np.testing.assert_allclose(found[0], model.encode("it barks", prompt=before), atol=1e-6)
         assert np.abs(found[0] - model.encode("it barks")).max() > 1e-4
 
-    def test_a_conversation_is_a_text(self, lm, talking, tmp_path):
+    def test_a_conversation_is_a_text(self, lm, talking):
         model = pipeline(EchoModule(lm, tokenizer=talking, chat="conversation"))
         whole = "<user>a dog</><assistant>what of it</><user>it barks</>"
         # One conversation is one input, and a list of them are several; texts may stand among them.
         found = model.encode([list(self.MESSAGES), [self.MESSAGES[0]], "a text"])
         np.testing.assert_allclose(found, model.encode([whole, "<user>a dog</>", "a text"]), atol=1e-6)
         np.testing.assert_allclose(model.encode(list(self.MESSAGES)), found[0], atol=1e-6)
-        model.save_pretrained(str(tmp_path))
-        assert SentenceTransformer(str(tmp_path), device="cpu")[0].chat == "conversation"
-
-    def test_a_begin_of_text_is_not_doubled(self, lm):
-        tokenizer = backbones.tokenizer("bert")
-        tokenizer.bos_token = tokenizer.cls_token
-        tokenizer.chat_template = "{{ bos_token }}" + CHAT
-        module = CausalTransformer(lm, tokenizer=tokenizer, chat="conversation")
-        ids = module.preprocess([list(self.MESSAGES)])["input_ids"][0]
-        assert (ids == tokenizer.bos_token_id).sum() == 1
 
     def test_refusals(self, lm, talking):
         module = CausalTransformer(lm, tokenizer=talking)

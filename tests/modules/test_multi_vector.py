@@ -72,14 +72,6 @@ def test_a_text_does_not_depend_on_its_batch(kind, dimension, shared):
             assert together.equal(alone) if deterministic else relative_error(together, alone) < 1e-5
 
 
-def test_vectors_have_the_length_one_unless_that_is_not_wanted(shared):
-    module = ReBAModule(shared())
-    for vectors in multi_vector_encoder(module, dimension=8, fit_texts=FIT).encode_query(TEXTS):
-        assert torch.allclose(vectors.norm(dim=1), torch.ones(len(vectors)))
-    raw = multi_vector_encoder(module, normalize=False)
-    assert relative_error(raw.encode_query(TEXTS[0]), words(module, TEXTS[0])[1]) < 1e-5
-
-
 @pytest.mark.filterwarnings("ignore:A text without tokens")
 def test_the_projection_is_that_of_principal_components(shared):
     """By numpy, of the vectors of all tokens that count; whatever the chunks they come in."""

@@ -86,20 +86,6 @@ def test_a_prompt_is_run_once(shared, token_ids):
     assert shapes[1:] == [(rows, columns - prefix) for rows, columns in whole]
 
 
-def test_where_the_prompts_last_token_holds_a_letter_of_some_texts(shared):
-    """A prefix is what all texts of a batch have; alone, a text may have another."""
-    texts = [*TEXTS, "Ink", "1", "The end"]
-    module = CausalTransformer(shared("llama", "greedy"), template='A sentence: "{text}" means:', rows="last")
-    starts = module.preprocess(texts)["copy_index"].ge(0).int().argmax(dim=1)
-    assert len(starts.unique()) > 1
-    settings = {"template": module.template, "rows": "last", "prefix_caching": False}
-    expected = encoded(CausalTransformer(shared("llama", "greedy"), **settings), texts)
-    assert relative_error(encoded(module, texts), expected) < TOLERANCE
-    for text, vector in zip(texts, expected, strict=True):
-        assert relative_error(encoded(module, [text])[0], vector) < TOLERANCE
-    assert len(module._kept_prefixes) > 1
-
-
 def test_only_the_last_few_are_kept(shared, monkeypatch):
     monkeypatch.setattr(KeptPrefixes, "MOST", 2)
     module = EchoModule(shared())

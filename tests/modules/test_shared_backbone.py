@@ -56,16 +56,6 @@ def test_the_list_of_what_is_shared_is_what_sts_transformer_sets(backbone_path):
         assert listed - named <= {"track_media_counts"}, "only versions before 6.2 set this"
 
 
-def test_each_module_has_its_own_length(backbone_path):
-    first = CausalTransformer(backbone_path(), max_seq_length=40)
-    second = ReBAModule(first)
-    assert second.max_seq_length == 40
-    first.max_seq_length, second.max_seq_length = 7, 5
-    assert (first.max_seq_length, second.max_seq_length) == (7, 5)
-    long = "one two three four five six seven eight nine ten"
-    assert [int(module.lay_out([long]).text_lengths[0]) for module in (first, second)] == [7, 5]
-
-
 def everything_set_on(model) -> dict:
     """All that a constructor could have left: configuration, modes, parts."""
     modules = dict(model.named_modules())

@@ -23,7 +23,6 @@ from st_reba import (
     ValueAggregationModule,
 )
 from st_reba.lm import anatomy
-from st_reba.modules.refined_thought import _Thought
 
 from .. import backbones, oracles
 from ..backbones import DEMO_MODEL, TEXTS, own
@@ -129,16 +128,6 @@ def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
 
 
 class TestRefinedThought:
-    def test_no_pass_copies_the_cache(self, shared, monkeypatch):
-        """Keys and values are not repeated for the heads that share them."""
-        module = RefinedThoughtModule(shared("qwen2"), iterations=3)
-        assert module._reuses_cache
-        assert module.model.config.num_key_value_heads < module.model.config.num_attention_heads
-        monkeypatch.setattr(
-            "transformers.integrations.sdpa_attention.repeat_kv", lambda states, times: pytest.fail("repeated")
-        )
-        assert np.isfinite(pipeline(module, "lasttoken").encode(TEXTS[:1])).all()
-
     def test_a_cache_that_cannot_be_reused(self, backbone_path, monkeypatch):
         expected = pipeline(RefinedThoughtModule(backbone_path()), "lasttoken").encode(TEXTS)
         # As where a model makes a cache of its own.
@@ -146,12 +135,6 @@ class TestRefinedThought:
         with pytest.warns(UserWarning, match="The cache of LlamaModel cannot be reused, so every pass runs over the"):
             module = RefinedThoughtModule(backbone_path())
         assert relative_error(pipeline(module, "lasttoken").encode(TEXTS), expected) < TOLERANCE
-
-    @pytest.mark.parametrize(("kind", "end"), [("bytes", 0), ("bert", 3), ("sentencepiece", 2)])
-    def test_eos_is_the_tokenizers_end(self, kind, end, shared):
-        layout = RefinedThoughtModule(shared("llama", kind), iterations=1).lay_out(["a", "the cat"])
-        lengths = layout.attention_mask.sum(dim=1)
-        assert [row[length - 1] for row, length in zip(layout.input_ids, lengths, strict=True)] == [end, end]
 
     def test_settled_texts_stop(self, shared):
         model = pipeline(RefinedThoughtModule(shared(), iterations=6, tolerance=1.99), "lasttoken")
@@ -169,14 +152,6 @@ class TestRefinedThought:
             assert item["passes"] == (int(settled[0]) + 2 if len(settled) else 6)
             # Rounding grows with every pass, and the batches differ.
             assert relative_error(item["sentence_embedding"], steps[item["passes"] - 1][text]) < 10 * TOLERANCE
-
-    def test_a_settled_text_stays_so(self):
-        """Beside one that moves on, a further pass neither changes it nor wakes it."""
-        thought = _Thought(torch.tensor([[1.0, 0], [1, 0]]), tolerance=0.5)
-        for states in ([[1.0, 0], [0, 1]], [[-1.0, 0], [1, 0]], [[0.0, 1], [0, 1]]):
-            thought.refine(torch.tensor(states))
-        assert thought.passes.tolist() == [2, 4]
-        assert thought.embedding.tolist() == [[1, 0], [0, 1]]
 
     @pytest.mark.parametrize("cached", [True, False])
     def test_what_every_pass_can_take_reaches_every_pass(self, cached, shared, monkeypatch):
@@ -203,11 +178,6 @@ class TestRefinedThought:
 
 
 class TestTokenPrepending:
-    def test_a_prompt_with_a_slot_is_a_prompt(self, shared):
-        """Only templates have slots: a text or a prompt that looks like one stays text."""
-        features = TokenPrependingModule(shared()).preprocess(["{prepend}"], prompt="{prepend}")
-        assert (features["copy_index"] == -2).sum() == 1
-
     def test_the_vector_is_saved(self, shared, tmp_path):
         model = pipeline(TokenPrependingModule(shared(), seed=7), "lasttoken")
         other = pipeline(TokenPrependingModule(shared(), seed=8), "lasttoken")

@@ -12,26 +12,16 @@ from st_reba import (
     CausalTransformer,
     EchoModule,
     MetaEOLModule,
-    ReBAModule,
     RefinedThoughtModule,
 )
 from st_reba.settings import NO_LIMIT
 
-from .. import backbones, oracles
+from .. import backbones
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 from .methods import RECIPES, TOLERANCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
-
-
-def test_padding_side_and_pad_token_do_not_matter(tmp_path, shared):
-    variant = {"padding_side": "left", "pad_token": "<|end|>"}
-    backbone = CausalTransformer(backbones.save(backbones.backbone("llama"), tmp_path, **variant))
-    for recipe in ("reba-2", "thought-2", "early and late"):
-        kind, settings = RECIPES[recipe]
-        found, expected = (pipeline(kind(own, **settings)).encode(TEXTS) for own in (backbone, shared()))
-        assert np.array_equal(found, expected), recipe
 
 
 def test_one_warning_for_empty_texts(shared):
@@ -42,21 +32,6 @@ def test_one_warning_for_empty_texts(shared):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         encode([""])
-
-
-@pytest.mark.parametrize(("kind", "before", "after"), [("bert", [2], [3]), ("sentencepiece", [1], [])])
-def test_prompt_and_special_tokens_stand_once_around_all_copies(kind, before, after, shared, eager):
-    """They are context, never pooled."""
-    backbone, model, prompt = shared("llama", kind), eager(), "the fox: "
-    methods = {
-        ReBAModule(backbone): lambda *ids: oracles.algorithm_2(model, ids[0], 2, *ids[1:]),
-        EchoModule(backbone): lambda *ids: oracles.echo(model, ids[0], 2, *ids[1:]),
-    }
-    for module, oracle in methods.items():
-        found = pipeline(module).encode(TEXTS[:3], output_value="token_embeddings", prompt=prompt, batch_size=3)
-        ids = [module.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, *TEXTS[:3])]
-        for own, states in zip(ids[1:], found, strict=True):
-            assert relative_error(states, oracle(own, before + ids[0], after).detach()) < TOLERANCE
 
 
 def test_pool_over_all_begins_at_the_copy_that_is_read(shared):
@@ -92,35 +67,19 @@ def test_a_batch_with_prompts_of_their_own(recipe, shared):
 LONG = "word " * 3_000
 
 
-class TestLength:
-    @pytest.mark.parametrize(
-        ("kind", "settings", "tokens", "length", "width"),
-        [
-            (EchoModule, {}, "bert", 127, 256),
-            (EchoModule, {"max_seq_length": 5}, "bytes", 5, 10),
-            (RefinedThoughtModule, {"iterations": 3}, "bytes", 254, 255),
-        ],
-    )
-    def test_a_text_fills_the_room_of_one_copy_and_no_more(self, kind, settings, tokens, length, width, backbone_path):
-        """Behind a prompt, it is cut shorter."""
-        model = pipeline(kind(backbone_path("gpt2", tokens), **settings), "lasttoken")
-        assert model.max_seq_length == length
-        assert model[0].preprocess([LONG])["input_ids"].shape[1] == width
-        assert np.isfinite(model.encode(LONG, prompt="a long enough prompt ")).all()
-
-    def test_it_may_be_set_and_given_for_one_call(self, backbone_path):
-        model = pipeline(EchoModule(backbone_path()))
-        for length, expected in ((4, 4), (10_000, 128), (None, 128)):
-            model.max_seq_length = length
-            assert model.max_seq_length == expected
-        features = model[0].preprocess([LONG], processing_kwargs={"text": {"max_length": 3}})
-        assert features["input_ids"].shape[1] == 6
-
-    def test_no_limit(self, tmp_path):
-        path = backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=NO_LIMIT)
-        module = EchoModule(path)
-        assert module.max_seq_length is None
-        assert module.preprocess(["a " * 700])["input_ids"].shape[1] >= 1400
+def test_the_length_of_a_text(backbone_path, tmp_path):
+    """As much as the model has room for, in every copy and behind a prompt; it may be set, and given for one call."""
+    model = pipeline(EchoModule(backbone_path("gpt2", "bert")))
+    assert model[0].preprocess([LONG])["input_ids"].shape[1] == 256
+    assert np.isfinite(model.encode(LONG, prompt="a long enough prompt ")).all()
+    for length, expected in ((4, 4), (10_000, 127), (None, 127)):
+        model.max_seq_length = length
+        assert model.max_seq_length == expected
+    features = model[0].preprocess([LONG], processing_kwargs={"text": {"max_length": 3}})
+    assert features["input_ids"].shape[1] == 8
+    unlimited = EchoModule(backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=NO_LIMIT))
+    assert unlimited.max_seq_length is None
+    assert unlimited.preprocess(["a " * 700])["input_ids"].shape[1] >= 1400
 
 
 def test_what_is_changed_of_a_tokenizer_is_seen_at_once(roomy_path):
