@@ -20,7 +20,6 @@ from st_reba.compare.results import Comparison
 from st_reba.recipes import every_row
 from st_reba.recipes.rows import IN_BRIEF
 from st_reba_cli import app
-from st_reba_cli.results import SCHEMAS
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 GEMMA = "Gemma 3 270M"
@@ -181,20 +180,12 @@ def _(results: Results, page: Path) -> str:
 
 @block("json")
 def _(results: Results, page: Path) -> str:
-    """The output of ``--json``, by schema; that of ``compare`` is a :class:`Comparison`."""
-    parts = []
-    for command, model in SCHEMAS.items():
-        lines = [["field", "type", "what it is"]]
-        for field, said in model.model_fields.items():
-            kind = inspect.formatannotation(said.annotation).replace("st_reba_cli.results.", "")
-            lines.append([f"`{field}`", f"`{kind}`", str(said.description)])
-        parts.append(f"**`st-reba/{command}/1`**\n\n{markdown(lines)}")
+    """The output of ``compare --json``, a :class:`Comparison`."""
     lines = [["field", "what it is"]]
     attributes = inspect.getdoc(Comparison).partition("Attributes:\n")[2]  # type: ignore[union-attr]
     for name, told in re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", attributes, re.DOTALL | re.MULTILINE):
         lines.append([f"`{name}`", " ".join(told.split())])
-    parts.append(f"**`st-reba/compare/1`**\n\n{markdown(lines)}")
-    return "\n\n".join(parts)
+    return f"**`st-reba/compare/1`**\n\n{markdown(lines)}"
 
 
 @block("command-reference")

@@ -22,7 +22,6 @@ from blocks import BLOCKS, Block, Results
 from records import RESULTS, ROOT, RecordsError, shown
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.rows import IN_BRIEF, PARTS
-from st_reba.text.templates import TEMPLATES
 from st_reba_cli.options import NAMES
 
 
@@ -74,7 +73,6 @@ def known_names() -> str:
     made = {
         "recipes": {
             row.key: {
-                "name": row.name,
                 "says": row.says,
                 "in_brief": IN_BRIEF.get(row.key, ""),
                 "cost": row.cost,
@@ -84,7 +82,6 @@ def known_names() -> str:
             for row in (*every_row(), rows.BAG)
         },
         "filters": {part.key: part.says for part in PARTS.values()},
-        "templates": list(TEMPLATES),
     }
     return json.dumps(made, indent=1) + "\n"
 

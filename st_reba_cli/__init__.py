@@ -1,4 +1,4 @@
-"""The ``st-reba`` command: one file a subcommand; here, all of them, and how errors and warnings are told."""
+"""The ``st-reba`` command: one file a subcommand; here, all of them, and the form of errors and warnings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any
 
@@ -18,39 +19,16 @@ from . import build, compare, encode, export, push, recipes, serve, train, verif
 from .options import option
 from .printing import console, notes, printable
 
-#: The options that ``--help`` shows of commands that have many; ``--help-all`` shows all of them.
-USUAL = {
-    "build": (
-        "--out", "--model", "--recipe", "--pooling", "--template", "--fit-texts", "--sparse", "--rerank",
-        "--multi-vector", "--dtype", "--engine", "--json",
-    ),
-    "compare": (
-        "--model", "--data", "--columns", "--recipes", "--fit-texts", "--out", "--save-best", "--dry-run", "--json",
-    ),
-    "encode": (
-        "--out", "--column", "--keep", "--precision", "--normalize", "--prompt-name", "--batch-size", "--dtype",
-        "--device", "--overwrite", "--json",
-    ),
-    "serve": ("--rerank", "--name", "--host", "--port", "--api-key", "--dtype", "--device"),
-}  # fmt: skip
-_HELP_ALL = "--help-all"
-
 
 class Commands(TyperGroup):
-    """All subcommands. What a user can put right is told in a sentence; anything else keeps its trace."""
+    """All subcommands. An error that a user can put right is a sentence; any other keeps its trace."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # The page of a comparison shows it.
         ctx.obj = shlex.join(["st-reba", *args])
         # Then stdout is the object's alone.
         console.stderr = "--json" in args
-        # A shell that completes an option is told of all.
-        shows_all = _HELP_ALL in args or ctx.resilient_parsing
-        for name in USUAL.keys() & self.commands.keys():
-            for parameter in self.commands[name].params:
-                if parameter.param_type_name == "option":
-                    parameter.hidden = not (shows_all or parameter.opts[0] in USUAL[name])  # type: ignore[attr-defined]
-        return super().parse_args(ctx, ["--help" if word == _HELP_ALL else word for word in args])
+        return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with _escaped():
@@ -74,14 +52,15 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _escaped() -> Iterator[None]:
-    """What was mistyped is shown with its control characters escaped: a shell hands on whatever names files have. What
-    pydantic calls its errors, which typer hands on, is left out."""
+    """Escape control characters of what was mistyped, as names of files may hold any; suggest only what is near."""
     try:
         yield
     except Exception as error:
         # Errors of usage are of other classes in other versions of typer, and each has a message.
         if isinstance(message := getattr(error, "message", None), str):
-            error.message = printable(message.removeprefix("Value error, "))  # type: ignore[attr-defined]
+            error.message = printable(message)  # type: ignore[attr-defined]
+        if near := getattr(error, "possibilities", None):
+            error.possibilities = get_close_matches(error.option_name, near, cutoff=0.75)  # type: ignore[attr-defined]
         raise
 
 
@@ -105,8 +84,7 @@ for command in (
     recipes.recipes, serve.serve, train.train, verify.verify,
 ):  # fmt: skip
     # compare has a sentence for what stands behind an option's value.
-    more = f"All options: st-reba {command.__name__} {_HELP_ALL}" if command.__name__ in USUAL else None
-    app.command(context_settings={"allow_extra_args": command is compare.compare}, epilog=more)(command)
+    app.command(context_settings={"allow_extra_args": command is compare.compare})(command)
 
 
 @app.callback(invoke_without_command=True)

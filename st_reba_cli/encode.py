@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Literal
 
 import typer
 
 from . import options
-from .options import argument, check_model, check_source, complete_model, option, separated
-from .printing import Shown, console
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which schedulers send to end a job."""
+from .options import argument, check_columns, check_model, check_source, option, separated
+from .printing import Shown, console, write_json
 
 
 def encode(
@@ -27,7 +21,6 @@ def encode(
             "A saved model of sentence-transformers: a directory or a Hub id.",
             "MODEL",
             callback=check_model,
-            autocompletion=complete_model,
         ),
     ],
     texts: Annotated[
@@ -70,15 +63,10 @@ def encode(
     chunk_overlap: Annotated[int, option("Tokens that a chunk shares with the next one.", min=0)] = 0,
     batch_size: options.BatchSize = 32,
     chunk_size: Annotated[
-        int | None,
-        option(
-            "Texts that are sorted by length, encoded and saved together. Default: four batches, growing to 2,048 "
-            "texts.",
-            min=1,
-        ),
+        int | None, option("Texts that are sorted by length, encoded and saved together. Default: up to 2,048.", min=1)
     ] = None,
     revision: options.Revision = None,
-    dtype: options.Dtype = "fastest",
+    dtype: options.Dtype = "auto",
     device: Annotated[
         str | None,
         option('Where the model runs: cpu, cuda; several as "cuda:0,cuda:1". Default: the fastest there is.'),
@@ -100,6 +88,8 @@ def encode(
     """
     if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
+    for name in filter(None, (column, *(keep or ()))):
+        check_columns(texts, name)
     path = Path(out)
     if keep and path.suffix == ".npy":
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
@@ -110,69 +100,41 @@ def encode(
 
     from sentence_transformers.util import get_device_name
 
-    from st_reba.encode import (
-        COPYING,
-        HASHING,
-        UPLOADING,
-        Encoder,
-        Engine,
-        LocalEngine,
-        RayEngine,
-        encode_file,
-        place_of,
-    )
+    import st_reba.encode as job
 
-    from .load import encoder_fastest, placement, quiet, usable
-    from .results import EncodedFile, write_json
+    from .load import placement, quiet, usable
 
     context.with_resource(quiet())
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        """SIGTERM ends the run as Ctrl-C does, so that worker processes are closed; a second one ends it at once."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise _Terminated
+    # SIGTERM, which schedulers send, ends the run as Ctrl-C does, so that worker processes are closed.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before or signal.SIG_DFL))
 
     with usable(model, device if engine == "local" else None), Shown("Loading", "") as shown:
-        runner: Engine
+        runner: job.Engine
         if engine == "ray":
-            runner = RayEngine(workers or 1, device)
+            runner = job.RayEngine(workers or 1, device)
         else:
-            runner = LocalEngine(separated([device or get_device_name()]))
-        encoder = Encoder(
+            runner = job.LocalEngine(separated([device or get_device_name()]))
+        encoder = job.Encoder(
             model=model, revision=revision, batch_size=batch_size, prompt_name=prompt_name, prompt=prompt,
             truncate_dim=truncate_dim, normalize=normalize, chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
+            dtype=placement(runner.device, dtype)[1],
         )  # fmt: skip
 
-        def settle(encoder: Encoder) -> Encoder:
-            if engine == "local":
-                return encoder_fastest(encoder, runner.device, dtype)[0]
-            # The model is on other machines: each of their processors would choose for itself.
-            asked = "auto" if dtype == "fastest" else dtype
-            return replace(encoder, dtype=placement(runner.device, asked)[1])
-
         def tell(stage: str, done: int, total: int | None) -> None:
-            shown.stage(stage, done, total, "MB" if stage in (COPYING, HASHING, UPLOADING) else "texts")
+            shown.stage(stage, done, total, "MB" if stage in (job.COPYING, job.HASHING, job.UPLOADING) else "texts")
 
-        before = signal.signal(signal.SIGTERM, stop)
         try:
-            made = encode_file(
+            made = job.encode_file(
                 encoder, texts, out, column=column, keep=keep or (), precision=precision,
-                chunk_size=chunk_size, engine=runner, overwrite=overwrite, on_progress=tell, settle=settle,
+                chunk_size=chunk_size, engine=runner, overwrite=overwrite, on_progress=tell,
             )  # fmt: skip
-        except KeyboardInterrupt as interrupt:
-            shown.stop()
-            kept = f"{place_of(out).work if '://' in out else out}.partial"
+        except KeyboardInterrupt:
+            kept = f"{job.place_of(out).work if '://' in out else out}.partial"
             console.say(f"Stopped. The same command goes on from {kept}.")
-            number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
-            raise typer.Exit(128 + number) from None
-        finally:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-    resumed = f"{made.resumed:,} of them from an interrupted run" if made.resumed else ""
-    if chunk_tokens is None:
-        more = f", {resumed}" if resumed else ""
-    else:
-        more = f", the chunks of {made.texts:,} texts" + (f" ({resumed})" if resumed else "")
-    console.say(f"Wrote {made.rows:,} vectors to {out}{more}.")
+            raise typer.Exit(130) from None
+    resumed = f", {made.resumed:,} of them from an interrupted run" if made.resumed else ""
+    console.say(f"Wrote {made.rows:,} vectors of {made.texts:,} texts to {out}{resumed}.")
     if as_json:
-        found = EncodedFile(path=out, rows=made.rows, texts=made.texts, resumed=made.resumed)
-        write_json("encode", found)
+        write_json("encode", path=out, rows=made.rows, texts=made.texts, resumed=made.resumed)

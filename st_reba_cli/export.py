@@ -8,20 +8,19 @@ from typing import Annotated
 import typer
 
 from . import options
-from .options import option, place, refuse
+from .options import model_or_demo, option, place, refuse
 from .printing import Shown, console
 
 
 def export(
     context: typer.Context,
-    model: options.Model,
+    model: options.Model = None,
     static: Annotated[
-        Path | None,
-        place("Directory to write a static model to: a StaticEmbedding, a whitened table of one vector a token."),
+        Path | None, place("Directory to write a StaticEmbedding to, a whitened table of a vector a token.", "--static")
     ] = None,
     plain: Annotated[
         Path | None,
-        place("Directory to write a saved model of st_reba to, as a plain one that inference engines serve."),
+        place("Directory to write a saved model of st_reba to, as one that inference engines serve.", "--plain"),
     ] = None,
     pieces: Annotated[
         bool, option("With --plain: tokenise a template and the bare text separately, as engines do.")
@@ -44,6 +43,7 @@ def export(
     """Write a model in a form that runs elsewhere, without st_reba."""
     if (static is None) == (plain is None):
         raise ValueError("What is exported is one of --static, --plain: give one of them, with a directory.")
+    model = model_or_demo(model)
     if static is not None:
         refuse(context, "it says how --plain tokenises", "--pieces")
     else:
@@ -53,14 +53,16 @@ def export(
     from st_reba.encode import Encoder
     from st_reba.export import save_plain, static_model
     from st_reba.files import atomic_directory
+    from st_reba.modules import CausalTransformer
 
-    from .load import load_fastest, quiet, say_fitted, texts_to_fit, usable
+    from .load import load, placement, quiet, say_fitted, texts_to_fit, usable
 
     context.with_resource(quiet())
     if static is not None:
         texts = texts_to_fit(fit_texts)
         with atomic_directory(static, "--static") as scratch, Shown("Reading the vocabulary", "tokens") as shown:
-            module = load_fastest(model, texts, dtype=dtype, device=device)
+            where, dtype_here = placement(device, dtype)
+            module = load(CausalTransformer, model, dtype=dtype_here, device=where)
             say_fitted("weights and whitening", len(texts), fit_texts)
             made = static_model(
                 module, texts, layer=layer, dimension=dimensions,

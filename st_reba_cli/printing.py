@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Task as Bar
 from rich.segment import Segment
 from rich.text import Text
-
-from .options import STAND_IN
+from tqdm import tqdm
 
 #: What a terminal obeys instead of showing it: all control characters but line ends and tabs, and what turns the
 #: direction of writing.
@@ -62,79 +60,49 @@ def best_in_bold(text: str, best: bool) -> Text:
 
 def model_name(model: str) -> str:
     """What to call a model: as it was given, a file by its name."""
-    if model == STAND_IN:
-        return "random weights that stand in for a model"
     path = Path(model)
     return path.name if path.is_file() else model
 
 
-class Shown(Progress):
-    """How far a command is: a bar on a terminal; elsewhere, such as in a log, a line every :attr:`EVERY` seconds.
+def write_json(command: str, **found: Any) -> None:
+    """Print the result of a command as one object, with the name of its schema first."""
+    sys.stdout.write(json.dumps({"schema": f"st-reba/{command}/1", **found}, ensure_ascii=False, indent=1) + "\n")
 
-    Work that an interrupted run has left is no part of the rate.
+
+class Shown:
+    """A bar of progress; where there is no terminal, such as in a log, a line at most every 30 seconds.
 
     Args:
-        what: What is done.
+        what: The work.
         unit: What is counted.
-        total: How many there are; None: nobody knows yet.
+        total: How many there are; None: unknown.
     """
 
-    #: Seconds between two lines.
-    EVERY = 30.0
-
     def __init__(self, what: str, unit: str, total: float | None = None) -> None:
-        # A task's or a model's name is no markup here either.
-        described = TextColumn("{task.description}", markup=False)
-        columns = (SpinnerColumn(), described, BarColumn(), _Told(), TimeElapsedColumn())
-        # The bar is drawn in a thread, whose time is taken from what is measured: four times a second are enough. A
-        # step may take minutes on a slow machine, and the rate is that of the last ten.
-        super().__init__(*columns, console=notes, transient=True, refresh_per_second=4, speed_estimate_period=600)
-        self._bar = self.add_task(what, total=total, unit=unit)
-        self._ended = Event()
-        self._teller = Thread(target=self._tell, daemon=True)
+        self._bar = self._begun(what, 0, total, unit)
 
-    def start(self) -> None:
-        if self.console.is_terminal:
-            super().start()
-        else:
-            self._teller.start()
+    def __enter__(self) -> Shown:
+        return self
 
-    def stop(self) -> None:
-        self._ended.set()
-        if self.console.is_terminal:
-            super().stop()
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
 
-    def more(self, count: float, what: str | None = None) -> None:
+    def more(self, count: float, what: str) -> None:
         """So many more are done."""
-        self.update(self._bar, advance=count, description=what)
+        self._bar.set_description_str(printable(what), refresh=False)
+        self._bar.update(count)
 
-    def stage(self, name: str, done: int, total: int | None, unit: str) -> None:
-        """So many of one stage are done, which begins with what an interrupted run has left."""
-        if name != self.tasks[0].description:
-            # What is there already must not count as speed.
-            self.reset(self._bar, description=name, total=total, completed=done, unit=unit)
-        self.update(self._bar, completed=done, total=total)
+    def stage(self, what: str, done: float, total: float | None, unit: str) -> None:
+        """So many of one stage are done, which begins with those of an interrupted run."""
+        if self._bar.desc != printable(what):
+            self._bar.close()
+            self._bar = self._begun(what, done, total, unit)
+        self._bar.update(done - self._bar.n)
 
-    def _tell(self) -> None:
-        while not self._ended.wait(self.EVERY):
-            (task,) = self.tasks
-            told = [*filter(None, [_told(task)]), f"{round(task.elapsed or 0)} s since it began"]
-            self.console.print(f"{task.description}: {', '.join(told)}.", soft_wrap=True)
-
-
-class _Told(ProgressColumn):
-    def render(self, task: Bar) -> Text:
-        return Text(_told(task), style="progress.download")
-
-
-def _told(task: Bar) -> str:
-    """How much of what is done, how much of it in a second and, from the first step on, how long the rest takes."""
-    unit, told = task.fields["unit"], []
-    of = "" if task.total is None else f" of {task.total:,.0f}"
-    if task.completed or of:
-        told.append(f"{task.completed:,.0f}{of} {unit}")
-    if rate := task.finished_speed or task.speed:
-        told.append(f"{rate:,.{0 if rate >= 10 else 1}f} {unit}/s")
-    if task.time_remaining is not None and not task.finished:
-        told.append(f"about {task.time_remaining // 60:.0f}:{task.time_remaining % 60:02.0f} left")
-    return ", ".join(told)
+    @staticmethod
+    def _begun(what: str, done: float, total: float | None, unit: str) -> tqdm:
+        often = 0.25 if notes.is_terminal else 30
+        return tqdm(
+            desc=printable(what), initial=done, total=total, unit=f" {unit}", leave=False, file=notes.file,
+            mininterval=often, delay=often,
+        )  # fmt: skip

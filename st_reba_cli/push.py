@@ -7,7 +7,7 @@ from typing import Annotated
 
 from . import options
 from .options import argument, option
-from .printing import console
+from .printing import console, write_json
 
 
 def push(
@@ -30,8 +30,6 @@ def push(
 
     from st_reba.hub import push as hub
 
-    from .results import Pushed, write_json
-
     url = hub.push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
     where, branch = ("", "") if revision is None else (f", revision {revision}", f', revision="{revision}"')
     line = f'import st_reba; {hub.loading_class(str(directory))}("{repo_id}"{branch})'
@@ -41,5 +39,4 @@ def push(
         console.say(f"Pushed {directory} to {repo_id}{where}: {url}")
         console.say(f"Load it with: {line}")
     if as_json:
-        found = Pushed(url=str(url), repo_id=repo_id, revision=revision, pull_request=create_pr, load=line)
-        write_json("push", found)
+        write_json("push", url=str(url), repo_id=repo_id, revision=revision, pull_request=create_pr, load=line)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from rich.table import Table
 
-from .options import argument, check_recipes, complete_recipe, known_names
+from .options import known_names
 from .printing import console
 
 #: What a recipe costs, in a narrow column.
@@ -16,47 +14,30 @@ _SHORT = {
 }  # fmt: skip
 
 
-def recipes(
-    key: Annotated[
-        str | None,
-        argument("Show this recipe alone, with all that is known of it.", "[KEY]", autocompletion=complete_recipe),
-    ] = None,
-) -> None:
+def recipes() -> None:
     """List the recipes and filters that there are.
 
     A recipe's key is what --recipe and --recipes take. It may go on with @LAYER, and with one filter: "classical@12",
-    "prompteol+whitened". With -zh behind it a prompt's key asks in Chinese: "topic-zh". Some keys go on with a change:
-    "reba-2-prepended".
+    "prompteol+whitened". With -zh behind it a prompt's key asks in Chinese: "topic-zh".
     """
-    names = known_names()
-    if key is not None:
-        check_recipes([key], "")
-        row = names.recipes.get(key)
-        if row is None:
-            raise ValueError(f"{key}: give a recipe's key alone, without layer and filter, such as reba-2.")
-        fitted = "on plain texts, as --fit-texts gives them" if row.fitted else "on nothing"
-        console.say(f"{key}: {row.name}. {row.says[:1].upper()}{row.says[1:]}.")
-        console.say(f"Passes over the text: {row.cost}. Fitted {fitted}. Build it with: st-reba build --recipe {key}")
-        return
+    known, filters = known_names()
     for title, tried in (("Recipes that compare tries by itself", True), ("Other recipes", False)):
         console.say(title, style="bold")
         table = Table("Key", "Passes", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
-        table.columns[0].min_width = max(map(len, names.recipes)) + 2
+        table.columns[0].min_width = max(map(len, known)) + 2
         for column in table.columns[:2]:
             column.no_wrap = True
-        for each, row in names.recipes.items():
+        for each, row in known.items():
             if row.tried == tried:
                 says = row.in_brief or f"{row.says[:1].upper()}{row.says[1:]}"
                 table.add_row(f"{each} *" if row.fitted else each, _SHORT.get(row.cost, row.cost), says)
         console.print(table)
         console.print()
     console.say("*: fitted on plain texts, which --fit-texts gives.")
-    console.say(
-        "Passes: how often the text is run; ~2 is about 2, < 1 is less than 1. More of a recipe: st-reba recipes KEY."
-    )
+    console.say("Passes: how often the text is run; ~2 is about 2, < 1 is less than 1.")
     console.print()
     told = Table("Filter", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
     told.columns[0].no_wrap = True
-    for each, says in names.filters.items():
+    for each, says in filters.items():
         told.add_row(f"+{each}", says)
     console.print(told)

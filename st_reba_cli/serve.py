@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from . import options
-from .options import argument, check_model, complete_model, option, separated
+from .options import argument, check_model, option, separated
 from .printing import console, notes
 
 MIB = 2**20
@@ -24,20 +24,14 @@ def serve(
             "A SentenceTransformer, which answers /v1/embeddings: a directory or a Hub id.",
             "[MODEL]",
             callback=check_model,
-            autocompletion=complete_model,
         ),
     ] = None,
     rerank: Annotated[
         str | None,
-        option(
-            "A CrossEncoder, or an AttentionReranker, which answers /rerank.",
-            callback=check_model,
-            autocompletion=complete_model,
-        ),
+        option("A CrossEncoder, or an AttentionReranker, which answers /rerank.", callback=check_model),
     ] = None,
-    name: Annotated[str | None, option("The name of MODEL in requests. Default: the last part of its path.")] = None,
-    rerank_name: Annotated[
-        str | None, option("The name of the CrossEncoder in requests. Default: the last part of its path.")
+    model_name: Annotated[
+        str | None, option("The name of MODEL in requests. Default: the last part of its path.")
     ] = None,
     host: Annotated[
         str, option("Address to listen at. 127.0.0.1: only this machine is heard; 0.0.0.0: others, too.")
@@ -60,9 +54,8 @@ def serve(
     ] = MIB,
     max_inputs: Annotated[int, option("Texts in one request, at most.", min=1)] = 2048,
     max_body: Annotated[int, option("Size of one request in MiB, at most.", min=1)] = 8,
-    revision: Annotated[str | None, option("Branch, tag or commit of MODEL on the Hub.")] = None,
-    rerank_revision: Annotated[str | None, option("Branch, tag or commit of the CrossEncoder on the Hub.")] = None,
-    dtype: options.Dtype = "fastest",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
     device: options.Device = None,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's form.
@@ -72,9 +65,8 @@ def serve(
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
-    for given, called in ((name, "--name"), (rerank_name, "--rerank-name")):
-        if given == "":
-            raise ValueError(f"{called} is empty: give a name, or leave it out.")
+    if model_name == "":
+        raise ValueError("--model-name is empty: give a name, or leave it out.")
     keys = [] if api_key is None else separated([api_key])
     if not all(keys):
         raise ValueError("An API key is empty (--api-key, ST_REBA_API_KEY): give a key, or leave it out.")
@@ -110,13 +102,11 @@ def serve(
             with usable(model, device):
                 check_kind(model, revision, "SentenceTransformer")
                 loaded = load_saved(model, revision, dtype=dtype, device=device)
-                embedder = Embedder(name or _last_part(model), loaded, truncate)
+                embedder = Embedder(model_name or _last_part(model), loaded, truncate)
         if rerank is not None:
             with usable(rerank, device):
-                # The rule of the fastest precision needs cosines: a reranker has its own precision.
-                where, precision = placement(device, "auto" if dtype == "fastest" else dtype)
-                called = rerank_name or _last_part(rerank)
-                reranker = load_reranker(called, rerank, rerank_revision, where, precision, truncate)
+                where, precision = placement(device, dtype)
+                reranker = load_reranker(_last_part(rerank), rerank, None, where, precision, truncate)
         server, url = Server(embedder, reranker, limits, keys), url_of(own)
         if not keys and not ipaddress.ip_address(own.getsockname()[0]).is_loopback:
             said = f" {host} is open to other machines, and there is no --api-key."

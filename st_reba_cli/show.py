@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from rich import box
@@ -16,14 +14,12 @@ from rich.text import Text
 
 from st_reba.compare import Recipes, TensorCache
 from st_reba.compare.against import side_by_side
-from st_reba.compare.answer import build_command
 from st_reba.compare.report import save_best, write_report, write_results
 from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, rows
 from st_reba.evaluation.tasks import Measure
 from st_reba.optional import require
-from st_reba.recipes import find
 
-from .printing import Shown, best_in_bold, console, model_name, notes
+from .printing import Shown, best_in_bold, console, notes
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -41,46 +37,9 @@ def has_page(out: Path | None) -> bool:
         require("matplotlib.figure", "report", "Drawing")
         require("jinja2", "report", "A report")
     except ImportError as error:
-        notes.say(f"--out will be results.csv and comparison.json, without a page. {error}")
+        notes.say(f"--out will be results.csv and comparison.json, without a page. {error} Then --saved draws it.")
         return False
     return True
-
-
-def with_command(
-    found: Comparison,
-    command: str,
-    model: str,
-    data: str,
-    *,
-    fit_texts: str | None = None,
-    max_seq_length: int | None = None,
-    columns: str | None = None,
-    half: bool = False,
-    unbuilt: bool = False,
-    named: Sequence[str] = (),
-) -> Comparison:
-    """A comparison with what only the command line knows.
-
-    Args:
-        found: What was found.
-        command: What was typed.
-        model: As given.
-        data: In words.
-        fit_texts: As given.
-        max_seq_length: As given.
-        columns: What the columns of ``fit_texts`` are called.
-        half: Whether filters were fitted on the texts of one half of these.
-        unbuilt: Whether filters were fitted on texts that no command reads again.
-        named: The options that name what runs the model, where transformers does not; weights there have no precision
-            to ask for.
-    """
-    build = ""
-    precision = "" if named else found.settings.get("precision", "")
-    if found.use and not (unbuilt and find(found.choice().spec).fitted):
-        build = build_command(
-            found.choice(), model, fit_texts, max_seq_length, found.prompts, precision, columns, half, named,
-        )  # fmt: skip
-    return replace(found, model=model_name(model), data=data, command=command, build=build)
 
 
 def kept(out: Path | None) -> TensorCache | None:
@@ -112,36 +71,22 @@ def _partial(out: Path) -> Path:
 
 
 def report(found: Comparison, out: Path | None, with_page: bool) -> None:
-    """The report, if there is to be one; without a page, how to have one later."""
-    if out is None:
-        return
-    written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
-    console.say(f"Report: {written}")
-    if not with_page:
-        drawn = ["--saved", str(out / "comparison.json"), "--out", f"{out}-page"]
-        console.say(
-            f'For a page with pictures: pip install "st-reba[report]", and then st-reba compare {shlex.join(drawn)}'
-        )
+    """Write the report, if there is to be one."""
+    if out is not None:
+        written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
+        console.say(f"Report: {written}")
+        shutil.rmtree(_partial(out), ignore_errors=True)
 
 
 def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
-    """The report and the best recipe; what keeps one from being written does not keep the other."""
-    failed: list[str] = []
+    """Write the report and the best recipe, this one even if the other cannot be written."""
     try:
         report(found, out, with_page)
-        if out is not None:
-            shutil.rmtree(_partial(out), ignore_errors=True)
-    except OSError as error:
-        failed.append(str(error))
-    try:
+    finally:
         if best is not None:
             save_best(found, recipes, best)
             line = f'Load it with: import st_reba; SentenceTransformer("{best}")'
             console.say(f"Wrote {found.choice().name} to {best}. {line}")
-    except OSError as error:
-        failed.append(str(error))
-    if failed:
-        raise OSError(" ".join(failed))
 
 
 def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import yaml
 
-from .options import argument, file, option
+from .options import argument, check_free, check_model, check_source, file, option
 from .printing import console
 
 
@@ -23,6 +25,15 @@ def train(
 
     There is a progress bar, checkpoints that resume, and a ready model at the end.
     """
+    check_free(out / "model", "--out")
+    with suppress(yaml.YAMLError, UnicodeDecodeError):
+        given = yaml.safe_load(config.read_text(encoding="utf-8"))
+        for key, value in given.items() if isinstance(given, dict) else ():
+            if isinstance(value, str) and key in ("model", "second_model"):
+                check_model(value)
+            elif isinstance(value, str) and key in ("triplets", "pairs", "texts", "sentences", "evaluation"):
+                check_source(value)
+
     from transformers import AutoConfig
 
     from st_reba import train as training

@@ -11,8 +11,8 @@ from urllib.request import getproxies, proxy_bypass
 import typer
 
 from . import options
-from .options import argument, check_model, complete_model, option
-from .printing import console, notes
+from .options import argument, check_model, option
+from .printing import console, notes, write_json
 
 
 def verify(
@@ -23,7 +23,6 @@ def verify(
         option(
             "The saved SentenceTransformer that it serves: a directory or a Hub id.",
             callback=check_model,
-            autocompletion=complete_model,
         ),
     ],
     model_name: Annotated[
@@ -32,26 +31,18 @@ def verify(
     prompt_name: Annotated[
         str | None, option("The name of the model's prompt that the server should put before texts.")
     ] = None,
-    tolerance: Annotated[
-        float | None,
-        option(
-            "The largest distance allowed between the two vectors of a text, each scaled to length 1. Default: 1e-4; "
-            "5e-3 in float16, 3e-2 in bfloat16.",
-            min=0,
-        ),
-    ] = None,
     api_key: Annotated[
         str | None, option("The key to send, if the server asks for one.", envvar="ST_REBA_API_KEY", show_envvar=True)
     ] = None,
     timeout: Annotated[float, option("Seconds to wait for an answer.", min=0.1)] = 60.0,
     revision: options.Revision = None,
-    dtype: options.Dtype = "fastest",
+    dtype: options.Dtype = "auto",
     device: options.Device = None,
     as_json: options.Json = False,
 ) -> None:
-    """See whether a server gives the saved model's vectors for twenty texts.
+    """See whether a server gives the saved model's vectors.
 
-    If it does not, the command says how it differs, and its exit code is 1.
+    It is asked for those of twenty texts. If they differ, the command says how, and its exit code is 1.
     """
     _check_answers(url)
 
@@ -63,7 +54,6 @@ def verify(
     from st_reba.verify import verify as verified
 
     from .load import load_saved, quiet, usable
-    from .results import Verified, write_json
 
     context.with_resource(quiet())
     if Path(model).is_dir() and (kind := loading_class(model)) not in (None, "SentenceTransformer"):
@@ -73,7 +63,7 @@ def verify(
     endpoint.model = model_name or endpoint.first_model()
     with usable(model, device):
         own = load_saved(model, revision, dtype=dtype, device=device)
-        seen = verified(endpoint, own, prompt_name=prompt_name, tolerance=tolerance)
+        seen = verified(endpoint, own, prompt_name=prompt_name)
     answer = f"Equal: {endpoint.url} gives" if seen.equal else f"{endpoint.url} does not give"
     console.say(f"{answer} the vectors of {model}.")
     for cause in seen.causes:
@@ -81,7 +71,7 @@ def verify(
     console.print(f"Greatest distance of two vectors of length 1: {seen.distance:.1e}. Allowed: {seen.tolerance:g}.")
     if as_json:
         found = {name: getattr(seen, name) for name in ("equal", "causes", "tolerance", "distance")}
-        write_json("verify", Verified(url=endpoint.url, model=model, **found))
+        write_json("verify", url=endpoint.url, model=model, **found)
     if not seen.equal:
         raise typer.Exit(1)
 

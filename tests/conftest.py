@@ -98,18 +98,6 @@ def what_others_do_for_every_model_is_done_once():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def commands_run_in_float32():
-    """Here, whatever units this machine's processor has: what commands write is held against float32."""
-    import torch
-
-    from st_reba_cli import load
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(load, "fastest_on_cpu", lambda: torch.float32)
-        yield
-
-
 def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 

@@ -26,8 +26,8 @@ CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
     [
         ("topic", "texts", {}, ()),
         ("classical+whitened", "texts", {"pooling": "last"}, ("--pooling", "last")),
-        ("echo-2", None, {"repetitions": 3, "max_seq_length": 5}, ("--repetitions", 3, "--max-seq-length", 5)),
-        ("prompteol", None, {"language": "zh", "normalize": False}, ("--prompt-language", "zh", "--no-normalize")),
+        ("echo-3", None, {"max_seq_length": 5}, ("--max-seq-length", 5)),
+        ("prompteol", None, {"language": "zh"}, ("--prompt-language", "zh")),
         ("promptreps", None, {}, ()),
         ("reba-1", None, {"prompts": {"query": "Q: "}}, ("--query-prompt", "Q: ")),
     ],

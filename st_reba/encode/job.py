@@ -69,7 +69,6 @@ def encode_file(
     engine: Engine | None = None,
     overwrite: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
-    settle: Callable[[Encoder], Encoder] = lambda encoder: encoder,
 ) -> Encoded:
     """Encode a file of any size; memory does not grow with it.
 
@@ -95,8 +94,6 @@ def encode_file(
         engine: Where the model runs; on the CPU in this process if None.
         overwrite: Replace the output that is there now, and begin anew where an interrupted run had other settings.
         on_progress: Called as the work goes on, after each batch of texts.
-        settle: Called once, when all that can be refused is checked: what of the encoder takes time to find out, such
-            as its precision.
 
     Raises:
         ImportError: If a package is missing that writes to a remote output.
@@ -128,7 +125,6 @@ def encode_file(
     if before is not None and not overwrite and not workspace.path.exists():
         raise _exists(place)
     engine = LocalEngine() if engine is None else engine
-    encoder = settle(encoder)
     with workspace.held():
         if here is None:
             on_progress(COPYING, 0, None)

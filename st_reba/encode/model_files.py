@@ -108,5 +108,5 @@ def _not_saved(model: str) -> ValueError:
     return ValueError(
         f"{model} has no {_MODULES}: it is not a saved SentenceTransformer, and nothing says how texts become vectors. "
         "Give one that `st-reba build` or `save` has written. Of a language model make one first: "
-        f"st-reba build --model {shlex.quote(model)} --method reba --pooling mean --out my-model"
+        f"st-reba build --model {shlex.quote(model)} --out my-model"
     )

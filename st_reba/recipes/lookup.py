@@ -125,7 +125,7 @@ def find(name: str) -> Recipe:
         parts = [f"+{part.key}" for part in rows.PARTS.values()]
         with_parts = [f"{key}{part}" for key in keys for part in parts]
         typed = re.sub("[_ ]+", "-", name.lower())
-        near = get_close_matches(typed, [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.4)
+        near = get_close_matches(typed, [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.75)
         raise ValueError(
             f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
             "`st-reba recipes` lists them, and what may stand behind a key."

@@ -30,24 +30,29 @@ def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkey
     models = {"lm": backbone_path(), "shallow": shallow_path, "roomy": roomy_path, "demo": DEMO_MODEL, "saved": saved}
     for name, path in models.items():
         Path(name).symlink_to(path)
-    for name in ("empty", "full", "packed", "MODEL"):
+    for name in ("empty", "full", "packed"):
         Path(name).mkdir()
     shutil.copytree(saved, "damaged")
     (own(Path("damaged")) / "model.safetensors").write_bytes(b"\x08\0\0\0")
     shutil.copytree(backbone_path(), "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     Path("full/notes.txt").touch()
     Path("packed/q4.gguf").write_bytes(b"GGUF")
-    Path("MODEL/config.json").write_text('{"num_hidden_layers": 4}')
-    # The key with its type, a 32-bit number, and its value.
-    Path("GGUF").write_bytes(b"GGUF" + b"smol.block_count" + bytes([4, 0, 0, 0, 30, 0, 0, 0]))
     Path("texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     Path("pairs.tsv").write_text("".join(f"a cat {n}\ta dog {n * 7}\t{n % 5}\n" for n in range(20)), encoding="utf-8")
-    Path("ending.txt").write_text("{text} and its use in one word is:\n", encoding="utf-8")
     Path("zh.tsv").write_bytes(b"".join(demo_pairs("zh").read_bytes().splitlines(keepends=True)[:20]))
     Path("words.csv").write_bytes(demo_questions("en").read_bytes())
-    Path("q.jsonl").write_text("".join(f'{{"_id": "q{n}", "text": "which cat is {n}?"}}\n' for n in range(6)))
-    Path("c.csv").write_text("_id,title,text\n" + "".join(f'd{n},Cats,"a cat, {n}"\n' for n in range(9)))
-    Path("r.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(6)))
+    Path("beir/qrels").mkdir(parents=True)
+    queries, documents, judged = (
+        "".join(line.format(n) for n in range(count))
+        for line, count in (
+            ('{{"_id": "q{0}", "text": "which cat is {0}?"}}\n', 6),
+            ('{{"_id": "d{0}", "text": "a cat, {0}"}}\n', 9),
+            ("q{0}\td{0}\t1\n", 6),
+        )
+    )
+    Path("beir/queries.jsonl").write_text(queries)
+    Path("beir/corpus.jsonl").write_text(documents)
+    Path("beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
     samples.real().save(Path("c.json"))
     return tmp_path
 

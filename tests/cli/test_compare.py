@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_reba.compare.results import Comparison
-from st_reba_cli import app, load
+from st_reba_cli import app
 
 from ..backbones import TEXTS
 from . import typed
@@ -38,14 +37,16 @@ def test_the_answer_comes_first():
     assert found.build in done.stdout
 
 
-def test_what_is_compared_without_data_and_model(desk):
-    """On random weights, where no model is at hand, which is told. A dry run writes nothing."""
+def test_a_dry_run_on_the_demo_texts(desk):
+    """It writes nothing."""
     before = written(desk)
     told = r"\d+ recipes on 400 texts, with controls and timings: [\d,]+ tokens at [\d,]+ a second here, about"
-    output = typed("compare --dry-run --model stand-in --out out")
-    assert re.search(rf"its figures mean nothing.*{told}.* Memory: about \d+\.\d GB at the peak, .* weights\.", output)
+    output = typed("compare --dry-run --model shallow --out out")
+    assert re.search(rf"{told}.* Memory: about \d+\.\d GB at the peak, .* weights\.", output)
     assert written(desk) == before
     assert " on 360 texts" in typed("compare --dry-run --model shallow --demo retrieval --recipes rt-2")
+    output = typed("compare --dry-run --model shallow --demo pairs-zh --recipes prompteol")
+    assert "The texts are in Chinese, and so asks PromptEOL; --prompt-language en keeps the English prompt." in output
 
 
 def test_what_is_shown():
@@ -88,28 +89,12 @@ def test_where_no_recipe_can_be_scored_what_was_found_is_kept(recwarn):
 
 
 def test_against_an_older_one():
-    typed(f"{PAIRS} --no-random --out old")
-    output = typed(f"{PAIRS} --no-random --against old/comparison.json --out new --max-seq-length 6")
+    typed(f"{PAIRS} --no-controls --out old")
+    output = typed(f"{PAIRS} --no-controls --against old/comparison.json --out new --max-seq-length 6")
     assert "The intervals are paired: both comparisons are of the same labelled pairs." in output
     again = typed("compare --saved new/comparison.json --against old/comparison.json")
     assert output[output.index("changed beyond") :].startswith(again[again.index("changed beyond") :])
     assert Comparison.load(Path("new/comparison.json")).answer in again
-
-
-@pytest.mark.parametrize("line", [f"{PAIRS} --no-controls", "encode saved texts.txt --out a.npy"])
-def test_the_fastest_precision(line, monkeypatch):
-    """bfloat16 where the processor has units for it, if it keeps the order of float32."""
-    line = line.replace("--dtype float32", "")
-    monkeypatch.setattr(load, "fastest_on_cpu", lambda: torch.bfloat16)
-    monkeypatch.setattr(load, "agreement", lambda first, second: 0.995)
-    output = typed(line)
-    assert "Running in bfloat16, which is fastest on this processor (rank correlation of some cosines" in output
-    assert "with those in float32: 0.995, and 0.99 is asked for). --dtype float32 overrides this." in output
-    monkeypatch.setattr(load, "agreement", lambda first, second: 0.9)
-    output = typed(f"{line} {'--overwrite' if 'encode' in line else ''}")
-    assert "Running in float32, as bfloat16 is too rough for this model (" in output
-    assert "with those in float32: 0.900, and 0.99 is asked for)." in output
-    assert load.placement("meta", "fastest") == ("meta", "auto")
 
 
 def test_a_report_and_the_best():
@@ -133,12 +118,6 @@ def test_a_report_and_the_best():
     assert "| Bag of input embeddings, mean |" in card
 
 
-def test_chinese_texts_are_asked_in_chinese():
-    output = typed("compare --model lm --data zh.tsv --recipes prompteol --dry-run")
-    assert "The texts are in Chinese, and so asks PromptEOL; --prompt-language en keeps the English prompt." in output
-    assert "tokens a character: the model has hardly learned to read Chinese. Take another one if" in output
-
-
 def test_word_sense_questions_of_ones_own():
     rows = "“cat”,a cat,1 cat,cat 2,cat,A\n“dog”,a dog,1 dog,dog,dogs,D\n"
     Path("own.csv").write_text(f"问题,选项1,选项2,选项3,选项4,答案\n{rows}", encoding="utf-8")
@@ -149,10 +128,9 @@ def test_word_sense_questions_of_ones_own():
 
 def test_retrieval():
     """A task of one's own, prompts, and what is saved: a model with the prompts that it was measured with."""
-    task = "--queries q.jsonl --corpus c.csv --qrels r.tsv --query-prompt 'question: '"
-    output = typed(f"{ON} {task} --recipes classical --save-best best")
+    output = typed(f"{ON} --data beir --query-prompt 'question: ' --recipes classical --save-best best")
     assert "6 queries, 9 documents, 6 judged relevant." in output
-    assert "on 6 queries on 9 documents of q.jsonl" in output
+    assert "on 6 queries on 9 documents of beir" in output
     assert "Best on Retrieval: " in output
     model = SentenceTransformer("best", device="cpu")
     assert np.allclose(model.encode_query("a"), model.encode("a", prompt="question: "))

@@ -27,7 +27,7 @@ def test_every_option():
         "encode saved records.jsonl --out a.parquet --column body --keep id --keep x "
         "--truncate-dim 12 --normalize --prompt 'find: ' --batch-size 2 --chunk-size 2"
     )
-    assert "Wrote 5 vectors to a.parquet." in output
+    assert "Wrote 5 vectors of 5 texts to a.parquet." in output
     table = pq.read_table("a.parquet")
     assert table.column_names == ["id", "x", "embedding"]
     assert table.schema.field("embedding").type.list_size == 12
@@ -37,16 +37,17 @@ def test_every_option():
 
 
 def test_no_worker_outlives_a_run_on_several_devices():
-    """In a process of its own; that a killed run goes on is in tests/encode."""
-    Path("many.txt").write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(20_000)))
+    """In a process of its own, whose workers import nothing again; that a killed run goes on is in tests/encode."""
+    Path("many.txt").write_text("".join(f"{number} {'a word and ' * (number % 17)}\n" for number in range(5_000)))
     options = "--dtype float32 --device cpu,cpu --batch-size 4 --chunk-size 4 --out a.npy"
-    code, printed = "from st_reba_cli import app; app()", Path("printed").absolute()
+    forked = "import multiprocessing as m; context = m.get_context('fork'); m.get_context = lambda kind: context"
+    code, printed = f"{forked}; from st_reba_cli import app; app()", Path("printed").absolute()
     process = processes.start("-c", code, "encode", "saved", "many.txt", *options.split(), out=printed)
     while process.poll() is None and len(list(Path("a.npy.partial/parts").glob("*"))) < 4:
         time.sleep(0.005)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=60) == 130
     gone, alive = psutil.wait_procs(workers, timeout=60)
     assert (len(gone) >= 2, alive) == (True, [])
     assert "Stopped. The same command goes on" in printed.read_text()

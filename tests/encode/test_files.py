@@ -116,7 +116,7 @@ class TestWhatIsRead:
             (tmp_path / name).mkdir(parents=True)
             for file, content in files.items():
                 (tmp_path / name / file).write_text(content)
-        with pytest.raises(ValueError, match="org/lm has no modules.json: .* st-reba build --model org/lm --method"):
+        with pytest.raises(ValueError, match="org/lm has no modules.json: .* st-reba build --model org/lm --out"):
             Encoder("org/lm").pinned()
         with pytest.raises(ValueError, match="no/such: there is no such directory, and the Hub gives no such model"):
             Encoder("no/such").pinned()

@@ -24,7 +24,7 @@ import st_reba_cli as cli
 
 workplace = Path(sys.argv[1])
 texts = (workplace / "texts.txt").read_text(encoding="utf-8").splitlines()
-built = {"two": "reba-2", "three": "reba-2", "echo": "echo-2"}
+built = {"two": "reba-2", "three": "reba-3", "echo": "echo-2"}
 places = {name: str(workplace / "built" / name) for name in built}
 
 
@@ -53,8 +53,7 @@ def push() -> dict[str, Any]:
         outcomes[name] = {"code": result.exit_code, "output": " ".join(result.output.split()), "trace": trace}
 
     for name, recipe in built.items():
-        more = ["--recipe", recipe, *(["--repetitions", "3"] if name == "three" else [])]
-        command(f"build {name}", "build", "--model", "base/tiny-llama", *more, "--out", places[name])
+        command(f"build {name}", "build", "--model", "base/tiny-llama", "--recipe", recipe, "--out", places[name])
         np.save(workplace / f"{name}.npy", SentenceTransformer(places[name], device="cpu").encode(texts))
     module = st_reba.CausalTransformer("base/tiny-llama")
     made = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu")

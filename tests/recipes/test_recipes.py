@@ -184,7 +184,7 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
     ("name", "message"),
     [
         ("", r"There is no recipe ''\. `st-reba recipes` lists them, and what may stand behind a key\."),
-        ("echo_topic", r"There is no recipe 'echo_topic'\. Near it: echo-topic, .*\. `st-reba recipes` lists them"),
+        ("echo_topic", r"There is no recipe 'echo_topic'\. Near it: echo-topic\. `st-reba recipes` lists them"),
         ("reba-2+upside-down", "There is no recipe"),
         ("Random weights, Classical, whitened", "is a control, to be compared with"),
         ("PromptEOL, idf-weighted", "idf-weighted goes with mean pooling, and PromptEOL has last pooling; leave it ou"),
