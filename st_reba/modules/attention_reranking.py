@@ -252,7 +252,8 @@ class AttentionRerankModule(CausalModule):
                 document.
         """
         for index, given in enumerate(inputs):
-            if not isinstance(given, (list, tuple)) or [type(each) for each in given] != [str, str]:
+            is_pair = isinstance(given, (list, tuple)) and len(given) == 2
+            if not is_pair or not all(isinstance(each, str) for each in given):
                 raise ValueError(f"Input {index} is {given!r:.80}: give pairs of a query and a document, two strings.")
         if len({query for query, _ in inputs}) != 1:
             raise ValueError(

@@ -462,11 +462,12 @@ class CausalModule(SafeTransformer):
                         'earlier turns would stand: use chat="conversation", which reads all of it as the text.'
                     )
             parts = {"prompt": "", "text": given} if isinstance(given, str) else given
-            if not isinstance(parts, dict) or [type(parts.get(name)) for name in ("prompt", "text")] != [str, str]:
+            if not isinstance(parts, dict) or not all(isinstance(parts.get(name), str) for name in ("prompt", "text")):
                 raise ValueError(
                     f"Input {index} is a {type(given).__name__}: {type(self).__name__} embeds strings, "
                     '{"prompt": ..., "text": ...} with two strings, or conversations, lists of '
                     '{"role": ..., "content": ...}.'
+                    + (" Give a column as a list: list(column)." if hasattr(given, "to_numpy") else "")
                 )
             prompts.append(parts["prompt"] or prompt if in_a_slot else prompt + parts["prompt"])
             texts.append(parts["text"])

@@ -202,6 +202,7 @@ class TestRefusals:
 
     def test_what_is_no_list_of_one_query(self, saved):
         reranker = made(saved())
+        assert scores(reranker, [*map(np.str_, DOCUMENTS)], np.str_(QUERY)) == pytest.approx(scores(reranker))
         for wrong in ([(QUERY, 3)], [(QUERY, "a", "b")]):
             with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document"):
                 reranker.predict(wrong)

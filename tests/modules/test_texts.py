@@ -13,6 +13,7 @@ from st_reba import (
     EchoModule,
     MetaEOLModule,
     RefinedThoughtModule,
+    encode_chunks,
 )
 from st_reba.settings import NO_LIMIT
 
@@ -22,6 +23,25 @@ from ..conftest import pipeline, relative_error
 from .methods import RECIPES, TOLERANCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
+
+
+class Title(str):
+    """A string with a class of its own, as BeautifulSoup's are."""
+
+
+def test_whatever_is_a_string_is_a_text(shared):
+    module, plain = EchoModule(shared()), ["the cat", "a dog"]
+    encode, expected = pipeline(module).encode, pipeline(module).encode(plain)
+    for kind in (np.str_, Title):
+        texts = list(map(kind, plain))
+        assert np.array_equal(encode(texts), expected)
+        assert np.array_equal(encode([{"prompt": kind(""), "text": text} for text in texts]), expected)
+        for chunks, text in zip(encode_chunks(pipeline(module), texts, chunk_tokens=64), plain, strict=True):
+            assert chunks.spans == [(0, len(text))]
+    column = pytest.importorskip("pandas").Series(plain, index=[7, 9])
+    assert np.array_equal(encode(column.to_numpy()), expected)
+    with pytest.raises(ValueError, match=r"Input 0 is a Series: .* Give a column as a list: list\(column\)\.$"):
+        encode(column)
 
 
 def test_one_warning_for_empty_texts(shared):
