@@ -370,7 +370,7 @@ BLOCKS |= {
             "compared": Shown(grid.number("ahead_seeds")),
         },
         {**fields("method", "turned"), "read": "{reading}"}, c.seed.is_null(), c.method != "BeLLM, before",
-        split=("model", "set", "triplets"),
+        split=("model", "set", "triplets"), caption=["date"],
     ),
     "jtcse": of_file(
         "jtcse", {"Spearman x 100": Shown(), "ahead of SimCSE": Shown(grid.ahead)},

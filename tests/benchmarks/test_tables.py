@@ -101,7 +101,6 @@ def test_claims_show_where_their_intervals_lie(tmp_path):
 def test_marks_that_cannot_be_understood(tmp_path, page, said, capsys):
     assert run(repository(tmp_path, page)) == 1
     assert said in capsys.readouterr().err
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == page
 
 
 def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_path, capsys):
