@@ -119,7 +119,7 @@ def encode(
         encoder = job.Encoder(
             model=model, revision=revision, batch_size=batch_size, prompt_name=prompt_name, prompt=prompt,
             truncate_dim=truncate_dim, normalize=normalize, chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,
-            dtype=placement(runner.device, dtype)[1],
+            dtype=placement(runner.device, dtype)[1], precision=precision,
         )  # fmt: skip
 
         def tell(stage: str, done: int, total: int | None) -> None:
@@ -127,8 +127,8 @@ def encode(
 
         try:
             made = job.encode_file(
-                encoder, texts, out, column=column, keep=keep or (), precision=precision,
-                chunk_size=chunk_size, engine=runner, overwrite=overwrite, on_progress=tell,
+                encoder, texts, out, column=column, keep=keep or (), chunk_size=chunk_size, engine=runner,
+                overwrite=overwrite, on_progress=tell,
             )  # fmt: skip
         except KeyboardInterrupt:
             kept = f"{job.place_of(out).work if '://' in out else out}.partial"

@@ -67,22 +67,15 @@ class TextFiles:
         """
         next(self._rows(self.files[0], self.keep), None)
 
-    def copy(
-        self,
-        stream: IO[bytes],
-        chunk_size: int,
-        smallest: int | None = None,
-        on_rows: Callable[[int], None] = lambda rows: None,
-    ) -> None:
+    def copy(self, stream: IO[bytes], smallest: int, largest: int, on_rows: Callable[[int], None]) -> None:
         """Write the texts and what is kept of them to a Parquet file.
 
         A kept column has the type that holds all of its values unchanged; cells are strings.
 
         Args:
             stream: Opened for writing.
-            chunk_size: Rows of a chunk.
-            smallest: Rows of the first chunks, which grow to ``chunk_size``: see :func:`chunk_end`. None: all chunks
-                are of one size.
+            smallest: Rows of the first chunks.
+            largest: Rows of the last ones: see :func:`chunk_end`.
             on_rows: Called with how many rows have been read.
 
         Raises:
@@ -99,7 +92,7 @@ class TextFiles:
                         is_array = isinstance(values, pa.Array)
                         arrays.append(values.cast(field.type) if is_array else pa.array(values, field.type))
                 held = pa.concat_tables([held, pa.table(arrays, schema=schema)])
-                while len(held) >= (size := chunk_end(done, smallest or chunk_size, chunk_size) - done):
+                while len(held) >= (size := chunk_end(done, smallest, largest) - done):
                     writer.write_table(held.slice(0, size), row_group_size=size)
                     held, done = held.slice(size), done + size
                 on_rows(done + len(held))

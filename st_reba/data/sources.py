@@ -193,13 +193,8 @@ def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
 
 
 @contextmanager
-def asking(name: str, refusal: str = "cannot be read ({})") -> Iterator[None]:
-    """Raise errors of a file system as a sentence: each has types of its own.
-
-    Args:
-        name: A path or URL.
-        refusal: Rest of the sentence, with a place for the reason.
-    """
+def asking(name: str, to_write: bool = False) -> Iterator[None]:
+    """Raise errors of a file system as a sentence: each has types of its own."""
     try:
         yield
     except ImportError as error:
@@ -212,9 +207,13 @@ def asking(name: str, refusal: str = "cannot be read ({})") -> Iterator[None]:
             raise
         # Over http, fsspec calls every failure a missing file: a refused connection, a timeout, a wrong password.
         reason = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+        said = str(reason).strip() or type(reason).__name__
+        if to_write:
+            kept = "What is done is kept on this machine, and the same command goes on"
+            raise OSError(f"{name} cannot be written ({said}). {kept}.") from error
         if isinstance(reason, FileNotFoundError) or getattr(reason, "status", None) in _NOT_THERE:
             raise FileNotFoundError(f"{name}: there is no such file. Check the name.") from None
-        raise OSError(f"{name} {refusal.format(str(reason).strip() or type(reason).__name__)}.") from error
+        raise OSError(f"{name} cannot be read ({said}).") from error
 
 
 def _file_name(path: str) -> str:

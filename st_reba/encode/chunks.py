@@ -1,4 +1,4 @@
-"""A chunk's way from the copy of the input to its part of the output: in this process, in several, or on Ray."""
+"""Chunks of the copied input to parts of the output: in this process, in several, or on Ray."""
 
 from __future__ import annotations
 
@@ -7,32 +7,26 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import pyarrow as pa
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import quantize_embeddings
 
 from ..data.parquet_copy import ParquetCopy
 from ..files import atomic_file
 from ..optional import require
 from . import outputs
-from .encoder import Encoder, Pieces, Precision
+from .encoder import Encoder
 from .workspace import Workspace, check_unchanged
 
 #: Called after each batch with how many texts more have been read by the model.
 OnTexts = Callable[[int], None]
 
-#: Chunks that travel to a worker at a time, at most: it writes one while the model runs for the next.
-_RUN = 16
 _POLL_S = 0.1
 
 
@@ -41,22 +35,14 @@ class Plan:
     """All that a worker needs to know. Plain data, for worker processes.
 
     Attributes:
-        model: The model's files on this machine, and how each :func:`~st_reba.encode.places.looks`.
-        encoder: What makes the vectors.
-        precision: What they are written as.
-        kind: How they are written: see :mod:`st_reba.encode.outputs`.
-        workspace: Where, and where the texts are.
+        model: The model's files on this machine, each with what :func:`~st_reba.encode.places.looks` returns for it.
+        encoder: Makes the vectors.
+        workspace: The run's folder, with the texts.
     """
 
     model: Mapping[Path, object]
     encoder: Encoder
-    precision: Precision
-    kind: str
     workspace: Workspace
-
-    def part(self, number: int) -> Path:
-        """Where a chunk's vectors are written."""
-        return self.workspace.parts / outputs.part_name(self.kind, number)
 
 
 class Worker:
@@ -64,8 +50,9 @@ class Worker:
 
     Args:
         plan: The job.
-        device: Where the model is loaded when it is first used: what goes wrong then is an error of :meth:`encode`.
-        on_texts: Told of each batch.
+        device: Device on which the model is loaded when it is first used: errors of loading are errors of
+            :meth:`encode`.
+        on_texts: Called after each batch.
     """
 
     def __init__(self, plan: Plan, device: str, on_texts: OnTexts) -> None:
@@ -82,40 +69,20 @@ class Worker:
         return ParquetCopy(self._plan.workspace.texts)
 
     def encode(self, numbers: Sequence[int]) -> None:
-        """Encode chunks; a thread writes one while the model runs for the next one.
-
-        A chunk that is there already is left as it is, so doing one twice is harmless.
+        """Encode chunks. A chunk that is there already is left as it is, so doing one twice is harmless.
 
         Raises:
             ValueError: If the model's files are not those that the run began with.
             OSError: If a chunk could not be written.
         """
-        with ThreadPoolExecutor(1) as writer:
-            writing: Future[None] | None = None
-            for number in numbers:
-                if self._plan.part(number).exists():
-                    continue
+        for number in numbers:
+            part = self._plan.workspace.part(number)
+            if not part.exists():
                 texts, kept = self._copy.read(number)
-                pieces = self._plan.encoder.pieces(self._model, texts, self._on_texts)
-                if writing is not None:
-                    writing.result()
-                writing = writer.submit(self._write, number, pieces, kept)
-            if writing is not None:
-                writing.result()
-
-    def _write(self, number: int, pieces: Pieces, kept: pa.Table) -> None:
-        """Write a part; of chunks, each has a row: its text's number in the whole input, and its characters there."""
-        if isinstance(pieces.vectors, dict):
-            with atomic_file(self._plan.part(number)) as stream:
-                outputs.write_lists(stream, pieces.vectors, kept)
-            return
-        vectors = np.ascontiguousarray(quantize_embeddings(pieces.vectors, self._plan.precision))
-        if self._plan.encoder.chunk_tokens is not None:
-            columns = [column.take(pa.array(pieces.texts)) for column in kept.columns]
-            schema = pa.schema([*kept.schema, *((name, pa.int64()) for name in outputs.OF_CHUNKS)])
-            kept = pa.table([*columns, self._copy.starts[number] + pieces.texts, *pieces.spans.T], schema=schema)
-        with atomic_file(self._plan.part(number)) as stream:
-            outputs.write_part(self._plan.kind, stream, vectors, kept)
+                first = self._copy.starts[number]
+                table = self._plan.encoder.table(self._model, texts, kept, first, self._on_texts)
+                with atomic_file(part) as stream:
+                    outputs.write_part(stream, table)
 
 
 class Engine(Protocol):
@@ -158,17 +125,17 @@ class LocalEngine:
             return
         # A fresh interpreter: CUDA, and threads that hold locks, do not survive a fork.
         context = multiprocessing.get_context("spawn")
-        devices, told = context.SimpleQueue(), context.SimpleQueue()
-        for device in self.devices:
-            devices.put(device)
+        told = context.SimpleQueue()
         # Workers end when nobody can write to it any more.
         alive, ours = context.Pipe(duplex=False)
-        runs = _runs(todo, len(self.devices))
-        pool = ProcessPoolExecutor(min(len(self.devices), len(runs)), context, _begin, (plan, devices, told, alive))
+        pool = ProcessPoolExecutor(len(self.devices), context, _begin, (told, alive))
         try:
-            futures = {pool.submit(_encode_here, numbers) for numbers in runs}
+            futures = {
+                pool.submit(_encode, plan, device, todo[number :: len(self.devices)])
+                for number, device in enumerate(self.devices[: len(todo)])
+            }
             while futures:
-                done, futures = wait(futures, _POLL_S, FIRST_COMPLETED)
+                done, futures = wait(futures, _POLL_S, FIRST_EXCEPTION)
                 while not told.empty():
                     on_texts(told.get())
                 for future in done:
@@ -183,19 +150,13 @@ class LocalEngine:
             pool.shutdown(cancel_futures=True)
 
 
-def _runs(todo: Sequence[int], workers: int) -> list[Sequence[int]]:
-    """Chunks to give away at a time: few where there are few, so that no worker is left without."""
-    size = max(1, min(_RUN, len(todo) // (4 * workers)))
-    return [todo[start : start + size] for start in range(0, len(todo), size)]
+#: Callback of a worker process.
+_on_texts: OnTexts
 
 
-#: That of a worker process.
-_worker: Worker
-
-
-def _begin(plan: Plan, devices: Any, told: Any, alive: connection.Connection) -> None:
-    """What a worker process does first."""
-    global _worker
+def _begin(told: Any, alive: connection.Connection) -> None:
+    """Prepare a worker process."""
+    global _on_texts
 
     def end_with_parent() -> None:
         alive.poll(None)
@@ -204,11 +165,11 @@ def _begin(plan: Plan, devices: Any, told: Any, alive: connection.Connection) ->
     # Ctrl-C reaches every process of a terminal: the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    _worker = Worker(plan, devices.get(), told.put)
+    _on_texts = told.put
 
 
-def _encode_here(numbers: Sequence[int]) -> None:
-    _worker.encode(numbers)
+def _encode(plan: Plan, device: str, numbers: Sequence[int]) -> None:
+    Worker(plan, device, _on_texts).encode(numbers)
 
 
 class RayEngine:
@@ -240,23 +201,19 @@ class RayEngine:
 
     def run(self, plan: Plan, todo: Sequence[int], on_texts: OnTexts) -> None:
         import ray
-        from ray.util import ActorPool
         from ray.util.queue import Queue
 
         again = {"max_restarts": -1, "max_task_retries": -1}
         told = Queue(actor_options={"num_cpus": 0, **again})
         actor = ray.remote(**{"num_gpus" if self.device == "cuda" else "num_cpus": 1}, **again)(Worker)
-        runs = _runs(todo, self.workers)
-        actors = [actor.remote(plan, self.device, told.put) for _ in range(min(self.workers, len(runs)))]
-        pool = ActorPool(actors)
+        actors = [actor.remote(plan, self.device, told.put) for _ in range(min(self.workers, len(todo)))]
+        waiting = [own.encode.remote(todo[number :: len(actors)]) for number, own in enumerate(actors)]
         try:
-            for numbers in runs:
-                pool.submit(lambda own, numbers: own.encode.remote(numbers), numbers)
-            while pool.has_next():
-                with suppress(TimeoutError):
-                    pool.get_next_unordered(timeout=1)
+            while waiting:
+                done, waiting = ray.wait(waiting, timeout=1)
                 while not told.empty():
                     on_texts(told.get())
+                ray.get(done)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         finally:

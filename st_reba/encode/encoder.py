@@ -1,4 +1,4 @@
-"""What turns texts into vectors: a model by name and ``encode``'s own settings."""
+"""Texts to vectors: a model by name and ``encode``'s own settings."""
 
 from __future__ import annotations
 
@@ -11,30 +11,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.util import quantize_embeddings
 from torch import Tensor
 
 from ..data.rows import check_characters
 from ..hub.push import ENCODERS, saved_class
 from ..reading.chunks import check_chunk_tokens, encode_chunks
 from .model_files import saved_commit
+from .outputs import EMBEDDING, OF_CHUNKS
 
 Precision = Literal["float32", "binary", "ubinary"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Vectors of texts, or of their chunks.
-
-    Attributes:
-        vectors: (chunks, values); or, of a text that has a list of them, Parquet's columns by name.
-        texts: (chunks,), which of the texts each is cut from.
-        spans: (chunks, 2), its characters there: the first, and one past the last; zeros where texts are not cut.
-    """
-
-    vectors: np.ndarray | dict[str, pa.Array]
-    texts: np.ndarray
-    spans: np.ndarray
 
 
 def sparse_columns(weights: Tensor) -> dict[str, pa.Array]:
@@ -73,6 +59,7 @@ class Encoder:
         chunk_tokens: A vector for each chunk of so many tokens, which knows its text: see
             :func:`~st_reba.encode_chunks`. None: one for each text.
         chunk_overlap: How many tokens a chunk shares with the next one.
+        precision: Type of the numbers that are written; ``binary`` and ``ubinary`` pack eight in a byte.
 
     Raises:
         ValueError: If a setting cannot hold.
@@ -88,22 +75,24 @@ class Encoder:
     normalize: bool = False
     chunk_tokens: int | None = None
     chunk_overlap: int = 0
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.chunk_tokens is not None:
             check_chunk_tokens(self.chunk_tokens, self.chunk_overlap)
         elif self.chunk_overlap:
             raise ValueError(f"chunk_overlap={self.chunk_overlap}: it is between chunks; give chunk_tokens, too.")
-        for name, value in (("batch_size", self.batch_size), ("truncate_dim", self.truncate_dim)):
-            if value is not None and value < 1:
+        for name in ("batch_size", "truncate_dim"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value}: give a whole number from 1.")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f'precision="{self.precision}": give one of {", ".join(get_args(Precision))}.')
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError("Give a prompt in full or by its name, not both.")
-        if self.prompt is not None:
-            check_characters(self.prompt, "The prompt")
+        check_characters(self.prompt or "", "The prompt")
 
     def pinned(self) -> Encoder:
-        """The same with an absolute path, or with the commit that a revision stands for at this moment.
+        """Return the same with an absolute path, or with the commit that a revision stands for at this moment.
 
         Raises:
             ValueError: If there is no such directory and no such model, or it is no saved SentenceTransformer.
@@ -113,7 +102,7 @@ class Encoder:
         return replace(self, model=model, revision=commit)
 
     def load(self, device: str) -> SentenceTransformer:
-        """The model, on a device.
+        """Load the model on a device.
 
         Raises:
             ValueError: If it has no prompt of that name.
@@ -128,80 +117,78 @@ class Encoder:
         return model
 
     def encode(
-        self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None] = lambda texts: None
+        self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None]
     ) -> np.ndarray | dict[str, pa.Array]:
-        """``(len(texts), values)``, float32 or the model's own precision; of sparse models and of those that give each
-        token a vector, columns of lists. These read texts as documents; under the prompt's name ``query``, as queries.
+        """Return ``(len(texts), values)``, float32 or the model's own precision; of sparse models and of those that
+        give each token a vector, columns of lists. These read texts as documents; under the prompt's name ``query``, as
+        queries.
 
         Args:
             model: From :meth:`load`.
-            texts: What is encoded.
+            texts: Texts to encode.
             on_texts: Called after each batch with how many texts more have been read.
-
-        Raises:
-            ValueError: If the vectors are shorter than ``truncate_dim``.
         """
         left = len(texts)
 
-        def told(*_: object) -> None:
+        def on_batch(*_: object) -> None:
             nonlocal left
             done = min(self.batch_size, left)
             left -= done
             on_texts(done)
 
         # sentence-transformers has a progress bar for that, and no callback.
-        hook = model[0].register_forward_hook(told)
+        hook = model[0].register_forward_hook(on_batch)
         try:
             if isinstance(model, SentenceTransformer):
-                return self._checked(model.encode(texts, show_progress_bar=False, **self._settings))
+                vectors: np.ndarray = model.encode(texts, show_progress_bar=False, **self._asked, **self._scaled)
+                return vectors
             read = model.encode_query if self.prompt_name == "query" else model.encode_document
-            found: Any = read(
-                texts, prompt_name=self.prompt_name, prompt=self.prompt, batch_size=self.batch_size,
-                show_progress_bar=False,
-            )  # fmt: skip
+            found: Any = read(texts, show_progress_bar=False, **self._asked)
         finally:
             hook.remove()
         return sparse_columns(found) if isinstance(model, SparseEncoder) else token_columns(found)
 
-    def pieces(self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None]) -> Pieces:
-        """The vectors of texts or, with ``chunk_tokens``, of their chunks; arguments as for :meth:`encode`.
+    def table(
+        self, model: SentenceTransformer, texts: list[str], kept: pa.Table, first: int, on_texts: Callable[[int], None]
+    ) -> pa.Table:
+        """Return the vectors of texts or, with ``chunk_tokens``, of their chunks, next to what is kept of the texts.
+
+        Args:
+            model: From :meth:`load`.
+            texts: Texts to encode.
+            kept: A row a text.
+            first: Row of the first text in the whole input.
+            on_texts: As for :meth:`encode`; with ``chunk_tokens`` called once.
 
         Raises:
-            ValueError: As :meth:`encode`, or if the model has no vectors of tokens to make chunks of.
+            ValueError: If the vectors are shorter than ``truncate_dim``, or the model has no vectors of tokens to make
+                chunks of.
         """
         if self.chunk_tokens is None:
-            vectors = self.encode(model, texts, on_texts)
-            return Pieces(vectors, np.arange(len(texts)), np.zeros((len(texts), 2), np.int64))
-        told = 0
-
-        def on_windows(done: int, total: int) -> None:
-            nonlocal told
-            more = len(texts) * done // total - told
-            told += more
-            on_texts(more)
-
-        found = encode_chunks(
-            model, texts, chunk_tokens=self.chunk_tokens, overlap=self.chunk_overlap, on_windows=on_windows,
-            **self._settings,
-        )  # fmt: skip
-        return Pieces(
-            self._checked(np.concatenate([each.vectors for each in found])),
-            np.repeat(np.arange(len(found)), [len(each.spans) for each in found]),
-            np.array([span for each in found for span in each.spans], dtype=np.int64).reshape(-1, 2),
-        )
+            found = self.encode(model, texts, on_texts)
+        else:
+            size, overlap = self.chunk_tokens, self.chunk_overlap
+            chunked = encode_chunks(model, texts, chunk_tokens=size, overlap=overlap, **self._asked, **self._scaled)
+            on_texts(len(texts))
+            found = np.concatenate([each.vectors for each in chunked])
+            rows = np.repeat(np.arange(len(texts)), [len(each.spans) for each in chunked])
+            spans = np.array([span for each in chunked for span in each.spans], dtype=np.int64).reshape(-1, 2)
+            schema = pa.schema([*kept.schema, *((name, pa.int64()) for name in OF_CHUNKS)])
+            columns = [column.take(pa.array(rows)) for column in kept.columns]
+            kept = pa.table([*columns, first + rows, *spans.T], schema=schema)
+        if isinstance(found, np.ndarray):
+            if self.truncate_dim is not None and found.shape[1] < self.truncate_dim:
+                raise ValueError(f"truncate_dim={self.truncate_dim}: the model's vectors have {found.shape[1]} values.")
+            vectors = np.ascontiguousarray(quantize_embeddings(found, self.precision))
+            found = {EMBEDDING: pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])}
+        for name, values in found.items():
+            kept = kept.append_column(name, values)
+        return kept
 
     @property
-    def _settings(self) -> dict[str, Any]:
-        """What both ways to encode take."""
-        return {
-            "prompt_name": self.prompt_name,
-            "prompt": self.prompt,
-            "batch_size": self.batch_size,
-            "normalize_embeddings": self.normalize,
-            "truncate_dim": self.truncate_dim,
-        }
+    def _asked(self) -> dict[str, Any]:
+        return {"prompt_name": self.prompt_name, "prompt": self.prompt, "batch_size": self.batch_size}
 
-    def _checked(self, vectors: np.ndarray) -> np.ndarray:
-        if self.truncate_dim is not None and vectors.shape[1] < self.truncate_dim:
-            raise ValueError(f"truncate_dim={self.truncate_dim}: the model's vectors have {vectors.shape[1]} values.")
-        return vectors
+    @property
+    def _scaled(self) -> dict[str, Any]:
+        return {"normalize_embeddings": self.normalize, "truncate_dim": self.truncate_dim}

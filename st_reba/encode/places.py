@@ -1,28 +1,27 @@
-"""Where an output goes: to a path of this machine, or to a URL that fsspec writes to."""
+"""Destinations of an output: a path of this machine, or a URL that fsspec writes to."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import cached_assets_path
 
-from ..data.sources import is_remote
-from ..files import flush_directory, is_full
+from ..data.sources import asking, is_remote
+from ..files import flush_directory
 from ..optional import require
 
-#: A file, or the files of a folder: name (empty for a file), size, and what changes when it is written.
+#: A file, or the files of a folder: name (empty for a file), size, and a value that changes when it is written.
 Looks = list[list[str | int]]
 #: Called with how many bytes are uploaded, and of how many.
 OnBytes = Callable[[int, int], None]
 
-#: The last file of a folder on an object store: the folder is whole where it lies.
+#: The last file of a folder on an object store: the folder is whole if it is there.
 SUCCESS = "_SUCCESS"
 #: Protocols of object stores: a file is there whole when its upload ends, and not before. A move would be a copy.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hf"}
@@ -34,8 +33,8 @@ class Local:
     """A file, or a directory, on this machine.
 
     Attributes:
-        path: Where it lies.
-        work: What the run's folder is named by.
+        path: Its path.
+        work: Path that names the run's folder.
         suffix: Of its name.
     """
 
@@ -46,30 +45,23 @@ class Local:
     def __str__(self) -> str:
         return str(self.path)
 
-    def names(self) -> list[str] | None:
-        """The names in a directory; an empty name for a file; None: there is neither."""
-        if not self.path.exists():
-            return None
-        return [path.name for path in self.path.iterdir()] if self.path.is_dir() else [""]
-
     def looks(self) -> Looks | None:
-        """What tells what lies there from what may lie there later; None: nothing does."""
+        """Return what tells the present content from a later one; None: nothing is there."""
         return looks(self.path)
 
     def take(self, finished: Path, before: Looks | None, replaced: Path, on_bytes: OnBytes) -> None:
         """Move what is finished, a file or a directory, to its place.
 
         Args:
-            finished: What is moved.
-            before: What :meth:`looks` said when the run began.
-            replaced: Where a directory that was there is put, on the same disk.
+            finished: File or directory to move.
+            before: Result of :meth:`looks` when the run began.
+            replaced: Path on the same disk for a directory that was there.
             on_bytes: Not called: a move takes no time.
 
         Raises:
-            FileExistsError: If something else lies there now: it is left as it is, and so is what is finished.
+            FileExistsError: If something else is there now: it is left as it is, and so is what is finished.
         """
-        if self.looks() != before:
-            raise _appeared(self)
+        _check_same(self, before)
         if finished.is_dir() and before is not None:
             # No system replaces a directory that holds something in one step.
             os.replace(self.path, replaced)
@@ -84,8 +76,8 @@ class Remote:
         url: Such as ``"s3://bucket/vectors.npy"``; without a suffix, a folder.
 
     Attributes:
-        path: Where it lies if the URL names a file of this machine; else None.
-        work: What the run's folder on this machine is named by.
+        path: Its path if the URL names a file of this machine; else None.
+        work: Path that names the run's folder on this machine.
         suffix: Of its name.
 
     Raises:
@@ -99,20 +91,21 @@ class Remote:
         with self._asking():
             self._filesystem, self._path = core.url_to_fs(self._url)
         protocols = self._filesystem.protocol
-        self._protocols = {protocols} if isinstance(protocols, str) else set(protocols)
+        protocols = {protocols} if isinstance(protocols, str) else set(protocols)
+        self._is_store = bool(protocols & _OBJECT_STORES)
         name = PurePosixPath(self._path).name
-        is_bucket = bool(self._protocols & _OBJECT_STORES) and "/" not in self._path.strip("/")
-        if not name or is_bucket or self._protocols & {"http", "https"}:
+        is_bucket = self._is_store and "/" not in self._path.strip("/")
+        if not name or is_bucket or protocols & {"http", "https"}:
             raise ValueError(
                 f"--out {url}: nothing is written there. Give the URL of a file or a folder that can be written, such "
                 "as s3://bucket/vectors.parquet."
             )
-        if "hf" in self._protocols and not self._has_repository():
+        if "hf" in protocols and not self._has_repository():
             raise ValueError(
                 f"--out {url}: the Hub has no such repository, or does not show it to you. Make it first, or log in "
                 "with `hf auth login`."
             )
-        self.path = Path(self._path) if "file" in self._protocols else None
+        self.path = Path(self._path) if "file" in protocols else None
         self.suffix = PurePosixPath(name).suffix
         digest = hashlib.sha256(self._url.encode()).hexdigest()[:16]
         self.work = cached_assets_path("st_reba", "encode") / f"{digest}-{name}"
@@ -120,13 +113,8 @@ class Remote:
     def __str__(self) -> str:
         return self._url
 
-    def names(self) -> list[str] | None:
-        """The names in a folder; an empty name for a file; None: there is neither."""
-        found = self.looks()
-        return None if found is None else [str(name) for name, *_ in found]
-
     def looks(self) -> Looks | None:
-        """What tells what lies there from what may lie there later; None: nothing does."""
+        """Return what tells the present content from a later one; None: nothing is there."""
         utils = require("fsspec.utils", "data", "A remote --out")
         with self._asking():
             self._filesystem.invalidate_cache()
@@ -136,50 +124,46 @@ class Remote:
                 infos = {name: info or self._filesystem.info(name) for name, info in sorted(found.items())}
             except FileNotFoundError:
                 return None
-            inside = re.compile(re.escape(self._path.strip("/")) + "/?")
-            return [
-                [inside.sub("", name.strip("/"), count=1), info["size"], utils.tokenize(info)]
-                for name, info in infos.items()
-            ] or None
+        inside = re.compile(re.escape(self._path.strip("/")) + "/?")
+        return [
+            [inside.sub("", name.strip("/"), count=1), info["size"], utils.tokenize(info)]
+            for name, info in infos.items()
+        ] or None
 
     def take(self, finished: Path, before: Looks | None, replaced: Path, on_bytes: OnBytes) -> None:
         """Upload what is finished; it stays on this machine, too.
 
         An object store shows a file when all of it is there; of a folder, :data:`SUCCESS` comes last. Elsewhere it is
-        uploaded beside its place, under a hidden name, and moved.
+        uploaded next to its place, under a hidden name, and moved.
 
         Args:
             finished: A file or a directory.
-            before: What :meth:`looks` said when the run began.
+            before: Result of :meth:`looks` when the run began.
             replaced: Not used: what is there is removed.
             on_bytes: Called as the upload goes on.
 
         Raises:
-            FileExistsError: If something else lies there now: it is left as it is.
+            FileExistsError: If something else is there now: it is left as it is.
             OSError: If it cannot be written; the upload may be tried again.
         """
-        if self.looks() != before:
-            raise _appeared(self)
+        _check_same(self, before)
         is_folder = finished.is_dir()
         with self._asking():
-            if is_folder and before is not None:
+            # An empty folder, too: what is moved to it would come to lie in it.
+            if self._filesystem.isdir(self._path):
                 self._filesystem.rm(self._path, recursive=True)
-            if self._protocols & _OBJECT_STORES:
+            if self._is_store:
                 self._put(finished, self._path, on_bytes)
                 if is_folder:
                     self._filesystem.pipe_file(f"{self._path}/{SUCCESS}", b"")
                 return
             above, _, name = self._path.rpartition("/")
-            # The same name each time, so that what a killed upload has left goes; another one on another machine.
-            own = hashlib.sha256(f"{platform.node()}:{self.work}".encode()).hexdigest()[:8]
-            scratch = f"{above}/.{name}.uploading-{own}"
+            scratch = f"{above}/.{name}.uploading"
+            # A killed upload has left it.
             if self._filesystem.exists(scratch):
                 self._filesystem.rm(scratch, recursive=True)
             self._filesystem.makedirs(scratch if is_folder else above, exist_ok=True)
             self._put(finished, scratch, on_bytes)
-            if self._filesystem.isdir(self._path):
-                # An empty one: a folder that is moved to it would come to lie in it.
-                self._filesystem.rm(self._path, recursive=True)
             self._filesystem.mv(scratch, self._path, recursive=is_folder)
 
     def _has_repository(self) -> bool:
@@ -200,23 +184,8 @@ class Remote:
             self._filesystem.put([str(path) for path in some], targets)
             on_bytes(sum(sizes[: start + _TOGETHER]), sum(sizes))
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """What a file system refuses, in a sentence: each has errors of its own."""
-        try:
-            yield
-        except ImportError as error:
-            # fsspec's words for it, and the module that it could not import.
-            missing = getattr(error.__cause__, "name", None)
-            more = f": pip install {missing}" if missing else ""
-            raise ImportError(f"--out {self}: fsspec cannot write there ({str(error).strip()}){more}.") from None
-        except Exception as error:
-            if is_full(error):
-                raise
-            raise OSError(
-                f"{self} cannot be written ({str(error).strip() or type(error).__name__}). What is done is kept on "
-                "this machine, and the same command goes on."
-            ) from error
+    def _asking(self) -> AbstractContextManager[None]:
+        return asking(self._url, to_write=True)
 
 
 #: One of the two.
@@ -224,7 +193,7 @@ Place = Local | Remote
 
 
 def place_of(out: str | Path) -> Place:
-    """The place that a user names.
+    """Return the place that a user names.
 
     Raises:
         ImportError: If a package is missing that writes there.
@@ -234,7 +203,7 @@ def place_of(out: str | Path) -> Place:
 
 
 def looks(path: Path) -> Looks | None:
-    """Tells a file, or a folder of files, from what it may be later; None: there is none.
+    """Return what tells a file, or a folder of files, from a later one; None: there is none.
 
     Names, sizes and times of writing: they are the same wherever it is moved on its disk, and on every machine that
     shares it.
@@ -245,14 +214,15 @@ def looks(path: Path) -> Looks | None:
     return [[name, status.st_size, status.st_mtime_ns] for name, status in files.items()]
 
 
-def part_of(found: Sequence[Sequence[Any]], whole: Sequence[Sequence[Any]]) -> bool:
-    """Whether all files that are found have the names and sizes of files of the whole: an upload that has begun."""
+def part_of(found: Looks | None, whole: Sequence[Sequence[Any]]) -> bool:
+    """Whether there are files, and all have the names and sizes of files of the whole: an upload has begun."""
     sizes = {SUCCESS: 0, **{name: size for name, size, _ in whole}}
-    return all(sizes.get(name) == size for name, size, _ in found)
+    return found is not None and all(sizes.get(name) == size for name, size, _ in found)
 
 
-def _appeared(place: Place) -> FileExistsError:
-    return FileExistsError(
-        f"{place} appeared, or was written, while this ran: it is left as it is, and all that is done is kept. Move "
-        "it elsewhere, and the same command ends the run."
-    )
+def _check_same(place: Place, before: Looks | None) -> None:
+    if place.looks() != before:
+        raise FileExistsError(
+            f"{place} appeared, or was written, while this ran: it is left as it is, and all that is done is kept. "
+            "Move it elsewhere, and the same command ends the run."
+        )

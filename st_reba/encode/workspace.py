@@ -1,10 +1,9 @@
-"""The folder beside the output in which a run keeps what it has done, until all of it takes the output's place."""
+"""The folder next to the output in which a run keeps what it has done, until all of it takes the output's place."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,24 +13,20 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..files import atomic_file, remove_scratch
-from .outputs import part_number
-from .places import Looks, looks, part_of
+from .places import looks
 
 Settings = dict[str, str | int | bool | None]
-
-_BLOCK = 1 << 22
 
 
 class Workspace:
     """``OUT.partial``: what was asked for, and the parts that are done. Plain data, for worker processes.
 
     Attributes:
-        parts: The folder of the chunks' vectors.
+        parts: Folder of the chunks' vectors.
         texts: The input as a Parquet file, whose row groups are the chunks.
         whole: The output, all of it, before it comes to its place.
-        replaced: What the output replaces, for a moment.
-        digests: What :func:`file_digests` remembers.
-        input: Copies of what is not on this machine.
+        replaced: The output that is replaced, for a moment.
+        input: Copies of files that are not on this machine.
     """
 
     def __init__(self, out: Path) -> None:
@@ -40,9 +35,13 @@ class Workspace:
         self.texts = self.path / "texts.parquet"
         self.whole = self.path / "whole"
         self.replaced = self.path / "replaced"
-        # Hidden: they are there before the manifest, which makes the folder a run's.
-        self.digests, self.input = self.path / ".digests.json", self.path / ".input"
+        # Hidden: it is there before the manifest, which makes the folder a run's.
+        self.input = self.path / ".input"
         self._manifest = self.path / "manifest.json"
+
+    def part(self, number: int) -> Path:
+        """Return the path of a chunk's vectors; names sort as the rows do."""
+        return self.parts / f"part-{number:08d}.parquet"
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -62,7 +61,6 @@ class Workspace:
         try:
             yield
         finally:
-            # A file that is no part counts, too: it is somebody's.
             is_empty = not (self.parts.is_dir() and any(self.parts.iterdir()))
             lock.release()
             if is_empty:
@@ -72,7 +70,7 @@ class Workspace:
         """Begin a run, or go on with an interrupted one of the same settings.
 
         Raises:
-            ValueError: If other settings were used (``overwrite`` begins anew), or a file among the parts is none.
+            ValueError: If other settings were used (``overwrite`` begins anew).
         """
         remove_scratch(self.path)
         before = self._read()
@@ -92,35 +90,16 @@ class Workspace:
             self._write(settings)
         self.parts.mkdir(exist_ok=True)
         remove_scratch(self.parts)
-        # Tells of a file that is no part, now rather than at the end.
-        self.done()
 
-    def done(self) -> set[int]:
-        """The chunks that need not be encoded again.
+    def finish(self, settings: Settings, **noted: Any) -> None:
+        """Note the look of the whole, which comes to its place next, by which a later run knows it there."""
+        self._write({**settings, "finished": noted})
 
-        Raises:
-            ValueError: If a file among the parts is none.
-        """
-        return {part_number(path) for path in self.parts.iterdir() if not path.name.startswith(".")}
-
-    def finish(self, settings: Settings, found: Looks | None, rows: int, texts: int) -> None:
-        """Note what the whole looks like, which comes to its place next: a run that is killed then is known by it
-        there. A remote place is noted once more, as it looks when all is there."""
-        self._write({**settings, "finished": {"looks": found, "rows": rows, "texts": texts}})
-
-    def finished(self, settings: Settings, found: Looks | None) -> tuple[int, int] | None:
-        """Vectors and texts of a run of these settings whose output is in its place, which looks so; else None."""
+    def finished(self, settings: Settings) -> dict[str, Any]:
+        """Return the notes of a run of these settings that has made the whole; else nothing."""
         noted = self._read()
-        made = noted.pop("finished", None)
-        if made is None or noted != settings or made["looks"] != found:
-            return None
-        return made["rows"], made["texts"]
-
-    def uploading(self, settings: Settings, found: Looks | None) -> bool:
-        """Whether what is found at a remote place is what a run of these settings has begun to upload."""
-        noted = self._read()
-        made = noted.pop("finished", None)
-        return made is not None and noted == settings and found is not None and part_of(found, made["looks"])
+        made: dict[str, Any] = noted.pop("finished", {})
+        return made if noted == settings else {}
 
     def remove(self) -> None:
         """Remove the folder; the manifest goes last, so that a removal that was ended can go on."""
@@ -160,41 +139,17 @@ def check_unchanged(before: Mapping[Path, object]) -> None:
             )
 
 
-def file_digests(
-    paths: Iterable[Path], memory: Path, on_bytes: Callable[[int, int], None] = lambda done, total: None
-) -> dict[Path, str]:
-    """SHA-256 of whole files, as hexadecimal digits.
+def file_digests(paths: Iterable[Path], on_bytes: Callable[[int, int], None]) -> dict[Path, str]:
+    """Return the SHA-256 of whole files, as hexadecimal digits.
 
     Args:
         paths: The files.
-        memory: A file that remembers digests. What it remembers, and was not written since, is not read again; a file
-            is known by device, inode, size, and times of writing and of change.
         on_bytes: Called with how many bytes are read, and of how many.
-
-    Raises:
-        ValueError: If a file is written while it is read.
     """
-    known: dict[str, str] = json.loads(memory.read_text("utf-8")) if memory.is_file() else {}
-    keys = {path: _key(path.stat()) for path in paths}
-    missing = {path: path.stat().st_size for path, key in keys.items() if key not in known}
-    total, done = sum(missing.values()), 0
-    for path, size in missing.items():
-        digest = hashlib.sha256()
-        end = done + size
+    sizes, digests, done = {path: path.stat().st_size for path in paths}, {}, 0
+    for path, size in sizes.items():
+        on_bytes(done, sum(sizes.values()))
         with path.open("rb") as stream:
-            # A file that grows as fast as it is read would have no end.
-            while done < end and (block := stream.read(_BLOCK)):
-                digest.update(block)
-                done += len(block)
-                on_bytes(done, total)
-            if _key(os.fstat(stream.fileno())) != keys[path]:
-                raise ValueError(f"{path} is being written: begin when it is complete.")
-        known[keys[path]] = digest.hexdigest()
-    if missing:
-        with atomic_file(memory) as stream:
-            stream.write(json.dumps(known, indent=1).encode())
-    return {path: known[key] for path, key in keys.items()}
-
-
-def _key(status: os.stat_result) -> str:
-    return "-".join(map(str, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)))
+            digests[path] = hashlib.file_digest(stream, "sha256").hexdigest()
+        done += size
+    return digests

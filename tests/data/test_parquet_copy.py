@@ -35,12 +35,12 @@ def short_lines(monkeypatch):
     csv.field_size_limit(before)
 
 
-def copied(*paths, size=2, smallest=None, column=None, keep=()):
+def copied(*paths, size=2, column=None, keep=()):
     """Files as one Parquet copy."""
     texts = TextFiles([File(path) for path in paths], column, keep)
     texts.check()
     stream = io.BytesIO()
-    texts.copy(stream, size, smallest)
+    texts.copy(stream, size, size, lambda rows: None)
     return ParquetCopy(stream)
 
 

@@ -22,7 +22,7 @@ class Fake(Encoder):
     def load(self, device):
         return [torch.nn.Identity()]
 
-    def encode(self, model, texts, on_texts=lambda texts: None):
+    def encode(self, model, texts, on_texts):
         on_texts(len(texts))
         return np.array([[len(text), zlib.crc32(text.encode()) % 1000] for text in texts], np.float32)
 
@@ -34,7 +34,17 @@ def sentences(count: int, seed: int = 0) -> list[str]:
     return [f"{number} " + " ".join(random.choices(words, k=random.randint(0, 9))) for number in range(count)]
 
 
-def interrupted(encoder: Encoder, texts, out: Path, at: int = 32, chunk_size: int = 8, **options) -> None:
+#: As many as the file of the fixture ``texts`` has.
+TEXTS = sentences(50)
+
+
+def written(directory: Path, *texts: str) -> Path:
+    path = directory / "texts.txt"
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def interrupted(encoder: Encoder, texts, out: Path | str, at: int = 32, chunk_size: int = 8, **options) -> None:
     """A run that is stopped when so many texts have been through the model: the chunk of the last ones is not kept."""
 
     def stop(stage, done, total):
@@ -70,6 +80,11 @@ def no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture
+def texts(tmp_path):
+    return written(tmp_path, *TEXTS)
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.util import quantize_embeddings
 
-from st_reba import encode_chunks
+from st_reba import CausalTransformer, PromptRepsModule, encode_chunks
 from st_reba.encode import Encoder, LocalEngine, encode_file
+from st_reba.modules.multi_vector import multi_vector_encoder
 
-from .conftest import contents, interrupted, names, sentences
-
-TEXTS = sentences(50)
+from ..backbones import DEMO_MODEL
+from .conftest import TEXTS, contents, interrupted, names
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,6 @@ def expected(model):
 
 
 @pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "texts.txt"
-    path.write_text("".join(text + "\n" for text in TEXTS), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
 def encoder(model_directory):
     return Encoder(str(model_directory), batch_size=8)
 
@@ -50,7 +43,7 @@ def vectors_of(path: Path) -> np.ndarray:
 
 class TestOutputs:
     def test_npy_is_what_encode_and_save_give(self, encoder, texts, expected, tmp_path):
-        """Rows in order, and the very bytes of numpy.save; on several devices, too."""
+        """Rows in order, and the very bytes of numpy.save."""
         made = encode_file(encoder, texts, tmp_path / "deep" / "a.npy", chunk_size=8)
         vectors = np.load(tmp_path / "deep" / "a.npy")
         assert (made.rows, made.texts, made.resumed) == (50, 50, 0)
@@ -68,6 +61,9 @@ class TestOutputs:
         half = np.load(tmp_path / "b.npy")
         assert half.dtype == np.float32
         assert model.similarity_pairwise(half, expected).min() > 0.99
+        for precision in ("binary", "ubinary"):
+            encode_file(replace(encoder, precision=precision), texts, tmp_path / f"{precision}.npy")
+            assert np.array_equal(np.load(tmp_path / f"{precision}.npy"), quantize_embeddings(expected, precision))
 
     def test_parquet_keeps_columns_and_shards_are_parquet(self, encoder, expected, tmp_path):
         path = tmp_path / "records.jsonl"
@@ -82,49 +78,95 @@ class TestOutputs:
         assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3
         assert names(tmp_path / "shards") == [f"part-0000000{number}.parquet" for number in range(3)]
 
-    @pytest.mark.parametrize("precision", ["binary", "ubinary"])
-    def test_bits(self, precision, encoder, texts, expected, tmp_path):
-        encode_file(encoder, texts, tmp_path / "a.npy", precision=precision)
-        assert np.array_equal(np.load(tmp_path / "a.npy"), quantize_embeddings(expected, precision))
-
 
 class TestChunks:
     @pytest.fixture
     def cut(self, encoder):
         return replace(encoder, chunk_tokens=4, chunk_overlap=1)
 
-    @pytest.mark.parametrize("out", ["a.parquet", "shards"])
-    def test_a_row_for_each_chunk_also_after_a_stop(self, out, cut, encoder, model, texts, tmp_path):
+    def test_a_row_for_each_chunk_also_after_a_stop(self, cut, encoder, model, texts, tmp_path):
         found = encode_chunks(model, TEXTS, chunk_tokens=4, overlap=1)
         rows = [(number, *span) for number, each in enumerate(found) for span in each.spans]
-        interrupted(cut, texts, tmp_path / out, at=24)
+        out = tmp_path / "a.parquet"
+        interrupted(cut, texts, out, at=24)
         with pytest.raises(ValueError, match="chunk_tokens 4 "):
-            encode_file(encoder, texts, tmp_path / out, chunk_size=8)
-        told = []
-        made = encode_file(cut, texts, tmp_path / out, chunk_size=8, on_progress=lambda *said: told.append(said))
+            encode_file(encoder, texts, out, chunk_size=8)
+        made = encode_file(cut, texts, out, chunk_size=8)
         assert (made.rows, made.texts, made.resumed) == (len(rows), 50, 16)
-        table = pq.read_table(tmp_path / out)
+        table = pq.read_table(out)
         assert list(zip(*(table[name].to_pylist() for name in ("document", "start", "end")), strict=True)) == rows
-        np.testing.assert_allclose(
-            vectors_of(tmp_path / out), np.concatenate([each.vectors for each in found]), atol=1e-5
-        )
-        steps = [done for stage, done, total in told if (stage, total) == ("Encoding", 50)]
-        assert (steps, steps[0], steps[-1]) == (sorted(steps), 16, 50)
+        np.testing.assert_allclose(vectors_of(out), np.concatenate([each.vectors for each in found]), atol=1e-5)
 
-    def test_kept_columns(self, cut, tmp_path):
+    def test_kept_columns_and_texts_without_a_chunk(self, cut, tmp_path):
         path = tmp_path / "texts.tsv"
         path.write_text("id\ttext\na\tthe quick brown fox\nb\tmoney\n")
         encode_file(cut, path, tmp_path / "a.parquet", keep=["id"])
         table = pq.read_table(tmp_path / "a.parquet")
         assert table.column_names == ["id", "document", "start", "end", "embedding"]
         assert table["id"].to_pylist() == ["ab"[number] for number in table["document"].to_pylist()]
+        path.with_suffix(".txt").write_text("\n\n")
+        assert encode_file(cut, path.with_suffix(".txt"), tmp_path / "b.parquet").rows == 0
+        assert pq.read_table(tmp_path / "b.parquet").num_rows == 0
 
-    def test_texts_without_a_chunk(self, cut, tmp_path):
-        path = tmp_path / "texts.txt"
-        path.write_text("\n\n")
-        assert (
-            encode_file(cut, path, tmp_path / "a.parquet").rows == pq.read_table(tmp_path / "a.parquet").num_rows == 0
+
+class TestLists:
+    """Sparse models and those that give each token a vector, in Parquet: a list a text."""
+
+    @pytest.fixture(scope="class")
+    def saved(self, tmp_path_factory):
+        """``saved(class)``: a model of that class, and its directory."""
+        directory = tmp_path_factory.mktemp("lists")
+        sparse = SparseEncoder(modules=[PromptRepsModule(str(DEMO_MODEL), top_k=6)], device="cpu")
+        sparse.prompts = {"query": "Query: ", "document": ""}
+        each = multi_vector_encoder(CausalTransformer(str(DEMO_MODEL)), dimension=8, fit_texts=TEXTS)
+        for model in (sparse, each):
+            model.save_pretrained(str(directory / type(model).__name__), create_model_card=False)
+        return lambda kind: (
+            kind(str(directory / kind.__name__), model_kwargs={"dtype": "float32"}),
+            Encoder(str(directory / kind.__name__), batch_size=8, dtype="float32"),
         )
+
+    @pytest.mark.parametrize("kind", [SparseEncoder, MultiVectorEncoder])
+    def test_what_the_model_gives_also_after_a_stop(self, kind, saved, texts, tmp_path):
+        loaded, encoder = saved(kind)
+        interrupted(encoder, texts, tmp_path / "a.parquet")
+        made = encode_file(encoder, texts, tmp_path / "a.parquet", chunk_size=8)
+        assert (made.rows, made.texts, made.resumed) == (50, 50, 24)
+        encode_file(encoder, texts, tmp_path / "shards", chunk_size=8)
+        table, found = pq.read_table(tmp_path / "a.parquet"), loaded.encode_document(TEXTS)
+        assert table.equals(pq.read_table(tmp_path / "shards"))
+        if kind is MultiVectorEncoder:
+            for row, vectors in zip(table["vectors"].to_pylist(), found, strict=True):
+                np.testing.assert_allclose(row, np.asarray(vectors), atol=1e-5)
+            return
+        dense = np.zeros(tuple(found.shape))
+        for row, places in enumerate(table["indices"].to_pylist()):
+            assert places == sorted(places)
+            dense[row, places] = table["values"][row].as_py()
+        np.testing.assert_allclose(dense, found.to_dense().numpy(), atol=1e-5)
+
+    def test_under_the_name_query_texts_are_queries(self, saved, texts, tmp_path):
+        loaded, encoder = saved(SparseEncoder)
+        encode_file(replace(encoder, prompt_name="query"), texts, tmp_path / "a.parquet")
+        values = pq.read_table(tmp_path / "a.parquet")["values"].to_pylist()
+        wanted = loaded.encode_query(TEXTS).to_dense().numpy()
+        np.testing.assert_allclose([sum(row) for row in values], wanted.sum(axis=1), atol=1e-4)
+
+    def test_what_they_have_no_place_for_is_refused_before_one_is_loaded(self, saved, texts, tmp_path, monkeypatch):
+        _, encoder = saved(SparseEncoder)
+        monkeypatch.setattr(Encoder, "load", lambda self, device: pytest.fail("loaded"))
+        for settings, out, said in [
+            ({}, "a.npy", "holds one vector a text, and nothing else: give an --out that ends in .parquet"),
+            (
+                {"precision": "binary"},
+                "a.parquet",
+                "precision: for one vector a text, and .* a SparseEncoder. Leave it",
+            ),
+            ({"normalize": True, "truncate_dim": 4}, "a.parquet", "truncate_dim, normalize: for one vector a text"),
+        ]:
+            with pytest.raises(ValueError, match=said):
+                encode_file(replace(encoder, **settings), texts, tmp_path / out)
+        assert names(tmp_path) == ["texts.txt"]
 
 
 class TestResuming:
@@ -134,8 +176,7 @@ class TestResuming:
         interrupted(encoder, texts, tmp_path / out)
         assert not (tmp_path / out).exists()
         assert len(names(tmp_path / f"{out}.partial" / "parts")) == 3
-        engine = LocalEngine(["cpu", "cpu"])
-        made = encode_file(encoder, texts, tmp_path / out, chunk_size=8, engine=engine)
+        made = encode_file(encoder, texts, tmp_path / out, chunk_size=8, engine=LocalEngine(["cpu", "cpu"]))
         assert (made.rows, made.resumed) == (50, 24)
         encode_file(encoder, texts, tmp_path / "whole" / out, chunk_size=8)
         assert contents(tmp_path / out) == contents(tmp_path / "whole" / out)
@@ -146,14 +187,15 @@ class TestResuming:
         interrupted(encoder, texts, out)
         with pytest.raises(ValueError, match=r"other settings: batch_size 8 \(now 5\). Go on with those"):
             encode_file(replace(encoder, batch_size=5), texts, out, chunk_size=8)
+        binary = replace(encoder, precision="binary")
         with pytest.raises(ValueError, match=r"precision 'float32' \(now 'binary'\), chunk size 8 \(now 'growing'\)"):
-            encode_file(encoder, texts, out, precision="binary")
+            encode_file(binary, texts, out)
         manifest = tmp_path / "a.npy.partial" / "manifest.json"
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "st_reba": "0.7.1"}))
         with pytest.raises(ValueError, match=r"settings: st_reba '0.7.1' \(now '.*'\)\. .* anew with --overwrite"):
             encode_file(encoder, texts, out, chunk_size=8)
         assert len(names(tmp_path / "a.npy.partial" / "parts")) == 3
-        made = encode_file(encoder, texts, out, precision="binary", overwrite=True)
+        made = encode_file(binary, texts, out, overwrite=True)
         assert (made.resumed, np.load(out).shape) == (0, (50, 4))
 
     def test_one_process_at_a_time(self, fake, texts, tmp_path):
@@ -208,13 +250,12 @@ class TestInputs:
         assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 7
         assert [at for stage, *at in told if stage == "Encoding"] == [[done, 200] for done in range(0, 201, 8)]
 
-
-def test_bad_rows_are_found_before_anything_is_encoded(encoder, tmp_path):
-    path = tmp_path / "records.jsonl"
-    path.write_text('{"text": "a"}\n' * 30 + "{\n")
-    with pytest.raises(ValueError, match="records.jsonl, line 31: not JSON"):
-        encode_file(encoder, path, tmp_path / "a.npy", chunk_size=8)
-    assert names(tmp_path) == ["records.jsonl"]
+    def test_bad_rows_are_found_before_anything_is_encoded(self, encoder, tmp_path):
+        path = tmp_path / "records.jsonl"
+        path.write_text('{"text": "a"}\n' * 30 + "{\n")
+        with pytest.raises(ValueError, match="records.jsonl, line 31: not JSON"):
+            encode_file(encoder, path, tmp_path / "a.npy", chunk_size=8)
+        assert names(tmp_path) == ["records.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -222,18 +263,20 @@ def test_bad_rows_are_found_before_anything_is_encoded(encoder, tmp_path):
     [
         ({"batch_size": 0}, {}, "batch_size=0: give a whole number from 1"),
         ({"truncate_dim": 33}, {}, "truncate_dim=33: the model's vectors have 32 values"),
+        ({"precision": "int8"}, {}, 'precision="int8": give one of float32, binary, ubinary'),
         ({"prompt": "a", "prompt_name": "query"}, {}, "in full or by its name, not both"),
         ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
         ({"prompt_name": "passage"}, {}, 'prompt_name="passage": the model has "query"'),
         ({"model": "no/such-model"}, {}, r"the Hub gives no such model \(.+[^.]\)\. Check the name, or"),
         ({"revision": "main"}, {}, "is a directory: a revision is for models of the Hub"),
-        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "chunk_tokens=4, overlap=4: give the tokens of a"),
-        ({"chunk_tokens": 4}, {}, r"and not where a chunk lies: give an --out that ends in \.parquet"),
+        ({"chunk_overlap": 4}, {}, "chunk_overlap=4: it is between chunks; give chunk_tokens, too"),
+        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give the tokens of a chunk, 1 or more"),
+        ({"chunk_tokens": 4}, {}, r"one vector a text, and nothing else: give an --out that ends in \.parquet"),
         ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: name each column once, and rename"),
         ({}, {"out": "a.parquet", "keep": ["text", "text"]}, "name each column once"),
         ({}, {"out": "a.bin"}, "end it in .npy or .parquet"),
         ({}, {"out": ".."}, "holds something other than shards"),
-        ({}, {"precision": "int8"}, 'precision="int8": give one of float32, binary, ubinary'),
+        ({}, {"chunk_size": 0}, "chunk_size=0: give a whole number from 1"),
     ],
 )
 def test_refusals(changes, given, message, encoder, texts, tmp_path):
@@ -241,3 +284,9 @@ def test_refusals(changes, given, message, encoder, texts, tmp_path):
     with pytest.raises(ValueError, match=message):
         encode_file(replace(encoder, **changes), texts, tmp_path / options.pop("out"), **options)
     assert names(tmp_path) == ["texts.txt"]
+
+
+def test_a_model_that_reads_pairs_is_refused(shallow_path, texts, tmp_path):
+    CrossEncoder(shallow_path, num_labels=1, device="cpu").save_pretrained(str(tmp_path / "pairs"))
+    with pytest.raises(ValueError, match="is a CrossEncoder, which reads texts in pairs"):
+        encode_file(Encoder(str(tmp_path / "pairs")), texts, tmp_path / "a.parquet")

@@ -77,21 +77,6 @@ def test_every_value_comes_back_or_none_is_encoded(values, fake):
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "expected"),
-    [
-        ([1, 2, 0.75], "double", None),
-        ([[], [], [1], [None, 0.5]], "list<element: double>", None),
-        ([{"src": "s"}, {}, {"url": "u"}], "struct<src: string, url: string>",
-         [{"src": "s", "url": None}, {"src": None, "url": None}, {"src": None, "url": "u"}]),
-    ],
-)  # fmt: skip
-def test_types_hold_all_rows(values, kind, expected, fake, tmp_path):
-    found = kept(fake, tmp_path, values)
-    assert str(found.type) == kind
-    assert found.to_pylist() == (expected or values)
-
-
-@pytest.mark.parametrize(
     ("values", "message"),
     [
         ([1, 2, "a"], r"no one type holds all values of \"x\" unchanged \(Could not convert 'a'.*Write them as"),

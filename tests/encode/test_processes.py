@@ -1,13 +1,13 @@
-"""Runs that are killed (SIGKILL: nothing is tidied up) at every stage, and the same command afterwards; chunks are
-written while the model runs; several devices have a process each, and a cluster an actor for each."""
+"""Runs that are killed (SIGKILL: nothing is tidied up) at every stage, and the same command afterwards; several devices
+have a process each, and a cluster an actor for each."""
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
 import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,40 +17,39 @@ import numpy as np
 import psutil
 import pytest
 
-from st_reba.encode import Encoder, LocalEngine, RayEngine, encode_file, job, outputs
+from st_reba.encode import Encoder, LocalEngine, RayEngine, encode_file
 from st_reba.encode.workspace import Workspace
 
 from .. import processes
-from .conftest import Fake, contents, names, sentences
+from .conftest import TEXTS, Fake, contents, names, written
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a process is forked, to be killed")
 
-OUTS = ["a.npy", "a.parquet", "shards"]
-#: Where a run is killed, and how many texts need not be encoded again; None: that depends on its thread that writes.
+#: Where a run is killed, and how many texts need not be encoded again.
 POINTS = {
-    "Hashing 0": 0, "Checking 0": 0, "Encoding 24": None, "Writing 0": 50, "Writing 24": 50, "noted": 50,
-    "in place": 50, "being removed": 50,
+    "Hashing 0": 0, "Checking 0": 0, "Encoding 24": 16, "Writing 0": 50, "Writing 24": 50, "noted": 50, "in place": 50,
+    "being removed": 50,
 }  # fmt: skip
-
-
-@pytest.fixture
-def texts(tmp_path):
-    return written(tmp_path, *map(str, range(50)))
 
 
 def die(*given, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_in(run: Callable[[pytest.MonkeyPatch], object]) -> None:
-    """Run in a process of its own, which is killed meanwhile."""
+def forked(run: Callable[[pytest.MonkeyPatch], object]) -> int:
+    """Run in a process of its own; returns its number."""
     pid = os.fork()
     if pid == 0:
         try:
             run(pytest.MonkeyPatch())
         finally:
             os._exit(1)
-    _, status = os.waitpid(pid, 0)
+    return pid
+
+
+def killed_in(run: Callable[[pytest.MonkeyPatch], object]) -> None:
+    """The same of a process that is killed meanwhile."""
+    _, status = os.waitpid(forked(run), 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
@@ -74,7 +73,6 @@ def killed(point: str, encoder, texts: Path, out: Path, **options) -> None:
     }
 
     def run(patch):
-        patch.setattr(job, "_A_WHILE", 0)
         if point in steps:
             patch.setattr(*steps[point])
         encode_file(encoder, texts, out, chunk_size=8, on_progress=on_progress, **options)
@@ -82,7 +80,7 @@ def killed(point: str, encoder, texts: Path, out: Path, **options) -> None:
     killed_in(run)
 
 
-@pytest.mark.parametrize("out", OUTS)
+@pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards"])
 @pytest.mark.parametrize("point", POINTS)
 def test_the_same_command_ends_with_the_same_bytes_and_leaves_nothing(point, out, fake, texts, tmp_path):
     if out == "shards" and point == "Writing 24":
@@ -91,20 +89,7 @@ def test_the_same_command_ends_with_the_same_bytes_and_leaves_nothing(point, out
     path = tmp_path / out
     killed(point, fake, texts, path)
     made = encode_file(fake, texts, path, chunk_size=8)
-    assert (made.rows, made.texts) == (50, 50)
-    assert made.resumed == POINTS[point] or (POINTS[point] is None and made.resumed in (8, 16))
-    assert contents(path) == contents(tmp_path / "whole" / out)
-    assert names(tmp_path) == sorted([out, "texts.txt", "whole"])
-
-
-@pytest.mark.parametrize("out", OUTS)
-@pytest.mark.parametrize("point", ["Encoding 24", "in place"])
-def test_with_overwrite(point, out, fake, texts, tmp_path):
-    path = tmp_path / out
-    encode_file(fake, texts, path, chunk_size=50)
-    killed(point, fake, texts, path, overwrite=True)
-    assert encode_file(fake, texts, path, chunk_size=8, overwrite=True).rows == 50
-    encode_file(fake, texts, tmp_path / "whole" / out, chunk_size=8)
+    assert (made.rows, made.texts, made.resumed) == (50, 50, POINTS[point])
     assert contents(path) == contents(tmp_path / "whole" / out)
     assert names(tmp_path) == sorted([out, "texts.txt", "whole"])
 
@@ -151,73 +136,18 @@ def test_while_another_run_is_cleared_away(fake, texts, tmp_path):
     assert names(tmp_path) == ["a.npy", "texts.txt"]
 
 
-def test_a_file_of_somebody_among_the_parts_is_told_of_at_once_and_kept(fake, texts, tmp_path):
-    mine = tmp_path / "a.npy.partial" / "parts" / "notes.txt"
-    stages = []
-
-    def stop(stage, done, total):
-        stages.append(stage)
-        if (stage, done) == ("Encoding", 0):
-            mine.write_text("mine")
-            raise KeyboardInterrupt
-
-    # Ctrl-C stays Ctrl-C, though no part is there, and the lock is let go.
-    with pytest.raises(KeyboardInterrupt):
-        encode_file(fake, texts, tmp_path / "a.npy", chunk_size=8, on_progress=stop)
-    stages.clear()
-    with pytest.raises(ValueError, match=r"notes.txt is not part of a run: move it elsewhere. What is done is kept"):
-        encode_file(fake, texts, tmp_path / "a.npy", chunk_size=8, on_progress=stop)
-    assert "Encoding" not in stages
-    assert mine.rename(tmp_path / "notes.txt").read_text() == "mine"
-    assert encode_file(fake, texts, tmp_path / "a.npy", chunk_size=8).rows == 50
-
-
 class Acting(Fake):
     """Does what a text says: goes wrong, or waits."""
 
-    def encode(self, model, texts, on_texts=lambda texts: None):
+    def encode(self, model, texts, on_texts):
         if "refuse" in texts:
             raise ValueError("There is no such thing.")
         if "die" in texts:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         if "wait" in texts:
-            Path(self.model, f"mark-{os.getpid()}").touch()
+            Path(self.model, str(os.getpid())).touch()
             time.sleep(600)
         return super().encode(model, texts, on_texts)
-
-
-def written(directory: Path, *texts: str) -> Path:
-    path = directory / "texts.txt"
-    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
-    return path
-
-
-def test_a_chunk_is_written_while_the_model_runs(fake, tmp_path, monkeypatch):
-    """Both meet: one after the other, neither would get to the end."""
-    meeting = threading.Barrier(2, timeout=20)
-    write_part = outputs.write_part
-    monkeypatch.setattr(outputs, "write_part", lambda *given: (meeting.wait(), write_part(*given)))
-
-    class Meeting(Fake):
-        def encode(self, model, texts, on_texts=lambda texts: None):
-            if texts != ["a"]:
-                meeting.wait()
-            # The last one is written alone.
-            if texts == ["c"]:
-                monkeypatch.setattr(outputs, "write_part", write_part)
-            return super().encode(model, texts, on_texts)
-
-    assert encode_file(Meeting(fake.model), written(tmp_path, *"abc"), tmp_path / "a.npy", chunk_size=1).rows == 3
-
-
-def test_a_chunk_that_cannot_be_written_stops_the_run(fake, tmp_path, monkeypatch):
-    def full(*given):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(outputs, "write_part", full)
-    with pytest.raises(OSError, match="No space left"):
-        encode_file(fake, written(tmp_path, *"abc"), tmp_path / "a.npy", chunk_size=1)
-    assert names(tmp_path) == ["texts.txt"]
 
 
 @pytest.mark.parametrize(
@@ -234,30 +164,31 @@ def test_what_goes_wrong_in_a_process_is_told_in_its_parent(text, error, said, f
     assert not (tmp_path / "a.npy").exists()
 
 
-@pytest.mark.parametrize("end", ["killed", "interrupted"])
-def test_a_worker_ends_with_its_parent_whatever_it_is_at(end, fake, tmp_path):
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_worker_ends_with_its_parent_whatever_it_is_at(end, fake, tmp_path, spawned_by_fork):
     """Killed, the parent can end nobody; interrupted, it does not wait for what a worker is at."""
-    written(tmp_path, *["wait"] * 3)
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from st_reba.encode import LocalEngine, encode_file\n"
-        "from tests.encode.test_processes import Acting\n"
-        "out = Path(sys.argv[2])\n"
-        "engine = LocalEngine(['cpu', 'cpu'])\n"
-        "encode_file(Acting(sys.argv[1]), out.with_name('texts.txt'), out, chunk_size=1, engine=engine)\n"
-    )
-    parent = processes.start("-c", code, fake.model, tmp_path / "a.npy", out=tmp_path / "printed")
+    texts = written(tmp_path, "wait", "wait")
+    # The server that forks the workers is there before their parent, which is not the server's.
+    processes.SERVER.Process(target=int).start()
+
+    def run(patch):
+        patch.setattr(multiprocessing.forkserver._forkserver, "ensure_running", lambda: None)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        engine = LocalEngine(["cpu", "cpu"])
+        encode_file(Acting(fake.model), texts, tmp_path / "a.npy", chunk_size=1, engine=engine)
+
+    parent = forked(run)
+    deadline = time.monotonic() + 60
     # Both are at it: a process that is forked while the signal comes would be interrupted in its parent's place.
-    while len(list(Path(fake.model).glob("mark-*"))) < 2:
-        assert parent.poll() is None, (tmp_path / "printed").read_text()
-        time.sleep(0.05)
-    workers = psutil.Process(parent.pid).children(recursive=True)
-    os.kill(parent.pid, signal.SIGKILL if end == "killed" else signal.SIGINT)
-    _, alive = psutil.wait_procs(workers, timeout=60)
+    while len(workers := [path.name for path in Path(fake.model).iterdir() if path.name.isdecimal()]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    running = [psutil.Process(int(pid)) for pid in workers]
+    os.kill(parent, end)
+    os.waitpid(parent, 0)
+    _, alive = psutil.wait_procs(running, timeout=60)
     for process in alive:
         process.kill()
-    parent.wait(60)
     assert not alive
 
 
@@ -268,10 +199,10 @@ class Dying(Encoder):
     at: str = ""
     killed: str = ""
 
-    def encode(self, model, texts, on_texts=lambda texts: None):
+    def encode(self, model, texts, on_texts):
         if any(text.startswith(self.at) for text in texts) and not Path(self.killed).exists():
             Path(self.killed).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return super().encode(model, texts, on_texts)
 
 
@@ -284,24 +215,23 @@ class TestRay:
         yield
         ray.shutdown()
 
-    def test_a_worker_that_is_killed_loses_and_doubles_nothing(self, model_directory, tmp_path):
-        texts, told = written(tmp_path, *sentences(60)), []
+    def test_a_worker_that_is_killed_loses_and_doubles_nothing(self, model_directory, texts, tmp_path):
+        told = []
         dying = Dying(str(model_directory), batch_size=4, at="33 ", killed=str(tmp_path / "killed"))
         made = encode_file(
             dying, texts, tmp_path / "ray.npy", engine=RayEngine(workers=2), on_progress=lambda *at: told.append(at),
             chunk_size=8,
         )  # fmt: skip
         assert (tmp_path / "killed").exists()
-        assert (made.rows, made.resumed) == (60, 0)
-        assert ("Encoding", 60, 60) in told
+        assert (made.rows, made.resumed) == (len(TEXTS), 0)
+        assert ("Encoding", 50, 50) in told
         encode_file(Encoder(str(model_directory), batch_size=4), texts, tmp_path / "local.npy", chunk_size=8)
-        by_ray, locally = (np.load(tmp_path / name) for name in ("ray.npy", "local.npy"))
         # A worker has one thread, this process may have more.
-        np.testing.assert_allclose(by_ray, locally, atol=1e-5)
+        np.testing.assert_allclose(np.load(tmp_path / "ray.npy"), np.load(tmp_path / "local.npy"), atol=1e-5)
         assert not (tmp_path / "ray.npy.partial").exists()
 
-    def test_a_workers_refusal_is_the_users(self, model_directory, tmp_path):
-        encoder, texts = replace(Encoder(str(model_directory)), truncate_dim=33), written(tmp_path, *sentences(60))
+    def test_a_workers_refusal_is_the_users(self, model_directory, texts, tmp_path):
+        encoder = replace(Encoder(str(model_directory)), truncate_dim=33)
         with pytest.raises(ValueError, match=r"^truncate_dim=33: the model's vectors have 32 values\.$"):
             encode_file(encoder, texts, tmp_path / "a.npy", engine=RayEngine(2))
         assert not (tmp_path / "a.npy.partial").exists()

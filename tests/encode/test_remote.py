@@ -16,7 +16,7 @@ from st_reba.encode import encode_file, place_of, places
 from st_reba.encode.places import SUCCESS
 from st_reba.encode.workspace import Workspace
 
-from .conftest import contents, interrupted, names, sentences
+from .conftest import contents, interrupted, names
 
 OUTS = ["a.npy", "a.parquet", "shards"]
 
@@ -37,13 +37,6 @@ def memory():
         each.clear()
     yield filesystem
     filesystem.store.clear()
-
-
-@pytest.fixture
-def texts(tmp_path):
-    path = tmp_path / "texts.txt"
-    path.write_text("".join(text + "\n" for text in sentences(50)), encoding="utf-8")
-    return path
 
 
 def found(memory: MemoryFileSystem) -> dict[str, bytes]:
@@ -140,27 +133,26 @@ def test_overwrite_and_what_appears_meanwhile(out, fake, texts, memory, tmp_path
 
 
 def test_refusals(fake, texts, memory, assets, monkeypatch):
-    memory.pipe_file("/folder/notes.txt", b"mine")
-    memory.pipe_file("/in/a.txt", b"a")
+    before = {"/folder/notes.txt": b"mine", "/in/a.txt": b"a"}
+    memory.pipe(before)
+    table = texts.with_name("t.parquet")
+    pq.write_table(pa.table({"text": ["a", "b"]}), table)
     for out, said in {
         "memory://folder": "memory://folder holds something other than shards: choose another --out",
         "memory://a.bin": "--out memory://a.bin: end it in .npy or .parquet",
         "https://host/a.npy": "--out https://host/a.npy: nothing is written there",
         "memory://": "--out memory://: nothing is written there",
-        "memory://in/a.npy": "--out memory://in/a.npy and the input memory://in lie in one another",
+        "memory://in/a.npy": "--out memory://in/a.npy and memory://in, which is read, lie in one another",
+        f"file://{table}": f"--out file://{table} and {table}, which is read, lie in one another",
     }.items():
+        source = "memory://in" if "/in/" in out else table if "file" in out else texts
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
-            encode_file(fake, "memory://in" if "/in/" in out else texts, out)
-    table = texts.with_suffix(".parquet")
-    pq.write_table(pa.table({"text": ["a", "b"]}), table)
-    with pytest.raises(ValueError, match="is read, but lies where --out .*texts.parquet is written"):
-        encode_file(fake, table, f"file://{table}", overwrite=True)
+            encode_file(fake, source, out, overwrite="file" in out)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(
-        ImportError, match=r"^--out s3://b/a.npy: fsspec cannot write there \(Install s3fs .*\): pip inst"
+        ImportError, match=r"^s3://b/a.npy: fsspec cannot use it here \(Install s3fs .*\): pip install s3"
     ):
         place_of("s3://b/a.npy")
     with pytest.raises(OSError, match=r"^nonsense://a.npy cannot be written \(Protocol not known: nonsense"):
         place_of("nonsense://a.npy")
-    assert found(memory) == {"/folder/notes.txt": b"mine", "/in/a.txt": b"a"}
-    assert names(assets) == []
+    assert (found(memory), names(assets)) == (before, [])
