@@ -49,7 +49,8 @@ class TestMetaEOL:
         literals = [TEMPLATES.get(task, task).split("{text}") for task in self.TASKS]
         before, after = (max(len(token_ids(text)) for text in side) for side in zip(*literals, strict=True))
         width = len(token_ids("a")) + after
-        assert shapes == [(4, before), (8, width), (4, width)]
+        # Before that, what the model is is found out.
+        assert shapes[-3:] == [(4, before), (8, width), (4, width)]
 
     def test_room_is_that_of_the_longest_prompt(self, backbone_path):
         path = backbone_path("gpt2")
