@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any, cast
 
 from sentence_transformers import SentenceTransformer
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(
-    model_name_or_path: str | nn.Module,
+    model_name_or_path: str | PathLike[str] | nn.Module,
     recipe: str | Recipe = RECOMMENDED,
     texts: Iterable[str] | None = None,
     *,
@@ -80,7 +81,7 @@ def build(
     check_pooling(recipe, mode, f"pooling={pooling!r}")
     own = recipe.row.with_own_template({**recipe.settings, **settings})
     arguments = {**recipe.row.arguments(mode, recipe.layer), **own}
-    if isinstance(model_name_or_path, str):
+    if isinstance(model_name_or_path, str | PathLike):
         arguments.setdefault("model_kwargs", {"dtype": "auto"})
     module = recipe.row.module(cast(Any, model_name_or_path), **arguments)
     if max_seq_length is not None:

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 import st_reba
-from st_reba import CausalTransformer, StandardizedSum, TopicModule
+from st_reba import (
+    CausalTransformer,
+    EchoModule,
+    EmbeddingFilter,
+    IdfWeights,
+    PromptRepsModule,
+    StandardizedSum,
+    TokenPrependingModule,
+    TopicModule,
+    TwinTower,
+)
+from st_reba.compare import RecipeSweep
+from st_reba.compare.usual import usual
 from st_reba.data.demo import demo_sentences
+from st_reba.data.tables import Pairs
+from st_reba.encode import Encoder, encode_file
 from st_reba.text.templates import TEMPLATES
+from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining
 
 from .backbones import TEXTS
 from .cli import typed as run
@@ -48,6 +65,34 @@ def test_it_is_what_the_command_writes(recipe, given, settings, options, roomy_p
         assert (tmp_path / "by-call" / file).read_text() == (tmp_path / "by-command" / file).read_text(), file
     cards = [(tmp_path / name / "README.md").read_text().replace(name, "") for name in ("by-call", "by-command")]
     assert cards[0] == cards[1]
+
+
+def test_a_path_is_any_path(roomy_path, encoder_paths, tmp_path):
+    """Whatever the system takes as one, wherever a path is taken."""
+    (tmp_path / "texts.txt").write_text("a text")
+    model, towers = Path(roomy_path), map(Path, encoder_paths())
+    built = st_reba.build(model, "classical", device="cpu")
+    assert np.array_equal(built.encode(TEXTS), st_reba.build(roomy_path, "classical", device="cpu").encode(TEXTS))
+    assert usual(model, Pairs(["a"], ["b"], [1.0]), ["a"])[0].all
+    for made in (
+        EchoModule(model), TwinTower(*towers),
+        TokenPrependingModule(model), CausalTransformer(model), IdfWeights(torch.ones(9)),
+    ):  # fmt: skip
+        place = tmp_path / type(made).__name__
+        place.mkdir()
+        made.save(place)
+        assert type(type(made).load(place)) is type(made)
+    assert RecipeSweep(model, 1).recipes
+    for of_head in (EmbeddingFilter.from_language_model, PromptRepsModule):
+        with pytest.raises(ValueError, match="has no weight named lm_head"):
+            of_head(model)
+    built.save_pretrained(str(tmp_path / "built"))
+    assert encode_file(Encoder(tmp_path / "built"), tmp_path / "texts.txt", tmp_path / "out.npy").rows == 1
+    for settings in (
+        BeLLMTraining(model=model, triplets=model, evaluation=model), FreezeTraining(model=model, pairs=model),
+        JTCSETraining(model=model, texts=model, second_model=model),
+    ):  # fmt: skip
+        assert settings.model == roomy_path
 
 
 def test_a_topic_is_summed_behind_its_pooling(roomy_path):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from os import PathLike
 from types import MappingProxyType
 from typing import Any
 
@@ -53,7 +54,7 @@ class Scores:
 
 
 def compare(
-    recipes: Recipes | str | nn.Module,
+    recipes: Recipes | str | PathLike[str] | nn.Module,
     data: Labelled,
     words: OddOneOutEvaluator | None = None,
     *,

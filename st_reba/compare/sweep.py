@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from functools import cache
+from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -56,7 +57,7 @@ class RecipeSweep:
 
     def __init__(
         self,
-        backbone: str | nn.Module,
+        backbone: str | PathLike[str] | nn.Module,
         repetitions: int = 3,
         poolings: Sequence[str] = ("mean", "lasttoken"),
         layers: Sequence[int] = (),

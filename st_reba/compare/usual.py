@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -18,7 +19,7 @@ from .recipes import Recipes
 
 
 def usual(
-    model: str | nn.Module, data: Labelled, texts: Sequence[str], tokenizer: Any = None
+    model: str | PathLike[str] | nn.Module, data: Labelled, texts: Sequence[str], tokenizer: Any = None
 ) -> tuple[Recipes, Halves | None]:
     """The few recipes, asking in the language of the texts; beside labels each with its candidates.
 
@@ -36,7 +37,7 @@ def usual(
         ValueError: As for :class:`st_reba.CausalTransformer`.
     """
     given: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
-    if isinstance(model, str):
+    if isinstance(model, str | PathLike):
         given["model_kwargs"] = {"dtype": "auto"}
     backbone = model if isinstance(model, CausalModule) else CausalTransformer(model, **given)
     recipes = in_language(asked_for(["few"]), language_of(texts) or "en")

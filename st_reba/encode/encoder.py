@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from os import fspath
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -78,6 +79,7 @@ class Encoder:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", fspath(self.model))
         if self.chunk_tokens is not None:
             check_chunk_tokens(self.chunk_tokens, self.chunk_overlap)
         elif self.chunk_overlap:

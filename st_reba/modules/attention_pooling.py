@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class AttentionPoolingModule(CausalTransformer):
     method = "Attention pooling"
     equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
 
-    def __init__(self, model_name_or_path: str | nn.Module, **transformer_kwargs: Any) -> None:
+    def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **transformer_kwargs: Any) -> None:
         super().__init__(model_name_or_path, **transformer_kwargs)
         self._last_layer = watched_last_layer(self.model, "ReBAModule")
 

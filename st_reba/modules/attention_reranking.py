@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -132,7 +133,7 @@ class AttentionRerankModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         template: str = TEMPLATE,
         layers: Literal["middle", "all"] | Sequence[int] = "middle",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -42,7 +43,7 @@ class BidirectionalLastLayer(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         bidirectional_layers: int = 1,
         template: str = "representative-word",

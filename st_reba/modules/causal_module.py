@@ -10,6 +10,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -179,7 +180,7 @@ class CausalModule(SafeTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         template: str | Template = "{text}",
         preset: Preset | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike, fspath
 from typing import Any, Self, cast
 
 from torch import Tensor
@@ -43,13 +44,13 @@ class CausalTransformer(CausalModule):
     equation = r"e_i = v_i, \quad i = 1, \dots, n"
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+    def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
         """Load a saved module; what 0.8 saved with the change ``no-sink`` alone as :class:`NoSinkModule`."""
         if cls is CausalTransformer:
             from .no_sink import NoSinkModule
 
             where = {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
-            place = model_name_or_path if check_inside(subfolder) else backbone_of(model_name_or_path)
+            place = fspath(model_name_or_path) if check_inside(subfolder) else backbone_of(model_name_or_path)
             if is_no_sink(cls._saved(place, subfolder, **where)):
                 return cast(Self, NoSinkModule.load(model_name_or_path, subfolder, *args, **kwargs))
         return super().load(model_name_or_path, subfolder, *args, **kwargs)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -131,8 +132,10 @@ class SafeTransformer(compat.ReportingTransformer):
     #: How the backbone was pooled when it was trained as an embedder; none if its checkpoint says nothing of it.
     trained_poolings: frozenset[str] = frozenset()
 
-    def __init__(self, model_name_or_path: str | nn.Module, **kwargs: Any) -> None:
+    def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **kwargs: Any) -> None:
         borrows = False
+        if isinstance(model_name_or_path, PathLike):
+            model_name_or_path = fspath(model_name_or_path)
         if isinstance(model_name_or_path, nn.Module) and not isinstance(model_name_or_path, Transformer):
             model_name_or_path, kwargs = self._around(model_name_or_path, **kwargs), {}
             borrows = True
@@ -316,7 +319,7 @@ class SafeTransformer(compat.ReportingTransformer):
         )
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+    def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
         """Load a saved module, as ST's ``Transformer.load`` does.
 
         Args:
@@ -329,9 +332,8 @@ class SafeTransformer(compat.ReportingTransformer):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none that a saved module
                 has, or weights are missing.
         """
-        if not check_inside(subfolder):
-            model_name_or_path = backbone_of(model_name_or_path)
-        return super().load(model_name_or_path, subfolder, *args, **kwargs)
+        name = fspath(model_name_or_path)
+        return super().load(name if check_inside(subfolder) else backbone_of(name), subfolder, *args, **kwargs)
 
     @classmethod
     def load_config(  # type: ignore[override]
@@ -421,7 +423,7 @@ def of_base(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def saved_settings(
     module: type[Module],
-    model_name_or_path: str,
+    model_name_or_path: str | PathLike[str],
     subfolder: str,
     kwargs: Mapping[str, Any],
     removed: Mapping[str, Any] | None = None,
@@ -443,8 +445,9 @@ def saved_settings(
             another value.
     """
     where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
-    place = "/".join(filter(None, (model_name_or_path, subfolder)))
-    file = module.load_file_path(model_name_or_path, module.config_file_name, **where)
+    name = fspath(model_name_or_path)
+    place = "/".join(filter(None, (name, subfolder)))
+    file = module.load_file_path(name, module.config_file_name, **where)
     settings = {} if file is None else read_object(Path(file))
     called = f"{place}/{module.config_file_name}"
     settings = without_removed(settings, module.__name__, called, removed or {})
@@ -752,7 +755,7 @@ def note_requirement(directory: Path) -> None:
             return
 
 
-def backbone_of(name_or_path: str) -> str:
+def backbone_of(name_or_path: str | PathLike[str]) -> str:
     """The language model of a saved model that has it in a directory of its own; anything else as it is.
 
     Args:
@@ -763,6 +766,6 @@ def backbone_of(name_or_path: str) -> str:
     """
     root = Path(name_or_path)
     if (root / utils.CONFIG_NAME).is_file() or not (root / "modules.json").is_file():
-        return name_or_path
+        return fspath(name_or_path)
     inner = root / saved_files.read_modules(root / "modules.json")[0]["path"]
-    return str(inner) if (inner / utils.CONFIG_NAME).is_file() else name_or_path
+    return str(inner) if (inner / utils.CONFIG_NAME).is_file() else fspath(name_or_path)

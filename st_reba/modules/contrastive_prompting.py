@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any, cast
 
 from torch import nn
@@ -67,7 +68,7 @@ class ContrastivePromptingModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         contrast_layer: int | None = None,
         scale: Scale | None = None,

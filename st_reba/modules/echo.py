@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any, Literal
 
 from torch import nn
@@ -48,7 +49,7 @@ class EchoModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         repetitions: int | None = None,
         template: str | None = None,

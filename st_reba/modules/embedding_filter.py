@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from os import PathLike
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class EmbeddingFilter(EmbeddingTransform):
     @classmethod
     def from_language_model(
         cls,
-        model_or_path: str | SentenceTransformer | Transformer | PreTrainedModel,
+        model_or_path: str | PathLike[str] | SentenceTransformer | Transformer | PreTrainedModel,
         *,
         skip_first: int | None = None,
         skip_last: int | None = None,

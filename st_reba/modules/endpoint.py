@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
+from os import PathLike
 from pathlib import Path
 from time import sleep
 from typing import Any, Self
@@ -332,7 +333,9 @@ class EndpointTransformer(InputModule):
         note_requirement(Path(output_path))
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
+    def load(  # type: ignore[override]
+        cls, model_name_or_path: str | PathLike[str], subfolder: str = "", **kwargs: Any
+    ) -> Self:
         """Load a saved module; the server is not asked before the first text.
 
         Args:

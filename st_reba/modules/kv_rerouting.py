@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class KVReroutingModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         layers: Sequence[int] | None = None,
         prefix_bias: float = 0.0,

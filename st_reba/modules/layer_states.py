@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class LayerStates(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         template: str = "{text}",
         pool_over: PoolOver | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,7 +57,7 @@ class Head(nn.Module):
         file: str,
         model_kwargs: Any = None,
         rows: Sequence[int] | None = None,
-        source: str | nn.Module = "",
+        source: str | PathLike[str] | nn.Module = "",
     ) -> None:
         super().__init__()
         check_plain(backbone.config)
@@ -67,7 +68,7 @@ class Head(nn.Module):
         if saved is not None:
             weight = self._saved(saved, backbone)
         elif rows is not None or not _is_tied(backbone.config):
-            own = None if isinstance(source, str | Transformer) else _loaded_head(unwrapped(source))
+            own = None if isinstance(source, str | PathLike | Transformer) else _loaded_head(unwrapped(source))
             weight = torch.cat([*head_blocks(backbone, **files.where)]) if own is None else own
             weight = weight if rows is None else weight[[*rows]]
         weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
@@ -118,7 +119,7 @@ def scaled(logits: Tensor, config: Any) -> Tensor:
 
 
 def head_blocks(
-    model_or_path: str | SentenceTransformer | Transformer | PreTrainedModel, **hub_kwargs: Any
+    model_or_path: str | PathLike[str] | SentenceTransformer | Transformer | PreTrainedModel, **hub_kwargs: Any
 ) -> Iterator[Tensor]:
     """The rows of a language model's head W (V, D), in blocks of (up to :data:`BLOCK`, D).
 
@@ -134,8 +135,8 @@ def head_blocks(
         ValueError: If there is no head, or it is quantised.
     """
     asked = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub_kwargs.items()}
-    if isinstance(model_or_path, str):
-        return _checkpoint_blocks(model_or_path, asked)
+    if isinstance(model_or_path, str | PathLike):
+        return _checkpoint_blocks(fspath(model_or_path), asked)
     first: Any = model_or_path[0] if isinstance(model_or_path, SentenceTransformer) else model_or_path
     model = first.model if isinstance(first, Transformer) else first
     if not isinstance(model, PreTrainedModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -56,7 +57,7 @@ class MetaEOLModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         templates: str | Sequence[str] | None = None,
         pool_over: PoolOver = "all",

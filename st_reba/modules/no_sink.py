@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any, cast
 
 from torch import nn
@@ -44,7 +45,7 @@ class NoSinkModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         layers: Sequence[int] | None = None,
         bidirectional_layers: int | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any, ClassVar
 
 import torch
@@ -83,7 +84,7 @@ class PromptRepsModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         template: str = "promptreps",
         top_k: int = 128,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -77,7 +78,7 @@ class ReBAModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         repetitions: int = 2,
         layers: Literal["all"] | Sequence[int] = "all",

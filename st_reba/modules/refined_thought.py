@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class RefinedThoughtModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         iterations: int = 2,
         tolerance: float | None = None,

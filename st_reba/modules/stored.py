@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -33,7 +34,9 @@ class StoredModule(Module):
         note_requirement(Path(output_path))
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
+    def load(  # type: ignore[override]
+        cls, model_name_or_path: str | PathLike[str], subfolder: str = "", **kwargs: Any
+    ) -> Self:
         """Load a saved module.
 
         Args:
@@ -46,10 +49,11 @@ class StoredModule(Module):
             ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none of this class's, a
                 weight is not a number or too large for one, or settings and weights do not fit each other.
         """
-        settings, where, place = saved_settings(cls, model_name_or_path, subfolder, kwargs)
-        if cls.load_file_path(model_name_or_path, "model.safetensors", **where) is None:
+        name = fspath(model_name_or_path)
+        settings, where, place = saved_settings(cls, name, subfolder, kwargs)
+        if cls.load_file_path(name, "model.safetensors", **where) is None:
             check_torch_load_is_safe()
-        weights = cls.load_torch_weights(model_name_or_path, **where)
+        weights = cls.load_torch_weights(name, **where)
         try:
             return cls.from_saved(settings, weights)
         except (TypeError, ValueError) as error:

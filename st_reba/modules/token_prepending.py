@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -73,7 +74,7 @@ class TokenPrependingModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         prepend_layers: int | None = None,
         template: str | None = None,
@@ -107,7 +108,7 @@ class TokenPrependingModule(CausalModule):
         return cast(Tensor, self.change(Prepend).initial_state)
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+    def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
         """Load a saved module, as :class:`CausalModule` does, with the vector that was saved.
 
         Raises:
@@ -115,7 +116,7 @@ class TokenPrependingModule(CausalModule):
         """
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
         where = {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
-        place = model_name_or_path if subfolder else backbone_of(model_name_or_path)
+        place = fspath(model_name_or_path) if subfolder else backbone_of(model_name_or_path)
         path = cls.load_file_path(place, cls.FILE, subfolder=subfolder, **where)
         if path is None:
             return module

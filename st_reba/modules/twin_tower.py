@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,16 @@ class TwinTower(SafeTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str,
-        second_model_name_or_path: str | None = None,
+        model_name_or_path: str | PathLike[str],
+        second_model_name_or_path: str | PathLike[str] | None = None,
         *,
         cross_every: int = 2,
         second_subfolder: str | None = None,
         **transformer_kwargs: Any,
     ) -> None:
+        model_name_or_path = fspath(model_name_or_path)
+        if second_model_name_or_path is not None:
+            second_model_name_or_path = fspath(second_model_name_or_path)
         # A configuration that someone else wrote names it, so it can be this directory only.
         if second_subfolder not in (None, SECOND):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any, Literal
 
 import torch
@@ -64,7 +65,7 @@ class ValueAggregationModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | nn.Module,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         layers: Literal["all"] | Sequence[int] = "all",
         template: str = "prompteol",

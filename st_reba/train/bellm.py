@@ -22,7 +22,7 @@ from ..optional import require
 from ..text.templates import TEMPLATES, PoolOver
 from .fitting import begin, fit, save, weights_digest
 from .rows import pairs_evaluator, read_triplets
-from .settings import STRICT, AtLeast1, Positive, RunSettings
+from .settings import STRICT, AtLeast1, PathText, Positive, RunSettings
 
 #: Where in an output directory the adapter lies.
 ADAPTER = "adapter"
@@ -62,8 +62,8 @@ class BeLLMTraining(RunSettings):
         "batch_sampler": "no_duplicates",
     }
 
-    model: str
-    triplets: str
+    model: PathText
+    triplets: PathText
     bidirectional_layers: Annotated[int, Field(ge=0)] | Literal["none", "last", "all"] = "last"
     pooling: Literal["mean", "lasttoken"] = "mean"
     template: str = "representative-word"

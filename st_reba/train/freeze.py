@@ -20,7 +20,7 @@ from ..modules import LayerStates, LayerwiseAutoencoder
 from .fitting import begin, data_digest, fit, save, weights_digest
 from .losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
 from .rows import dataset, read_scored_pairs, read_sentences
-from .settings import STRICT, AtLeast1, Positive, RunSettings
+from .settings import STRICT, AtLeast1, PathText, Positive, RunSettings
 from .states import ModelOnStates, StatesCache
 
 Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
@@ -83,9 +83,9 @@ class FreezeTraining(RunSettings):
     }
     SMALLEST_BATCH: ClassVar[int] = 2
 
-    model: str
-    pairs: str
-    sentences: str | None = None
+    model: PathText
+    pairs: PathText
+    sentences: PathText | None = None
     stage: Stage = "autoencoder"
     loss: Loss | None = None
     lowest_score: float = 0.0
@@ -99,7 +99,7 @@ class FreezeTraining(RunSettings):
     pretraining_epochs: AtLeast1 = 15
     pretraining_batch_size: AtLeast1 = 256
     pretraining_learning_rate: Positive = 1e-3
-    cache: str | None = None
+    cache: PathText | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

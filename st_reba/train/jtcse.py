@@ -16,7 +16,7 @@ from ..modules import TwinTower
 from .fitting import begin, fit, save
 from .losses import JTCSELoss
 from .rows import pairs_evaluator, read_sentences
-from .settings import STRICT, NotNegative, Positive, RunSettings
+from .settings import STRICT, NotNegative, PathText, Positive, RunSettings
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -46,9 +46,9 @@ class JTCSETraining(RunSettings):
     }
     SMALLEST_BATCH: ClassVar[int] = 2
 
-    model: str
-    texts: str
-    second_model: str | None = None
+    model: PathText
+    texts: PathText
+    second_model: PathText | None = None
     cross_every: Annotated[int, Field(ge=0)] = 2
     max_seq_length: Annotated[int, Field(ge=3)] = 64
     temperature: Positive = 0.05

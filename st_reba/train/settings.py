@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from difflib import get_close_matches
 from functools import cache
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.dataclasses import dataclass
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.util import get_device_name
@@ -25,6 +26,8 @@ S = TypeVar("S", bound="RunSettings")
 #: Types are checked to the letter: ``True`` is no whole number; but a whole number is a number.
 STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
 
+#: A path, a Hub id or a data set's name: text, whichever it was given as.
+PathText = Annotated[str, BeforeValidator(lambda given: fspath(given) if isinstance(given, PathLike) else given)]
 # Types of settings with a range.
 AtLeast1 = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -180,7 +183,7 @@ class RunSettings:
     SMALLEST_BATCH: ClassVar[int] = 1
 
     arguments: dict[str, Any] = field(default_factory=dict)
-    evaluation: str | None = None
+    evaluation: PathText | None = None
     model_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
