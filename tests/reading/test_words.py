@@ -22,7 +22,6 @@ from st_reba import (
     ReBAModule,
     RefinedThoughtModule,
     TokenPrependingModule,
-    TopicModule,
     WhiteningTransform,
     encode_chunks,
     encode_words,
@@ -36,7 +35,6 @@ from .. import oracles
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 from ..devices import FIRST, SeveralDevices, put
-from ..modules.methods import TWICE
 
 
 def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monkeypatch):
@@ -62,18 +60,13 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monke
         pool_words(torch.zeros(1, 4, 3), [WordTokens([1], 3)])
 
 
-@pytest.mark.parametrize("kind", ["bert", "sentencepiece"])
-def test_words_of_texts_that_are_normalised(kind, backbone_path):
+def test_words_of_texts_that_are_normalised(backbone_path):
     """A character keeps its place, and the mark that is added belongs to no word."""
     sentences = ['a "cat" and a dog', "我爱猫吗？", "the dog", "他说：“你好”"]
     asked = ["cat", "猫", "dog", "你好"]
-    module = CausalTransformer(backbone_path("llama", kind), normalize_text=True)
-    plain = CausalTransformer(backbone_path("llama", kind))
+    module, plain = (CausalTransformer(backbone_path("llama", "bert"), normalize_text=each) for each in (True, False))
     expected = encode_words(pipeline(plain), [normalized(sentence) for sentence in sentences], asked)
     assert relative_error(encode_words(pipeline(module), sentences, asked), expected) < 1e-6
-    for sentence, word, asked_for in zip(sentences, find_words(module, sentences, asked), asked, strict=True):
-        first, last = (token_offsets(module, sentence)[index] for index in (word.indices[0], word.indices[-1]))
-        assert asked_for in sentence[first[0] : last[1]]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +90,6 @@ def test_words_that_are_not_there(sentences, asked, message, shared):
         (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'words need pool_over="text", and pool_copies="la'),
         (MetaEOLModule, {"templates": ["{text}"]}, "hands on one vector a prompt, not one a token. For words use Echo"),
         (EarlyLateModule, {}, "same second half .* output_layer=1 and .*. For words use EchoModule"),
-        (TopicModule, {"template": TWICE}, r"same parts behind the first \(which alone is that of EchoModule"),
         (Transformer, {}, "first module is Transformer: words need one of st_reba's modules"),
     ],
 )
