@@ -82,10 +82,10 @@ def run(model, ids):
     return output.last_hidden_state[0], [weights[0, ..., -len(ids) :] for weights in output.attentions]
 
 
-def refined_thought(model, ids, passes, before=()):
+def refined_thought(model, ids, passes):
     """RT: ``passes`` whole forward passes over text + EOS (the last of ``ids``). States of the last one, (n + 1, D)."""
     embed = model.get_input_embeddings()
-    text, eos = embed(torch.tensor([[*before, *ids[:-1]]])), embed(torch.tensor([[ids[-1]]]))
+    text, eos = embed(torch.tensor([ids[:-1]])), embed(torch.tensor([[ids[-1]]]))
     memory = None
     for _ in range(passes):
         parts = [text, eos] if memory is None else [text, memory, eos]
@@ -93,7 +93,7 @@ def refined_thought(model, ids, passes, before=()):
         states = output.last_hidden_state[0]
         weights = output.attentions[-1][0, :, -1, -len(states) :].mean(dim=0)
         memory = sum(weight * state for weight, state in zip(weights, states, strict=True))[None, None]
-    return torch.cat([states[len(before) : text.shape[1]], states[-1:]])
+    return torch.cat([states[: text.shape[1]], states[-1:]])
 
 
 def algorithm_1(maps):
@@ -508,12 +508,6 @@ def jtcse(first, second, coin, temperature=0.05):
     interaction = sum(info_nce(s[own], s_plus[other], temperature) for s, s_plus in ((h, h_plus), (c, c_plus)))
     modulus = tensor_modulus(h[0], h_plus[1], p[0], p_plus[1]) + tensor_modulus(h[1], h_plus[0], p[1], p_plus[0])
     return nce, interaction, modulus
-
-
-def cls_energy(contexts):
-    """Eq. 6 of one text: the mean over its context tensors (N, D)."""
-    ratios = [c[0].norm() / torch.sqrt(sum(row.square().sum() for row in c[1:])) for c in contexts]
-    return sum(ratios) / len(ratios)
 
 
 def in_context_scores(model, front, separator, documents, asked, heads, apart=False):

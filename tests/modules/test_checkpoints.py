@@ -14,7 +14,7 @@ from sentence_transformers.base.modules import Transformer
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModel
 
-from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule, TwinTower
+from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule
 from st_reba.hub import compat
 from st_reba.lm.sizes import SizeError
 from st_reba.modules.lm_head import head_blocks
@@ -170,18 +170,6 @@ class TestAdapters:
                 ValueError, match=r"adapter_config.json (is |sets |asks for a rank of 1000000, and no )"
             ):
                 SentenceTransformer(str(adapter[0]), device="cpu")
-
-
-@pytest.mark.parametrize("tower", ["0_TwinTower", "0_TwinTower/tower_2"])
-def test_a_tower_that_lacks_something(tower, encoder_paths, tmp_path):
-    """A pooler is for training alone: encoders that were trained on masked words have none."""
-    model = pipeline(TwinTower(*encoder_paths()), "cls")
-    model.save_pretrained(str(tmp_path))
-    rewrite(tmp_path / tower, without("pooler"))
-    assert relative_error(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), model.encode(TEXTS)) == 0
-    rewrite(tmp_path / tower, without("layer.1.attention.self.value"))
-    with pytest.raises(ValueError, match=r"lacks 2 weights that BertModel needs: encoder.layer.1.attention.self"):
-        SentenceTransformer(str(tmp_path), device="cpu")
 
 
 def test_should_st_load_in_another_way(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
@@ -139,15 +138,6 @@ class TestOracle:
 
 
 class TestFitting:
-    @pytest.mark.parametrize("case", FITTED)
-    def test_in_one_pass_of_what_stands_before_a_truncation(self, case, model, filters, embedded):
-        kind, arguments = FITTED[case]
-        model.truncate_dim = 4
-        found = kind.fit(model, iter(CORPUS), chunk_size=16, **arguments)
-        model.truncate_dim = None
-        assert found.in_features == 32
-        assert np.allclose(*(applied(module, embedded[1]) for module in (found, filters[case])), atol=1e-3)
-
     def test_the_usual_shrinkage_and_number_of_directions(self, model):
         module = WhiteningTransform.fit(model, CORPUS)
         assert torch.equal(module.weight, WhiteningTransform.fit(model, CORPUS, shrinkage=0.1).weight)
@@ -218,19 +208,11 @@ class TestInAPipeline:
         kind = type(filters[case])
         with pytest.raises(ValueError, match="maps embeddings of 32 values and was given 16: put it right behind"):
             filters[case]({"sentence_embedding": torch.zeros(1, 16)})
-        with pytest.raises(ValueError, match=r"\.\."):
-            kind.load(str(tmp_path), subfolder="../elsewhere")
         filters[case].save(str(tmp_path))
         config = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "in_features": 10**9}))
         said = rf"^{tmp_path} is not a saved \w+: config.json says .*1000000000.* two modules; save the model again\.$"
         with pytest.raises(ValueError, match=said):
-            kind.load(str(tmp_path))
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        weights = load_file(tmp_path / "model.safetensors")
-        weights["other"] = weights.pop(next(iter(weights)))
-        save_file(weights, tmp_path / "model.safetensors")
-        with pytest.raises(ValueError, match=f"is not a saved {kind.__name__}"):
             kind.load(str(tmp_path))
 
 

@@ -229,6 +229,20 @@ def test_one_warning_for_empty_texts(shared):
         encode([""])
 
 
+@pytest.mark.parametrize(("kind", "before", "after"), [("bert", [2], [3]), ("sentencepiece", [1], [])])
+def test_prompt_and_special_tokens_stand_once_around_all_copies(kind, before, after, shared, eager):
+    """They are context, never pooled."""
+    for method, oracle in ((ReBAModule, oracles.algorithm_2), (EchoModule, oracles.echo)):
+        module = method(shared("llama", kind))
+        found = pipeline(module).encode(TEXTS[:3], output_value="token_embeddings", prompt="the fox: ")
+        prompt, *texts = (
+            module.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the fox: ", *TEXTS[:3])
+        )
+        for ids, states in zip(texts, found, strict=True):
+            expected = oracle(eager(), ids, 2, before + prompt, after).detach()
+            assert relative_error(states, expected) < TOLERANCE
+
+
 def test_pool_over_all_begins_at_the_copy_that_is_read(shared):
     backbone = shared("llama", "bert")
     own, literal = (backbone.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", "fox"))
