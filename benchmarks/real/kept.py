@@ -19,7 +19,7 @@ from st_reba.modules import CausalModule, EmbeddingFilter
 from st_reba.modules.moments import Moments
 from st_reba.reading.words import encode_words
 from st_reba.recipes import Row, find
-from st_reba.recipes.rows import IDF, PARTS
+from st_reba.recipes.rows import IDF, PARTS, SUM
 
 from .sets import LISTS, WORD_LISTS, Sets
 
@@ -143,7 +143,7 @@ def behind(name: str, vectors: Tensor, fit: Tensor, shares: Sequence[float]) -> 
 
 def behind_filters(own: Array, fit: Array, row: Row | None, tokens: CausalModule) -> Iterator[tuple[str, Array]]:
     """Yield vectors as they are and behind each filter, fitted on others; some recipes have a filter of their own."""
-    names: Sequence[str] = ("", *(name for name in PARTS if name != IDF))
+    names: Sequence[str] = ("", *(name for name in PARTS if name not in (IDF, SUM)))
     shares = CausalModule.shares
     if row is not None and row.around is not None:
         names, shares = (row.around.name,), row.build(tokens).shares
