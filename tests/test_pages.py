@@ -137,10 +137,11 @@ def desk(tmp_path, monkeypatch, quick) -> Path:
         "pairs.tsv": "".join(f"{first}\t{second}\t{score}\n" for first, second, score in pairs),
         "intents.tsv": "".join(f"{text}\t{place % 3}\n" for place, text in enumerate(texts)),
         "nli.tsv": "".join(f"{a}\t{b}\t{c}\n" for a, b, c in zip(texts, texts[8:], texts[16:], strict=False)),
-        "corpus.jsonl": "".join(f'{{"_id": "{place}", "text": "{text}"}}\n' for place, text in enumerate(texts)),
-        "queries.jsonl": '{"_id": "a", "text": "a bank"}\n{"_id": "b", "text": "an apple"}\n',
-        "qrels.tsv": "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t1\n",
+        "scifact/corpus.jsonl": "".join(f'{{"_id": "{n}", "text": "{text}"}}\n' for n, text in enumerate(texts)),
+        "scifact/queries.jsonl": '{"_id": "a", "text": "a bank"}\n{"_id": "b", "text": "an apple"}\n',
+        "scifact/qrels.tsv": "query-id\tcorpus-id\tscore\na\t0\t1\nb\t1\t1\n",
     }
+    (tmp_path / "scifact").mkdir()
     for name, text in written.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -193,8 +194,8 @@ class Reader:
     def _st_reba(self, command: str, *given: str) -> None:
         words = [command, *given]
         if command == "compare" and "--saved" not in words:
-            # Without a trial of half precision; and all of it where something comes out.
-            words += ["--dtype", "float32", *([] if "--out" in words else ["--dry-run"])]
+            # All of it where something comes out.
+            words += [] if "--out" in words else ["--dry-run"]
             words += [] if "--model" in words else ["--model", self.names["path"]]
         elif "--out" in words:
             shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
