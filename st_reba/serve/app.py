@@ -130,9 +130,12 @@ class Server:
 
         Raises:
             ClientDisconnect: If the client leaves.
-            RefusedError: If the body is too large or does not fit the form, or the path refuses it.
+            RefusedError: If the body is too large, compressed or not of the form, or the path refuses it.
         """
         body = await self._body(request)
+        if (coding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+            said = f"The request's body is in Content-Encoding {shortened(coding)}: send it as it is."
+            raise RefusedError(415, said)
         # In a thread: a large body takes a while, and the server's own thread answers everyone.
         result = asyncio.ensure_future(path(await asyncio.to_thread(read, form, body)))
         gone = asyncio.ensure_future(_gone(request))

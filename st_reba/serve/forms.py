@@ -59,6 +59,10 @@ def _has_text(document: dict[str, Any]) -> str:
     return text
 
 
+# An empty text has no vector.
+_Text = Annotated[str, Field(min_length=1)]
+
+
 class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -68,7 +72,7 @@ class EmbeddingsForm(_Form):
 
     model: str
     # The first wrong element is enough: a list may have a million.
-    input: str | Annotated[list[str], Field(fail_fast=True, min_length=1)]
+    input: _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1)]
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
@@ -78,7 +82,7 @@ class RerankForm(_Form):
     """Form of ``/rerank``, as Cohere and Jina have it."""
 
     model: str
-    query: str
+    query: _Text
     documents: Annotated[
         list[str | Annotated[dict[str, Any], AfterValidator(_has_text)]], Field(fail_fast=True, min_length=1)
     ]
@@ -115,4 +119,7 @@ def read(form: type[FormT], body: bytes) -> FormT:
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         raise RefusedError(400, message, param=param, code="missing_required_parameter")
+    if empty := next((each["loc"] for each in errors if each["type"] == "string_too_short"), None):
+        place = f"[{empty[-1]}]" if isinstance(empty[-1], int) else ""
+        raise RefusedError(400, f"'{param}'{place} is empty: give a text with a character or more.", param=param)
     raise RefusedError(400, f"'{param}': {_ALLOWED.get(param, first['msg'].lower())}.", param=param)

@@ -38,11 +38,9 @@ def embed(client):
     return lambda given, **more: client.post("/v1/embeddings", json={"model": "my-model", "input": given, **more})
 
 
-@pytest.mark.filterwarnings("ignore:A text without tokens")
 def test_texts(embed, model):
-    answer = embed([*TEXTS, ""])
-    assert np.array_equal(vectors(answer)[:-1], model.encode(TEXTS))
-    assert not vectors(answer)[-1].any()
+    answer = embed(TEXTS)
+    assert np.array_equal(vectors(answer), model.encode(TEXTS))
     assert {key: answer.json()[key] for key in ("object", "model")} == {"object": "list", "model": "my-model"}
     assert np.array_equal(vectors(embed(TEXTS[1])), model.encode(TEXTS[1:2]))
     (row,) = embed(TEXTS[1], encoding_format="base64").json()["data"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import sys
@@ -33,6 +34,9 @@ def error(answer, status=400):
     [
         ({"foo": 1}, "foo", "Unknown parameter: 'foo'."),
         ({"x" * 10**6: 1}, "x" * 60, "Unknown parameter: 'xxx"),
+        ({"input": ""}, "input", "'input' is empty: give a text with a character or more."),
+        ({"input": ["a", ""]}, "input", "'input'[1] is empty: give a text with a character or more."),
+        ({"query": "", "documents": ["a"]}, "query", "'query' is empty: give a text with a character or more."),
         ({"input": []}, "input", "'input': give a text, or a list of texts"),
         ({"input": [[5], [100_257]]}, "input", "token ids are not read (LangChain: check_embedding_ctx_length=False)"),
         ({"input": ["a"] * 2049}, "input", "'input' has 2049, and a request may have 2048"),
@@ -43,7 +47,7 @@ def error(answer, status=400):
         ({"documents": ["a"] * 2049}, "documents", "'documents' has 2049, and a request may have 2048"),
         ({"encoding_format": "int8"}, "encoding_format", "'encoding_format': input should be 'float' or 'base64'"),
     ],
-    ids=range(11),
+    ids=range(14),
 )  # fmt: skip
 def test_fields(client, given, param, said):
     path, good = ("/rerank", PAIRS) if "documents" in given else ("/v1/embeddings", GOOD)
@@ -69,6 +73,14 @@ def test_bodies(client, body):
     assert len(told["message"]) < 300
     told = error(client.post("/v1/embeddings", json={"model": "my-model"}))
     assert (told["message"], told["param"]) == ("Missing required parameter: 'input'.", "input")
+
+
+def test_a_body_in_another_coding(client):
+    for path, given in (("/v1/embeddings", GOOD), ("/rerank", PAIRS)):
+        body = json.dumps(given).encode()
+        answer = client.post(path, content=gzip.compress(body), headers={"content-encoding": "gzip"})
+        assert error(answer, 415)["message"] == "The request's body is in Content-Encoding gzip: send it as it is."
+        assert client.post(path, content=body, headers={"content-encoding": "identity"}).status_code == 200
 
 
 def test_a_body_that_is_too_large(model):
