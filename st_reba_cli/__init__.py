@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,6 +22,9 @@ from typer.core import TyperGroup
 from . import build, compare, encode, export, push, recipes, serve, train, verify
 from .options import option
 from .printing import console, notes, printable
+
+#: What PyTorch, NumPy and the system say where memory is not there.
+_NO_MEMORY = re.compile(r"out of memory|(allocate|enough) memory", re.IGNORECASE)
 
 
 class Commands(TyperGroup):
@@ -35,19 +42,32 @@ class Commands(TyperGroup):
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: Any) -> Any:
+        if os.getpid() == 1:
+            # The system ignores a signal for which process 1, as of a container, has no handler.
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with warnings.catch_warnings(), _escaped():
             warnings.showwarning = _noted
             try:
                 return super().invoke(ctx)
-            except (ValueError, OSError, ImportError) as error:
-                if ctx.params.get("traceback"):
+            except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
+                no_memory = _lacks_memory(error)
+                if ctx.params.get("traceback") or (isinstance(error, RuntimeError) and not no_memory):
                     raise
                 # A command that has written something has imported st_reba; a refusal need not wait for it.
                 files = sys.modules.get("st_reba.files")
                 full = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
                 said = full if files is not None and files.is_full(error) else error
+                if no_memory:
+                    first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+                    said = f"There is not enough memory ({first}): take a smaller model, or a machine with more."
                 notes.say(Text.assemble(("Error:", "red"), f" {said}"))
                 raise typer.Exit(1) from None
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Return whether memory is not there: in the system's words, or in those of PyTorch for a processor or a device."""
+    by_name = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return by_name or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
 @contextmanager

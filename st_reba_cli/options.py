@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+#: Environment variable of ``--api-key``.
+KEY_VARIABLE = "ST_REBA_API_KEY"
 #: Which recipes and filters there are, as ``make tables`` writes it from where they are declared.
 NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
@@ -123,6 +126,17 @@ def check_model(model: str | None) -> str | None:
     ):
         raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
     return model
+
+
+def check_key(key: str | None) -> str | None:
+    """Refuse an empty API key, which typer takes for none where the variable has it.
+
+    Raises:
+        ValueError: If the option, or else the variable, is empty.
+    """
+    if (os.environ.get(KEY_VARIABLE, "-") if key is None else key).strip():
+        return key
+    raise ValueError(f"An API key is empty (--api-key, {KEY_VARIABLE}): give a key, or leave it out.")
 
 
 def check_recipes(recipes: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from . import options
-from .options import argument, check_model, option, separated
+from .options import KEY_VARIABLE, argument, check_key, check_model, option, separated
 from .printing import console, notes
 
 MIB = 2**20
@@ -42,8 +42,9 @@ def serve(
         option(
             "The key that each request must have; several with commas. Other users of this machine can see the option, "
             "and not the variable.",
-            envvar="ST_REBA_API_KEY",
+            envvar=KEY_VARIABLE,
             show_envvar=True,
+            callback=check_key,
         ),
     ] = None,
     truncate: Annotated[bool, option("Cut texts that are too long for the model; --no-truncate refuses them.")] = True,

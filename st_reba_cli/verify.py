@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 import typer
 
 from . import options
-from .options import argument, check_model, option
+from .options import KEY_VARIABLE, argument, check_key, check_model, option
 from .printing import console, notes, write_json
 
 
@@ -32,7 +32,10 @@ def verify(
         str | None, option("The name of the model's prompt that the server should put before texts.")
     ] = None,
     api_key: Annotated[
-        str | None, option("The key to send, if the server asks for one.", envvar="ST_REBA_API_KEY", show_envvar=True)
+        str | None,
+        option(
+            "The key to send, if the server asks for one.", envvar=KEY_VARIABLE, show_envvar=True, callback=check_key
+        ),
     ] = None,
     timeout: Annotated[float, option("Seconds to wait for an answer.", min=0.1)] = 60.0,
     revision: options.Revision = None,

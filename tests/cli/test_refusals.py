@@ -5,9 +5,11 @@ What needs no model is refused at once, in a process that has imported nothing l
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -106,6 +109,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("./no", 1, f"./no: {NO_MODEL}"),
         ("saved --model-name ''", 1, "--model-name is empty: give a name, or leave it out."),
         ("saved --api-key a,,b", 1, "An API key is empty (--api-key, ST_REBA_API_KEY)"),
+        ("saved --api-key ' '", 1, "An API key is empty (--api-key, ST_REBA_API_KEY)"),
         ("saved --api-key schlüssel", 1, "other characters than printable ASCII"),
     ],
     "train": [
@@ -116,6 +120,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "verify": [
         ("--model empty", 1, EMPTY),
         ("--model saved", 1, "http://127.0.0.1:9 does not answer ("),
+        ("--model saved --api-key ''", 1, "An API key is empty (--api-key, ST_REBA_API_KEY)"),
     ],
 }  # fmt: skip
 
@@ -218,6 +223,42 @@ def test_what_needs_no_model_is_answered_at_once(desk):
 def test_a_missing_extra_is_seen(desk, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert 'pip install "st-reba[serve]"' in typed("serve saved", expect=1)
+
+
+@pytest.mark.parametrize("command", ["serve", "verify"])
+def test_a_variable_of_a_key_that_is_empty(command, desk, monkeypatch):
+    """It is no server without a key."""
+    monkeypatch.setenv("ST_REBA_API_KEY", "")
+    line = f"{LINES[command]} saved" if command == "serve" else f"{LINES[command]} --model saved"
+    assert "An API key is empty (--api-key, ST_REBA_API_KEY)" in typed(line, expect=1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), RuntimeError("x"),
+    ],
+)  # fmt: skip
+def test_memory_that_is_not_there(error, desk, monkeypatch):
+    def fails(*given, **settings):
+        raise error
+
+    monkeypatch.setattr("st_reba_cli.load.load_saved", fails)
+    said = CliRunner().invoke(app, "serve saved --port 0")
+    told = "Error: There is not enough memory ("
+    assert (told in " ".join(said.output.split()), said.exception is error) == (str(error) != "x", str(error) == "x")
+
+
+def test_process_1_ends_by_sigterm_while_it_loads(desk):
+    """The system lets process 1 of a container ignore a signal that it has no handler for."""
+    code = "import os; os.getpid = lambda: 1; from st_reba_cli import app; app()"
+    command = [sys.executable, "-c", code, "serve", "saved", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert "Loading saved" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_the_module_is_the_command():
