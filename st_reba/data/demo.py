@@ -28,13 +28,6 @@ def demo_questions(language: Language) -> Path:
     return _ASSETS / f"demo_odd_one_out_{language}.csv"
 
 
-#: What is measured on where nothing else is asked for.
-DEMO_PAIRS = demo_pairs("en")
-
-
-DEMO_QUESTIONS = demo_questions("en")
-
-
 def demo_sentences(language: Language | None = None) -> list[str]:
     """The sentences of the package's word-sense questions, each once: plain texts to fit something small on.
 

@@ -14,26 +14,20 @@ from typing import BinaryIO, cast
 
 import pyarrow
 
-from ..files import atomic_file, is_full
+from ..files import is_full
 from ..optional import require
 
 #: Kinds of content by suffix.
-KINDS = {f".{kind}": kind for kind in ("txt", "tsv", "csv", "jsonl", "parquet")} | {
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-}
+KINDS = {f".{kind}": kind for kind in ("txt", "tsv", "csv", "jsonl", "parquet")}
+KINDS |= dict.fromkeys((".ndjson", ".json"), "jsonl")
 #: Compressions of text files by their last suffix, as pyarrow names them.
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 FORMATS = (
     "plain text (.txt, one text a line), .tsv, .csv, JSON lines (.jsonl, .ndjson) or Parquet (.parquet); all but the "
     "last also compressed (.gz, .zst)"
 )
-#: Splits by the words that file names have for them.
-_SPLIT_OF = {
-    "train": "train", "training": "train", "test": "test", "testing": "test", "dev": "validation", "val": "validation",
-    "valid": "validation", "validation": "validation",
-}  # fmt: skip
-_SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(_SPLIT_OF)})(?=$|[^a-z])")
+#: Words that file names have for splits: of train, test and validation.
+_SPLIT = re.compile(r"(?:^|[^a-z])(?:(train)(?:ing)?|(test)(?:ing)?|dev|val(?:id(?:ation)?)?)(?=$|[^a-z])")
 #: Order of preference among the parts of a data set, where none is asked for: to measure on, and to train on.
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
@@ -141,6 +135,7 @@ def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
 def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
     """Load a data set of the Hub as a Parquet file."""
     title, subset, split, *_ = [*name.split(":"), "", ""]
+    path = scratch / "rows.parquet"
     try:
         datasets = require("datasets", "data", f"{name}: there is no such file or folder; a data set of the Hub")
         found = datasets.load_dataset(title, subset or None, split=split or None)
@@ -154,9 +149,8 @@ def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
             raise ValueError(f"{name} has the splits {', '.join(found)}: name one, {title}:{subset}:SPLIT.")
         found = found[split]
     scratch.mkdir(parents=True, exist_ok=True)
-    with atomic_file(scratch / "rows.parquet") as stream:
-        found.to_parquet(stream)
-    return File(scratch / "rows.parquet", f"{title}{f', {subset}' if subset else ''}, split {split}")
+    found.to_parquet(path)
+    return File(path, f"{title}{f', {subset}' if subset else ''}, split {split}")
 
 
 def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
@@ -235,7 +229,7 @@ def _shards(name: str, inside: Sequence[str], splits: Sequence[str]) -> list[str
     of_split: dict[str, list[str]] = {}
     for each in tables:
         words = _SPLIT.findall(each.lower())
-        of_split.setdefault(_SPLIT_OF[words[-1]] if words else "", []).append(each)
+        of_split.setdefault("".join(words[-1]) or "validation" if words else "", []).append(each)
     if splits and len(of_split) > 1:
         asked = next((each for each in splits if each in of_split), "")
         # Where some names have no split's word, the others may have one by chance.

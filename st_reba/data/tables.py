@@ -20,7 +20,7 @@ LEAST_TEXTS = 3
 Tell = Callable[[str], None]
 
 
-class Items:
+class _Items:
     """Labelled items."""
 
     #: Noun for the items.
@@ -47,7 +47,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Pairs(Items):
+class Pairs(_Items):
     """Sentence pairs with a graded similarity, or in two classes; the three lists are equally long.
 
     Attributes:
@@ -78,7 +78,7 @@ class Pairs(Items):
 
 
 @dataclass(frozen=True)
-class Triplets(Items):
+class Triplets(_Items):
     """Texts with one that is alike and one that is less so; the three lists are equally long."""
 
     anchors: list[str]
@@ -95,7 +95,7 @@ class Triplets(Items):
 
 
 @dataclass(frozen=True)
-class Retrieval(Items):
+class Retrieval(_Items):
     """Queries, and which of many documents are relevant to each.
 
     Attributes:
@@ -137,7 +137,7 @@ class Retrieval(Items):
 
 
 @dataclass(frozen=True)
-class Classes(Items):
+class Classes(_Items):
     """Texts, each of one class.
 
     Attributes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from st_reba import CausalTransformer
 from st_reba.compare.tf_idf import TfIdf
-from st_reba.data.demo import DEMO_PAIRS
+from st_reba.data.demo import demo_pairs
 from st_reba.data.tables import read_pairs
 
 from ..backbones import TEXTS
@@ -55,7 +55,7 @@ def test_the_nearest_are_those_of_the_highest_cosine(backbone):
 
 def test_texts_of_the_same_tokens_are_equals(backbone):
     """Whatever rounding makes of them: a rank correlation would else order them by chance."""
-    pairs = read_pairs(DEMO_PAIRS)
+    pairs = read_pairs(demo_pairs("en"))
     tf_idf = TfIdf(backbone, pairs.texts())
     assert set(tf_idf.cosines(pairs.first, pairs.first)) == {1.0}
     assert tf_idf.nearest(pairs.first[:1], pairs.first[:1] * 3, 3) == [[(0, 1.0), (1, 1.0), (2, 1.0)]]

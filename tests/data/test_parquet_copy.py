@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import re
 from pathlib import Path
 
@@ -96,7 +95,6 @@ def test_json_lines(tmp_path):
     [
         ("t.txt", b"a\n\xff\n", {}, "t.txt, line 2: not UTF-8 (invalid start byte). Save the file as UTF-8."),
         ("t.txt.gz", b"", {}, "t.txt.gz holds no texts."),
-        ("t.jsonl", b"\n\n", {}, "t.jsonl holds no texts."),
         ("t.csv", b"text\n", {}, "t.csv holds no texts"),
         ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', {}, "t.jsonl, line 3: not JSON (Expecting value"),
         ("t.jsonl", b"[1]\n", {}, "line 1: [1] is JSON, but a line is a JSON object."),
@@ -106,7 +104,6 @@ def test_json_lines(tmp_path):
         ("t.jsonl", b'{"body": "a", "id": 1}\n', {}, "line 1 lacks text (texts); its columns are body, id. A row is t"),
         ("t.jsonl", b'{"text": null}\n', {}, "line 1: text: None is not text. A row is text."),
         ("t.csv", b"a,b\n", {}, "t.csv, line 1: 2 columns, and no header that names them. A row is text. If"),
-        ("t.csv", b"text,b\n1,2\n3\n", {}, "t.csv, line 3: 1 columns where 2 are expected."),
         ("t.csv.zst", b'text,b\n1,2\n3,"4\n', {}, "t.csv.zst, line 3: unexpected end of data"),
         ("t.parquet", b"PAR1", {}, "is not a Parquet file"),
         ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
@@ -117,7 +114,6 @@ def test_json_lines(tmp_path):
             {"column": "c"},
             "line 1 lacks c (texts); its columns are a, b. A row is c. If the columns",
         ),
-        ("t.csv", b"text,b\n", {"keep": ["c"]}, "line 1 lacks c (texts); its columns are text, b."),
         # The kept column has the usual name of the texts.
         ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
         ("t.jsonl", b'{"sentence": "a"}\n', {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
@@ -140,7 +136,6 @@ def test_a_file_that_is_cut_short(suffix, tmp_path):
     ("name", "before", "message"),
     [
         ("t.txt", b"a\n", "line 2: longer than 32 MiB. Cut it into several texts."),
-        ("t.tsv.zst", b"text\n", "line 2: longer than 32 MiB."),
         ("t.csv", b'text\n"', "line 2: field larger than field limit (65536). A quotation mark may be missing"),
     ],
 )
@@ -267,15 +262,3 @@ class TestSeveralFiles:
         second.write_text('{"text": "b"}\n{"text": "b", "x": "c"}\n')
         with pytest.raises(ValueError, match=r'2.jsonl, lines 1 to 2: .* all values of "x" .* int64 vs string\)'):
             copied(first, second, keep=["x"])
-
-    @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of what is open")
-    def test_no_more_than_one_is_open(self, tmp_path, monkeypatch):
-        paths = [tmp_path / f"{number}.txt" for number in range(50)]
-        for path in paths:
-            path.write_text("a\nb\n")
-        before = len(os.listdir("/proc/self/fd"))
-        opened = []
-        real = File.open
-        monkeypatch.setattr(File, "open", lambda self: opened.append(len(os.listdir("/proc/self/fd"))) or real(self))
-        assert len(all_rows(copied(*paths, size=3))) == 100
-        assert max(opened) <= before + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 from pathlib import Path
 
@@ -27,15 +26,8 @@ class Fake(Encoder):
         return np.array([[len(text), zlib.crc32(text.encode()) % 1000] for text in texts], np.float32)
 
 
-def sentences(count: int, seed: int = 0) -> list[str]:
-    """Texts of several lengths."""
-    random.seed(seed)
-    words = ["river", "bank", "我爱", "the quick", "Zwölf", "mouse", "🥊", "money"]
-    return [f"{number} " + " ".join(random.choices(words, k=random.randint(0, 9))) for number in range(count)]
-
-
-#: As many as the file of the fixture ``texts`` has.
-TEXTS = sentences(50)
+#: Of several lengths; the file of the fixture ``texts`` has them.
+TEXTS = [f"{number} {'我爱 the quick mouse 🥊 Zwölf ' * (number % 5)}" for number in range(50)]
 
 
 def written(directory: Path, *texts: str) -> Path:

@@ -61,14 +61,6 @@ class TestWhatIsRead:
         os.utime(file)
         assert encode_file(fake, texts, tmp_path / "a.npy", chunk_size=2).resumed == 2
 
-    def test_a_base_that_is_not_to_be_found(self, model):
-        adapter = model / "0_Transformer" / "adapter_config.json"
-        adapter.write_text('{"base_model_name_or_path": "no/such-model"}')
-        with pytest.raises(ValueError, match="adapter_config.json names a base model that is not to be found: no/such"):
-            model_files(str(model), None)
-        (model / "0_Transformer" / "config.json").write_text("{}")
-        assert "0_Transformer/config.json" in model_files(str(model), None)[1], "the whole model lies next to it"
-
     def test_a_model_that_changes_before_it_is_loaded(self, model, few, tmp_path):
         """Between the digest and the loading, as when a worker starts late."""
 
@@ -88,6 +80,12 @@ class TestWhatIsRead:
         elsewhere = (model / "0_Transformer").rename(tmp_path / "elsewhere")
         (model / "0_Transformer").symlink_to(elsewhere)
         assert sorted(model_files(str(model), None)[1]) == expected, "a link to a directory is followed"
+        adapter = elsewhere / "adapter_config.json"
+        adapter.write_text('{"base_model_name_or_path": "no/such-model"}')
+        with pytest.raises(ValueError, match="adapter_config.json names a base model that is not to be found: no/such"):
+            model_files(str(model), None)
+        (elsewhere / "config.json").write_text("{}")
+        assert "0_Transformer/config.json" in model_files(str(model), None)[1], "the whole model lies next to it"
 
     def test_on_the_hub(self, tmp_path, monkeypatch):
         def load(repository, name, revision=None):
@@ -119,45 +117,42 @@ class TestWhatIsRead:
             assert model_files(f"org/{name}", pinned.revision) == ([f"org/{name}@commit-of-{name}", *base], {})
 
 
-def when_encoded(act):
-    return lambda stage, done, total: act() if (stage, done) == ("Encoding", total) else None
-
-
-def write_mine(path: Path) -> None:
-    if path.suffix:
-        path.write_text("mine")
-    else:
-        path.mkdir(exist_ok=True)
-        (path / "part-00000000.parquet").write_text("mine")
-
-
-def is_mine(path: Path) -> bool:
-    return (path if path.suffix else path / "part-00000000.parquet").read_bytes() == b"mine"
-
-
 class TestWhatIsWritten:
+    @pytest.fixture(params=["a.npy", "shards/part-00000000.parquet"])
+    def mine(self, request, tmp_path):
+        """A file that an output would replace; of shards, in their folder."""
+        return tmp_path / request.param
+
+    def write(self, mine: Path) -> Path:
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+        return mine if mine.suffix == ".npy" else mine.parent
+
     @pytest.mark.parametrize("overwrite", [False, True])
-    @pytest.mark.parametrize("out", ["a.npy", "shards"])
-    def test_what_appears_meanwhile_is_left(self, out, overwrite, fake, few, tmp_path):
+    def test_what_appears_meanwhile_is_left(self, overwrite, mine, fake, few, tmp_path):
         """With --overwrite, too: nobody has said that about a file that was not there. The same command goes on."""
-        path = tmp_path / out
-        appear = when_encoded(lambda: write_mine(path))
-        with pytest.raises(FileExistsError, match=f"{out} appeared, or was written, while this ran: it is left as it"):
-            encode_file(fake, few, path, overwrite=overwrite, on_progress=appear)
-        assert is_mine(path)
-        path.rename(tmp_path / f"mine{path.suffix}")
-        made = encode_file(fake, few, path)
+        out = mine if mine.suffix == ".npy" else mine.parent
+
+        def appear(stage, done, total):
+            if (stage, done) == ("Encoding", total):
+                self.write(mine)
+
+        with pytest.raises(
+            FileExistsError, match=f"{out.name} appeared, or was written, while this ran: it is left as"
+        ):
+            encode_file(fake, few, out, overwrite=overwrite, on_progress=appear)
+        assert mine.read_text() == "mine"
+        out.rename(tmp_path / f"mine{out.suffix}")
+        made = encode_file(fake, few, out)
         assert (made.rows, made.resumed) == (3, 3)
 
-    @pytest.mark.parametrize("out", ["a.npy", "shards"])
-    def test_what_was_there_is_replaced_where_that_is_asked_for(self, out, fake, few, tmp_path):
-        path = tmp_path / out
-        write_mine(path)
+    def test_what_was_there_is_replaced_where_that_is_asked_for(self, mine, fake, few, tmp_path):
+        out = self.write(mine)
         with pytest.raises(ValueError, match="exists: choose another --out, or replace it with --overwrite"):
-            encode_file(fake, few, path)
-        assert encode_file(fake, few, path, overwrite=True).rows == 3
-        assert names(tmp_path) == sorted([out, "texts.txt"])
-        assert encode_file(fake, few, path, overwrite=True, chunk_size=1).rows == 3
+            encode_file(fake, few, out)
+        assert encode_file(fake, few, out, overwrite=True).rows == 3
+        assert names(tmp_path) == sorted([out.name, "texts.txt"])
+        assert encode_file(fake, few, out, overwrite=True, chunk_size=1).rows == 3
 
     def test_what_is_read_is_not_written(self, fake, few, tmp_path):
         shards, link = tmp_path / "shards", tmp_path / "elsewhere"

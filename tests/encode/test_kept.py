@@ -46,17 +46,16 @@ def same(given, found) -> bool:
 WHOLE = st.integers(-(2**65), 2**65) | st.sampled_from([2**53, 2**53 + 1, 2**63, -(2**63)])
 NUMBERS = st.integers(-9, 9) | st.floats(width=64)
 SCALARS = [WHOLE, NUMBERS, WHOLE | NUMBERS, st.text(max_size=3), st.booleans() | st.integers(0, 1), st.text() | NUMBERS]
+NAMES = st.sampled_from(["a", "b", "a.b", ""])
+
+
+def nested(kinds):
+    lists = kinds.map(lambda kind: st.lists(st.none() | kind, max_size=3))
+    return lists | st.dictionaries(NAMES, kinds, max_size=3).map(lambda own: st.fixed_dictionaries({}, optional=own))
+
+
 #: Kinds of values: of some no two go together.
-KINDS = st.recursive(
-    st.sampled_from(SCALARS),
-    lambda kinds: (
-        kinds.map(lambda kind: st.lists(st.none() | kind, max_size=3))
-        | st.dictionaries(st.sampled_from(["a", "b", "a.b", ""]), kinds, max_size=3).map(
-            lambda fields: st.fixed_dictionaries({}, optional=fields)
-        )
-    ),
-    max_leaves=4,
-)
+KINDS = st.recursive(st.sampled_from(SCALARS), nested, max_leaves=4)
 COLUMNS = KINDS.flatmap(lambda kind: st.lists(st.none() | kind, min_size=CHUNK + 1, max_size=4 * CHUNK))
 
 

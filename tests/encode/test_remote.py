@@ -18,8 +18,6 @@ from st_reba.encode.workspace import Workspace
 
 from .conftest import contents, interrupted, names
 
-OUTS = ["a.npy", "a.parquet", "shards"]
-
 
 @pytest.fixture(autouse=True)
 def assets(tmp_path, monkeypatch):
@@ -51,38 +49,21 @@ def wanted(fake, texts: Path, out: Path, at: str, **options) -> dict[str, bytes]
     return {f"{at}/{name}": content for name, content in zip(names(out), contents(out), strict=True)}
 
 
-@pytest.mark.parametrize("out", OUTS)
-def test_the_bytes_of_a_local_run_and_nothing_left(out, fake, texts, memory, assets, tmp_path):
-    """Stopped while it encodes, and again amid the upload: nothing is to be seen under its name until all is there."""
-    url = f"memory://deep/{out}"
-    expected = wanted(fake, texts, tmp_path / out, f"/deep/{out}")
-    interrupted(fake, texts, url)
-    assert found(memory) == {}
-
-    def stop(stage, done, total):
-        if stage == "Uploading" and any("uploading" in name for name in memory.find("/")):
-            assert not any(name in expected for name in memory.find("/"))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        encode_file(fake, texts, url, chunk_size=8, on_progress=stop)
-    made = encode_file(fake, texts, url, chunk_size=8)
-    assert (made.rows, made.texts, made.resumed) == (50, 50, 50)
-    assert found(memory) == expected
-    assert names(assets) == []
-
-
 @pytest.mark.parametrize("scheme", ["memory", "s3"])
-@pytest.mark.parametrize("out", OUTS)
-def test_an_upload_that_fails_is_repeated(out, scheme, fake, texts, memory, assets, tmp_path, monkeypatch):
-    """Of an object store, too, for which this file system stands in: no moves, and a folder has its mark last."""
+@pytest.mark.parametrize("out", ["a.npy", "a.parquet", "shards"])
+def test_the_bytes_of_a_local_run_and_nothing_left(out, scheme, fake, texts, memory, assets, tmp_path, monkeypatch):
+    """Stopped while it encodes, and again amid the upload: nothing is to be seen under its name until all is there.
+
+    Of an object store, too, for which this file system stands in: no moves, and a folder has its mark last.
+    """
     monkeypatch.setattr(MemoryFileSystem, "protocol", (scheme, "memory"))
-    url, at_once = f"memory://bucket/{out}", scheme == "s3"
+    url, parts = f"memory://bucket/{out}", set()
     expected = wanted(fake, texts, tmp_path / out, f"/bucket/{out}")
-    if at_once:
+    if scheme == "s3":
         monkeypatch.setattr(MemoryFileSystem, "mv", None)
         if out == "shards":
             expected[f"/bucket/{out}/{SUCCESS}"] = b""
+            parts = {f"/bucket/{out}/part-0000000{number}.parquet" for number in range(3)}
     put_file, sent = MemoryFileSystem.put_file, []
 
     def broken(self, source, target, **options):
@@ -91,14 +72,15 @@ def test_an_upload_that_fails_is_repeated(out, scheme, fake, texts, memory, asse
             raise ConnectionError("no route to host")
         put_file(self, source, target, **options)
 
+    interrupted(fake, texts, url)
+    assert found(memory) == {}
     monkeypatch.setattr(MemoryFileSystem, "put_file", broken)
     with pytest.raises(OSError, match=rf"{url} cannot be written \(no route to host\)\. What is done is kept on this"):
         encode_file(fake, texts, url, chunk_size=8)
-    assert set(found(memory)) & set(expected) == (
-        {f"/bucket/{out}/part-0000000{n}.parquet" for n in range(3)} if (at_once and out == "shards") else set()
-    )
+    assert set(found(memory)) & set(expected) == parts
     made = encode_file(fake, texts, url, chunk_size=8)
-    assert (made.rows, made.resumed, found(memory), names(assets)) == (50, 50, expected, [])
+    assert (made.rows, made.texts, made.resumed, names(assets)) == (50, 50, 50, [])
+    assert found(memory) == expected
 
 
 def test_one_that_was_killed_at_its_very_end_ends_without_another_upload(fake, texts, memory, assets, monkeypatch):
