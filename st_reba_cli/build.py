@@ -9,7 +9,7 @@ import typer
 
 from . import options
 from .options import complete_recipe, option, refuse
-from .printing import console, write_json
+from .printing import console, model_name, notes, write_json
 
 if TYPE_CHECKING:
     from st_reba.recipes import Recipe
@@ -103,6 +103,8 @@ def build(
     options.check_columns(fit_texts, columns)
     options.check_recipes([recipe] if recipe else [])
     model = options.model_or_demo(model)
+    # Before what takes seconds to import.
+    notes.say(f"Loading {model_name(model)}.")
 
     from sentence_transformers import SparseEncoder
 

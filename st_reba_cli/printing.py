@@ -70,7 +70,7 @@ def write_json(command: str, **found: Any) -> None:
 
 
 class Shown:
-    """A bar of progress; where there is no terminal, such as in a log, a line at most every 30 seconds.
+    """A bar of progress; where there is no terminal, such as in a log, a line at most every ten seconds.
 
     Args:
         what: The work.
@@ -101,8 +101,6 @@ class Shown:
 
     @staticmethod
     def _begun(what: str, done: float, total: float | None, unit: str) -> tqdm:
-        often = 0.25 if notes.is_terminal else 30
-        return tqdm(
-            desc=printable(what), initial=done, total=total, unit=f" {unit}", leave=False, file=notes.file,
-            mininterval=often, delay=often,
-        )  # fmt: skip
+        from st_reba.progress import bar
+
+        return bar(printable(what), total, unit, done=done, file=notes.file)

@@ -23,12 +23,14 @@ from st_reba import (
     TokenPrependingModule,
     TopicModule,
     TwinTower,
+    progress,
 )
 from st_reba.compare import RecipeSweep
 from st_reba.compare.usual import usual
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs
 from st_reba.encode import Encoder, encode_file
+from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.text.templates import TEMPLATES
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining
 
@@ -150,3 +152,12 @@ def test_a_template_with_a_slot_for_the_prompt_reads_texts_as_documents(backbone
     model = st_reba.build(backbone_path(), "prompteol", template="ponte", prompts=prompts)
     assert (model.encode(TEXTS[:2]) == model.encode_document(TEXTS[:2])).all()
     assert (model.encode(TEXTS[:2]) != model.encode_query(TEXTS[:2])).any()
+
+
+def test_a_fit_says_how_far_it_is(roomy_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    st_reba.build(roomy_path, "topic", CORPUS, device="cpu")
+    shown = capsys.readouterr().err
+    multi_vector_encoder(EchoModule(roomy_path), dimension=4, fit_texts=CORPUS[:40])
+    for said, texts in ((shown, 200), (capsys.readouterr().err, 40)):
+        assert re.search(rf"\nFitting: +\d+%.* 32/{texts} .*\n", said), said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, cast
 
 from sentence_transformers import MultiVectorEncoder
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
+from ..progress import reading
 from ..text.words import punctuation_tokens
 from .causal_module import CausalModule
 from .embedding_transforms import EmbeddingTransform, check_count, check_rows
@@ -78,7 +79,8 @@ def multi_vector_encoder(
 
     parts: list[nn.Module] = [module, *unit()]
     if dimension is not None:
-        projection = TokenProjection.fit(model(*parts), fit_texts, dimension=dimension, batch_size=batch_size)
+        with reading(module, len(fit_texts) if isinstance(fit_texts, Sized) else None):
+            projection = TokenProjection.fit(model(*parts), fit_texts, dimension=dimension, batch_size=batch_size)
         parts += [projection.to(module.model.device), *unit()]
     return model(*parts)
 

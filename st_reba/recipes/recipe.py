@@ -17,6 +17,7 @@ from .. import modules
 from ..modules.embedding_transforms import SHRINKAGE
 from ..modules.moments import Moments, embedding_moments
 from ..modules.partwise import SHRINKAGE as PARTWISE_SHRINKAGE
+from ..progress import reading
 from ..text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
 
 #: Poolings as the papers call them, and as ST does.
@@ -109,7 +110,9 @@ class Part:
         """
         if not self.fitted:
             return modules.EmbeddingFilter.from_language_model(model)
-        moments = embedding_moments(model, self.drawn(texts), covariance=self.needs_covariance)
+        drawn = self.drawn(texts)
+        with reading(model[0], len(drawn)):
+            moments = embedding_moments(model, drawn, covariance=self.needs_covariance)
         return self.from_moments(moments, shares or cast(modules.CausalModule, model[0]).shares)
 
 

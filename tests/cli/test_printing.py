@@ -104,13 +104,13 @@ def test_errors_are_sentences_and_warnings_are_notes():
 @pytest.mark.parametrize("terminal", [False, True])
 def test_how_far_it_is(terminal, screen, monkeypatch):
     """In a log there is a line now and then; and work that an interrupted run has left is no speed."""
-    printing.notes._force_terminal = terminal
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
     with Shown(f"Comparing {HOSTILE}", "tokens", 4000) as shown:
         assert ESCAPED in str(shown._bar)
         shown.more(1000, HOSTILE)
         assert str(shown._bar).startswith(f"{ESCAPED}:  25%")
         shown.stage("Encoding", 500, 1000, "texts")
-        assert (shown._bar.n, shown._bar.initial, shown._bar.mininterval) == (500, 500, 0.25 if terminal else 30)
+        assert (shown._bar.n, shown._bar.initial, shown._bar.mininterval) == (500, 500, 0.25 if terminal else 10)
         shown.stage("Encoding", 700, 1000, "texts")
         assert "Encoding:  70%" in str(shown._bar)
     assert screen.getvalue() == "", "nothing is said of quick work"
