@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub import is_offline_mode
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
@@ -23,6 +21,7 @@ from st_reba.data.tables import Data, Labelled, Retrieval, read_data
 from st_reba.encode import Encoder
 from st_reba.evaluation.tasks import NO_LABELS
 from st_reba.files import is_full
+from st_reba.hub.fetching import fetching
 from st_reba.hub.saved_files import check_saved
 from st_reba.modules import CausalModule, LlamaCppTransformer
 from st_reba.recipes import Recipe
@@ -34,8 +33,6 @@ from .printing import console, notes
 
 Module = TypeVar("Module", bound=CausalModule)
 
-#: What says that a model did not come from the Hub.
-_HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
 #: By the code of a language, its name.
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 
@@ -181,19 +178,8 @@ def usable(model: str, device: str | None = None) -> Iterator[None]:
     check_model(model)
     check_saved(Path(model))
     try:
-        yield
-    except OSError as error:
-        said = error.__cause__ or error.__context__ or error
-        if Path(model).is_dir() or not isinstance(said, _HUB_ERRORS):
-            raise
-        if is_offline_mode():
-            why = "HF_HUB_OFFLINE is set, and it is not among what was fetched before"
-        else:
-            why = _first_line(said)
-        raise OSError(
-            f"The model {model}: there is no such directory, and it cannot be had from the Hub ({why}). Check the "
-            "name, or give a directory."
-        ) from error
+        with fetching(model):
+            yield
     except SafetensorError as error:
         if is_full(error):
             raise

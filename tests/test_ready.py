@@ -18,6 +18,7 @@ from st_reba import (
     EchoModule,
     EmbeddingFilter,
     IdfWeights,
+    LlamaCppTransformer,
     PromptRepsModule,
     StandardizedSum,
     TokenPrependingModule,
@@ -152,6 +153,30 @@ def test_a_template_with_a_slot_for_the_prompt_reads_texts_as_documents(backbone
     model = st_reba.build(backbone_path(), "prompteol", template="ponte", prompts=prompts)
     assert (model.encode(TEXTS[:2]) == model.encode_document(TEXTS[:2])).all()
     assert (model.encode(TEXTS[:2]) != model.encode_query(TEXTS[:2])).any()
+
+
+HUB, PATH = (
+    r" \(HF_HUB_OFFLINE is set, .* a directory\.$",
+    r" directory\. Check the path, or give a Hub id \(org/name\)\.$",
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "said"),
+    [
+        (st_reba.build, "org/name", HUB),
+        (st_reba.build, "./nowhere", PATH),
+        (EchoModule, "a/b/c", PATH),
+        (TwinTower, "org/name", HUB),
+        (LlamaCppTransformer, "org/name:Q4_K_M", HUB),
+        (EmbeddingFilter.from_language_model, "org/name", HUB),
+    ],
+)
+def test_a_model_that_is_not_to_be_had(build, name, said):
+    """One sentence, and no traceback of transformers' before it."""
+    with pytest.raises(OSError, match=f"^The model {re.escape(name)}: there is no such.*{said}") as raised:
+        build(name)
+    assert raised.value.__suppress_context__
 
 
 def test_a_fit_says_how_far_it_is(roomy_path, monkeypatch, capsys):

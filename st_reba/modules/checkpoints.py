@@ -32,6 +32,7 @@ from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
+from ..hub.fetching import fetching
 from ..hub.removed import without_removed
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
 from ..lm import backbone, gguf, llama_cpp
@@ -150,7 +151,8 @@ class SafeTransformer(compat.ReportingTransformer):
             if setting.name in asked:
                 setting.check(asked[setting.name])
         if loaded is None:
-            self._load(*self._directory(cast(str, model_name_or_path), kwargs))
+            with fetching(name := cast(str, model_name_or_path)):
+                self._load(*self._directory(name, kwargs))
         elif kwargs:
             raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
         else:

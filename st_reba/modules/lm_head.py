@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from ..hub.fetching import fetching
 from ..hub.saved_files import shards_of
 from ..lm import gguf
 from ..lm.loaded import unwrapped
@@ -190,10 +191,11 @@ def _is_tied(config: Any) -> bool:
 
 def _checkpoint_blocks(path: str, asked: dict[str, Any]) -> Iterator[Tensor]:
     """The head in a checkpoint; no other file than the one that it is in is fetched."""
-    files = Files(backbone_of(gguf.as_directory(path, {"model_kwargs": asked})[0]), asked)
-    check_model(files.name, None, asked)
-    # A tied head is kept as the input embeddings or, seldom, as itself.
-    names = (*_EMBEDDINGS, *_HEADS) if _is_tied(read_config(files)) else _HEADS
+    with fetching(path):
+        files = Files(backbone_of(gguf.as_directory(path, {"model_kwargs": asked})[0]), asked)
+        check_model(files.name, None, asked)
+        # A tied head is kept as the input embeddings or, seldom, as itself.
+        names = (*_EMBEDDINGS, *_HEADS) if _is_tied(read_config(files)) else _HEADS
     index = files.find(SAFE_WEIGHTS_INDEX_NAME)
     shards = {} if index is None else shards_of(index)
     name = SAFE_WEIGHTS_NAME if index is None else shards.get(_find(names, shards) or "")

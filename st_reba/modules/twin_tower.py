@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..hub.fetching import fetching
 from ..lm.gguf import is_gguf
 from ..settings import whole
 from .checkpoints import Files, SafeTransformer, backbone_of, check_model, read_config
@@ -287,8 +288,9 @@ def _encoder_config(name: str, arguments: dict[str, Any]) -> PreTrainedConfig:
             f"{name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not read from "
             "one. Give a directory or Hub id with config.json and safetensors."
         )
-    check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
-    config = read_config(Files(name, arguments.get("config_kwargs") or {}))
+    with fetching(name):
+        check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
+        config = read_config(Files(name, arguments.get("config_kwargs") or {}))
     check_family(config, name)
     return config
 
