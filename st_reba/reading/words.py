@@ -125,11 +125,10 @@ def own_offsets(module: CausalModule, texts: Sequence[str]) -> list[list[Span]]:
     Raises:
         ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
     """
-    found = []
-    for text, own in zip(texts, module.tokenized(texts), strict=True):
-        inside = [(first, min(last, len(text))) for first, last in _located(module, own.spans)]
-        found.append([(first, last) for first, last in inside if first < last])
-    return found
+    return [
+        [(first, min(last, len(text))) for first, last in _located(module, own.spans) if first < min(last, len(text))]
+        for text, own in zip(texts, module.tokenized(texts), strict=True)
+    ]
 
 
 def _located(module: CausalModule, spans: list[Span] | None) -> list[Span]:
@@ -138,12 +137,11 @@ def _located(module: CausalModule, spans: list[Span] | None) -> list[Span]:
     return spans
 
 
-def pool_words(token_embeddings: Tensor | Sequence[Tensor], found: Sequence[WordTokens]) -> Tensor:
+def pool_words(token_embeddings: Sequence[Tensor], found: Sequence[WordTokens]) -> Tensor:
     """The mean of each word's token embeddings.
 
     Args:
-        token_embeddings: (B, n, D), padded on the right to the longest sentence, as a module hands them on; or B of
-            (n_i, D), as ``encode(output_value="token_embeddings")`` gives them.
+        token_embeddings: B of (n_i, D), as ``encode(output_value="token_embeddings")`` gives them.
         found: What :func:`find_words` says about the B sentences.
 
     Returns:
@@ -152,14 +150,11 @@ def pool_words(token_embeddings: Tensor | Sequence[Tensor], found: Sequence[Word
     Raises:
         ValueError: If the embeddings are not one for each token of the sentence.
     """
-    lengths = [word.length for word in found]
-    if isinstance(token_embeddings, Tensor):
-        lengths = [max(lengths)] * len(lengths)
     vectors = []
-    for tokens, word, length in zip(token_embeddings, found, lengths, strict=True):
-        if len(tokens) != length:
+    for tokens, word in zip(token_embeddings, found, strict=True):
+        if len(tokens) != word.length:
             raise ValueError(
-                f"The model hands on {len(tokens)} vectors for {length} tokens of a sentence: words need "
+                f"The model hands on {len(tokens)} vectors for {word.length} tokens of a sentence: words need "
                 'pool_over="text", and pool_copies="last" or rows="all" where there is such a setting.'
             )
         vectors.append(tokens[word.indices].float().mean(dim=0))

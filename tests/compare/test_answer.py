@@ -205,7 +205,6 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
              "Only the best were run on random weights, too: PromptEOL, last."],
             ["not beat", "No recipe"],
         ),
-        ({BAG: 0.2, PROMPT: 0.9}, ["Nothing was run on random weights"], ["likely too high"]),
         (
             {BAG: 0.585, RANDOM: 0.59, PROMPT: 0.59, ECHO: 0.585},
             ["On this data the other recipe may be as good", "It is not surely ahead of the bag of input embeddings",
@@ -220,13 +219,6 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
              "random weights (80.0 ["],
             [],
         ),
-        # As in the answer: 60.2 is not ahead of 60.2.
-        (
-            {BAG: 0.6018, PROMPT: 0.6022, ECHO: 0.5},
-            [f"PromptEOL (last token) does not beat {STRONGEST}, the bag of input embeddings (60.2 [",
-             "No recipe beats"],
-            ["ahead of"],
-        ),
         # What stands behind a filter is held against the bag behind it.
         (
             {BAG: 0.2, WHITE: 0.95, WHITENED: 0.9, ECHO: 0.5},
@@ -235,7 +227,6 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
              "One of 2 recipes does not beat the bag of input embeddings behind the same filter: A, whitened, mean."],
             [],
         ),
-        ({TF_IDF: 0.55, PROMPT: 0.6, ECHO: 0.5}, ["One of 2 recipes does not beat tf-idf: Echo-2, mean."], []),
         ({TF_IDF: 0.65, PROMPT: 0.6, ECHO: 0.5}, ["No recipe beats tf-idf."], []),
     ],
 )  # fmt: skip
@@ -252,6 +243,7 @@ def test_the_strongest_control_of_all():
     others = {other: 0.3 for other in CALLED if other != RANDOM_BAG}
     for share, start in (
         (0.8, f"The strongest control of all wins: {CALLED[RANDOM_BAG]} (80.0 ["),
+        (0.6, f"PromptEOL (last token) does not beat {STRONGEST}, {CALLED[RANDOM_BAG]} (60.0 ["),
         (0.595, f"PromptEOL (last token) is not surely ahead of {STRONGEST}, {CALLED[RANDOM_BAG]} (59.5 ["),
         (0.4, f"PromptEOL (last token) beats {STRONGEST}, {CALLED[RANDOM_BAG]} (40.0 ["),
     ):
@@ -277,7 +269,6 @@ def test_the_advised_recipe_is_held_against_controls():
 @pytest.mark.parametrize(
     ("spec", "pooling", "expected"),
     [
-        ("prompteol", "last", "--recipe prompteol --out my-prompteol"),
         ("reba-2", "last", "--recipe reba-2 --pooling last --out my-reba-2"),
         ("classical+whitened", "mean", "--recipe classical+whitened --fit-texts 'my texts.txt' --out my-classical"),
         # The texts to fit on would choose the language of the prompt.
@@ -286,7 +277,6 @@ def test_the_advised_recipe_is_held_against_controls():
             "mean",
             "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-early-late",
         ),
-        ("early-late-zh", "mean", "--recipe early-late-zh --fit-texts 'my texts.txt' --out my-early-late-zh"),
     ],
 )
 def test_what_to_type(spec, pooling, expected):

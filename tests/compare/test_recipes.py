@@ -20,7 +20,7 @@ from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.compare import Recipes, RecipeSweep, TensorCache, compare, cost
-from st_reba.compare.cost import TIMED_ROUNDS, seconds_of, timed_batches
+from st_reba.compare.cost import timed_batches
 from st_reba.compare.recipes import ModulePass, SweepPass, set_aside
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs
@@ -158,25 +158,6 @@ def test_setting_up_every_recipe_tries_each_backbone_out_a_few_times(tmp_path):
 # Time
 
 
-def test_one_round_is_enough_where_it_takes_long(few, monkeypatch):
-    rounds, work = itertools.count(), itertools.count(step=2)
-    clocks = {"perf_counter": lambda: float(6 * next(rounds)), "process_time": lambda: float(next(work))}
-    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
-    made, done = few
-    # It is fitted before it is timed, whichever test comes first.
-    vectors_of(made, TEXTS[:1])
-    before = len(done)
-    seconds = seconds_of(made, TEXTS, made.all)
-    assert set(seconds) == set(made.keys)
-    batches = len(timed_batches(TEXTS, made.batch_size))
-    assert all(spent == pytest.approx(2 * batches / len(TEXTS)) for spent in seconds.values())
-    # One before and one after the round; and two of the processor's for each batch of each.
-    assert (next(rounds), next(work) / 2) == (2, 2 * batches * len(seconds))
-    # What is not run again counts as done.
-    assert done[before:] == done[before : before + len(seconds)] * TIMED_ROUNDS
-    assert {what for what, _ in done[before:]} == {"Timing"}
-
-
 def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
     """Of each batch the fastest round; on another device the clock is all there is."""
     now = {"clock": 0.0, "processor": 0.0}
@@ -194,6 +175,10 @@ def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
     # What Windows counts of a processor moves in ticks that are longer than many a batch.
     monkeypatch.setattr(sys, "platform", "win32")
     assert cost.costs({"a": Model()}, [["a", "b"]])["a"] == pytest.approx(0.35)
+    # A round that takes long is enough, and what is not run again counts as done.
+    waits, done = itertools.repeat(9.0), []
+    assert cost.costs({"a": Model()}, [["a"]], done.append, on_cpu=False)["a"] == pytest.approx(9.1)
+    assert done == ["a", "a"]
 
 
 def test_what_is_timed_is_as_long_as_the_data():

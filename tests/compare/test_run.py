@@ -12,7 +12,7 @@ from st_reba.compare.recipes import ModulePass
 from st_reba.compare.results import Result
 from st_reba.compare.run import finalists
 from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import Pairs, Retrieval, Triplets
+from st_reba.data.tables import Pairs, Retrieval
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
@@ -24,7 +24,6 @@ from ..conftest import long
 
 PAIRS = Pairs(TEXTS, TEXTS[::-1], [1.0, 2.0, 5.0, 2.5, 1.5])
 CLASSES = Pairs(TEXTS, TEXTS[::-1], [1.0, 0.0, 1.0, 0.0, 1.0])
-TRIPLETS = Triplets(TEXTS[:4], TEXTS[1:], TEXTS[::-1][:4])
 RETRIEVAL = Retrieval(
     {"q1": "find it", "q2": TEXTS[0]},
     {f"d{number}": text for number, text in enumerate(TEXTS)},
@@ -182,7 +181,6 @@ def test_every_text_is_embedded_once_behind_its_prompt_in_batches_of_the_size_th
     ("data", "columns"),
     [
         (CLASSES, ["Two classes", "Word sense", "Beyond overlap", "Two classes, Spearman"]),
-        (TRIPLETS, ["Triplets", "Word sense"]),
         (RETRIEVAL, ["Retrieval", "Word sense", "Recall@100"]),
     ],
 )

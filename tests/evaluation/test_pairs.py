@@ -12,11 +12,8 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from st_reba import (
     BidirectionalLastLayer,
-    EchoModule,
     LayerStates,
     LayerwiseAutoencoder,
-    RefinedThoughtModule,
-    in_context,
 )
 from st_reba.evaluation import ConditionalSimilarityEvaluator, PairScoreEvaluator
 
@@ -67,24 +64,6 @@ def test_each_pair_is_read_under_its_condition(shared):
     plain = ConditionalSimilarityEvaluator.from_rows(ROWS, worded=lambda text, condition: f"{condition}: {text}")
     assert plain.sentences1[0] == f"the animal: {TEXTS[0]}"
     assert plain.main_similarity.value == "cosine"
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: BidirectionalLastLayer(path, template="csts"),
-        lambda path: EchoModule(path, pool_over="all", pool_copies="repeated", repetitions=2),
-        lambda path: RefinedThoughtModule(path, iterations=3),
-    ],
-)
-def test_a_prompt_of_its_own_is_a_prompt(make, shared):
-    """In one batch with others, with none, and behind one for all."""
-    model = pipeline(make(shared(kind="bert")))
-    inputs = [in_context(text, condition) for text, condition in zip(TEXTS, CONDITIONS, strict=True)]
-    together = model.encode([*inputs, TEXTS[0]], prompt="All: ", convert_to_tensor=True)
-    alone = [model.encode(given["text"], prompt="All: " + given["prompt"], convert_to_tensor=True) for given in inputs]
-    alone.append(model.encode(TEXTS[0], prompt="All: ", convert_to_tensor=True))
-    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

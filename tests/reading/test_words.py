@@ -20,7 +20,6 @@ from st_reba import (
     KVReroutingModule,
     MetaEOLModule,
     ReBAModule,
-    RefinedThoughtModule,
     TokenPrependingModule,
     WhiteningTransform,
     encode_chunks,
@@ -28,7 +27,7 @@ from st_reba import (
 )
 from st_reba.reading import words
 from st_reba.reading.chunks import _cut
-from st_reba.reading.words import WordTokens, find_words, own_offsets, pool_words, token_offsets
+from st_reba.reading.words import WordTokens, own_offsets, pool_words, token_offsets
 from st_reba.text.templates import normalized
 
 from .. import oracles
@@ -38,7 +37,7 @@ from ..devices import FIRST, SeveralDevices, put
 
 
 def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monkeypatch):
-    """However many are read at a time; a padded batch from the module gives the same."""
+    """However many are read at a time."""
     sentences = ["the quick brown fox jumps", "我爱自然语言处理。", "bank bank river money", "Deich 🥊 groß"]
     asked = ["brown", "自然", "bank", "🥊"]
     model = pipeline(ReBAModule(backbone_path()))
@@ -53,9 +52,6 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monke
         assert relative_error(vector, expected) < 1e-5
     monkeypatch.setattr(words, "_BATCHES", 1)
     assert relative_error(encode_words(model, sentences, asked, batch_size=1), vectors) < 1e-5
-    with torch.inference_mode():
-        padded = model[0](model[0].preprocess(sentences))["token_embeddings"]
-    assert relative_error(pool_words(padded, find_words(model[0], sentences, asked)), vectors) < 1e-5
     with pytest.raises(ValueError, match="hands on 4 vectors for 3 tokens of a sentence"):
         pool_words(torch.zeros(1, 4, 3), [WordTokens([1], 3)])
 
@@ -247,7 +243,6 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
         (CausalTransformer, {"template": "prompteol"}, "CausalTransformer is read to the end of its prompt"),
         (CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
         (MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule hands on one vector a prompt"),
-        (RefinedThoughtModule, {}, "RefinedThoughtModule gives a text as a whole its vector"),
         (EarlyLateModule, {"early_layer": 2}, "EarlyLateModule gives all tokens of a text the"),
         (Transformer, None, "first module is Transformer: chunks need one of st_reba's"),
     ],
