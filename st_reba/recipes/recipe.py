@@ -396,7 +396,7 @@ class Recipe:
         return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
 
     def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
-        """The module, on a backbone that is already loaded, or on a server's."""
+        """The module, on a backbone that is already loaded."""
         return self.row.build(backbone, self.pooling, self.layer, **self.settings)
 
     @property
@@ -408,7 +408,7 @@ class Recipe:
         """The recipe as a ready model, on the backbone's device.
 
         Args:
-            backbone: A loaded module, whose weights are shared, or whose server is.
+            backbone: A loaded module, whose weights are shared.
             filtered: Whether what stands behind the pooling is made, too.
 
         Raises:

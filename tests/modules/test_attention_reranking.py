@@ -102,7 +102,7 @@ class TestEqualsTheStoredMaps:
 
 
 class TestWhatChangesNoScore:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=6, deadline=None)
     @given(
         documents=some.lists(some.sampled_from([*DOCUMENTS, *TEXTS, ""]), min_size=1, max_size=7), draw=some.randoms()
     )

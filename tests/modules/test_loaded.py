@@ -87,10 +87,10 @@ def test_it_reads_as_if_it_were_loaded_by_its_path_and_nothing_of_the_model_chan
 
 
 def test_it_generates_in_another_thread_at_the_same_time(lm, tokenizer):
-    tokens, found = generated(lm, 150), []
+    tokens, found = generated(lm, 60), []
     model = pipeline(EchoModule(lm, tokenizer=tokenizer))
     alone = model.encode(TEXTS)
-    thread = threading.Thread(target=lambda: found.append(generated(lm, 150)))
+    thread = threading.Thread(target=lambda: found.append(generated(lm, 60)))
     thread.start()
     beside = [model.encode(TEXTS)]
     while thread.is_alive():
