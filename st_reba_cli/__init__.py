@@ -35,7 +35,11 @@ class Commands(TyperGroup):
         ctx.obj = shlex.join(["st-reba", *args])
         # Then stdout is the object's alone.
         console.stderr = "--json" in args
-        return super().parse_args(ctx, args)
+        # A shell does it where the path is a word of its own.
+        own = re.compile(r"(--(?!\S*(?:prompt|template)=)[\w-]+=)~(?=/|$)")
+        return super().parse_args(
+            ctx, [own.sub(lambda found: found[1] + os.path.expanduser("~"), word) for word in args]
+        )
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with _escaped():

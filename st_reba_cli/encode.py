@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
-from .options import argument, check_columns, check_model, check_source, option, separated
+from .options import argument, check_columns, check_model, check_source, check_url, option, separated
 from .printing import Shown, console, write_json
 
 
@@ -93,7 +93,9 @@ def encode(
     path = Path(out)
     if keep and path.suffix == ".npy":
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
-    if "://" not in out:
+    if "://" in out:
+        check_url(out, "http", "https")
+    else:
         out = str(path)
         if path.exists() and not overwrite and not path.with_name(f"{path.name}.partial").exists():
             raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")

@@ -41,11 +41,28 @@ def check_free(out: Path | None, called: str) -> Path | None:
     """Refuse a directory that already holds something; None: nothing is written.
 
     Raises:
-        ValueError: If something lies there already.
+        ValueError: If something lies there already, or it was a URL.
     """
+    if out is not None and re.match(r"[\w:+-]{2,}:/", str(out)):
+        raise ValueError(f"{out} is no directory of this machine: choose another {called}.")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty directory: choose another {called}, or remove it.")
     return out
+
+
+def check_url(url: str, *refused: str) -> None:
+    """Refuse a URL that fsspec does not know, or of one of these protocols.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    from fsspec.registry import known_implementations
+
+    protocol = url.partition("://")[0].rpartition("::")[2].lower()
+    known = protocol in known_implementations
+    if not known or protocol in refused:
+        why = f"nothing is written to {protocol}://" if known else f"fsspec knows no {protocol}://"
+        raise ValueError(f"{url}: {why}. Give a path, or a URL such as s3://bucket/name.parquet.")
 
 
 def check_source(source: str | None) -> str | None:
@@ -54,7 +71,10 @@ def check_source(source: str | None) -> str | None:
     Raises:
         FileNotFoundError: If it is not there.
     """
-    if source is None or "://" in source or Path(source).exists():
+    if source is None or Path(source).exists():
+        return source
+    if "://" in source:
+        check_url(source)
         return source
     if has_magic(source):
         if not glob(source):

@@ -54,6 +54,9 @@ NO_COLUMN = "has no column 'q1': its first row is a cat 0, a dog 0, 0. Give thes
 AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "build": [
         ("--out full", 1, f"{TAKEN} --out"),
+        ("--out=~/full", 1, f"{TAKEN} --out"),
+        ("--out s3://bucket/model", 1, "s3:/bucket/model is no directory of this machine: choose another --out"),
+        ("--fit-texts=~/no.txt --query-prompt=~/", 1, f"/no.txt: {NOT_THERE}"),
         ("--rerank --recipe topic --pooling last --shares 1,2", 1, "--recipe, --pooling, --shares: --rerank reads a "
          "query and its documents together. Leave --recipe, --pooling, --shares out."),
         ("--sparse --multi-vector --pooling mean", 1, "--multi-vector, --pooling: --sparse reads the last token of a"),
@@ -95,10 +98,15 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved texts.txt --column body", 1, "texts.txt has no column 'body': its first row is text."),
         ("saved texts.txt --keep text", 1, "An .npy holds vectors alone"),
         ("saved texts.txt --out full", 1, "full exists: choose another --out, or replace it with --overwrite."),
+        ("saved texts.txt --out=~/full", 1, "/full exists: choose another --out, or replace it with --overwrite."),
+        ("saved texts.txt --out lancedb://full", 1, "lancedb://full: fsspec knows no lancedb://. Give a path, or a"),
+        ("saved texts.txt --out https://host/a.npy", 1, "https://host/a.npy: nothing is written to https://."),
+        ("saved lancedb://full", 1, "lancedb://full: fsspec knows no lancedb://. Give a path, or a URL such as s3://"),
         ("saved texts.txt --engine spark", 2, "'spark' is not one of 'local', 'ray'"),
     ],
     "export": [
         ("", 1, "What is exported is one of --static, --plain: give one of them, with a directory."),
+        ("--static a --fit-texts no.txt", 1, f"no.txt: {NOT_THERE}"),
         ("--static a --pieces", 1, "--pieces: it says how --plain tokenises. Leave --pieces out."),
         ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
     ],
@@ -115,6 +123,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "train": [
         ("--config no.yaml", 2, NO_FILE),
         ("--config empty.yaml", 1, EMPTY),
+        ("--config gone.yaml --out s3://bucket/run", 1, "s3:/bucket/run/model is no directory of this machine"),
         ("--config gone.yaml", 1, f"no.tsv: {NOT_THERE}"),
     ],
     "verify": [
@@ -211,7 +220,7 @@ def test_what_needs_no_model_is_answered_at_once(desk):
     before = written(desk)
     done = subprocess.run(
         [sys.executable, "-c", EACH_LINE], input=json.dumps([line for line, _, _ in every]), capture_output=True,
-        env={**os.environ, "COLUMNS": "900"}, text=True, check=True,
+        env={**os.environ, "COLUMNS": "900", "HOME": str(desk)}, text=True, check=True,
     )  # fmt: skip
     for (line, code, said), (got, output, imported) in zip(every, json.loads(done.stdout), strict=True):
         assert (got, said in " ".join(output.split())) == (code, True), (line, output)
