@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from langchain_huggingface import HuggingFaceEmbeddings
 
 from ..backbones import TEXTS
@@ -11,28 +10,15 @@ from ..backbones import TEXTS
 QUERY = "Who chased the mouse?"
 
 
-@pytest.fixture(scope="module")
-def client(prompted_path):
-    return HuggingFaceEmbeddings(
-        model_name=prompted_path,
-        model_kwargs={"device": "cpu"},
-        encode_kwargs={"prompt_name": "document"},
-        query_encode_kwargs={"prompt_name": "query"},
+def test_documents_and_a_query(prompted_path, own):
+    """Without names there are no prompts."""
+    settings = {"model_name": prompted_path, "model_kwargs": {"device": "cpu"}}
+    client = HuggingFaceEmbeddings(
+        **settings, encode_kwargs={"prompt_name": "document"}, query_encode_kwargs={"prompt_name": "query"}
     )
-
-
-def test_documents(client, own):
     assert np.array_equal(np.float32(client.embed_documents(TEXTS)), own.encode_document(TEXTS))
-
-
-def test_a_query(client, own):
     assert np.array_equal(np.float32(client.embed_query(QUERY)), own.encode_query(QUERY))
-
-
-def test_without_names_there_are_no_prompts(prompted_path, own):
-    client = HuggingFaceEmbeddings(model_name=prompted_path, model_kwargs={"device": "cpu"})
-    assert np.array_equal(np.float32(client.embed_documents(TEXTS)), own.encode(TEXTS))
-    assert np.array_equal(np.float32(client.embed_query(QUERY)), own.encode(QUERY))
+    assert np.array_equal(np.float32(HuggingFaceEmbeddings(**settings).embed_query(QUERY)), own.encode(QUERY))
 
 
 def test_without_the_import(check_without_the_import):

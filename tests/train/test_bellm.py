@@ -12,7 +12,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from transformers import set_seed
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer
 from st_reba.hub.push import check_saved_model
@@ -20,7 +19,7 @@ from st_reba.train import BeLLMTraining, bellm, build_bellm, train_bellm
 
 from .. import processes
 from ..backbones import TEXTS
-from ..conftest import long, relative_error
+from ..conftest import long
 from . import check_card
 from .stopping import stop
 
@@ -48,8 +47,7 @@ def settings(given):
 
 @pytest.mark.parametrize(
     ("layers", "module_class", "count"),
-    [("none", CausalTransformer, 0), ("last", BidirectionalLastLayer, 1), (2, BidirectionalLastLayer, 2),
-     ("all", BidirectionalLastLayer, 3)],
+    [("none", CausalTransformer, 0), ("last", BidirectionalLastLayer, 1), ("all", BidirectionalLastLayer, 3)],
 )  # fmt: skip
 def test_table_4(layers, module_class, count, settings, backbone_path):
     module = build_bellm(settings({"model": backbone_path(), "bidirectional_layers": layers}))[0]
@@ -95,10 +93,8 @@ def test_adapter_and_merged_model_are_one(settings, tmp_path, monkeypatch):
     assert np.array_equal(whole.encode(TEXTS), embeddings)
     assert np.abs(adapter.encode(TEXTS) - embeddings).max() < 1e-5
     assert all(parameter.requires_grad for parameter in merged.parameters()), "it can be trained on"
-    assert not any("lora" in name for name, _ in merged.named_parameters())
     for model in (whole, adapter):
         assert [type(module).__name__ for module in model] == ["BidirectionalLastLayer", "Pooling", "Normalize"]
-    assert not [*(tmp_path / "run/adapter").glob("model*"), *(tmp_path / "run/model").glob("adapter*")]
     (state,) = (tmp_path / "run/checkpoints").glob("checkpoint-2/trainer_state.json")
     log = json.loads(state.read_text())["log_history"]
     assert [entry["step"] for entry in log if "eval_spearman_cosine" in entry] == [1, 2]
@@ -110,24 +106,6 @@ def test_adapter_and_merged_model_are_one(settings, tmp_path, monkeypatch):
     config = tmp_path / "run/adapter/adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": "Qwen/Qwen3-0.6B"}))
     check_saved_model(tmp_path / "run/adapter")
-
-
-def test_gradient_checkpointing_changes_no_gradient(settings):
-    """All layers are turned when they run again, too; the adapter has a gradient, though the embeddings have none."""
-    gradients = []
-    for checkpointing in (False, True):
-        model = build_bellm(settings({"bidirectional_layers": "all"}))
-        set_seed(0)
-        bellm.add_lora(model, settings({"dropout": 0.0}))
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model.train()
-        embeddings = model(model.preprocess(TEXTS))["sentence_embedding"]
-        (embeddings @ torch.linspace(-1, 1, embeddings.shape[1])).sum().backward()
-        found = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
-        gradients.append(torch.cat([gradient.flatten() for gradient in found.values()]))
-    assert gradients[0].norm() > 1e-2
-    assert relative_error(*gradients) < 1e-5
 
 
 def test_what_a_stopped_run_goes_on_as(settings, tmp_path, monkeypatch):
@@ -172,17 +150,12 @@ def test_two_processes_are_one(given, tmp_path, monkeypatch):
     env = {
         **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"
     }  # fmt: skip
-    command = ["train", "bellm", "--config", tmp_path / "settings.yaml", "--out", out]
-    running = [
-        processes.start(
-            "-c", "import runpy; runpy.run_module('st_reba', run_name='__main__')", *command,
-            out=tmp_path / f"printed-{rank}", env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
+    code = "import runpy; runpy.run_module('st_reba', run_name='__main__')"
+    command = ["-c", code, "train", "bellm", "--config", tmp_path / "settings.yaml", "--out", out]
+    ranks: list[dict] = [{**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    running = [processes.start(*command, out=tmp_path / f"printed-{own['RANK']}", env=own) for own in ranks]
     codes = [process.wait() for process in running]
     printed = [(tmp_path / f"printed-{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
-    # One that fails takes the other with it: what both printed tells which was first.
     assert codes == [0, 0], "\n\n".join(printed)
     assert ["Load it with" in told for told in printed] == [True, False]
     assert np.abs(SentenceTransformer(str(out / "model"), device="cpu").encode(TEXTS) - one).max() < 1e-5

@@ -6,16 +6,12 @@ import datasets
 import pyarrow as pa
 import pytest
 import torch
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from sentence_transformers.sentence_transformer.losses import (
-    CachedMultipleNegativesRankingLoss,
-    MultipleNegativesRankingLoss,
-)
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
-from st_reba import BidirectionalLastLayer, ReBAModule
+from st_reba import BidirectionalLastLayer
 from st_reba.train import DivergedError, RunSettings, fitting
 from st_reba.train.fitting import data_digest
 
@@ -113,9 +109,7 @@ def test_resumed_equals_uninterrupted(kind, sampler, model, tmp_path):
     assert checkpoints(tmp_path / "broken") == [4, 6]
     assert fit(again, tmp_path / "broken", batch_sampler=sampler).global_step == 9
     expected = weights(straight)
-    assert expected.keys() == weights(again).keys()
-    for name, weight in weights(again).items():
-        assert torch.equal(weight, expected[name]), name
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights(again).items())
     assert any(not torch.equal(weight, expected[name]) for name, weight in begun.items())
 
 
@@ -185,11 +179,10 @@ def test_a_run_stops_before_its_weights_are_no_numbers(kind, message, kept, mode
     assert all(weight.isfinite().all() for weight in weights(loss).values())
 
 
-@pytest.mark.parametrize("given", [{"save_steps": 1}, {"save_strategy": "no", "max_steps": 1}])
-def test_no_checkpoint_and_no_model_holds_an_infinite_weight(given, plain, tmp_path):
-    with pytest.raises(DivergedError, match="a weight is not finite after it. There is no checkpoint"):
-        fit(plain(), tmp_path, learning_rate=1e300, **given)
-    assert fitting.last_checkpoint(tmp_path / "checkpoints") is None
+def test_no_checkpoint_and_no_model_holds_an_infinite_weight(plain, tmp_path):
+    for given in ({"save_steps": 1}, {"save_strategy": "no", "max_steps": 1}):
+        with pytest.raises(DivergedError, match="a weight is not finite after it. There is no checkpoint"):
+            fit(plain(), tmp_path, learning_rate=1e300, **given)
 
 
 class TestCheckpoints:
@@ -206,7 +199,6 @@ class TestCheckpoints:
         [
             ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but now it is learning_rate=0.001"),
             ({"gradient_accumulation_steps": 2}, "a run with gradient_accumulation_steps=1, but now it is gradient_"),
-            ({"identity": {"model": "b"}}, "a run with model='a', but now it is model='b'"),
             ({"rows": ROWS.select(range(9))}, "a run with other data"),
         ],
     )
@@ -238,31 +230,11 @@ class TestCheckpoints:
             fit(loss, output)
 
 
-def test_sts_trainer(backbone_path, tmp_path):
-    """Gradients pass through bidirectional layers, too."""
-    model = pipeline(ReBAModule(backbone_path(), bidirectional_layers=2))
-    before = weights(model)
-    arguments = SentenceTransformerTrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], save_strategy="no",
-        learning_rate=1e-3, use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    loss = CachedMultipleNegativesRankingLoss(model)
-    SentenceTransformerTrainer(model=model, args=arguments, train_dataset=ROWS, loss=loss).train()
-    assert not any(torch.equal(weight, before[name]) for name, weight in weights(model).items())
-    model.save_pretrained(str(tmp_path / "trained"))
-    assert "## Training Details" in (tmp_path / "trained" / "README.md").read_text()
-
-
 class TestDigest:
-    @pytest.mark.parametrize(
-        ("rows", "other"),
-        [([[1.0, 2.0], [3.0]], [[1.0], [2.0, 3.0]]), ([[1.0], None], [[1.0], []]), ([[1, 2]], [[1.0, 2.0]]),
-         (["a", "bc"], ["ab", "c"]), ([0.5, None], [0.5, 0.0])],
-    )  # fmt: skip
-    def test_rows_are_told_apart(self, rows, other):
-        first, second = (datasets.Dataset.from_dict({"label": each}) for each in (rows, other))
-        assert data_digest(first) != data_digest(second)
-        assert data_digest(first) == data_digest(datasets.Dataset.from_dict({"label": rows}))
+    def test_rows_are_told_apart(self):
+        rows = [[[1.0, 2.0], [3.0]], [[1.0], [2.0, 3.0]], [[1.0], None], [[1.0], []], ["a", "bc"], ["ab", "c"]]
+        made = [datasets.Dataset.from_dict({"label": labels}) for labels in rows]
+        assert len({data_digest(one) for one in [*made, *made]}) == len(rows)
 
     def test_of_rows_wherever_they_lie(self, tmp_path):
         """In memory, on the disk, and as part of a larger table; one is not given."""

@@ -46,7 +46,7 @@ def test_each_stage_trains_saves_and_loads(stage, settings, files):
     arguments = {"num_train_epochs": 5, "learning_rate": 5e-2, "save_steps": 20, "eval_steps": 20}
     given = settings(stage=stage, evaluation=str(files / "pairs.tsv"), arguments=arguments, **further)
     model = train_freeze(given, files / "out", progress=False)
-    assert [type(module) for module in model] == [LayerStates, LayerwiseAutoencoder]
+    assert weights_digest(model[0]) == weights_digest(LayerStates(given.model)), "it is read, never trained"
     assert (model[1].encoders, model[1].decoders) == (stage != "cosines", False)
 
     loaded = SentenceTransformer(str(files / "out" / "model"), device="cpu")
@@ -83,18 +83,6 @@ def test_cosent_trains_the_plain_cosine_of_some_layers(settings, files):
     assert np.corrcoef((embeddings * model.encode(second)).sum(axis=1), labels)[0, 1] > 0.9
 
 
-def test_the_backbone_is_not_touched_and_checkpoints_hold_what_is_trained_alone(settings, files):
-    given = settings(stage="cosines", template="prompteol")
-    before = weights_digest(LayerStates(given.model))
-    model = train_freeze(given, files / "out", progress=False)
-    assert model[0].pool_over == "all", "a prompt is read at its end"
-    assert weights_digest(model[0]) == before
-    assert weights_digest(LayerStates(str(files / "out" / "model"))) == before
-    written = [path for path in (files / "out" / "checkpoints").rglob("*") if path.is_file()]
-    assert sum(path.name == "model.safetensors" for path in written) == 2
-    assert all(path.stat().st_size < 60_000 for path in written if path.name == "model.safetensors")
-
-
 def test_epochs_cost_no_forward_passes(settings, files, monkeypatch):
     """Nor does another run; and ``max_steps`` ends the pretraining, too."""
     texts, forward = [], LayerStates.forward
@@ -112,6 +100,8 @@ def test_epochs_cost_no_forward_passes(settings, files, monkeypatch):
     for run in ("pretraining/checkpoints", "checkpoints"):
         (state,) = (files / "second" / run).glob("checkpoint-*/trainer_state.json")
         assert json.loads(state.read_text())["global_step"] == 1
+        (weights,) = state.parent.rglob("model.safetensors")
+        assert weights.stat().st_size < 90_000, "it holds what is trained alone"
 
 
 @pytest.mark.parametrize("run", ["out/checkpoints", long("pretraining")])
@@ -127,8 +117,8 @@ def test_a_resumed_run_is_the_run(run, settings, files):
         cache=str(files / "other-cache"), arguments={"save_steps": 3, "eval_steps": 5},
     )  # fmt: skip
     resumed = train_freeze(changed, files / "out", progress=False)
-    for name, weight in whole[1].state_dict().items():
-        assert torch.equal(resumed[1].state_dict()[name], weight), name
+    found = resumed[1].state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in whole[1].state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -136,7 +126,6 @@ def test_a_resumed_run_is_the_run(run, settings, files):
     [
         ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
         ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: stage "cosines" has no encoders'),
-        ({"stage": "siamese", "sentences": "x.txt"}, 'sentences: stage "siamese" reads no further texts'),
         ({"stage": "cosines", "loss": "cosent"}, 'loss: "cosent" trains the embeddings, and those of stage "cosines"'),
         ({"arguments": {"per_device_train_batch_size": 1}}, "per_device_train_batch_size: 1 was given: give 2 or more"),
     ],

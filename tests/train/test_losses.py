@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
 
@@ -17,7 +15,6 @@ from st_reba.train.losses import (
     LogResidualVarianceLoss,
     PairScoreMSELoss,
     ReconstructionLoss,
-    info_nce,
     pair_scores,
     tensor_modulus,
 )
@@ -38,23 +35,6 @@ def test_bellms_loss_is_st_s():
     embeddings = list(vectors(3, 5, 8))
     found = MultipleNegativesRankingLoss(None, scale=10).compute_loss_from_embeddings(embeddings, None)
     assert torch.allclose(found, oracles.equation_6(*embeddings, 0.1) / 5)
-
-
-NAN, NO_WEIGHTS = float("nan"), "give numbers of 0 or more, one of them greater than 0"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": 0}, "temperature=0: give a number greater than 0"),
-        ({"least_cosine": NAN}, "least_cosine=nan: give a number between 0 and 1"),
-        ({"info_nce_weight": -1}, NO_WEIGHTS),
-        ({"info_nce_weight": 0, "interaction_weight": 0, "modulus_weight": 0}, NO_WEIGHTS),
-    ],
-)
-def test_numbers_that_are_refused(settings, message, encoder_paths):
-    with pytest.raises(ValueError, match=message):
-        JTCSELoss(pipeline(TwinTower(*encoder_paths()), "cls"), **settings)
 
 
 class TestFreeze:
@@ -96,16 +76,11 @@ class TestFreeze:
     def test_cosent_trains_the_embedding_and_the_head_behind_it(self, model, plain):
         embeddings = self.embeddings(model)
         ranking = CoSENTLoss(model, scale=7).compute_loss_from_embeddings(embeddings, LABELS)
+        head = [weight for name, weight in model[-1].named_parameters() if name.startswith("head")]
         squares = (model[-1].scores(*embeddings) - LABELS).square().mean()
-        weights = dict(model[-1].named_parameters())
-        encoders = {name: weight for name, weight in weights.items() if name.startswith("encoder")}
-        expected = torch.autograd.grad(ranking, list(encoders.values()), retain_graph=True)
         loss = EmbeddingCoSENTLoss(model, scale=7)(self.columns(model), LABELS)
         assert torch.allclose(loss, ranking + squares, atol=1e-4)
-        loss.backward()
-        for (name, weight), own in zip(encoders.items(), expected, strict=True):
-            assert torch.allclose(weight.grad, own, atol=1e-4), name
-        assert all(weight.grad.any() for name, weight in weights.items() if name.startswith("head"))
+        assert all(gradient.any() for gradient in torch.autograd.grad(loss, head))
         expected = CoSENTLoss(plain, scale=5).compute_loss_from_embeddings(self.embeddings(plain), LABELS)
         assert torch.allclose(EmbeddingCoSENTLoss(plain)(self.columns(plain), LABELS), expected, atol=1e-4)
 
@@ -123,14 +98,6 @@ class TestFreeze:
         for other, last in ((plain, "Pooling"), (bare, "LayerwiseAutoencoder")):
             with pytest.raises(ValueError, match=f"The model ends in {last}, which has no decoders"):
                 ReconstructionLoss(other)
-
-
-@given(batch=st.integers(1, 6), width=st.integers(1, 5), temperature=st.floats(0.03, 3), seed=st.integers(0, 99))
-def test_info_nce(batch, width, temperature, seed):
-    anchors, positives = vectors(2, batch, width, seed=seed)
-    found = info_nce(anchors, positives, temperature)
-    assert torch.allclose(found, oracles.info_nce(anchors, positives, temperature))
-    assert torch.allclose(found, info_nce(7 * anchors, positives / 3, temperature))
 
 
 def test_the_coin_is_fair_seeded_and_apart_from_other_randomness():
@@ -155,14 +122,6 @@ def test_the_coin_is_fair_seeded_and_apart_from_other_randomness():
     torch.manual_seed(1)
     assert first[:30] == throws(3, 30) != throws(4, 30)
     assert 15 < sum(first) < 45
-
-
-@given(batch=st.integers(1, 5), width=st.integers(1, 5), seed=st.integers(0, 99))
-def test_tensor_modulus(batch, width, seed):
-    h, h_plus, p, p_plus = vectors(4, batch, 2, width, seed=seed)
-    expected = oracles.tensor_modulus(h[:, 0], h_plus[:, 1], p[:, 0], p_plus[:, 1])
-    expected = expected + oracles.tensor_modulus(h[:, 1], h_plus[:, 0], p[:, 1], p_plus[:, 0])
-    assert torch.allclose(tensor_modulus(h, h_plus, p, p_plus, 1e-4), expected)
 
 
 def test_opposite_states_and_vanished_pooler_outputs_are_no_nan():
@@ -219,20 +178,26 @@ class TestJTCSE:
             assert parameter.grad.isfinite().all(), name
             assert parameter.grad.any(), name
 
-    @pytest.mark.parametrize("left", ["info_nce", "interaction", "modulus"])
-    def test_terms_by_their_weights(self, left, model):
+    def test_terms_by_their_weights(self, model):
         """The ablations of Table X, and weights beside 1."""
-        model.eval()
-        features = [model.preprocess(TEXTS)]
+        features = [model.eval().preprocess(TEXTS)]
         full = JTCSELoss(model)(features)
-        found = JTCSELoss(model, **{f"{name}_weight": 2.0 if name == left else 0.0 for name in full})(features)
-        assert list(found) == [left]
-        assert torch.allclose(found[left], 2 * full[left])
+        for left in full:
+            found = JTCSELoss(model, **{f"{name}_weight": 2.0 if name == left else 0.0 for name in full})(features)
+            assert list(found) == [left]
+            assert torch.allclose(found[left], 2 * full[left])
 
     def test_what_it_refuses_and_tells_a_card(self, model, backbone_path):
         with pytest.raises(ValueError, match="the model's first module is CausalTransformer: use a TwinTower"):
             JTCSELoss(pipeline(CausalTransformer(backbone_path())))
         with pytest.raises(ValueError, match="The data has 3 columns of text: JTCSELoss takes one, or two"):
             JTCSELoss(model)([model.preprocess(TEXTS)] * 3)
+        none = {"info_nce_weight": 0, "interaction_weight": 0, "modulus_weight": 0}
+        for wrong, said in (
+            ({"temperature": 0}, "temperature=0: give a number greater"), (none, "give numbers of 0 or more"),
+            ({"least_cosine": 1.0}, "least_cosine=1.0: give a number between 0 and 1"),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=said):
+                JTCSELoss(model, **wrong)
         told = JTCSELoss(model, temperature=0.1, seed=3).get_config_dict()
         assert (told["temperature"], told["modulus_weight"], told["seed"]) == (0.1, 1.0, 3)
