@@ -18,12 +18,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModelForCausalLM
 
-from st_reba import ReBAModule
+from st_reba import CausalTransformer, ReBAModule
 from st_reba.data.demo import demo_sentences
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
@@ -235,6 +238,23 @@ def test_blocks_are_run_known_and_no_wider_than_a_page_and_what_stands_for_somet
     assert {block.language for block in every} <= {"python", "bash", "yaml", "text", "json", "nginx", ""}
     lines = [line for block in every if block.language != "text" for line in block.code.splitlines()]
     assert [line for line in lines if len(line) > 110] == []
+
+
+def test_no_page_links_to_a_repository_whose_address_is_not_known():
+    ours = re.compile(r"https?://\S*/st[-_]reba\b")
+    assert [named(page) for page in PAGES if ours.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_sentence_transformers_reads_a_causal_checkpoint_as_clients_says():
+    model = str(ROOT / "tests" / "demo_lm")
+    host = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": torch.float32})
+    assert "reads a causal checkpoint at its last token" in (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    assert host[1].get_config_dict()["pooling_mode"] == "lasttoken"
+    classical = CausalTransformer(model, pool_over="all")
+    ours = SentenceTransformer(
+        modules=[classical, Pooling(classical.get_embedding_dimension(), "lasttoken")], device="cpu"
+    )
+    assert np.allclose(ours.encode(["A short text."]), host.encode(["A short text."]), atol=1e-5)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=named)
