@@ -33,6 +33,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
 from ..hub.fetching import fetching
+from ..hub.push import loading_class
 from ..hub.removed import without_removed
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
 from ..lm import backbone, gguf, llama_cpp
@@ -754,7 +755,54 @@ def note_requirement(directory: Path) -> None:
             config = json.loads(path.read_text(encoding="utf-8"))
             config["requirements"] = {**config.get("requirements", {}), **REQUIREMENT}
             path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+            _note_in_root(root, directory)
             return
+
+
+def _note_in_root(root: Path, directory: Path) -> None:
+    """Write a ``config.json`` that names st_reba, for programs that look for a language model in a model's root.
+
+    Only a first module in a directory of its own gets it. A file that is there is left; but where an adapter lies in
+    the root, one of ours, of a model that was saved there before, would be taken for the adapter's base model.
+    """
+    config = root / utils.CONFIG_NAME
+    if (root / "adapter_config.json").is_file():
+        if _is_noted(config):
+            config.unlink()
+    elif directory != root and directory.name.startswith("0_") and not config.exists():
+        noted = {"load_with": "sentence-transformers, after import st_reba", "model_type": SavedModelConfig.model_type}
+        config.write_text(json.dumps(noted, indent=2), encoding="utf-8")
+
+
+def _is_noted(config: Path) -> bool:
+    return config.is_file() and read_object(config).get("model_type") == SavedModelConfig.model_type
+
+
+class SavedModelConfig(PreTrainedConfig):
+    """Configuration of a saved model's root, of which transformers makes no model."""
+
+    model_type = "st_reba"
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Raise an error that says how to load the model.
+
+        Raises:
+            ValueError: Always.
+        """
+        name = str(kwargs.get("name_or_path"))
+        kind = loading_class(name) or "SentenceTransformer"
+        message = f'{name} is a {kind} of st_reba, not a language model: load it with {kind}("{name}").'
+        files = Files(name, kwargs)
+        if modules := files.find("modules.json"):
+            folder = saved_files.read_modules(modules)[0]["path"]
+            inner = files.find(f"{folder}/{utils.CONFIG_NAME}")
+            if inner is not None and "model_type" in read_object(inner):
+                message += f" Its language model is in the folder {folder}."
+        raise ValueError(message)
+
+
+AutoConfig.register(SavedModelConfig.model_type, SavedModelConfig)
 
 
 def backbone_of(name_or_path: str | PathLike[str]) -> str:
@@ -767,7 +815,8 @@ def backbone_of(name_or_path: str | PathLike[str]) -> str:
         ValueError: If its ``modules.json`` is malformed, or leads out of the model.
     """
     root = Path(name_or_path)
-    if (root / utils.CONFIG_NAME).is_file() or not (root / "modules.json").is_file():
+    config, modules = root / utils.CONFIG_NAME, root / "modules.json"
+    if not modules.is_file() or (config.is_file() and not _is_noted(config)):
         return fspath(name_or_path)
-    inner = root / saved_files.read_modules(root / "modules.json")[0]["path"]
+    inner = root / saved_files.read_modules(modules)[0]["path"]
     return str(inner) if (inner / utils.CONFIG_NAME).is_file() else fspath(name_or_path)
