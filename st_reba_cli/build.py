@@ -9,7 +9,7 @@ import typer
 
 from . import options
 from .options import complete_recipe, option, refuse
-from .printing import console, model_name, notes, write_json
+from .printing import console, loading_line, model_name, notes, write_json
 
 if TYPE_CHECKING:
     from st_reba.recipes import Recipe
@@ -167,8 +167,7 @@ def build(
                 )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__
-    imported = f"from sentence_transformers import {family}; " if sparse else ""
-    line = f'import st_reba; {imported}{"st_reba." if rerank else ""}{family}("{out}")'
+    line = loading_line(f"st_reba.{family}" if rerank else family, out)
     console.say(f"Wrote {out}. Load it with: {line}")
     if as_json:
         key = None if rerank else chosen.key

@@ -9,7 +9,7 @@ import typer
 
 from . import options
 from .options import model_or_demo, option, place, refuse
-from .printing import Shown, console
+from .printing import Shown, console, loading_line
 
 
 def export(
@@ -78,5 +78,5 @@ def export(
             save_plain(loaded, scratch, pieces=pieces)
         engines = f"Serve it with any engine that has {type(loaded[0].model).__name__}, or load"
         said = f"Wrote {plain}, which gives the same vectors. {engines}"
-    line = f'SentenceTransformer("{static or plain}")'
+    line = loading_line("SentenceTransformer", static or plain, imports="")
     console.say(f"{said} it with: {line}; it needs sentence-transformers alone.")

@@ -64,6 +64,21 @@ def model_name(model: str) -> str:
     return path.name if path.is_file() else model
 
 
+def loading_line(kind: str, model: object, revision: str | None = None, imports: str = "import st_reba; ") -> str:
+    """Return a line of Python that loads a saved model, with its imports.
+
+    Args:
+        kind: Name of its class in sentence-transformers, or with its package.
+        model: Directory or Hub id.
+        revision: Branch, tag or commit on the Hub.
+        imports: What makes its modules known.
+    """
+    if "." not in kind:
+        imports += f"from sentence_transformers import {kind}; "
+    branch = "" if revision is None else f', revision="{revision}"'
+    return f'{imports}{kind}("{model}"{branch})'
+
+
 def write_json(command: str, **found: Any) -> None:
     """Print the result of a command as one object, with the name of its schema first."""
     sys.stdout.write(json.dumps({"schema": f"st-reba/{command}/1", **found}, ensure_ascii=False, indent=1) + "\n")

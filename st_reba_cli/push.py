@@ -7,7 +7,7 @@ from typing import Annotated
 
 from . import options
 from .options import argument, option
-from .printing import console, write_json
+from .printing import console, loading_line, write_json
 
 
 def push(
@@ -31,8 +31,8 @@ def push(
     from st_reba.hub import push as hub
 
     url = hub.push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
-    where, branch = ("", "") if revision is None else (f", revision {revision}", f', revision="{revision}"')
-    line = f'import st_reba; {hub.loading_class(str(directory))}("{repo_id}"{branch})'
+    where = "" if revision is None else f", revision {revision}"
+    line = loading_line(str(hub.loading_class(str(directory))), repo_id, revision)
     if create_pr:
         console.say(f"Proposed {directory} to {repo_id}: {url}")
     else:

@@ -19,7 +19,7 @@ from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, ro
 from st_reba.evaluation.tasks import Measure
 from st_reba.optional import require
 
-from .printing import Shown, best_in_bold, console, notes
+from .printing import Shown, best_in_bold, console, loading_line, notes
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -85,8 +85,8 @@ def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool
     finally:
         if best is not None:
             save_best(found, recipes, best)
-            line = f'Load it with: import st_reba; SentenceTransformer("{best}")'
-            console.say(f"Wrote {found.choice().name} to {best}. {line}")
+            line = loading_line("SentenceTransformer", best)
+            console.say(f"Wrote {found.choice().name} to {best}. Load it with: {line}")
 
 
 def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:

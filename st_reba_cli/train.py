@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from .options import argument, check_free, check_model, check_source, file, option
-from .printing import console
+from .printing import console, loading_line
 
 
 def train(
@@ -64,5 +64,4 @@ def train(
         raise typer.Exit(130) from None
     if is_main():
         for directory in [out / "model", *([out / "adapter"] if method == "bellm" else [])]:
-            line = f'import st_reba; SentenceTransformer("{directory}")'
-            console.say(f"Wrote {directory}. Load it with: {line}")
+            console.say(f"Wrote {directory}. Load it with: {loading_line('SentenceTransformer', directory)}")

@@ -33,8 +33,11 @@ ENCODERS: dict[str, type[Any]] = {
 BY_ATTENTION = "st_reba.AttentionReranker"
 #: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
 _NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
-#: What saved cards say where a model's id belongs.
-_PLACEHOLDERS = ("path-or-id-of-this-model", "sentence_transformers_model_id", "cross_encoder_model_id")
+#: Placeholders of a model's id in saved cards: of 0.8, and of sentence-transformers, which fills its own in itself.
+_PLACEHOLDERS = (
+    "path-or-id-of-this-model", "sentence_transformers_model_id", "cross_encoder_model_id", "sparse_encoder_model_id",
+    "multi_vector_encoder_model_id",
+)  # fmt: skip
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 

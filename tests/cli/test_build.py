@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,12 @@ TOLD = "The texts are in Chinese, and so "
 
 
 def built(options: str = "", model: str = "demo", family: type = SentenceTransformer):
-    typed(f"build --model {model} --out out {options}")
+    line = typed(f"build --model {model} --out out {options}").partition("Load it with: ")[2].strip()
+    named: dict[str, Any] = {}
+    # As it is printed.
+    imports, _, call = line.rpartition("; ")
+    exec(f"{imports}; loaded = {call}", named)
+    assert type(named["loaded"]) is family
     return family("out", device="cpu")
 
 
@@ -73,14 +79,15 @@ def test_rerank(desk, monkeypatch):
     monkeypatch.setattr("st_reba.hub.push.push", lambda directory, repo_id, **options: f"https://hub/{repo_id}")
     assert 'Load it with: import st_reba; st_reba.AttentionReranker("org/lists")' in typed("push out org/lists")
     typed("build --model lm --recipe prompteol --out plain")
-    assert 'Load it with: import st_reba; SentenceTransformer("org/plain")' in typed("push plain org/plain")
+    line = 'Load it with: import st_reba; from sentence_transformers import SentenceTransformer; SentenceTransformer("'
+    assert f'{line}org/plain")' in typed("push plain org/plain")
 
 
 def test_a_vector_for_each_token(desk):
     model = built("--multi-vector --recipe reba-2@2 --dimensions 8 --document-prompt x", "lm", MultiVectorEncoder)
     marks, word = model.encode_document(["?", "a"])
     assert (word.shape, len(marks)) == ((1, 8), 0)
-    assert model.prompts["document"] == "x"
+    assert model.prompts["document"] == "text: "
     card = Path("out/README.md").read_text(encoding="utf-8")
     assert "from sentence_transformers import MultiVectorEncoder" in card
     assert "| dimensions | 8 |" in card

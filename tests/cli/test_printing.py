@@ -173,7 +173,8 @@ def test_nothing_that_a_user_gave_is_markup(desk):
     on = "--model shallow --device cpu --dtype float32"
     output = typed(f"compare {on} --data '{pairs}' --recipes classical --out '{report}' --save-best '{ODD}/best'")
     assert "20 pairs of [data].tsv" in output
-    assert f'to {ODD}/best. Load it with: import st_reba; SentenceTransformer("{ODD}/best")' in output
+    line = "Load it with: import st_reba; from sentence_transformers import SentenceTransformer; SentenceTransformer"
+    assert f'to {ODD}/best. {line}("{ODD}/best")' in output
     assert f"Report: {report}/report.html" in output
     assert f"{ODD}/best exists and is not an empty" in typed(f"build --model lm --out '{ODD}/best'", expect=1)
     assert f"Wrote 5 vectors of 5 texts to {ODD}/a.npy." in typed(

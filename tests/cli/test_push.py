@@ -57,7 +57,9 @@ def test_what_is_sent(model, hub):
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "MultiVectorEncoder"}))
     output = typed("push model org/name")
     assert "Pushed model to org/name: https://hub/[a]" in output
-    assert 'import st_reba; MultiVectorEncoder("org/name")' in output
+    assert (
+        'import st_reba; from sentence_transformers import MultiVectorEncoder; MultiVectorEncoder("org/name")' in output
+    )
     files = {path.relative_to(model).as_posix() for path in model.rglob("*") if path.is_file()}
     assert set(hub["sent"]) == files - {".git/config", ".env"}
     assert hub["sent"][f"{OWN}/model.safetensors"] == (model / OWN / "model.safetensors").read_bytes()

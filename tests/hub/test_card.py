@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
@@ -103,6 +104,18 @@ def test_a_recipe_is_named(roomy, tmp_path):
     text = written(model, tmp_path)
     assert "Recipe **PromptEOL** (`st-reba build --recipe prompteol`). The last token of a prompt that asks" in text
     assert "- Ting Jiang et al.: Scaling Sentence Embeddings" in text
+
+
+@pytest.mark.parametrize("family", [SentenceTransformer, MultiVectorEncoder])
+def test_the_name_of_a_model_is_filled_in(family, roomy, tmp_path):
+    """Of a new model, and of one that was saved without a name."""
+    model = family(modules=[*pipeline(EchoModule(roomy))][: 1 + (family is SentenceTransformer)], device="cpu")
+    open_id = written(model, tmp_path / "open")
+    for one in (model, family(str(tmp_path / "open"), device="cpu")):
+        one.save_pretrained(str(tmp_path / "named"), model_name="me/mine")
+        text = (tmp_path / "named" / "README.md").read_text(encoding="utf-8")
+        assert f'model = {family.__name__}("me/mine")' in text
+        assert text == re.sub(r'(?<=\(")\w+_model_id', "me/mine", open_id)
 
 
 def test_settings_are_rows_of_a_table_and_the_backbone_does_not_run(backbone_path, tmp_path, monkeypatch):

@@ -145,7 +145,7 @@ def outcomes(hub, workplace):
 def test_where_a_push_goes(outcomes, hub, workplace):
     """One commit, or none if nothing has changed."""
     for case, revision, built, output in (
-        ("new", "main", "two", 'Load it with: import st_reba; SentenceTransformer("org/built")'),
+        ("new", "main", "two", "Load it with: import st_reba; from sentence_transformers import SentenceTransformer; "),
         ("again", "main", "two", "Pushed "),
         ("branch", "three-copies", "three", 'SentenceTransformer("org/built", revision="three-copies")'),
         ("pull request", "refs/pr/1", "echo", "/org/built/discussions/1"),

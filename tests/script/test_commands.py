@@ -102,7 +102,7 @@ CASES: dict[str, tuple[list[str], str, Callable[[], object]]] = {
         ["export --model lm --static table --fit-texts texts.txt --dimensions 8"], "Wrote table. Load it with",
         lambda: isinstance(loaded("table")[0], StaticEmbedding) and encoded("table").shape == (12, 8)),
     "train": (
-        ["train freeze --config freeze.yaml --out run"], 'import st_reba; SentenceTransformer("run/model")',
+        ["train freeze --config freeze.yaml --out run"], 'SentenceTransformer; SentenceTransformer("run/model")',
         lambda: any(isinstance(module, LayerwiseAutoencoder) for module in loaded("run/model"))),
 }  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_build_tells_what_it_wrote_on_stdout_and_all_else_on_stderr(script, desk
     done = subprocess.run(line, env=script.environment(), capture_output=True, text=True, check=True)
     assert json_in(done.stdout, "build") == {
         "path": "m", "family": "SentenceTransformer", "recipe": "reba-2",
-        "load": 'import st_reba; SentenceTransformer("m")',
+        "load": 'import st_reba; from sentence_transformers import SentenceTransformer; SentenceTransformer("m")',
     }  # fmt: skip
     assert "Load it with" in done.stderr
     expected = pipeline(ReBAModule("lm")).encode(TEXTS, normalize_embeddings=True)
