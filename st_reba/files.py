@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from filelock import FileLock, Timeout
+
 # What the system says where there is no room: on the disk, or in the user's share of it.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 #: What safetensors says, in the system's words.
@@ -69,6 +71,30 @@ def check_free(out: Path, called: str) -> None:
 
 
 @contextmanager
+def held(out: Path, called: str) -> Iterator[None]:
+    """Have a place alone, by a hidden lock beside it.
+
+    Args:
+        out: A file or a directory; directories above it are made.
+        called: As in :func:`check_free`.
+
+    Raises:
+        ValueError: If another process has it.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out.with_name(f".{out.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{out} is in use: another process is writing it. Wait, or choose another {called}.") from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+@contextmanager
 def atomic_directory(out: Path, called: str = "--out") -> Iterator[Path]:
     """A directory to write in, which is moved to ``out`` when all is written, and removed on an error.
 
@@ -77,19 +103,21 @@ def atomic_directory(out: Path, called: str = "--out") -> Iterator[Path]:
         called: As in :func:`check_free`.
 
     Raises:
-        ValueError: If something lies there already.
+        ValueError: If something lies there already, or another process is writing there.
         NoRoomError: If the disk is full.
     """
     check_free(out, called)
-    with _room(out, f"Make room in {out.parent}, or choose another {called}"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-            whole = Path(scratch) / "whole"
-            whole.mkdir()
-            yield whole
-            if out.exists():
-                out.rmdir()
-            shutil.move(whole, out)
+    with (
+        _room(out, f"Make room in {out.parent}, or choose another {called}"),
+        held(out, called),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch,
+    ):
+        whole = Path(scratch) / "whole"
+        whole.mkdir()
+        yield whole
+        if out.exists():
+            out.rmdir()
+        shutil.move(whole, out)
 
 
 _SCRATCH = ".writing-"

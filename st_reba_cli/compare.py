@@ -83,13 +83,14 @@ def compare(
     from st_reba.compare.results import Comparison
     from st_reba.data.demo import demo_questions
     from st_reba.evaluation import OddOneOutEvaluator
+    from st_reba.files import held
     from st_reba.lm.backbone import depth
     from st_reba.modules import CausalModule, CausalTransformer
     from st_reba.recipes import asked_for
     from st_reba.text.templates import language_of
 
     from . import load as loading
-    from .show import has_page, kept, report, running, show, show_changes, write
+    from .show import has_page, kept, partial_of, report, running, show, show_changes, write
 
     context.with_resource(loading.quiet())
     old = None if against is None else Comparison.load(against)
@@ -135,6 +136,8 @@ def compare(
                     f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
                     "package: give more texts, or --fit-texts."
                 )
+    if out is not None and not dry_run:
+        context.with_resource(held(partial_of(out), "--out"))
     left = None if dry_run else kept(out)
     if engine == "llama.cpp":
         backbone: CausalModule = loading.load_llama_cpp(name, max_seq_length)

@@ -46,7 +46,7 @@ def kept(out: Path | None) -> TensorCache | None:
     """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
     if out is None:
         return None
-    directory = _partial(out)
+    directory = partial_of(out)
     if directory.is_dir() and any(directory.glob("*.safetensors")):
         notes.say(f"Going on from {directory}, which a stopped run has left.")
     return TensorCache(directory)
@@ -65,7 +65,7 @@ def running(recipes: Recipes, total: float | None) -> Iterator[None]:
             raise
 
 
-def _partial(out: Path) -> Path:
+def partial_of(out: Path) -> Path:
     """Where what was embedded lies until all is written."""
     return out.with_name(f"{out.name}.partial")
 
@@ -75,7 +75,7 @@ def report(found: Comparison, out: Path | None, with_page: bool) -> None:
     if out is not None:
         written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
         console.say(f"Report: {written}")
-        shutil.rmtree(_partial(out), ignore_errors=True)
+        shutil.rmtree(partial_of(out), ignore_errors=True)
 
 
 def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:

@@ -102,6 +102,15 @@ WRITERS = {
 on_a_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 
 
+def test_a_directory_is_written_by_one_at_a_time(tmp_path):
+    with atomic_directory(tmp_path / "out") as scratch:
+        (scratch / "file").touch()
+        message = "out is in use: another process is writing it. Wait, or choose another --static."
+        with pytest.raises(ValueError, match=message), atomic_directory(tmp_path / "out", "--static"):
+            pass
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/file"]
+
+
 @on_a_full_disk
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_writer_says_that_the_disk_is_full_and_leaves_nothing(writer, tmp_path):

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_reba.compare.results import Comparison
-from st_reba_cli import app
+from st_reba_cli import app, show
 
 from ..backbones import TEXTS
 from . import typed
@@ -47,6 +47,21 @@ def test_a_dry_run_on_the_demo_texts(desk):
     assert " on 360 texts" in typed("compare --dry-run --model shallow --demo retrieval --recipes rt-2")
     output = typed("compare --dry-run --model shallow --demo pairs-zh --recipes prompteol")
     assert "The texts are in Chinese, and so asks PromptEOL; --prompt-language en keeps the English prompt." in output
+
+
+def test_two_at_once(desk, monkeypatch):
+    """The second is refused; the first ends as if there had been none."""
+    line, write, second = f"{ON} --data pairs.tsv --recipes classical --no-controls --out report", show.write, []
+
+    def written_meanwhile(*given):
+        second.append(typed(line, expect=1))
+        write(*given)
+
+    monkeypatch.setattr(show, "write", written_meanwhile)
+    before = written(desk)
+    typed(line)
+    assert second[0].endswith("report.partial is in use: another process is writing it. Wait, or choose another --out.")
+    assert {Path(name).parts[0] for name in {*written(desk)} - {*before}} == {"report"}
 
 
 def test_what_is_shown():
