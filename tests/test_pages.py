@@ -248,9 +248,10 @@ def test_no_page_links_to_a_repository_whose_address_is_not_known():
 def test_sentence_transformers_reads_a_causal_checkpoint_as_clients_says():
     model = str(ROOT / "tests" / "demo_lm")
     host = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": torch.float32})
+    host.tokenizer.pad_token = host.tokenizer.eos_token
     assert "reads a causal checkpoint at its last token" in (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     assert host[1].get_config_dict()["pooling_mode"] == "lasttoken"
-    classical = CausalTransformer(model, pool_over="all")
+    classical = CausalTransformer(model, pool_over="all", model_kwargs={"dtype": torch.float32})
     ours = SentenceTransformer(
         modules=[classical, Pooling(classical.get_embedding_dimension(), "lasttoken")], device="cpu"
     )
