@@ -28,7 +28,7 @@ NAMES = Path(__file__).with_name("names.json")
 #: What a directory with a model has at least one of: a language model, a SentenceTransformer, an adapter.
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
 #: Files that a table of texts is read from.
-_TABLES = (".txt", ".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".zst")
+_TABLES = (".txt", ".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".bz2", ".xz", ".zst")
 # No backslash: C:\data\pairs is a path of Windows.
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 #: ``org/repo:TAG``: a GGUF file of the Hub, as for llama.cpp's -hf.

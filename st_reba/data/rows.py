@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .sources import File
+from .sources import File, foreign
 
 #: Bytes that a line, a row of CSV or a text in Parquet may have: no model reads a text of so many, and memory must hold
 #: any one of them.
@@ -101,10 +102,12 @@ def _lines(file: File) -> Iterator[tuple[int, str]]:
                 raw = stream.readline(LONGEST + 1)
                 if len(raw) > LONGEST:
                     raise ValueError(f"{place(file, line)}: {TOO_LONG}.")
+                if line == 1 and (what := foreign(raw)):
+                    raise ValueError(f"{file.name} is {what}")
                 text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{place(file, line)}: not UTF-8 ({error.reason}). Save the file as UTF-8.") from None
-            except (OSError, pa.ArrowException) as error:
+            except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
                 raise ValueError(f"{file.name} cannot be read to its end ({error}).") from None
             if not raw:
                 return

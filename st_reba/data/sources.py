@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,26 @@ from ..optional import require
 #: Kinds of content by suffix.
 KINDS = {f".{kind}": kind for kind in ("txt", "tsv", "csv", "jsonl", "parquet")}
 KINDS |= dict.fromkeys((".ndjson", ".json"), "jsonl")
-#: Compressions of text files by their last suffix, as pyarrow names them.
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+#: Compressions of text files by their last suffix; all but xz as pyarrow names them.
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 FORMATS = (
     "plain text (.txt, one text a line), .tsv, .csv, JSON lines (.jsonl, .ndjson) or Parquet (.parquet); all but the "
-    "last also compressed (.gz, .zst)"
+    "last also compressed (.gz, .bz2, .xz, .zst)"
 )
+_SHEET = "Save a sheet as .csv, in UTF-8."
+_UTF_16 = "UTF-16. Save the file as UTF-8."
+#: What begins with some bytes, and what to do about it.
+_SIGNATURES = {
+    b"PK\x03\x04": f"an Excel workbook or another ZIP file. {_SHEET}",
+    b"\xd0\xcf\x11\xe0": f"an Excel workbook. {_SHEET}",
+    b"PAR1": "a Parquet file. End its name in .parquet.",
+    b"\x1f\x8b": "compressed. End its name so, as in table.csv.gz.",
+    b"BZh": "compressed. End its name so, as in table.csv.bz2.",
+    b"\xfd7zXZ": "compressed. End its name so, as in table.csv.xz.",
+    b"\x28\xb5\x2f\xfd": "compressed. End its name so, as in table.csv.zst.",
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+}
 #: Words that file names have for splits: of train, test and validation.
 _SPLIT = re.compile(r"(?:^|[^a-z])(?:(train)(?:ing)?|(test)(?:ing)?|dev|val(?:id(?:ation)?)?)(?=$|[^a-z])")
 #: Order of preference among the parts of a data set, where none is asked for: to measure on, and to train on.
@@ -46,6 +61,12 @@ def kind_of(name: str) -> tuple[str, str]:
     compression = suffixes.pop() if suffixes[-1:] and suffixes[-1] in COMPRESSIONS else ""
     kind = KINDS.get(suffixes[-1], "") if suffixes else ""
     return "" if kind == "parquet" and compression else kind, compression
+
+
+def foreign(head: bytes) -> str:
+    """Return what a file is that is no text in UTF-8, as its first line tells, and what to do; empty: nothing tells."""
+    told = (what for signature, what in _SIGNATURES.items() if head.startswith(signature))
+    return next(told, _UTF_16 if b"\0" in head else "")
 
 
 class File:
@@ -70,10 +91,14 @@ class File:
                 f"{self.name} is a pipe or a device, but texts are read more than once: write them to a file."
             )
         if not self.kind:
-            raise ValueError(f"{self.name}: of no known format. Give {FORMATS}.")
+            with path.open("rb") as stream:
+                what = foreign(stream.read(8))
+            raise ValueError(f"{self.name} is {what}" if what else f"{self.name}: of no known format. Give {FORMATS}.")
 
     def open(self) -> BinaryIO:
         """Open it to read its bytes after decompression."""
+        if self._compression == ".xz":
+            return cast(BinaryIO, lzma.open(self.path))
         stream = pyarrow.input_stream(str(self.path), compression=COMPRESSIONS.get(self._compression))
         return cast(BinaryIO, io.BufferedReader(stream))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
 import json
+import lzma
 import re
 from pathlib import Path
 
@@ -22,6 +24,12 @@ from ..conftest import long
 
 #: Bytes that a line may have in these tests.
 SHORT = 2**16
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+}
 LINES = ["one", "", "  zwei \x00\x0b\x1c", "三\u2028\x85", "last\r"]
 
 
@@ -50,11 +58,7 @@ def all_rows(copy, order=None):
 
 def write(path, data: bytes):
     """In the compression that the suffix asks for."""
-    if path.suffix == ".gz":
-        data = gzip.compress(data)
-    elif path.suffix == ".zst":
-        data = pa.compress(data, codec="zstd", asbytes=True)
-    path.write_bytes(data)
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(data))
     return path
 
 
@@ -63,7 +67,7 @@ def write_parquet(path, texts, **options):
     return path
 
 
-@pytest.mark.parametrize("suffix", ["", long(".gz"), ".zst"])
+@pytest.mark.parametrize("suffix", ["", long(".gz"), long(".bz2"), ".xz", ".zst"])
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
@@ -94,6 +98,17 @@ def test_json_lines(tmp_path):
     ("name", "data", "options", "message"),
     [
         ("t.txt", b"a\n\xff\n", {}, "t.txt, line 2: not UTF-8 (invalid start byte). Save the file as UTF-8."),
+        (
+            "t.csv",
+            b"PK\x03\x04\x14\x00",
+            {},
+            "t.csv is an Excel workbook or another ZIP file. Save a sheet as .csv, in UTF-8.",
+        ),
+        ("t.xls", b"\xd0\xcf\x11\xe0", {}, "t.xls is an Excel workbook. Save a sheet as .csv, in UTF-8."),
+        ("t.csv", COMPRESS[".zst"](b"a"), {}, "t.csv is compressed. End its name so, as in table.csv.zst."),
+        ("t", b"PAR1", {}, "t is a Parquet file. End its name in .parquet."),
+        ("t.txt", "a".encode("utf-16"), {}, "t.txt is UTF-16. Save the file as UTF-8."),
+        ("t.tsv", "a\tb\n".encode("utf-16-le"), {}, "t.tsv is UTF-16. Save the file as UTF-8."),
         ("t.txt.gz", b"", {}, "t.txt.gz holds no texts."),
         ("t.csv", b"text\n", {}, "t.csv holds no texts"),
         ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', {}, "t.jsonl, line 3: not JSON (Expecting value"),
@@ -124,7 +139,7 @@ def test_refusals(name, data, options, message, tmp_path):
         copied(write(tmp_path / name, data), **options)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_file_that_is_cut_short(suffix, tmp_path):
     path = write(tmp_path / f"t.txt{suffix}", b"".join(b"%d\n" % number for number in range(9999)))
     path.write_bytes(path.read_bytes()[:-20])

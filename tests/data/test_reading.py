@@ -94,7 +94,7 @@ class TestFolders:
     def test_a_pipe(self, tmp_path):
         os.mkfifo(tmp_path / "t.txt")
         with pytest.raises(ValueError, match="t.txt is a pipe or a device, but texts are read more than once"):
-            names(tmp_path / "t.txt")
+            read_data(tmp_path / "t.txt")
 
 
 class TestRemote:
