@@ -147,6 +147,9 @@ class TestBlocks:
     def test_a_long_document_is_cut_and_the_query_is_not(self, saved):
         module = made(saved(), max_seq_length=4)[0]
         assert [len(ids) for ids in module.preprocess([(QUERY, "dog " * 50), (QUERY, "a")])["documents"]] == [4, 1]
+        module.tokenizer.truncation_side = "left"
+        last = module.token_ids(["g h i j"])[0][-4:]
+        assert module.preprocess([(QUERY, "a b c d e f g h i j")])["documents"] == [last]
         module = made(saved())[0]
         features = module.preprocess([(QUERY, "dog " * 500)])
         whole = [*features["front"], *features["separator"], *features["documents"][0], *features["asked"][0][0]]

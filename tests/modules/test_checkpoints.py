@@ -81,6 +81,7 @@ class TestShardsOutside:
 @pytest.mark.parametrize(
     ("beside", "settings", "said"),
     [
+        ("pytorch_model.bin", {"use_safetensors": False}, None),
         ("model.fp16.safetensors", {"variant": "fp16"}, None),
         (
             "model.fp16.safetensors",
@@ -92,7 +93,12 @@ class TestShardsOutside:
 )
 def test_no_weights_at_all(beside, settings, said, tmp_path):
     language_model(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / beside)
+    weights = tmp_path / "model.safetensors"
+    if beside.endswith(".bin"):
+        torch.save(load_file(weights), tmp_path / beside)
+    else:
+        shutil.copy(weights, tmp_path / beside)
+    weights.unlink()
     if said is None:
         CausalTransformer(str(tmp_path), model_kwargs=settings)
         return
