@@ -27,7 +27,7 @@ from st_reba import (
     progress,
 )
 from st_reba.compare import RecipeSweep
-from st_reba.compare.usual import usual
+from st_reba.compare.run import usual
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs
 from st_reba.encode import Encoder, encode_file

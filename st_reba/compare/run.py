@@ -23,17 +23,19 @@ from ..data.tables import Labelled, Retrieval
 from ..evaluation import OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Estimate, Resampled, by_halves
 from ..evaluation.tasks import Measure, Measured, Vectors, task_of
+from ..lm.backbone import depth
 from ..lm.fingerprint import fingerprint_of
-from ..recipes import Recipe
-from ..recipes.lookup import TF_IDF_RESULT, controls_of
+from ..modules import CausalModule, CausalTransformer
+from ..recipes import Recipe, asked_for
+from ..recipes.lookup import TF_IDF_RESULT, controls_of, in_language
 from ..recipes.recipe import TF_IDF
+from ..text.templates import language_of
 from .answer import Standing, answer, verdict
-from .choice import CHOICE, Choice, Halves, choices_of, joined, told_of
+from .choice import CHOICE, Choice, Halves, choices_of, joined, told_of, with_candidates
 from .cost import FINALISTS, seconds_of, unit_of_cost
 from .recipes import Recipes, listed_of
 from .results import Comparison, Result, SavedItems, has_number, rank
 from .tf_idf import TfIdf
-from .usual import usual
 
 TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
 
@@ -66,7 +68,7 @@ def compare(
     """Score and time every recipe.
 
     Args:
-        recipes: On one model; or the model, its path or one that is loaded, on which those of :func:`.usual.usual` are
+        recipes: On one model; or the model, its path or one that is loaded, on which those of :func:`usual` are
             compared, as ``st-reba compare`` does.
         data: Labelled pairs, triplets, a retrieval task or texts in classes.
         words: Word-sense questions, if any are to be asked; of no recipe that has no word embeddings.
@@ -277,3 +279,35 @@ def taken_of(choices: Mapping[str, Choice], recipe: Recipe) -> Recipe:
     """The candidate of a recipe that is timed, held against random weights, and built: that of the first half, which
     the second half scored."""
     return choices[recipe.result].taken[0] if recipe.result in choices else recipe
+
+
+def usual(
+    model: str | PathLike[str] | nn.Module, data: Labelled, texts: Sequence[str], tokenizer: Any = None
+) -> tuple[Recipes, Halves | None]:
+    """The few recipes, asking in the language of the texts; beside labels each with its candidates.
+
+    Args:
+        model: As for :class:`st_reba.CausalTransformer`.
+        data: What they are compared on.
+        texts: Those of the data.
+        tokenizer: That of a loaded language model.
+
+    Returns:
+        The recipes; and the halves of the data, on one of which is chosen what is scored on the other. None where there
+        are too few labels.
+
+    Raises:
+        ValueError: As for :class:`st_reba.CausalTransformer`.
+    """
+    given: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
+    if isinstance(model, str | PathLike):
+        given["model_kwargs"] = {"dtype": "auto"}
+    backbone = model if isinstance(model, CausalModule) else CausalTransformer(model, **given)
+    recipes = in_language(asked_for(["few"]), language_of(texts) or "en")
+    try:
+        halves = Halves.of(data)
+    except ValueError:
+        # Too few to choose on one half.
+        return Recipes(backbone, recipes), None
+    recipes = [each for recipe in recipes for each in with_candidates(recipe, depth(backbone.model))]
+    return Recipes(backbone, recipes, fit_on=halves.fit_on), halves
