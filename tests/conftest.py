@@ -102,13 +102,12 @@ def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     from st_reba.compare import report
-    from st_reba.evaluation import drawing
 
     def save(figure, target, **settings):
         target.write("") if hasattr(target, "write") else Path(target).touch()
 
     patched.setattr(Figure, "savefig", save)
-    patched.setattr(drawing, "freeze", lambda figure: None)
+    patched.setattr(report, "freeze", lambda figure: None)
     patched.setattr(report, "cost_figure", lambda comparison: Figure())
 
 

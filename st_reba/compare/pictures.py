@@ -1,15 +1,20 @@
-"""The pictures of a report: the axis of its forest plot, and score against cost. Lengths are in points."""
+"""The pictures of a report: the axis of its forest plot, and score against cost. Lengths are in points.
+
+They are drawn without a display, and without pyplot's global state.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation import drawing
-from ..evaluation.drawing import printable
 from ..evaluation.tasks import Measure
 from ..recipes.recipe import TF_IDF
 from .results import Comparison, Result, has_number, rank
@@ -17,6 +22,104 @@ from .results import Comparison, Result, has_number, rank
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+BLUE = "#2a6fbb"
+ORANGE = "#d9661f"
+GREY = "#9a9a9a"
+PALE = "#94b8e0"
+INK = "#1f2328"
+MUTED = "#59636e"
+GRID = "#e4e4e4"
+SURFACE = "#ffffff"
+
+_FALLBACKS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans GB", "Heiti SC",
+    "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Arial Unicode MS",
+)  # fmt: skip
+
+
+@contextmanager
+def drawing_style(size: float = 11) -> Iterator[None]:
+    """Fonts and colours of a report's figures: text is text (no formulas), in any script there is a font for.
+
+    Args:
+        size: Of the text, in points.
+    """
+    from matplotlib import rc_context
+
+    settings: Any = {
+        # Where an SVG is shown there may be none of them.
+        "font.family": [*_families(), "sans-serif"],
+        "font.size": size,
+        "axes.titlesize": size + 1,
+        "axes.edgecolor": GREY,
+        "axes.labelcolor": MUTED,
+        "axes.titlecolor": INK,
+        "axes.unicode_minus": True,
+        "legend.fontsize": size - 1,
+        "legend.labelcolor": MUTED,
+        "svg.fonttype": "none",
+        # The same page each time.
+        "svg.hashsalt": "st_reba",
+        "text.color": INK,
+        "text.parse_math": False,
+        "xtick.color": GREY,
+        "xtick.labelcolor": MUTED,
+        "ytick.color": GREY,
+        "ytick.labelcolor": MUTED,
+    }
+    with rc_context(settings), warnings.catch_warnings():
+        # An SVG is set by the browser, which has other fonts; elsewhere `drawable` has its say.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def freeze(figure: Figure) -> None:
+    """Lay a figure out now, and once: what is drawn later moves nothing."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+
+
+def drawable(text: str) -> str:
+    """The text with each run of characters that no installed font has as one ellipsis, instead of empty boxes."""
+    known = _characters()
+    shown = ""
+    for character in text:
+        if ord(character) in known or character == "\n":
+            shown += character
+        elif not shown.endswith("…"):
+            shown += "…"
+    return shown
+
+
+def printable(text: str, limit: int = 60) -> str:
+    """The text as a figure has room for it: on one line, without control characters, which an SVG cannot hold.
+
+    Args:
+        text: Anything.
+        limit: Characters, at most; what is longer ends in an ellipsis.
+    """
+    clean = "".join(" " if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text)
+    line = " ".join(clean.split())
+    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
+
+
+@lru_cache(maxsize=1)
+def _families() -> list[str]:
+    """matplotlib's own font and those for other scripts that are installed here."""
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return ["DejaVu Sans", *(family for family in _FALLBACKS if family in installed)]
+
+
+@lru_cache(maxsize=1)
+def _characters() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(code for family in _families() for code in get_font(findfont(family)).get_charmap())
+
 
 _MARKERS = "os^DvP"
 #: Steps between ticks: these times a power of ten.
@@ -87,8 +190,8 @@ def cost_figure(comparison: Comparison) -> Figure:
     task, choice, results = comparison.tasks[0], comparison.choice(), timed(comparison)
     front = pareto_front(results, task)
     points = {result.name: (result.cost or 0.0, result.scores[task.name].value * task.scale) for result in results}
-    colours = {each.name: drawing.BLUE if each.scores[task.name].tied else drawing.PALE for each in results}
-    colours[choice.name] = drawing.ORANGE
+    colours = {each.name: BLUE if each.scores[task.name].tied else PALE for each in results}
+    colours[choice.name] = ORANGE
     markers = dict(zip(dict.fromkeys(result.pooling for result in results), _MARKERS * len(results), strict=False))
 
     # Narrow, so that names can be read where a page is 390 pixels wide.
@@ -98,16 +201,16 @@ def cost_figure(comparison: Comparison) -> Figure:
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color=drawing.GRID, linewidth=0.8)
+    axes.grid(color=GRID, linewidth=0.8)
     _cost_axis(axes, [result.cost for result in results if result.cost is not None])
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_ROUND))
     axes.set_ylabel(printable(f"{task.name}: {task.metric}"))
 
     controls = levels(comparison)
-    dashed: dict[str, Any] = {"color": drawing.GREY, "linewidth": 1.2, "linestyle": "--"}
+    dashed: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": "--"}
     for level in controls:
         axes.axhline(level.scores[task.name].value * task.scale, **dashed)
-    steps: dict[str, Any] = {"color": drawing.BLUE, "linewidth": 1.2}
+    steps: dict[str, Any] = {"color": BLUE, "linewidth": 1.2}
     if len(front) > 1:
         corners = zip(*(points[each.name] for each in front), strict=True)
         axes.plot(*corners, drawstyle="steps-post", zorder=1.5, **steps)
@@ -116,19 +219,19 @@ def cost_figure(comparison: Comparison) -> Figure:
         ends = [score.low * task.scale, score.high * task.scale]
         axes.plot([x, x], ends, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
         size, above = (10, 4) if result is choice else (7, 3)
-        dot: dict[str, Any] = {"markersize": size, "markeredgecolor": drawing.SURFACE, "zorder": above}
+        dot: dict[str, Any] = {"markersize": size, "markeredgecolor": SURFACE, "zorder": above}
         axes.plot([x], [y], markers[result.pooling], color=colour, **dot)
 
-    square: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 7, "markeredgecolor": drawing.SURFACE}
+    square: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 7, "markeredgecolor": SURFACE}
     meanings = {
-        drawing.ORANGE: "to use" if comparison.use else "best",
-        drawing.BLUE: "cannot be told from the best",
-        drawing.PALE: "worse",
+        ORANGE: "to use" if comparison.use else "best",
+        BLUE: "cannot be told from the best",
+        PALE: "worse",
     }
     shown = {colours[result.name] for result in results}
     key = [(Line2D([], [], color=colour, **square), what) for colour, what in meanings.items() if colour in shown]
     for pooling, marker in markers.items() if len(markers) > 1 else ():
-        hollow = {**square, "marker": marker, "color": "none", "markeredgecolor": drawing.MUTED}
+        hollow = {**square, "marker": marker, "color": "none", "markeredgecolor": MUTED}
         key.append((Line2D([], [], **hollow), printable(pooling, 14)))
     if len(front) > 1:
         key.append((Line2D([], [], **steps), "Pareto front"))
@@ -136,7 +239,7 @@ def cost_figure(comparison: Comparison) -> Figure:
         key.append((Line2D([], [], **dashed), "controls, to be beaten"))
     beside: dict[str, Any] = {"frameon": False, "handlelength": 1.6, "columnspacing": 1.4}
     figure.legend(*zip(*key, strict=True), loc="outside lower left", ncols=3, **beside)
-    drawing.freeze(figure)
+    freeze(figure)
 
     # The most telling first: where there is no room, a name is left out.
     results.sort(key=lambda result: (result is not choice, result not in front, rank(result, task)))
@@ -201,7 +304,7 @@ def _name_points(
             for x, y, side, height in places:
                 placed = axes.annotate(
                     text, at, (x, y), textcoords="offset points", ha=side, va=height, fontsize="small",
-                    bbox={"facecolor": drawing.SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}, **style,
+                    bbox={"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}, **style,
                 )  # fmt: skip
                 box = placed.get_window_extent()
                 inside = all(axes.bbox.contains(*corner) for corner in box.corners())
@@ -214,8 +317,8 @@ def _name_points(
         telling = result is choice or result in front or result.scores[task.name].tied
         weight = "bold" if result is choice else "normal"
         text = fill(f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}", 22)
-        name(text, points[result.name], _PLACES, telling, color=drawing.INK, fontweight=weight)
+        name(text, points[result.name], _PLACES, telling, color=INK, fontweight=weight)
     for control in controls:
         above_or_below = [(-2, 2, "right", "bottom"), (-2, -2, "right", "top")]
         text, at = fill(printable(control.in_words), 30), (right, heights[control.name])
-        name(text, at, above_or_below, over_lines=False, color=drawing.MUTED)
+        name(text, at, above_or_below, over_lines=False, color=MUTED)

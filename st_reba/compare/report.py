@@ -14,13 +14,11 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from ..evaluation import drawing
-from ..evaluation.drawing import drawable, drawing_style
 from ..files import atomic_directory
 from ..hub import card
 from ..optional import require
 from ..recipes.recipe import Recipe, device_of
-from .pictures import cost_figure, levels, round_axis, timed
+from .pictures import cost_figure, drawable, drawing_style, freeze, levels, round_axis, timed
 from .recipes import Recipes
 from .results import TIED, Comparison, Result, best_of, measured, rows
 
@@ -207,7 +205,7 @@ def _draw(comparison: Comparison, directory: Path) -> dict[str, str] | None:
         return None
     with drawing_style():
         figure = cost_figure(comparison)
-        drawing.freeze(figure)
+        freeze(figure)
         # What the PNG's fonts lack, the browser's may have.
         buffer = io.StringIO()
         nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -14,13 +14,11 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from st_reba.compare import report
-from st_reba.compare.pictures import cost_figure, pareto_front
+from st_reba.compare import pictures, report
+from st_reba.compare.pictures import cost_figure, drawable, drawing_style, pareto_front, printable
 from st_reba.compare.report import write_report, write_results
 from st_reba.compare.results import Comparison, Result, measured
-from st_reba.evaluation import drawing
 from st_reba.evaluation.bootstrap import Estimate
-from st_reba.evaluation.drawing import drawable, drawing_style, printable
 from st_reba.evaluation.tasks import Measure
 from st_reba.recipes import Control
 
@@ -335,6 +333,6 @@ def test_a_text_as_a_figure_has_room_for_it(text, shown):
 
 
 def test_what_no_font_has_becomes_an_ellipsis(monkeypatch):
-    monkeypatch.setattr(drawing, "_characters", lambda: frozenset(map(ord, "Echo-2, …")))
+    monkeypatch.setattr(pictures, "_characters", lambda: frozenset(map(ord, "Echo-2, …")))
     assert drawable("Echo-2, 模型") == "Echo-2, …"
     assert drawable("模Echo型型") == "…Echo…"
