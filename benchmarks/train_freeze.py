@@ -35,7 +35,7 @@ from st_reba.data.tables import read_pairs
 from st_reba.evaluation import PairScoreEvaluator, bootstrap
 from st_reba.modules import layerwise_autoencoder
 from st_reba.train import FreezeTraining, train_freeze
-from st_reba.train.states import ModelOnStates, StatesCache
+from st_reba.train.freeze import ModelOnStates, StatesCache
 
 SEEDS = (0, 1, 2)
 #: Passes over all pairs, and steps at least, where fewer pairs make few steps of a pass.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from st_reba import LayerStates, LayerwiseAutoencoder
-from st_reba.train.states import ModelOnStates, StatesCache
+from st_reba.train.freeze import ModelOnStates, StatesCache
 
 from ..backbones import TEXTS
 
