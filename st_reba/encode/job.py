@@ -18,8 +18,7 @@ from ..files import atomic_file
 from ..hub.push import saved_class
 from ..version import __version__
 from .chunks import Engine, LocalEngine, Plan
-from .encoder import Encoder
-from .model_files import model_files
+from .encoder import Encoder, model_files
 from .outputs import EMBEDDING, OF_CHUNKS, OF_LISTS, assemble, kind_of
 from .places import Place, Remote, looks, part_of, place_of
 from .workspace import Settings, Workspace, check_unchanged, file_digests

@@ -13,7 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from st_reba.encode import Encoder, encode_file
 from st_reba.encode import model_files as of_a_model
-from st_reba.encode.model_files import model_files
+from st_reba.encode.encoder import model_files
 
 from .conftest import Fake, interrupted, names, written
 
