@@ -20,9 +20,8 @@ from sentence_transformers import SentenceTransformer
 from ..data.parquet_copy import ParquetCopy
 from ..files import atomic_file
 from ..optional import require
-from . import outputs
 from .encoder import Encoder
-from .workspace import Workspace, check_unchanged
+from .workspace import Workspace, check_unchanged, write_part
 
 #: Called after each batch with how many texts more have been read by the model.
 OnTexts = Callable[[int], None]
@@ -82,7 +81,7 @@ class Worker:
                 first = self._copy.starts[number]
                 table = self._plan.encoder.table(self._model, texts, kept, first, self._on_texts)
                 with atomic_file(part) as stream:
-                    outputs.write_part(stream, table)
+                    write_part(stream, table)
 
 
 class Engine(Protocol):

@@ -24,7 +24,7 @@ from ..data.rows import check_characters
 from ..hub.push import ENCODERS, model_class, saved_class
 from ..lm.gguf import is_gguf
 from ..reading.chunks import check_chunk_tokens, encode_chunks
-from .outputs import EMBEDDING, OF_CHUNKS
+from .workspace import EMBEDDING, OF_CHUNKS
 
 Precision = Literal["float32", "binary", "ubinary"]
 

@@ -19,9 +19,18 @@ from ..hub.push import saved_class
 from ..version import __version__
 from .chunks import Engine, LocalEngine, Plan
 from .encoder import Encoder, model_files
-from .outputs import EMBEDDING, OF_CHUNKS, OF_LISTS, assemble, kind_of
 from .places import Place, Remote, looks, part_of, place_of
-from .workspace import Settings, Workspace, check_unchanged, file_digests
+from .workspace import (
+    EMBEDDING,
+    OF_CHUNKS,
+    OF_LISTS,
+    Settings,
+    Workspace,
+    assemble,
+    check_unchanged,
+    file_digests,
+    kind_of,
+)
 
 #: Called with the stage, how many texts of it are done, and of how many (None while that is unknown).
 OnProgress = Callable[[str, int, int | None], None]

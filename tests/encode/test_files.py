@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from st_reba.encode import Encoder, encode_file
-from st_reba.encode import model_files as of_a_model
+from st_reba.encode import encoder as of_a_model
 from st_reba.encode.encoder import model_files
 
 from .conftest import Fake, interrupted, names, written
