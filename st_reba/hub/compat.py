@@ -25,7 +25,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from . import removed
+from .saved_files import REMOVED_CLASSES, refuse_class
 
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
@@ -134,9 +134,7 @@ def make_known(*modules: type[nn.Module]) -> None:
     the mapping, loading asks for the flag. Classes that are gone are in it, too, for their ``load`` to refuse.
     """
     classes = {f"{module.__module__}.{module.__name__}": module for module in modules}
-    gone = {
-        f"st_reba.modules.{name}": SimpleNamespace(load=partial(removed.refuse_class, name)) for name in removed.CLASSES
-    }
+    gone = {f"st_reba.modules.{name}": SimpleNamespace(load=partial(refuse_class, name)) for name in REMOVED_CLASSES}
     for family in SentenceTransformer.__mro__:
         known = vars(family).get(_MODULE_CLASSES)
         if known is not None:

@@ -7,8 +7,7 @@ from typing import Any, Self, cast
 
 from torch import Tensor
 
-from ..hub.removed import is_no_sink
-from ..hub.saved_files import check_inside
+from ..hub.saved_files import check_inside, is_no_sink
 from ..lm import backbone
 from ..text.layout import Layout
 from .causal_module import CausalModule

@@ -34,8 +34,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from ..hub import card, compat, saved_files
 from ..hub.fetching import fetching
 from ..hub.push import loading_class
-from ..hub.removed import without_removed
-from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown
+from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown, without_removed
 from ..lm import backbone, gguf, llama_cpp
 from ..lm.loaded import body_of
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, SizeError, check_size, in_a_line, within_size

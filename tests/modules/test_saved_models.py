@@ -20,9 +20,8 @@ from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
 from st_reba import AttentionReranker, CausalTransformer, NoSinkModule, ReBAModule
-from st_reba.hub import removed
 from st_reba.hub.push import model_class
-from st_reba.hub.saved_files import check_saved
+from st_reba.hub.saved_files import REMOVED_CLASSES, check_saved
 from st_reba.modules import CausalModule
 from st_reba.version import __version__
 
@@ -178,7 +177,7 @@ def test_no_sink_is_saved_by_its_own_class(unpacked, tmp_path):
 @pytest.mark.parametrize("family", ["SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder"])
 def test_a_part_of_a_router_that_is_gone_is_refused_by_its_name(family, tmp_path):
     """Nothing is imported on the model's behalf."""
-    name = removed.CLASSES[0]
+    name = REMOVED_CLASSES[0]
     (tmp_path / "st_reba.py").write_text("raise AssertionError")
     routes = {"types": {"0": f"st_reba.modules.{name}"}, "structure": {"query": ["0"]}, "parameters": {}}
     (tmp_path / "router_config.json").write_text(json.dumps(routes))
@@ -318,7 +317,7 @@ class TestRegistry:
         """Guards the private mapping of ST's that our classes are added to."""
         mapping = SentenceTransformer._module_classes
         ours = {name: module for name, module in mapping.items() if name.startswith("st_reba.")}
-        gone = {f"st_reba.modules.{name}" for name in removed.CLASSES}
+        gone = {f"st_reba.modules.{name}" for name in REMOVED_CLASSES}
         assert ours.keys() - gone == {f"st_reba.modules.{module.__name__}" for module in PUBLIC_MODULES}
         assert all(ours[f"st_reba.modules.{module.__name__}"] is module for module in PUBLIC_MODULES)
 
