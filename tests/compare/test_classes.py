@@ -13,7 +13,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from st_reba import CausalTransformer
 from st_reba.compare import Recipes, compare
 from st_reba.compare.choice import CHOICE, LEAST_ITEMS, Halves, with_candidates
-from st_reba.compare.tf_idf import TfIdf
+from st_reba.compare.run import TfIdf
 from st_reba.data.tables import Classes
 from st_reba.evaluation.tasks import task_of
 from st_reba.recipes import find

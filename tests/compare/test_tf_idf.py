@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from st_reba import CausalTransformer
-from st_reba.compare.tf_idf import TfIdf
+from st_reba.compare.run import TfIdf
 from st_reba.data.demo import demo_pairs
 from st_reba.data.tables import read_pairs
 
