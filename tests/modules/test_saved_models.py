@@ -141,7 +141,7 @@ def check_loads(path, texts, expected):
                 assert "unpad_inputs" not in settings
                 assert module.unpad_inputs is False
                 del saved["unpad_inputs"]
-            saved = removed.without_removed(saved, type(module).__name__, "")
+            saved = without_removed(saved, type(module).__name__, "")
             assert {name: settings.get(name) for name in saved} == saved
     assert expected
     for key, rows in expected.items():
