@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import AttentionReranker, CausalTransformer, NoSinkModule, ReBAModule
 from st_reba.hub.push import model_class
-from st_reba.hub.saved_files import REMOVED_CLASSES, check_saved
+from st_reba.hub.saved_files import REMOVED_CLASSES, check_saved, without_removed
 from st_reba.modules import CausalModule
 from st_reba.version import __version__
 
