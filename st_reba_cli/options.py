@@ -112,7 +112,8 @@ def _titles(path: Path) -> list[str] | None:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             if kind in (".tsv", ".csv"):
                 return next(csv.reader(stream, delimiter="\t" if kind == ".tsv" else ","), None)
-            return ["text"] if kind == ".txt" else list(json.loads(stream.readline(2**20)))
+            found = {"text": ""} if kind == ".txt" else json.loads(stream.readline(2**20))
+            return list(found) if isinstance(found, dict) else None
     except (ValueError, TypeError, csv.Error):
         return None
 

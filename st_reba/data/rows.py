@@ -6,9 +6,10 @@ import csv
 import json
 import lzma
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,8 @@ from .sources import File, foreign
 #: any one of them.
 LONGEST = 1 << 25
 TOO_LONG = f"longer than {LONGEST >> 20} MiB. Cut it into several texts"
+#: Characters that a file may have that is one JSON array: it is read as a whole.
+LONGEST_ARRAY = 8 * LONGEST
 #: Rows that are read at once.
 BATCH = 1 << 10
 
@@ -48,12 +51,19 @@ def rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int
     elif file.kind == "csv":
         yield from _csv_rows(file)
     else:
-        for line, text in _lines(file):
+        lines, first = _lines(file), True
+        for line, text in lines:
             text = text.removesuffix("\n").removesuffix("\r")
             if file.kind == "txt":
                 yield line, text
             elif text and not text.isspace():
-                yield line, text.split("\t") if file.kind == "tsv" else _object(file, line, text)
+                if file.kind == "tsv":
+                    yield line, text.split("\t")
+                elif first and text.lstrip().startswith("["):
+                    yield from _array(file, "\n" * (line - 1) + text, lines)
+                else:
+                    yield line, _object(file, line, text)[0]
+                first = False
 
 
 def place(file: File, line: int) -> str:
@@ -126,14 +136,46 @@ def _csv_rows(file: File) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{place(file, first)}: {error}. A quotation mark may be missing.") from None
 
 
-def _object(file: File, line: int, text: str) -> dict[str, Any]:
+def _array(file: File, text: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file that is one array, and the line at which each begins."""
+    parts, size = [text, "\n"], 0
+    for _, more in lines:
+        parts.append(more)
+        if (size := size + len(more)) > LONGEST_ARRAY:
+            raise ValueError(f"{file.name}: an array of more than {LONGEST_ARRAY >> 20} MiB. Give an object a line.")
+    text = "".join(parts)
+    at, line, mark = _after_space(text, 0), 1, "["
+    counted = 0
+    while mark != "]":
+        at = _after_space(text, at + 1)
+        line, counted = line + text.count("\n", counted, at), at
+        if mark == "[" and text.startswith("]", at):
+            break
+        found, end = _object(file, line, text, at)
+        yield line, found
+        at = _after_space(text, end)
+        if (mark := text[at : at + 1]) not in (",", "]"):
+            raise ValueError(f"{place(file, line)}: not JSON (no comma or ] after an object).")
+    if _after_space(text, at + 1) < len(text):
+        raise ValueError(f"{place(file, line)}: not JSON (text after the array).")
+
+
+def _after_space(text: str, at: int) -> int:
+    return cast(re.Match[str], _SPACE.match(text, at)).end()
+
+
+def _object(file: File, line: int, text: str, at: int | None = None) -> tuple[dict[str, Any], int]:
+    """Return the object that a text is; or the one that begins at a place in it, and where that ends."""
     try:
-        found = _JSON.decode(text)
+        found, end = (_JSON.decode(text), len(text)) if at is None else _JSON.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
+        if line == 1 and at is None and text.startswith("{") and not text.rstrip().endswith("}"):
+            one = "is one JSON document. Give an array of objects, or an object a line"
+            raise ValueError(f"{file.name} {one}.") from None
         raise ValueError(f"{place(file, line)}: not JSON ({error}).") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{place(file, line)}: {text[:20]} is JSON, but a line is a JSON object.")
-    return found
+        raise ValueError(f"{place(file, line)}: {str(found)[:20]} is JSON, but a row is a JSON object.")
+    return found, end
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,6 +192,7 @@ def _decimal(digits: str) -> float:
     return number
 
 
+_SPACE = re.compile(r"[ \t\r\n]*")
 _JSON = json.JSONDecoder(object_pairs_hook=_once, parse_float=_decimal)
 
 
