@@ -73,14 +73,10 @@ def test_every_replicate_is_what_others_give_for_the_resample(kind, ties):
         assert replicates[:, column] == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_partial_correlation_takes_out_what_is_given():
-    """Of what follows the given alone nothing is left; what has its very order has no score."""
-    given, own, noise = np.random.default_rng(0).normal(size=(3, 3000))
-    predictions = {"follows": given + noise, "own": own, "same": np.exp(given), "flat": 0 * own}
-    follows, alone, same, flat = partial_spearman(predictions, own + given, given).scores
-    assert follows == pytest.approx(0, abs=0.05)
-    assert alone > 0.9
-    assert np.isnan([same, flat]).all()
+def test_what_has_the_order_of_the_given_has_no_partial_correlation():
+    given, own = np.random.default_rng(0).normal(size=(2, 30))
+    items = partial_spearman({"same": np.exp(given), "flat": 0 * own}, own + given, given)
+    assert np.isnan(items.scores).all()
 
 
 @pytest.mark.parametrize("kind", ["mean", "spearman"])
@@ -112,16 +108,8 @@ def test_differences_are_paired():
     low, high = difference(items, "better", "noise")
     assert low < 0.05 < high
     assert difference(items, "noise", "better") == pytest.approx((-high, -low))
-
-
-def test_the_best_and_the_tied():
-    predictions, labels = correlated(400, 4)
-    predictions["again"] = predictions["r0"].copy()
-    found = estimate(spearman(predictions, labels), controls=["r1"])
-    assert [name for name, own in found.items() if own.tied] == ["r0", "again"]
-    assert found["r1"].value > found["r2"].value
     # A control is never tied, however good.
-    assert not estimate(mean({"a": [1, 0, 1]}), controls=["a"])["a"].tied
+    assert not estimate(items, controls=["better"])["better"].tied
 
 
 def test_the_same_seed_gives_the_same_and_blocks_do_not_matter(monkeypatch):
@@ -158,26 +146,14 @@ def test_resamples_without_a_score_are_dropped():
     with pytest.warns(UserWarning, match="too few resamples of the 1 items"):
         one = estimate(mean({"a": [1.0], "b": [0.5]}))
     assert (one["a"].value, one["b"].tied) == (1, True)
-    some = estimate(pearson({"a": np.arange(20.0)}, np.r_[np.ones(3), np.zeros(17)]))["a"]
-    assert -1 <= some.low < some.value < some.high <= 1
-
-
-def test_interval_of_some_replicates():
-    replicates = np.stack([np.arange(101.0), np.r_[np.full(5, np.nan), np.zeros(96)], np.full(101, np.nan)])
-    low, high = interval(replicates)
-    assert low[:2] == pytest.approx([2.5, 0])
-    assert high[:2] == pytest.approx([97.5, 0])
-    assert math.isnan(low[2])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: mean({}), "Every recipe needs the same items, at least one, but these were given: {}"),
-        (lambda: mean({"a": []}), "{'a': 0}"),
         (lambda: mean({"a": [1], "b": [1, 2]}), "{'a': 1, 'b': 2}"),
         (lambda: spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an item"),
-        (lambda: partial_spearman({"a": [1, 2]}, [1, 2], [1]), "2 predictions and 1 labels were given"),
         (lambda: pearson({"a": [1, 2]}, [1, np.nan]), "Some labels are not finite"),
         (lambda: estimate(mean({"a": [1]}), controls=["x", "b"]), "controls=['b', 'x'] are none of the recipes ['a']"),
     ],

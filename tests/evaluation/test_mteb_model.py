@@ -9,16 +9,12 @@ import sys
 import mteb
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
 from mteb.models.model_implementations import MODEL_REGISTRY
-from mteb.tasks import STSBenchmarkSTS
 from sentence_transformers import SentenceTransformer
 
 from st_reba.evaluation import mteb_model
 
 from ..backbones import TEXTS
-
-PAIRS = {"sentence1": TEXTS[:3], "sentence2": TEXTS[1:4], "score": [5.0, 1.0, 3.0]}
 
 
 @pytest.fixture
@@ -68,20 +64,3 @@ class TestEntry:
             mteb_model(tmp_path / "missing")
         with pytest.raises(ValueError, match='name="prompted": mteb names a model "org/name"'):
             mteb_model(prompted_path, "prompted")
-
-
-@pytest.mark.usefixtures("registered")
-def test_mteb_evaluates_a_saved_model(prompted_path, tmp_path, monkeypatch):
-    def load(task, *args, **kwargs):
-        task.dataset = DatasetDict({"test": Dataset.from_dict(PAIRS)})
-        task.data_loaded = True
-
-    monkeypatch.setattr(STSBenchmarkSTS, "load_data", load)
-    own = SentenceTransformer(prompted_path, device="cpu")
-    settings = {"cache": mteb.ResultCache(tmp_path), "co2_tracker": False, "show_progress_bar": False}
-    first, second = (
-        mteb.evaluate(model, [STSBenchmarkSTS()], **settings)[0].get_score()
-        for model in (mteb_model(prompted_path, "org/prompted"), own)
-    )
-    assert first == pytest.approx(second, abs=1e-6)
-    assert len([*tmp_path.glob("results/org__prompted/*/STSBenchmark.json")]) == 1

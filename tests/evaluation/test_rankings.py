@@ -10,8 +10,7 @@ from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInf
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from st_reba import CausalTransformer, ReBAModule
-from st_reba.data.demo import demo_retrieval
-from st_reba.data.tables import Retrieval, read_data
+from st_reba.data.tables import Retrieval
 from st_reba.evaluation.rankings import ByModel, Fusion, LateInteraction, Reranking, fused, reranked, scored
 from st_reba.evaluation.tasks import task_of
 from st_reba.modules.multi_vector import multi_vector_encoder
@@ -24,6 +23,9 @@ DATA = Retrieval(
     {str(number): text for number, text in enumerate(TEXTS)},
     {"q": ("2",), "r": ("0", "1")},
 )
+#: What sentence-transformers' evaluators are given.
+GIVEN = DATA.queries, DATA.documents, {query: set(own) for query, own in DATA.relevant.items()}
+MEASURED = {"ndcg_at_k": [10], "precision_recall_at_k": [100], "write_csv": False}
 QUERIES, DOCUMENTS = list(DATA.queries.values()), list(DATA.documents.values())
 
 
@@ -94,11 +96,7 @@ def test_scores_are_those_of_sentence_transformers(shared):
     model = pipeline(shared())
     ranker = ByModel(model)
     found = scored(DATA, {"dense": ranker, "twice": Fusion([ranker, ranker])})
-    evaluator = InformationRetrievalEvaluator(
-        DATA.queries, DATA.documents, {query: set(own) for query, own in DATA.relevant.items()}, ndcg_at_k=[10],
-        precision_recall_at_k=[100], write_csv=False,
-    )  # fmt: skip
-    wanted = evaluator(model)
+    wanted = InformationRetrievalEvaluator(*GIVEN, **MEASURED)(model)
     for own in found.values():
         assert own.ndcg.value == pytest.approx(wanted["cosine_ndcg@10"])
         assert own.recall.value == pytest.approx(wanted["cosine_recall@100"])
@@ -126,24 +124,10 @@ def late(shared):
 
 
 def test_late_interaction_is_scored_as_by_sentence_transformers(late):
-    whole = read_data(demo_retrieval("en"))
-    queries = dict(list(whole.queries.items())[:4])
-    wanted = {document for query in queries for document in whole.relevant[query]}
-    documents = {
-        name: text[:40] for index, (name, text) in enumerate(whole.documents.items()) if name in wanted or index < 20
-    }
-    data = Retrieval(queries, documents, {query: whole.relevant[query] for query in queries}, {})
-    task = task_of(data)
+    task = task_of(DATA)
     # Chunks smaller than what is asked for, and larger than the whole.
-    measured = [task.measure(LateInteraction(late, chunk_size=size)) for size in (7, 1000)]
-    evaluator = MultiVectorInformationRetrievalEvaluator(
-        queries,
-        documents,
-        {query: set(found) for query, found in data.relevant.items()},
-        precision_recall_at_k=[100],
-        write_csv=False,
-    )
-    found = evaluator(late)
+    measured = [task.measure(LateInteraction(late, chunk_size=size)) for size in (2, 1000)]
+    found = MultiVectorInformationRetrievalEvaluator(*GIVEN, **MEASURED)(late)
     assert LateInteraction(late).nearest(TEXTS[:2], [], 4) == [[], []]
     for name, metric in (("ndcg", "maxsim_ndcg@10"), ("recall", "maxsim_recall@100")):
         assert measured[0][name].tolist() == measured[1][name].tolist()

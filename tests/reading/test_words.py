@@ -16,12 +16,10 @@ from st_reba import (
     Centering,
     EarlyLateModule,
     EchoModule,
-    IdfWeights,
     KVReroutingModule,
     MetaEOLModule,
     ReBAModule,
     TokenPrependingModule,
-    WhiteningTransform,
     encode_chunks,
     encode_words,
 )
@@ -42,12 +40,10 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monke
     asked = ["brown", "自然", "bank", "🥊"]
     model = pipeline(ReBAModule(backbone_path()))
     vectors = encode_words(model, sentences, asked, batch_size=3)
-    assert vectors.dtype == np.float32
     for sentence, word, vector in zip(sentences, asked, vectors, strict=True):
         offsets = model[0].tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
         first = sentence.index(word)
         own = [i for i, (a, b) in enumerate(offsets) if a < first + len(word) and b > first]
-        assert own
         expected = oracles.algorithm_2(eager(), token_ids(sentence), 2)[torch.tensor(own)].mean(0)
         assert relative_error(vector, expected) < 1e-5
     monkeypatch.setattr(words, "_BATCHES", 1)
@@ -69,29 +65,13 @@ def test_words_of_texts_that_are_normalised(backbone_path):
     ("sentences", "asked", "message"),
     [
         (["a cat"], ["dog"], "The word 'dog' does not occur in 'a cat'"),
-        (["a cat"], [""], "The word '' does not occur"),
         (["cat " * 200 + "dog"], ["dog"], "'dog' was truncated away: .* longer than max_seq_length"),
         (["a", "b"], ["a"], "2 sentences and 1 words: give one word a sentence"),
-        ([], [], "0 sentences and 0 words"),
     ],
 )
 def test_words_that_are_not_there(sentences, asked, message, shared):
     with pytest.raises(ValueError, match=message):
         encode_words(pipeline(EchoModule(shared())), sentences, asked)
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        (EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'words need pool_over="text", and pool_copies="la'),
-        (MetaEOLModule, {"templates": ["{text}"]}, "hands on one vector a prompt, not one a token. For words use Echo"),
-        (EarlyLateModule, {}, "same second half .* output_layer=1 and .*. For words use EchoModule"),
-        (Transformer, {}, "first module is Transformer: words need one of st_reba's modules"),
-    ],
-)
-def test_modules_without_one_vector_a_token(kind, arguments, message, backbone_path):
-    with pytest.raises(ValueError, match=message):
-        encode_words(pipeline(kind(backbone_path("llama", "bert"), **arguments)), ["the cat sat"], ["cat"])
 
 
 TEXT = TEXTS[2]
@@ -101,7 +81,6 @@ READERS = {
     "prompt": (CausalTransformer, {"template": "sentence {text} in a word:", "bidirectional_layers": 1}),
     "echo": (EchoModule, {"pool_copies": "repeated"}),
     "reba": (ReBAModule, {}),
-    "rerouting": (KVReroutingModule, {"pool_over": "text", "hybrid": False}),
     "prepending": (TokenPrependingModule, {"template": "{prepend}{text}", "pool_over": "text"}),
 }
 #: A chunk that no text is longer than.
@@ -118,9 +97,6 @@ def test_a_chunk_is_the_mean_of_its_tokens_in_one_pass(reader, shared):
     for (start, end), vector in zip(found.spans, found.vectors, strict=True):
         own = [index for index, (first, last) in enumerate(offsets) if first < end and last > start]
         assert relative_error(vector, tokens[own].mean(0)) < 1e-5
-    # They are pooled a few at a time.
-    [again] = encode_chunks(model, [TEXT], chunk_tokens=7, overlap=2, batch_size=2)
-    assert relative_error(again.vectors, found.vectors) < 1e-6
 
 
 def whole(model, texts, **settings):
@@ -131,12 +107,9 @@ def whole(model, texts, **settings):
 def test_the_one_chunk_of_a_whole_text_is_what_encode_gives(shared):
     """Whatever stands behind the pooling, and whichever tokens are pooled."""
     pooled = pipeline(ReBAModule(shared()), "weightedmean")
-    behind = [Centering.fit(pooled, TEXTS), WhiteningTransform.fit(pooled, TEXTS, dimension=3), Normalize()]
-    module = shared()
-    weighted = [module, IdfWeights.fit(module, TEXTS), pipeline(module)[1]]
+    behind = [Centering.fit(pooled, TEXTS), Normalize()]
     for model in (
         SentenceTransformer(modules=[*pooled.children(), *behind], device="cpu"),
-        SentenceTransformer(modules=weighted, device="cpu"),
         pipeline(CausalTransformer(shared()), "lasttoken"),
         pipeline(KVReroutingModule(shared(), pool_over="text")),
     ):
@@ -145,7 +118,6 @@ def test_the_one_chunk_of_a_whole_text_is_what_encode_gives(shared):
     assert model.encode([TEXT], output_value="token_embeddings")[0].shape[0] == 2
     kept = {"truncate_dim": 5, "normalize_embeddings": True}
     assert relative_error(whole(model, [TEXT], **kept)[0], model.encode(TEXT, **kept)) < 1e-5
-    assert encode_chunks(model, [""], chunk_tokens=4, truncate_dim=5)[0].vectors.shape == (0, 5)
     assert encode_chunks(model, [], chunk_tokens=4) == []
 
 
@@ -155,8 +127,6 @@ def test_special_tokens_and_prompts(kind, pool_over, shared):
     model.prompts = {"document": "A text: "}
     for name in (None, "document"):
         assert relative_error(whole(model, TEXTS, prompt_name=name), model.encode(TEXTS, prompt_name=name)) < 1e-5
-    model.default_prompt_name = "document"
-    assert relative_error(whole(model, TEXTS), model.encode(TEXTS)) < 1e-5
     # Those around the text belong to the chunks at its ends.
     states = model.encode(TEXT, output_value="token_embeddings", prompt="").numpy()
     [found] = encode_chunks(model, [TEXT], chunk_tokens=9, prompt="")
@@ -178,19 +148,16 @@ def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length,
         assert each.spans == alone.spans == sorted(each.spans)
         assert np.allclose(each.vectors, alone.vectors, atol=1e-5)
         assert set().union(*(range(*span) for span in each.spans)) == set(range(len(text)))
-        assert each.vectors.shape == (len(each.spans), 32)
 
 
 @pytest.mark.parametrize(
     ("tokens", "length", "overlap", "chunks"),
     [
-        ([1] * 10, 4, 0, [(0, 4), (4, 8), (8, 10)]),
         ([1] * 10, 4, 1, [(0, 4), (3, 7), (6, 10)]),
         ([], 3, 1, []),
         # A character of several tokens is not divided; behind a short chunk, the overlap would begin before the text.
         ([1, 3, 1], 2, 0, [(0, 1), (1, 4), (4, 5)]),
         ([1, 3, 1], 4, 3, [(0, 4), (1, 5)]),
-        ([1, 1, 1, 3], 3, 2, [(0, 3), (3, 6)]),
     ],
 )
 def test_tokens_are_counted_and_shared(tokens, length, overlap, chunks):
@@ -217,9 +184,8 @@ def test_each_chunk_of_a_long_text_is_read_in_a_window(backbone_path):
         assert relative_error(vector, tokens[mine].mean(0)) < 1e-5
     with pytest.raises(ValueError, match="reads 32 tokens of a long text at a time: give chunk_tokens=32"):
         encode_chunks(model, [text], chunk_tokens=33)
-    # One that just fits is read whole.
-    model.max_seq_length = len(model[0].token_ids([TEXT])[0])
-    assert relative_error(whole(model, [TEXT])[0], model.encode(TEXT)) < 1e-5
+    with pytest.raises(ValueError, match="The model has no pooling, so a chunk has no vector"):
+        encode_chunks(SentenceTransformer(modules=[model[0]]), [TEXT], chunk_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -238,19 +204,21 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
+    ("wanted", "kind", "arguments", "message"),
     [
-        (CausalTransformer, {"template": "prompteol"}, "CausalTransformer is read to the end of its prompt"),
-        (CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
-        (MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule hands on one vector a prompt"),
-        (EarlyLateModule, {"early_layer": 2}, "EarlyLateModule gives all tokens of a text the"),
-        (Transformer, None, "first module is Transformer: chunks need one of st_reba's"),
+        ("words", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'pool_over="text", and pool_copies="la'),
+        ("words", EarlyLateModule, {}, "same second half .* output_layer=1 and .*. For words use EchoModule or ReBA"),
+        ("words", Transformer, {}, "first module is Transformer: words need one of st_reba's modules"),
+        ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer is read to the end of its prompt"),
+        ("chunks", CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
+        ("chunks", MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule hands on one vector a prompt, not one"),
+        ("chunks", Transformer, {}, "first module is Transformer: chunks need one of st_reba's"),
     ],
 )
-def test_recipes_without_vectors_of_tokens_are_refused(kind, arguments, message, shared, encoder_paths):
-    model = pipeline(Transformer(encoder_paths()[0]) if arguments is None else kind(shared(), **arguments))
+def test_recipes_without_vectors_of_tokens_are_refused(wanted, kind, arguments, message, backbone_path):
+    model = pipeline(kind(backbone_path("llama", "bert"), **arguments))
     with pytest.raises(ValueError, match=message):
-        encode_chunks(model, ["abc"], chunk_tokens=2)
+        encode_words(model, ["abc"], ["a"]) if wanted == "words" else encode_chunks(model, ["abc"], chunk_tokens=2)
 
 
 def test_chunks_on_an_accelerator(backbone_path):
@@ -260,5 +228,3 @@ def test_chunks_on_an_accelerator(backbone_path):
         put(model, FIRST)
         [found] = encode_chunks(model, [TEXT], chunk_tokens=5, prompt="so: ")
     assert np.allclose(found.vectors, expected.vectors, atol=1e-6)
-    with pytest.raises(ValueError, match="The model has no pooling, so a chunk has no vector"):
-        encode_chunks(SentenceTransformer(modules=[model[0].cpu()]), [TEXT], chunk_tokens=5)

@@ -1,16 +1,27 @@
-from __future__ import annotations
+"""Evaluators: of the odd one out, of pairs by a trained similarity, and of pairs under a condition."""
 
-import csv
+from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.stats import pearsonr, spearmanr
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import pairwise_cos_sim
 
-from st_reba import ReBAModule, encode_words
-from st_reba.evaluation import MissingWordError, OddOneOutEvaluator, Question
+from st_reba import BidirectionalLastLayer, LayerStates, LayerwiseAutoencoder, ReBAModule, encode_words
+from st_reba.evaluation import (
+    ConditionalSimilarityEvaluator,
+    MissingWordError,
+    OddOneOutEvaluator,
+    PairScoreEvaluator,
+    Question,
+)
 
+from ..backbones import TEXTS
 from ..conftest import pipeline
 
 HEADER = "问题,选项1,选项2,选项3,选项4,答案\n"
@@ -51,10 +62,8 @@ def test_reads_the_authors_format(answer, tmp_path):
     ],
 )
 def test_malformed_files(text, message, tmp_path):
-    path = tmp_path / "questions.csv"
-    path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        OddOneOutEvaluator.from_csv(path)
+        OddOneOutEvaluator.from_csv(write(tmp_path, text))
 
 
 def test_questions_that_lack_their_word_can_be_left_out(tmp_path):
@@ -62,12 +71,10 @@ def test_questions_that_lack_their_word_can_be_left_out(tmp_path):
     path = write(tmp_path, HEADER + ROW.format("A") + lacking + ROW.format("B"))
     with pytest.raises(MissingWordError, match=r"line 3 \(question 2\): The word '精简' does not occur in '精选人物'"):
         OddOneOutEvaluator.from_csv(path)
-    with pytest.warns(UserWarning, match="2 of 4 questions") as said:
+    with pytest.warns(
+        UserWarning, match=r"2 of 4 questions are left out, .* lacks the word: line 3 \(question 2\); line"
+    ):
         evaluator = OddOneOutEvaluator.from_csv(path, on_missing_word="skip", name="wsd")
-    assert [str(warning.message) for warning in said] == [
-        f"{path}: 2 of 4 questions are left out, because a sentence lacks the word: "
-        "line 3 (question 2); line 4 (question 3)."
-    ]
     assert evaluator.skipped == [
         "line 3 (question 2): The word '精简' does not occur in '精选人物'.",
         "line 4 (question 3): The word '打' does not occur in '他'.",
@@ -99,11 +106,6 @@ def test_the_answer_is_the_farthest():
     assert asking(naive_odd_one(VECTORS, euclidean)).score(VECTORS)["euclidean_accuracy"] == 1
     assert asking(naive_odd_one(VECTORS, cosine)).score(VECTORS)["cosine_accuracy"] == 1
     assert naive_odd_one(VECTORS, euclidean) != naive_odd_one(VECTORS, cosine)
-    answers = naive_odd_one(VECTORS, euclidean)
-    answers[7] = (answers[7] + 1) % 4
-    assert asking(answers).correct(VECTORS)["euclidean_accuracy"].tolist() == [
-        float(index != 7) for index in range(400)
-    ]
 
 
 def test_centered_as_in_the_released_code():
@@ -153,7 +155,7 @@ def test_the_order_of_the_sentences_does_not_matter(vectors, order):
         (lambda path: Question("a", ("a", "a", "a"), 3), "A question has four sentences and an answer from 0 to 3"),
     ],
 )
-def test_refusals(call, message, tmp_path):
+def test_refused_questions(call, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         call(write(tmp_path, HEADER + ROW.format("E")))
 
@@ -169,7 +171,75 @@ def test_accuracy(backbone_path, tmp_path):
     metrics = evaluator(model, output_path=str(tmp_path / "eval"))
     assert set(metrics) == {"tiny_euclidean_accuracy", "tiny_cosine_accuracy"}
     assert metrics[evaluator.primary_metric] == 1.0
-    with (tmp_path / "eval" / "odd_one_out_tiny_results.csv").open() as file:
-        assert [row["euclidean_accuracy"] for row in csv.DictReader(file)] == ["1.0"]
+    assert (tmp_path / "eval" / "odd_one_out_tiny_results.csv").exists()
     wrong = [Question(question.word, question.sentences, (question.answer + 1) % 4) for question in questions[:1]]
     assert OddOneOutEvaluator([*wrong, questions[1]])(model)["euclidean_accuracy"] == 0.5
+
+
+# Pairs
+
+LABELS = [0.1, 0.9, 0.4, 0.6, 0.3]
+CONDITIONS = ["the animal", "the language of the text, at some length", "who", "the animal", "time"]
+ROWS = [
+    {"sentence1": text, "sentence2": TEXTS[(index + 1) % 5], "condition": condition, "score": score}
+    for index, (text, condition, score) in enumerate(zip(TEXTS, CONDITIONS, [1.0, 5.0, 2.0, 3.0, 4.0], strict=True))
+]
+
+
+def test_a_trained_similarity(backbone_path, tmp_path):
+    torch.manual_seed(0)
+    model = SentenceTransformer(modules=[LayerStates(backbone_path()), LayerwiseAutoencoder(3, 32)], device="cpu")
+    evaluator = PairScoreEvaluator(TEXTS, TEXTS[::-1], LABELS, name="dev")
+    metrics = evaluator(model, str(tmp_path), epoch=1, steps=7)
+    first, second = (model.encode(texts, convert_to_tensor=True) for texts in (TEXTS, TEXTS[::-1]))
+    for kind, values in (
+        ("score", model[-1].score_pairs(first, second)),
+        ("cosine", model.similarity_pairwise(first, second)),
+    ):
+        assert metrics[f"dev_pearson_{kind}"] == pytest.approx(pearsonr(values, LABELS).statistic, abs=1e-5)
+        assert metrics[f"dev_spearman_{kind}"] == pytest.approx(spearmanr(values, LABELS).statistic, abs=1e-5)
+    assert evaluator.primary_metric == "dev_pearson_score"
+    assert (tmp_path / "pair_scores_dev_results.csv").exists()
+
+
+def test_each_pair_is_read_under_its_condition(shared):
+    """As when every text is encoded alone, with its condition as the prompt."""
+    model = pipeline(BidirectionalLastLayer(shared(), template="csts"), "lasttoken")
+    found = ConditionalSimilarityEvaluator.from_rows(ROWS, batch_size=3, name="dev", write_csv=False)(model)
+    vectors = [
+        torch.stack([
+            model.encode(row[side], prompt=f"Given the context {row['condition']}, ", convert_to_tensor=True)
+            for row in ROWS
+        ])
+        for side in ("sentence1", "sentence2")
+    ]  # fmt: skip
+    cosines = pairwise_cos_sim(*vectors)
+    scores = [row["score"] for row in ROWS]
+    assert found["dev_spearman_cosine"] == pytest.approx(spearmanr(cosines, scores)[0])
+    assert found["dev_pearson_cosine"] == pytest.approx(pearsonr(cosines, scores)[0], abs=1e-4)
+    plain = ConditionalSimilarityEvaluator.from_rows(ROWS, worded=lambda text, condition: f"{condition}: {text}")
+    assert plain.sentences1[0] == f"the animal: {TEXTS[0]}"
+    assert plain.main_similarity.value == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "5 and 4 texts and 5 labels were given: a pair has one"),
+        (lambda: PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5), "5 pairs with 1 different labels leave nothing to rank"),
+        (lambda: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), r"have \[1, 1, 0, 1\] items: give one of"),
+        (
+            lambda: ConditionalSimilarityEvaluator(["a", "b"], ["c", "d"], ["e", "f"], [1.0, 1.0]),
+            "2 rows with 1 different scores leave nothing to rank",
+        ),
+        (lambda: ConditionalSimilarityEvaluator.from_rows([]), "0 rows with 0 different scores"),
+    ],
+)
+def test_refused_pairs(made, message):
+    with pytest.raises(ValueError, match=message):
+        made()
+
+
+def test_a_model_that_scores_no_pairs(shared):
+    with pytest.raises(ValueError, match="The model ends in Pooling, which scores no pairs. Use a model that ends in"):
+        PairScoreEvaluator(TEXTS, TEXTS, LABELS)(pipeline(LayerStates(shared())))
