@@ -30,7 +30,7 @@ class ParquetCopy:
         starts: The row at which each chunk begins, from 0, and the number of all rows.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | pa.NativeFile) -> None:
         self._file = pq.ParquetFile(path)
         groups = self._file.metadata
         self.starts = [0, *accumulate(groups.row_group(number).num_rows for number in range(groups.num_row_groups))]

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .sources import File, foreign
+from .sources import File, foreign, native_file
 
 #: Bytes that a line, a row of CSV or a text in Parquet may have: no model reads a text of so many, and memory must hold
 #: any one of them.
@@ -78,7 +78,7 @@ def parquet_schema(file: File) -> pa.Schema:
         ValueError: If it is none.
     """
     try:
-        schema = pq.ParquetFile(file.path).schema_arrow
+        schema = pq.ParquetFile(native_file(file.path)).schema_arrow
         _ = schema.names  # Decoded only now.
         return schema
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -96,7 +96,7 @@ def parquet_batches(file: File, columns: Sequence[str] | None) -> Iterator[tuple
     """
     done = 0
     try:
-        for batch in pq.ParquetFile(file.path).iter_batches(batch_size=BATCH, columns=columns):
+        for batch in pq.ParquetFile(native_file(file.path)).iter_batches(batch_size=BATCH, columns=columns):
             batch.validate(full=True)
             yield done, batch
             done += len(batch)

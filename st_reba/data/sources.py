@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,11 @@ def foreign(head: bytes) -> str:
     return next(told, _UTF_16 if b"\0" in head else "")
 
 
+def native_file(path: Path) -> pyarrow.OSFile:
+    """Open a file of this machine, whose name Arrow encodes only if it is UTF-8."""
+    return pyarrow.OSFile(os.fsencode(path))
+
+
 class File:
     """A file on this machine.
 
@@ -99,7 +105,7 @@ class File:
         """Open it to read its bytes after decompression."""
         if self._compression == ".xz":
             return cast(BinaryIO, lzma.open(self.path))
-        stream = pyarrow.input_stream(str(self.path), compression=COMPRESSIONS.get(self._compression))
+        stream = pyarrow.input_stream(native_file(self.path), compression=COMPRESSIONS.get(self._compression))
         return cast(BinaryIO, io.BufferedReader(stream))
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from sentence_transformers import SentenceTransformer
 
 from ..data.parquet_copy import ParquetCopy
+from ..data.sources import native_file
 from ..files import atomic_file
 from ..optional import require
 from .encoder import Encoder
@@ -65,7 +66,7 @@ class Worker:
 
     @cached_property
     def _copy(self) -> ParquetCopy:
-        return ParquetCopy(self._plan.workspace.texts)
+        return ParquetCopy(native_file(self._plan.workspace.texts))
 
     def encode(self, numbers: Sequence[int]) -> None:
         """Encode chunks. A chunk that is there already is left as it is, so doing one twice is harmless.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from ..data.parquet_copy import ParquetCopy, TextFiles
-from ..data.sources import ALL, files_here, files_of, is_remote
+from ..data.sources import ALL, files_here, files_of, is_remote, native_file
 from ..files import atomic_file
 from ..hub.push import saved_class
 from ..version import __version__
@@ -165,11 +165,11 @@ def encode_file(
                 source.copy(stream, *sizes, lambda rows: on_progress("Checking", rows, None))
                 # The copy is of the bytes that the digests are of.
                 check_unchanged(read_as)
-        copy = ParquetCopy(workspace.texts)
+        copy = ParquetCopy(native_file(workspace.texts))
         count = copy.starts[-1]
         parts = [workspace.part(number) for number in range(len(copy))]
         resumed = _encode(Plan(loaded_as, encoder, workspace), copy, engine, on_progress)
-        rows = sum(pq.read_metadata(part).num_rows for part in parts)
+        rows = sum(pq.read_metadata(native_file(part)).num_rows for part in parts)
         on_progress("Writing", 0, rows)
         whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
         workspace.finish(settings, looks=looks(whole), rows=rows, texts=count)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from ..data.sources import native_file
 from ..files import atomic_file, remove_scratch
 from .places import SUCCESS, Looks, Place, looks
 
@@ -215,7 +216,7 @@ def assemble(kind: str, parts: Sequence[Path], rows: int, whole: Path, on_rows: 
         return parts[0].parent
     if whole.exists():
         return whole
-    schema, tables = pq.read_schema(parts[0]), _read(parts, on_rows)
+    schema, tables = pq.read_schema(native_file(parts[0])), _read(parts, on_rows)
     with atomic_file(whole) as stream:
         if kind == ".parquet":
             with pq.ParquetWriter(stream, schema, use_dictionary=_repeating(schema)) as writer:
@@ -236,7 +237,7 @@ def assemble(kind: str, parts: Sequence[Path], rows: int, whole: Path, on_rows: 
 def _read(parts: Sequence[Path], on_rows: OnRows) -> Iterator[pa.Table]:
     done = 0
     for path in parts:
-        table = pq.read_table(path, partitioning=None)
+        table = pq.read_table(native_file(path), partitioning=None)
         yield table
         done += len(table)
         on_rows(done)

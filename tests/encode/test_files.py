@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +25,19 @@ MEGABYTE = 1 << 20
 @pytest.fixture
 def few(tmp_path):
     return written(tmp_path, *"abc")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.parametrize("suffix", ["txt", "csv.gz", "jsonl", "parquet"])
+def test_a_name_that_is_not_utf8(suffix, fake, tmp_path):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    data = {"txt": b"a\nb\n", "csv.gz": gzip.compress(b"text\na\nb\n"), "jsonl": b'{"text": "a"}\n{"text": "b"}\n'}
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "parquet")
+    (folder / f"texts.{suffix}").write_bytes(data.get(suffix) or (tmp_path / "parquet").read_bytes())
+    for number, source in enumerate((folder / f"texts.{suffix}", folder, f"{folder}/*.{suffix}")):
+        for out in (f"{number}.npy", f"{number}.parquet", f"{number}"):
+            assert encode_file(fake, source, tmp_path / os.fsdecode(b"\xfe") / out).rows == 2
 
 
 class TestWhatIsRead:
