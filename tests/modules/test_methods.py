@@ -195,6 +195,16 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
         rows.clear()
 
 
+@pytest.mark.parametrize("recipe", EACH_MODULE)
+def test_bfloat16_is_near(recipe, backbone_path, shared):
+    architecture = "gemma2_softcap" if "reba" in recipe else "llama"
+    half = pipeline(made(recipe, backbone_path(architecture), model_kwargs={"dtype": "bfloat16"}))
+    vectors = half.encode(FEW, convert_to_tensor=True)
+    assert half.dtype == vectors.dtype == torch.bfloat16
+    wanted = pipeline(made(recipe, shared(architecture))).encode(FEW, convert_to_tensor=True)
+    assert (1 - torch.cosine_similarity(vectors.float(), wanted)).max() < 1e-2
+
+
 def test_threads(shared):
     """All methods at once on one backbone, and some on others, each in two threads."""
     others = [("reba-2", "gpt2"), ("thought-4", "qwen3"), ("kv re-routing", "gemma3"), ("token prepending", "bloom")]
