@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import IO, Any
 
 from torch import nn
 from tqdm import tqdm
@@ -17,7 +17,7 @@ SECONDS = 10.0
 class _Lines:
     """A file in which each state of a bar is a line."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: IO[str]) -> None:
         self._file, self.flush = file, file.flush
 
     def write(self, text: str) -> None:
@@ -25,7 +25,7 @@ class _Lines:
             self._file.write(f"{text}\n")
 
 
-def bar(what: str, total: float | None, unit: str, *, done: float = 0, file: TextIO | None = None) -> tqdm:
+def bar(what: str, total: float | None, unit: str, *, done: float = 0, file: IO[str] | None = None) -> tqdm:
     """Return a bar; where there is no terminal, such as in a log, it writes a line at most every ten seconds."""
     file = file or sys.stderr
     often = 0.25 if file.isatty() else SECONDS
