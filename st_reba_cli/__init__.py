@@ -107,8 +107,7 @@ for command in (
     build.build, compare.compare, encode.encode, export.export, push.push,
     recipes.recipes, serve.serve, train.train, verify.verify,
 ):  # fmt: skip
-    # compare has a sentence for what stands behind an option's value.
-    app.command(context_settings={"allow_extra_args": command is compare.compare})(command)
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -126,7 +126,7 @@ def build(
     def loaded(kind: Any, arguments: dict[str, Any]) -> Any:
         if engine == "llama.cpp":
             return kind(origin, **arguments)
-        return load(kind, model, dtype=dtype, max_seq_length=max_seq_length, **arguments)
+        return load(kind, model, dtype, "cpu", max_seq_length, **arguments)
 
     def tell() -> None:
         what = f"the filter, {chosen.part.name}," if chosen.part else f"the projection to {dimensions} dimensions"
@@ -225,17 +225,15 @@ def _with_shares(chosen: Recipe, shares: str | None) -> Recipe:
     """
     if shares is None:
         return chosen
-    parts = chosen.row.parts
-    if parts == 1:
-        raise ValueError(f"--shares: {chosen.name} has no parts. Leave --shares out, or give a recipe such as topic.")
     try:
         counts = [float(share) for share in shares.split(",")]
     except ValueError:
         counts = []
-    if len(counts) != parts or not all(0 < count < float("inf") for count in counts):
+    parts = chosen.row.parts
+    if parts == 1 or len(counts) != parts or not all(0 < count < float("inf") for count in counts):
         raise ValueError(
-            f"--shares {shares!r}: {chosen.name} has {parts} parts; give a number above 0 for each, with commas, such "
-            f"as {','.join(['2', *['1'] * (parts - 1)])}."
+            f"--shares {shares!r}: {chosen.name} has {parts} part{'s' * (parts > 1)}. With a recipe that has several, "
+            "such as topic, give a number above 0 for each, with commas; else leave --shares out."
         )
     return replace(chosen, shares=tuple(count / sum(counts) for count in counts))
 

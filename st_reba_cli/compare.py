@@ -58,11 +58,6 @@ def compare(
 
     The answer is the first line. Scores have 95% intervals. Without --data it runs on labelled texts in the package.
     """
-    if context.args:
-        raise typer.BadParameter(
-            f"{' '.join(context.args)}: an option takes one value. Write several recipes with commas, as in "
-            "--recipes reba-2,echo-2, or repeat the option."
-        )
     if saved is not None:
         others = [name for name in typed(context) if name not in ("--saved", "--against", "--out", "--json")]
         refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
@@ -142,8 +137,8 @@ def compare(
     if engine == "llama.cpp":
         backbone: CausalModule = loading.load_llama_cpp(name, max_seq_length)
     else:
-        where, dtype_here = loading.placement(device, dtype)
-        backbone = loading.load(CausalTransformer, name, dtype=dtype_here, device=where, max_seq_length=max_seq_length)
+        where, precision = loading.placement(device, dtype)
+        backbone = loading.load(CausalTransformer, name, precision, where, max_seq_length)
     if halves is not None:
         asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model))]
     run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
@@ -164,13 +159,7 @@ def compare(
         )  # fmt: skip
     about = loading.described(data, demo, labelled)
     found = replace(found, model=model_name(name), data=about, command=context.obj, build=build)
-    hints = [] if recipes else ["--recipes all compares every recipe."]
-    if "--fit-half" in found.build:
-        hints.append(
-            "--fit-half 1 in the command fits on half of your texts, as the recipe was fitted when it was scored. "
-            "Without it the recipe is fitted on all of them: that was not scored."
-        )
-    show(found, hints)
+    show(found, [] if recipes else ["--recipes all compares every recipe."])
     write(found, run, out, with_page, save_best)
     if old is not None:
         show_changes(found, old)

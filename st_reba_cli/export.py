@@ -61,8 +61,8 @@ def export(
     if static is not None:
         texts = texts_to_fit(fit_texts)
         with atomic_directory(static, "--static") as scratch, Shown("Reading the vocabulary", "tokens") as shown:
-            where, dtype_here = placement(device, dtype)
-            module = load(CausalTransformer, model, dtype=dtype_here, device=where)
+            where, precision = placement(device, dtype)
+            module = load(CausalTransformer, model, precision, where)
             say_fitted("weights and whitening", len(texts), fit_texts)
             made = static_model(
                 module, texts, layer=layer, dimension=dimensions,

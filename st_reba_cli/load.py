@@ -199,13 +199,7 @@ def placement(device: str | None, dtype: str) -> tuple[str, str]:
 
 
 def load(
-    kind: type[Module],
-    model: str,
-    *,
-    dtype: str,
-    device: str = "cpu",
-    max_seq_length: int | None = None,
-    **settings: Any,
+    kind: type[Module], model: str, dtype: str, device: str, max_seq_length: int | None = None, **settings: Any
 ) -> Module:
     """Load a language model as a module."""
     with usable(model):

@@ -17,7 +17,7 @@ from functools import cache
 from glob import glob, has_magic
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -191,35 +191,21 @@ def nearest(given: str, names: Iterable[str]) -> str:
     return f" Near it: {', '.join(near)}." if near else ""
 
 
-class KnownRecipe(NamedTuple):
-    """What :data:`NAMES` has of a recipe.
-
-    Attributes:
-        says: What it does.
-        in_brief: A shorter sentence; empty where there is none.
-        cost: How often the text is run.
-        fitted: Whether it is fitted on texts.
-        tried: Whether ``compare`` tries it where nobody names recipes.
-    """
-
-    says: str
-    in_brief: str
-    cost: str
-    fitted: bool
-    tried: bool
-
-
 @cache
-def known_names() -> tuple[dict[str, KnownRecipe], dict[str, str]]:
-    """Return the recipes by their keys, and what each filter does by its key, without an import of either."""
+def known_names() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return what :data:`NAMES` has of recipes, and of filters what they do, by their keys.
+
+    Of a recipe: ``says``, what it does; ``in_brief``, a shorter sentence or none; ``cost``, how often the text is run;
+    ``fitted``, whether it is fitted on texts; ``tried``, whether ``compare`` tries it by itself.
+    """
     found = json.loads(NAMES.read_text(encoding="utf-8"))
-    return {key: KnownRecipe(**row) for key, row in found["recipes"].items()}, found["filters"]
+    return found["recipes"], found["filters"]
 
 
 def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
     """Return the keys of recipes, or of filters behind a +, that a shell completes, each with a sentence."""
     (recipes, filters), (key, plus, _) = known_names(), incomplete.partition("+")
-    sentences = filters if plus else {name: row.says for name, row in recipes.items()}
+    sentences = filters if plus else {name: row["says"] for name, row in recipes.items()}
     every = {f"{key}+{name}" if plus else name: sentence for name, sentence in sentences.items()}
     return [(name, sentence) for name, sentence in every.items() if name.startswith(incomplete)]
 

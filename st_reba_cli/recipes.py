@@ -7,12 +7,6 @@ from rich.table import Table
 from .options import known_names
 from .printing import console
 
-#: What a recipe costs, in a narrow column.
-_SHORT = {
-    "less than 1": "< 1", "little more than 1": "> 1", "about 1": "~1", "about 2": "~2", "about 3": "~3",
-    "2 prompts": "2", "8 prompts": "8",
-}  # fmt: skip
-
 
 def recipes() -> None:
     """List the recipes and filters that there are.
@@ -28,13 +22,12 @@ def recipes() -> None:
         for column in table.columns[:2]:
             column.no_wrap = True
         for each, row in known.items():
-            if row.tried == tried:
-                says = row.in_brief or f"{row.says[:1].upper()}{row.says[1:]}"
-                table.add_row(f"{each} *" if row.fitted else each, _SHORT.get(row.cost, row.cost), says)
+            if row["tried"] == tried:
+                says = row["in_brief"] or f"{row['says'][:1].upper()}{row['says'][1:]}"
+                table.add_row(f"{each} *" if row["fitted"] else each, row["cost"], says)
         console.print(table)
         console.print()
-    console.say("*: fitted on plain texts, which --fit-texts gives.")
-    console.say("Passes: how often the text is run; ~2 is about 2, < 1 is less than 1.")
+    console.say("*: fitted on plain texts, which --fit-texts gives. Passes: how often the text is run.")
     console.print()
     told = Table("Filter", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
     told.columns[0].no_wrap = True

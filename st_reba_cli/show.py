@@ -193,8 +193,6 @@ def _legend(found: Comparison) -> list[str]:
         last += f" Random: {found.tasks[0].name} on random weights, for the best alone."
     if any(result.read_at for result in found.results):
         last += " Read: what was chosen on the first half / on the second. @27: after layer 27."
-        if any(" twice" in result.read_at for result in found.results):
-            last += " Part 1 twice: it counts twice as much as each other part of the vector."
     if any(result.cost is not None for result in found.results):
         last += " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s."
     return [*told, last]

@@ -87,7 +87,7 @@ def test_a_vector_for_each_token(desk):
     model = built("--multi-vector --recipe reba-2@2 --dimensions 8 --document-prompt x", "lm", MultiVectorEncoder)
     marks, word = model.encode_document(["?", "a"])
     assert (word.shape, len(marks)) == ((1, 8), 0)
-    assert model.prompts["document"] == "text: "
+    assert model.prompts["document"] == "x"
     card = Path("out/README.md").read_text(encoding="utf-8")
     assert "from sentence_transformers import MultiVectorEncoder" in card
     assert "| dimensions | 8 |" in card

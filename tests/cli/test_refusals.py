@@ -88,7 +88,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
         # Model and device stand in what was typed already.
         ("--saved c.json --out new --save-best best", 1, f"--model, --save-best: {SAVED} --model, --save-best o"),
-        ("--recipes classical echo-2", 2, "echo-2: an option takes one value. Write several recipes with"),
+        ("--recipes classical echo-2", 2, "unexpected extra argument"),
     ],
     "encode": [
         ("saved no.txt", 1, f"no.txt: {NOT_THERE}"),
@@ -143,8 +143,8 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--template 'no slot'", "no slot"),
         ("--recipe early-late --pooling max", "--pooling max: Early and late, partwise whitened is pooled by mean; us"),
         ("--model no/such-model", NO_SUCH),
-        ("--recipe classical+centred --fit-texts texts.txt --shares 1,2", "--shares: Classical, centred has no parts"),
-        ("--recipe topic --fit-texts texts.txt --shares 1,2,3", "--shares '1,2,3': Topic, standardised sum has 2 pa"),
+        ("--recipe classical+centred --fit-texts texts.txt --shares 1,2", "Classical, centred has 1 part. With"),
+        ("--recipe topic --fit-texts texts.txt --shares 1,2,3", "Topic, standardised sum has 2 parts. With a"),
         ("--recipe topic --fit-texts texts.txt --fit-half 1", "--fit-half"),
         ("--recipe echo-2 --fit-texts texts.txt", "or echo-2+whitened; Echo-2 is not."),
     ],
