@@ -29,8 +29,8 @@ from st_reba.modules import AttentionRerankModule, CausalModule, PromptRepsModul
 from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
-from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
+from ..modules.methods import PUBLIC_MODULES
 
 
 def written(model: SentenceTransformer, directory: Path) -> str:
