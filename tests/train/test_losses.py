@@ -1,6 +1,8 @@
-"""The papers' losses beside their equations, written out naively."""
+"""The papers' losses beside their equations, written out naively; and a run of JTCSE."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
 
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, TwinTower
+from st_reba.train import JTCSETraining, train_jtcse
 from st_reba.train.losses import (
     EmbeddingCoSENTLoss,
     InteractionInfoNCELoss,
@@ -22,6 +25,7 @@ from st_reba.train.losses import (
 from .. import oracles
 from ..backbones import TEXTS
 from ..conftest import pipeline
+from . import check_card, stop
 
 LABELS = torch.tensor([0.0, 0.3, 1.0, 0.6, 0.2])
 
@@ -246,3 +250,33 @@ class TestJTCSE:
                 JTCSELoss(model, **wrong)
         told = JTCSELoss(model, temperature=0.1, seed=3).get_config_dict()
         assert (told["temperature"], told["modulus_weight"], told["seed"]) == (0.1, 1.0, 3)
+
+
+def test_a_resumed_run_is_the_run_and_what_is_written(encoder_paths, tmp_path):
+    """With dropout, and the coin of the interaction loss, which has a generator of its own; with moved data."""
+    path, pairs, out = (tmp_path / name for name in ("texts.txt", "dev.tsv", "parts"))
+    path.write_text("\n".join(f"{text} {number}" for number in range(2) for text in TEXTS), encoding="utf-8")
+    pairs.write_text("".join(f"{text}\t{TEXTS[0]}\t{score}\n" for score, text in enumerate(TEXTS)), encoding="utf-8")
+    towers = dict(zip(("model", "second_model"), encoder_paths(num_hidden_layers=2), strict=True))
+    given = {**towers, "texts": str(path), "evaluation": str(pairs), "cross_every": 1, "max_seq_length": 9}
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 2}
+
+    def settings(changes=(), **arguments):
+        return JTCSETraining(**{**given, **dict(changes)}, arguments={**usual, "eval_steps": 3, **arguments})
+
+    expected = train_jtcse(settings(save_steps=6), tmp_path / "whole", progress=False).state_dict()
+    stop(train_jtcse, settings(), out, 5)
+    given["texts"] = str(path.rename(tmp_path / "moved.txt"))
+    with pytest.raises(ValueError, match="of a run with temperature=0.05, but now it is temperature=0.1"):
+        train_jtcse(settings({"temperature": 0.1}), out, progress=False)
+    model = train_jtcse(settings(save_steps=3), out, progress=False)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    before = TwinTower(*towers.values()).state_dict()
+    assert sum(not torch.equal(value, expected[f"0.{name}"]) for name, value in before.items()) > len(before) / 2
+    loaded = SentenceTransformer(str(out / "model"), device="cpu")
+    assert (loaded[0].cross_every, loaded.max_seq_length) == (1, 9)
+    assert (loaded.encode(TEXTS) == model.to("cpu").encode(TEXTS)).all()
+    log = json.loads((out / "checkpoints/checkpoint-6/trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "eval_dev_spearman_cosine" in entry] == [3, 6]
+    assert {"info_nce", "interaction", "modulus"} <= set(log[0])
+    check_card(out / "model", "**JTCSE**", "JTCSELoss")
