@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from .backbones import TEXTS
+from .hub.server import RunningHub
 
 #: As programs do: a class, an argument and an exit status of their own.
 PROGRAM = """
@@ -23,8 +27,8 @@ sys.exit(3)
 """
 
 
-def started(*words, cwd):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+def started(*words, cwd, env=None):
+    env = env or {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-m", "st_reba.run", *map(str, words)]
     return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -68,3 +72,26 @@ def test_what_cannot_be_run(tmp_path):
         output = process.communicate(timeout=120)[0]
         assert said in output
         assert (process.returncode, "Traceback" in output) == (2, False)
+
+
+def test_mteb_run(prompted_path, tmp_path):
+    """On a model of the Hub, which is what mteb's command takes. Its data lie in a directory of their name."""
+    pytest.importorskip("mteb")
+    data = tmp_path / "mteb" / "stsbenchmark-sts"
+    data.mkdir(parents=True)
+    rows = [{"sentence1": text, "sentence2": TEXTS[0], "score": score} for score, text in enumerate(TEXTS)]
+    (data / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    own = Path(prompted_path)
+    files = {path.relative_to(own).as_posix(): path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    hub = RunningHub({"hf_owner": ("owner", "org")})
+    hub.put("org/own", files)
+    hub.start()
+    try:
+        words = ("mteb", "run", "-m", "org/own", "-t", "STSBenchmark", "--output-folder", "results", "--no-co2-tracker")
+        process = started(*words, cwd=tmp_path, env=hub.environment(tmp_path / "home"))
+        output = process.communicate(timeout=300)[0]
+    finally:
+        hub.stop()
+    assert process.returncode == 0, output
+    [found] = (tmp_path / "results").rglob("STSBenchmark.json")
+    assert "cosine_spearman" in found.read_text()

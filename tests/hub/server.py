@@ -113,6 +113,11 @@ def make_app(hub: RunningHub) -> FastAPI:
         hub.repositories[repo_id] = Repository(repo_id, private)
         return body
 
+    @app.get(MODEL + "/commits/{revision}")
+    def commits(request: Request, revision: str) -> Any:
+        sha = hub.repository(request).resolve(revision)
+        return [{"id": sha, "authors": [], "date": "2026-01-01T00:00:00.000Z", "title": "Last", "message": ""}]
+
     @app.get(MODEL)
     @app.get(MODEL + "/revision/{revision}")
     def information(request: Request, revision: str = "main") -> Any:
