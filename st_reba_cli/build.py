@@ -52,6 +52,7 @@ def build(
         int | None, option("Fit on this half of the labelled data of --fit-texts, as compare cuts them.", min=1, max=2)
     ] = None,
     columns: options.Columns = None,
+    separator: options.Separator = None,
     sparse: Annotated[
         bool, option("Write a SparseEncoder: the head's weights of words at the end of a prompt.", "--sparse")
     ] = False,
@@ -94,13 +95,13 @@ def build(
     else:
         refuse(context, "without --multi-vector no token has a vector of its own", "--dimensions")
     if fit_texts is None:
-        refuse(context, "without --fit-texts nothing is read", "--fit-half", "--columns")
+        refuse(context, "without --fit-texts nothing is read", "--fit-half", "--columns", "--separator")
     if template is not None:
         refuse(context, "--template says which prompt is read", "--prompt-language")
     if engine == "llama.cpp":
         why = "llama.cpp runs a file's weights as they are, and hands out no head"
         refuse(context, why, "--dtype", "--sparse", "--rerank")
-    options.check_columns(fit_texts, columns)
+    options.check_columns(fit_texts, columns, separator)
     options.check_recipes([recipe] if recipe else [])
     model = options.model_or_demo(model)
     # Before what takes seconds to import.
@@ -140,7 +141,7 @@ def build(
         else:
             mode = _checked_pooling(chosen, pooling, template, multi_vector)
             by_language = not (prompt_language or template)
-            chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, fit_half)
+            chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, fit_half, separator)
             chosen = _with_shares(chosen, shares)
     with atomic_directory(out) as scratch:
         built: Any
@@ -245,6 +246,7 @@ def _with_texts(
     by_language: bool,
     columns: str | None,
     half: int | None,
+    separator: str | None,
 ) -> Recipe:
     """The recipe with the texts that its filter, or the projection of token vectors, is fitted on.
 
@@ -255,6 +257,7 @@ def _with_texts(
         by_language: Whether the language of the user's texts is that of the prompt.
         columns: What theirs are called.
         half: Of labelled data the half whose texts they are; None: all.
+        separator: Of the columns; None: what is usual.
 
     Raises:
         ValueError: If there are texts, and nothing is fitted.
@@ -270,7 +273,7 @@ def _with_texts(
             f"--fit-texts is for what is fitted on texts, such as --recipe early-late or "
             f"{chosen.row.key}+whitened; {chosen.name} is not."
         )
-    texts = texts_to_fit(fit_texts, columns, half)
+    texts = texts_to_fit(fit_texts, columns, half, separator)
     if by_language and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     return replace(chosen, fit_texts=tuple(texts))

@@ -18,6 +18,7 @@ def compare(
     model: options.Model = None,
     data: options.Data = None,
     columns: options.Columns = None,
+    separator: options.Separator = None,
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
     demo: options.Demo = None,
@@ -66,8 +67,8 @@ def compare(
     if data is not None:
         refuse(context, "it chooses among the demo texts, and there are data of your own", "--demo")
     else:
-        refuse(context, "it is for --data, and says what that table's columns are called", "--columns")
-    check_columns(data, columns)
+        refuse(context, "it is for the table of --data", "--columns", "--separator")
+    check_columns(data, columns, separator)
     check_recipes(recipes or [])
     name = "" if saved is not None else model_or_demo(model)
 
@@ -101,7 +102,7 @@ def compare(
         return
     with_page = has_page(out)
     loading.check_devices(device)
-    labelled = loading.read(data, columns, demo, query_prompt, document_prompt)
+    labelled = loading.read(data, columns, separator, demo, query_prompt, document_prompt)
     texts = texts_of(labelled)
     if words is None and data is None and demo in (None, "pairs", "pairs-zh"):
         words = demo_questions("zh" if demo == "pairs-zh" else "en")
@@ -156,6 +157,7 @@ def compare(
             found.choice(), name, data if fit_halves else fit_texts, max_seq_length, found.prompts,
             "" if engine == "llama.cpp" else found.settings.get("precision", ""), columns if fit_halves else None,
             bool(fit_halves), ["--model", name, "--engine", engine] if engine == "llama.cpp" else [],
+            separator if fit_halves else None,
         )  # fmt: skip
     about = loading.described(data, demo, labelled)
     found = replace(found, model=model_name(name), data=about, command=context.obj, build=build)

@@ -46,6 +46,7 @@ def encode(
             "A column to write beside the vectors, to Parquet alone; may be repeated. Cells of .csv and .tsv are text."
         ),
     ] = None,
+    separator: options.Separator = None,
     precision: Annotated[
         Literal["float32", "binary", "ubinary"],
         option("Type of the numbers that are written."),
@@ -89,7 +90,7 @@ def encode(
     if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
     for name in filter(None, (column, *(keep or ()))):
-        check_columns(texts, name)
+        check_columns(texts, name, separator)
     path = Path(out)
     if keep and path.suffix == ".npy":
         raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
@@ -129,8 +130,8 @@ def encode(
 
         try:
             made = job.encode_file(
-                encoder, texts, out, column=column, keep=keep or (), chunk_size=chunk_size, engine=runner,
-                overwrite=overwrite, on_progress=tell,
+                encoder, texts, out, column=column, keep=keep or (), separator=separator, chunk_size=chunk_size,
+                engine=runner, overwrite=overwrite, on_progress=tell,
             )  # fmt: skip
         except KeyboardInterrupt:
             kept = f"{job.place_of(out).work if '://' in out else out}.partial"

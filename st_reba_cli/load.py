@@ -38,7 +38,12 @@ LANGUAGES = {"en": "English", "zh": "Chinese"}
 
 
 def read(
-    data: str | None, columns: str | None, demo: str | None, query_prompt: str | None, document_prompt: str | None
+    data: str | None,
+    columns: str | None,
+    separator: str | None,
+    demo: str | None,
+    query_prompt: str | None,
+    document_prompt: str | None,
 ) -> Labelled:
     """Read what is to be measured on, or the demo texts, and say in a line what was read.
 
@@ -47,7 +52,7 @@ def read(
         OSError: If something is not there.
     """
     if data is not None:
-        found: Data = read_data(data, columns, notes.say)
+        found: Data = read_data(data, columns, notes.say, separator=separator)
     else:
         kind, _, language = (demo or "pairs").partition("-")
         found = read_data((demo_retrieval if kind == "retrieval" else demo_pairs)("zh" if language else "en"))
@@ -70,7 +75,9 @@ def described(data: str | None, demo: str | None, found: Labelled) -> str:
     return f"{len(found)} {items} of {data.rstrip('/').rpartition('/')[2]}"
 
 
-def texts_to_fit(source: str | None, columns: str | None = None, half: int | None = None) -> list[str]:
+def texts_to_fit(
+    source: str | None, columns: str | None = None, half: int | None = None, separator: str | None = None
+) -> list[str]:
     """The plain texts that a command fits something on: every command takes the same ones, so that the model that one
     of them has scored is the model that another one builds.
 
@@ -79,13 +86,14 @@ def texts_to_fit(source: str | None, columns: str | None = None, half: int | Non
             the package.
         columns: What the columns are called; None: as usual.
         half: 1 or 2: the texts of that half of labelled data, as ``compare`` cuts them. None: all texts.
+        separator: Of the columns; None: what is usual.
 
     Raises:
         ValueError: If there are no texts, or no halves.
     """
     if source is None:
         return demo_sentences()
-    found = read_data(source, columns, scored=half is not None)
+    found = read_data(source, columns, scored=half is not None, separator=separator)
     if half is None:
         return found.texts() if isinstance(found, Labelled) else found
     if not isinstance(found, Labelled):

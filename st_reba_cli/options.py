@@ -84,17 +84,19 @@ def check_source(source: str | None) -> str | None:
     return source
 
 
-def check_columns(source: str | None, columns: str | None) -> None:
+def check_columns(source: str | None, columns: str | None, separator: str | None = None) -> None:
     """Refuse names of columns that a table on this machine does not have.
 
     Args:
         source: The table; of a folder, a compressed or a remote one nothing is known yet.
         columns: As ``--columns`` takes it: titles or places from 1, or ``name=title``, with commas between.
 
+        separator: Of the columns; None: what is usual.
+
     Raises:
         ValueError: If a title is not there.
     """
-    titles = None if source is None or columns is None else _titles(Path(source))
+    titles = None if source is None or columns is None else _titles(Path(source), separator)
     asked = [part.rpartition("=")[2].strip() for part in (columns or "").split(",")]
     if titles is not None and (missing := [title for title in asked if title not in titles and not title.isdigit()]):
         raise ValueError(
@@ -103,7 +105,7 @@ def check_columns(source: str | None, columns: str | None) -> None:
         )
 
 
-def _titles(path: Path) -> list[str] | None:
+def _titles(path: Path, separator: str | None) -> list[str] | None:
     """Return what a table calls its columns, where that can be read fast."""
     kind = path.suffix.lower()
     if not path.is_file() or kind not in (".txt", ".tsv", ".csv", ".jsonl", ".ndjson"):
@@ -111,7 +113,10 @@ def _titles(path: Path) -> list[str] | None:
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             if kind in (".tsv", ".csv"):
-                return next(csv.reader(stream, delimiter="\t" if kind == ".tsv" else ","), None)
+                usual = "\t" if kind == ".tsv" else ","
+                titles = next(csv.reader(stream, delimiter=separator or usual), None)
+                # Another separator has the last word in st_reba.
+                return None if titles is None or re.search(r"[\t;|,]", "".join(titles)) else titles
             found = {"text": ""} if kind == ".txt" else json.loads(stream.readline(2**20))
             return list(found) if isinstance(found, dict) else None
     except (ValueError, TypeError, csv.Error):
@@ -305,6 +310,10 @@ Columns = Annotated[
         'Names of the columns, if they are not the usual ones of docs/data.md: "q1,q2,same" for sentence1, sentence2, '
         'score; or "score=same,sentence1=q1". Without a header, numbers from 1.'
     ),
+]
+Separator = Annotated[
+    str | None,
+    option('What separates the columns of a .csv or .tsv, if it is not a comma or a tab: ";", "|", tab.'),
 ]
 QueryPrompt = Annotated[str | None, option("Retrieval: the text before a query, as in encode_query.")]
 DocumentPrompt = Annotated[str | None, option("Retrieval: the text before a document, as in encode_document.")]

@@ -364,6 +364,7 @@ def build_command(
     columns: str | None = None,
     half: bool = False,
     named: Sequence[str] = (),
+    separator: str | None = None,
 ) -> str:
     """What to type to have a recipe as a model of its own.
 
@@ -377,6 +378,7 @@ def build_command(
         columns: What the columns of ``fit_texts`` are called, as ``--columns`` takes it; None: as usual.
         half: Whether it was fitted on the texts of their first half.
         named: The options that name what is built on, such as an engine; empty: ``--model``.
+        separator: Of those columns; None: what is usual.
     """
     recipe = find(result.spec)
     words = ["st-reba", "build", *(named or ("--model", model)), "--recipe", result.spec]
@@ -389,6 +391,7 @@ def build_command(
     if fit_texts is not None and recipe.fitted:
         words += ["--fit-texts", fit_texts, *(["--fit-half", "1"] if half else [])]
         words += ["--columns", columns] if columns else []
+        words += ["--separator", separator] if separator else []
         if recipe.row.chinese and not result.template:
             # Otherwise their script would choose.
             words += ["--prompt-language", "en"]

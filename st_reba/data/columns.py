@@ -96,6 +96,7 @@ class Table:
         name: Name of the table for its user.
         values: Read cells by the columns' names.
         places: File and line (of Parquet the row) of each row.
+        uneven: Rows with another number of columns than the first of their file.
     """
 
     schema: Schema
@@ -105,6 +106,7 @@ class Table:
     name: str = ""
     values: dict[str, list[Any]] = field(default_factory=dict)
     places: list[tuple[File, int]] = field(default_factory=list)
+    uneven: int = 0
 
     def where(self, row: int) -> str:
         """Name the place of a row, for messages."""
@@ -119,14 +121,19 @@ class Table:
     def in_words(self) -> str:
         """Columns that are read, and those that are not."""
         if self.unsure:
-            return f"columns: {', '.join(self.schema.needed)}, in this order: there is no header"
+            uneven = f"; rows with another number of columns than the first: {self.uneven:,}" if self.uneven else ""
+            return f"columns: {', '.join(self.schema.needed)}, in this order: there is no header{uneven}"
         names = [name if title == name else f"{title} as {name}" for name, title in self.titles.items()]
         left = f"; not read: {', '.join(self.unread)}" if self.unread else ""
         return f"columns: {', '.join(names)}{left}"
 
 
 def read_table(
-    source: str | Path, schemas: Sequence[Schema], columns: str | None = None, splits: Sequence[str] = TO_MEASURE
+    source: str | Path,
+    schemas: Sequence[Schema],
+    columns: str | None = None,
+    splits: Sequence[str] = TO_MEASURE,
+    separator: str | None = None,
 ) -> Table:
     """Read a table, whose files may be many.
 
@@ -135,6 +142,7 @@ def read_table(
         schemas: Possible kinds of rows: the first that the columns fit is taken.
         columns: Titles of the columns, as :meth:`Schema.asked` takes them; None: their usual names.
         splits: As for :func:`st_reba.data.sources.files_of`.
+        separator: See :meth:`st_reba.data.sources.File.separate`.
 
     Raises:
         ValueError: If a row is malformed, naming file and line; or there is none; or no schema fits.
@@ -151,11 +159,14 @@ def read_table(
     # Files of other machines are copied to this one, until they are read.
     with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
         for file in files_of(source, splits, Path(scratch)):
+            file.separate(separator)
             own, content = opened(file, [table.schema] if table else schemas, columns)
             table = table or own
             for line, values in content:
                 found.append(values)
                 places.append((file, line))
+            if table and own and own is not table:
+                table.uneven += own.uneven
     if table is None or not found:
         raise ValueError(f"{source} holds no rows. {_rows_are(schemas)}")
     cells = zip(*found, strict=True)
@@ -236,8 +247,11 @@ def _values(
         try:
             if isinstance(row, list):
                 if len(row) != len(table.every):
-                    raise ValueError(f"{len(row)} columns where {len(table.every)} are expected")
-                row = dict(zip(table.every, row, strict=True))
+                    # A user's places are there whatever comes after them.
+                    if asked is None or not table.unsure or len(row) < max(map(int, titles.values())):
+                        raise ValueError(f"{len(row)} columns where {len(table.every)} are expected")
+                    table.uneven += 1
+                row = dict(zip(table.every, row, strict=False))
             for column in schema.columns:
                 said = f"{column.name}: "
                 values.append(column.read(row.get(titles.get(column.name))))
@@ -330,6 +344,8 @@ def number(least: float = -math.inf, most: float = math.inf) -> Callable[[Any], 
         except (TypeError, ValueError):
             found = math.nan
         if not least <= found <= most or math.isinf(found):
+            if isinstance(cell, str) and re.fullmatch(r"\s*-?\d+,\d+\s*", cell):
+                raise ValueError(f"{cell!r} has a comma. Write decimals with a point, as in 0.8") from None
             within = "a number" if math.isinf(most) else f"a number from {least:g} to {most:g}"
             raise ValueError(f"{cell!r} is not {within}")
         return found

@@ -53,11 +53,13 @@ class TextFiles:
         files: In order: see :func:`st_reba.data.sources.files_of`.
         column: Column of the texts, in all but plain text; ``"text"`` if None, or one of the names that others use.
         keep: Columns to keep with the texts; of plain text there is ``"text"`` alone.
+        separator: What separates columns: see :meth:`st_reba.data.sources.File.separate`.
     """
 
     files: Sequence[File]
     column: str | None = None
     keep: Sequence[str] = ()
+    separator: str | None = None
 
     def check(self) -> None:
         """See that the files have the columns that are asked for, as far as their beginning tells.
@@ -140,6 +142,7 @@ class TextFiles:
 
     def _rows(self, file: File, keep: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
         """Yield the line of each row, its text and what is kept of it."""
+        file.separate(self.separator)
         if file.kind == "txt":
             if self.column is not None:
                 said = f'{file.name}: plain text has no column "{self.column}"'

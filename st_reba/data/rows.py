@@ -8,8 +8,8 @@ import lzma
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
-from typing import Any, cast
+from itertools import chain, count, islice
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,8 @@ TOO_LONG = f"longer than {LONGEST >> 20} MiB. Cut it into several texts"
 LONGEST_ARRAY = 8 * LONGEST
 #: Rows that are read at once.
 BATCH = 1 << 10
+
+_NO_SEPARATORS = re.compile(r'(?m)(?:^|(?<=[\t;|,]))"[^"]*(?:""[^"]*)*"|(?<=\d),(?=\d)')
 
 # A document in a cell is longer than the standard library allows unless told otherwise.
 csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
@@ -48,8 +50,8 @@ def rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int
     if file.kind == "parquet":
         for before, batch in parquet_batches(file, columns):
             yield from enumerate(batch.to_pylist(), before + 1)
-    elif file.kind == "csv":
-        yield from _csv_rows(file)
+    elif file.kind in ("csv", "tsv"):
+        yield from _cells(file)
     else:
         lines, first = _lines(file), True
         for line, text in lines:
@@ -57,9 +59,7 @@ def rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int
             if file.kind == "txt":
                 yield line, text
             elif text and not text.isspace():
-                if file.kind == "tsv":
-                    yield line, text.split("\t")
-                elif first and text.lstrip().startswith("["):
+                if first and text.lstrip().startswith("["):
                     yield from _array(file, "\n" * (line - 1) + text, lines)
                 else:
                     yield line, _object(file, line, text)[0]
@@ -124,9 +124,18 @@ def _lines(file: File) -> Iterator[tuple[int, str]]:
             yield line, text
 
 
-def _csv_rows(file: File) -> Iterator[tuple[int, list[str]]]:
+def _cells(file: File) -> Iterator[tuple[int, list[str]]]:
+    lines = _lines(file)
+    sample = list(islice(lines, BATCH))
+    separator = file.separator or _separator(file, "".join(text for _, text in sample))
+    lines = chain(sample, lines)
+    if separator == "\t":
+        for line, text in lines:
+            if text.strip():
+                yield line, text.removesuffix("\n").removesuffix("\r").split("\t")
+        return
     first = 1
-    reader = csv.reader((text for _, text in _lines(file)), strict=True)
+    reader = csv.reader((text for _, text in lines), delimiter=separator, strict=True)
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -136,32 +145,40 @@ def _csv_rows(file: File) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{place(file, first)}: {error}. A quotation mark may be missing.") from None
 
 
+def _separator(file: File, sample: str) -> str:
+    """Return what separates the columns of a file; refuse a file that has another one than its name tells."""
+    usual = "\t" if file.kind == "tsv" else ","
+    # Neither quoted marks nor decimal commas separate columns.
+    lines = [line for line in _NO_SEPARATORS.sub("", sample).split("\n") if line.strip()]
+    counts = {mark: {line.count(mark) for line in lines} for mark in "\t;|,"}
+    if 0 not in counts[usual] and len(counts[usual]) == 1:
+        return usual
+    if lines and 0 not in counts["\t"]:
+        return "\t"
+    for mark, found in counts.items():
+        # In few lines, texts may have one each.
+        if len(found) == 1 < len(lines) and min(found) >= (2 if mark == "," or len(lines) < 10 else 1):
+            name = "tab" if file.kind == "tsv" else "comma"
+            remedy = f'Give --separator "{mark}" ({name} if that is not so), or save the file with {name}s'
+            raise ValueError(f'{file.name}: columns are separated by "{mark}". {remedy}.')
+    return usual
+
+
 def _array(file: File, text: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a file that is one array, and the line at which each begins."""
-    parts, size = [text, "\n"], 0
+    text += "\n"
     for _, more in lines:
-        parts.append(more)
-        if (size := size + len(more)) > LONGEST_ARRAY:
+        text += more
+        if len(text) > LONGEST_ARRAY:
             raise ValueError(f"{file.name}: an array of more than {LONGEST_ARRAY >> 20} MiB. Give an object a line.")
-    text = "".join(parts)
-    at, line, mark = _after_space(text, 0), 1, "["
-    counted = 0
-    while mark != "]":
-        at = _after_space(text, at + 1)
-        line, counted = line + text.count("\n", counted, at), at
-        if mark == "[" and text.startswith("]", at):
-            break
+    mark, at, line = re.match(r"\s*\[\s*(\]\s*\Z)?", text), 0, 1
+    while mark and "]" not in mark[0]:
+        line, at = line + text.count("\n", at, mark.end()), mark.end()
         found, end = _object(file, line, text, at)
         yield line, found
-        at = _after_space(text, end)
-        if (mark := text[at : at + 1]) not in (",", "]"):
-            raise ValueError(f"{place(file, line)}: not JSON (no comma or ] after an object).")
-    if _after_space(text, at + 1) < len(text):
-        raise ValueError(f"{place(file, line)}: not JSON (text after the array).")
-
-
-def _after_space(text: str, at: int) -> int:
-    return cast(re.Match[str], _SPACE.match(text, at)).end()
+        mark = _AFTER_OBJECT.match(text, end)
+    if mark is None:
+        raise ValueError(f"{place(file, line)}: not JSON (no comma or ] after an object, or text after the array).")
 
 
 def _object(file: File, line: int, text: str, at: int | None = None) -> tuple[dict[str, Any], int]:
@@ -170,8 +187,7 @@ def _object(file: File, line: int, text: str, at: int | None = None) -> tuple[di
         found, end = (_JSON.decode(text), len(text)) if at is None else _JSON.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
         if line == 1 and at is None and text.startswith("{") and not text.rstrip().endswith("}"):
-            one = "is one JSON document. Give an array of objects, or an object a line"
-            raise ValueError(f"{file.name} {one}.") from None
+            raise ValueError(f"{file.name} is one JSON document. Give an array of objects, or one a line.") from None
         raise ValueError(f"{place(file, line)}: not JSON ({error}).") from None
     if not isinstance(found, dict):
         raise ValueError(f"{place(file, line)}: {str(found)[:20]} is JSON, but a row is a JSON object.")
@@ -192,7 +208,7 @@ def _decimal(digits: str) -> float:
     return number
 
 
-_SPACE = re.compile(r"[ \t\r\n]*")
+_AFTER_OBJECT = re.compile(r"\s*(,|\]\s*\Z)\s*")
 _JSON = json.JSONDecoder(object_pairs_hook=_once, parse_float=_decimal)
 
 

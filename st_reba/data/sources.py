@@ -29,19 +29,14 @@ FORMATS = (
     "last also compressed (.gz, .bz2, .xz, .zst)"
 )
 _SHEET = "Save a sheet as .csv, in UTF-8."
-_UTF_16 = "UTF-16. Save the file as UTF-8."
 #: What begins with some bytes, and what to do about it.
 _SIGNATURES = {
     b"PK\x03\x04": f"an Excel workbook or another ZIP file. {_SHEET}",
     b"\xd0\xcf\x11\xe0": f"an Excel workbook. {_SHEET}",
     b"PAR1": "a Parquet file. End its name in .parquet.",
-    b"\x1f\x8b": "compressed. End its name so, as in table.csv.gz.",
-    b"BZh": "compressed. End its name so, as in table.csv.bz2.",
-    b"\xfd7zXZ": "compressed. End its name so, as in table.csv.xz.",
-    b"\x28\xb5\x2f\xfd": "compressed. End its name so, as in table.csv.zst.",
-    b"\xff\xfe": _UTF_16,
-    b"\xfe\xff": _UTF_16,
 }
+for _end, _head in zip(COMPRESSIONS, (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), strict=True):
+    _SIGNATURES[_head] = f"compressed. End its name so, as in table.csv{_end}."
 #: Words that file names have for splits: of train, test and validation.
 _SPLIT = re.compile(r"(?:^|[^a-z])(?:(train)(?:ing)?|(test)(?:ing)?|dev|val(?:id(?:ation)?)?)(?=$|[^a-z])")
 #: Order of preference among the parts of a data set, where none is asked for: to measure on, and to train on.
@@ -67,7 +62,8 @@ def kind_of(name: str) -> tuple[str, str]:
 def foreign(head: bytes) -> str:
     """Return what a file is that is no text in UTF-8, as its first line tells, and what to do; empty: nothing tells."""
     told = (what for signature, what in _SIGNATURES.items() if head.startswith(signature))
-    return next(told, _UTF_16 if b"\0" in head else "")
+    utf_16 = b"\0" in head or head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return next(told, "UTF-16. Save the file as UTF-8." if utf_16 else "")
 
 
 def native_file(path: Path) -> pyarrow.OSFile:
@@ -84,6 +80,7 @@ class File:
 
     Attributes:
         kind: ``"txt"``, ``"tsv"``, ``"csv"``, ``"jsonl"`` or ``"parquet"``, by its suffix.
+        separator: What separates its columns; None: what is usual.
 
     Raises:
         ValueError: If it can be read only once, or is of no known kind.
@@ -92,6 +89,7 @@ class File:
     def __init__(self, path: Path, name: str = "") -> None:
         self.path, self.name = path, name or str(path)
         self.kind, self._compression = kind_of(path.name)
+        self.separator: str | None = None
         if path.exists() and not path.is_file():
             raise ValueError(
                 f"{self.name} is a pipe or a device, but texts are read more than once: write them to a file."
@@ -100,6 +98,17 @@ class File:
             with path.open("rb") as stream:
                 what = foreign(stream.read(8))
             raise ValueError(f"{self.name} is {what}" if what else f"{self.name}: of no known format. Give {FORMATS}.")
+
+    def separate(self, separator: str | None) -> None:
+        """Set what separates its columns: one character, ``"tab"`` or ``"comma"``; None: what is usual.
+
+        Raises:
+            ValueError: If it is none, or the file has no separators.
+        """
+        self.separator = {"tab": "\t", "\\t": "\t", "comma": ","}.get(str(separator), separator)
+        usable = self.kind in ("csv", "tsv") and re.fullmatch(r'[^"\r\n]', self.separator or "")
+        if separator is not None and not usable:
+            raise ValueError(f"{self.name}: --separator {separator!r} is for .csv and .tsv: one character, or tab.")
 
     def open(self) -> BinaryIO:
         """Open it to read its bytes after decompression."""

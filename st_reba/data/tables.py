@@ -166,7 +166,12 @@ Data: TypeAlias = Labelled | list[str]
 
 
 def read_data(
-    source: str | Path, columns: str | None = None, tell: Tell = lambda line: None, *, scored: bool = True
+    source: str | Path,
+    columns: str | None = None,
+    tell: Tell = lambda line: None,
+    *,
+    scored: bool = True,
+    separator: str | None = None,
 ) -> Data:
     """Read pairs, triplets, a retrieval task, texts with labels or plain texts, whichever a source holds.
 
@@ -180,6 +185,7 @@ def read_data(
         tell: Called with a line that says what was read.
         scored: Whether the labels of texts are to score by: texts that are alone in their class are left out then, and
             two classes must be left. Else such texts are plain ones, whatever their labels.
+        separator: See :meth:`st_reba.data.sources.File.separate`.
 
     Raises:
         ValueError: If a row does not fit, naming file and line; or if the labels leave nothing to score.
@@ -187,9 +193,9 @@ def read_data(
         OSError: If it cannot be read.
         ImportError: If a package is missing that reads it.
     """
-    if columns is None and (retrieval := _in_layout_of_beir(source)) is not None:
+    if columns is None and separator is None and (retrieval := _in_layout_of_beir(source)) is not None:
         return read_retrieval(*retrieval, tell=tell)
-    table = read_table(source, (PAIRS, TRIPLETS, CLASSES, TEXTS), columns)
+    table = read_table(source, (PAIRS, TRIPLETS, CLASSES, TEXTS), columns, separator=separator)
     schema = table.schema
     if schema is PAIRS:
         return _pairs(table, columns, tell)

@@ -69,6 +69,7 @@ def encode_file(
     *,
     column: str | None = None,
     keep: Sequence[str] = (),
+    separator: str | None = None,
     chunk_size: int | None = None,
     engine: Engine | None = None,
     overwrite: bool = False,
@@ -92,6 +93,7 @@ def encode_file(
             :func:`huggingface_hub.cached_assets_path`, and uploads the whole at its end; that folder is then removed.
         column: Where the texts are, in all but plain text; see :class:`~st_reba.data.parquet_copy.TextFiles`.
         keep: Columns to write beside the vectors, to Parquet alone.
+        separator: What separates columns: see :meth:`st_reba.data.sources.File.separate`.
         chunk_size: Rows that are encoded and kept as one. It decides which texts share a batch. None: chunks grow from
             four batches to 2,048 rows, so that a run of few texts has several, too.
         engine: Where the model runs; on the CPU in this process if None.
@@ -114,7 +116,7 @@ def encode_file(
     _check_settings(encoder, kind, keep, chunk_size)
     here = files_here(texts, ALL)
     if here is not None:
-        TextFiles(here, column, keep).check()
+        TextFiles(here, column, keep, separator).check()
     workspace = Workspace(place.work)
     _check_apart(place, workspace.path, [texts, encoder.model, *(file.path for file in here or ())])
     exists = ValueError(f"{place} exists: choose another --out, or replace it with --overwrite.")
@@ -130,7 +132,7 @@ def encode_file(
         if here is None:
             on_progress(COPYING, 0, None)
             here = files_of(texts, ALL, workspace.input)
-        source = TextFiles(here, column, keep)
+        source = TextFiles(here, column, keep, separator)
         source.check()
         commits, weights = model_files(encoder.model, encoder.revision)
         read_as = {file.path: looks(file.path) for file in here}
@@ -141,6 +143,7 @@ def encode_file(
             "input": _digest(digests[path] for path in read_as),
             "weights": ", ".join([*commits, *of_files]),
             "column": column,
+            "separator": separator,
             "keep": ", ".join(keep),
             **{name: value for name, value in asdict(encoder).items() if name not in ("model", "revision")},
             "device": engine.device,

@@ -59,7 +59,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--rerank --recipe topic --pooling last --shares 1,2", 1, "--recipe, --pooling, --shares: --rerank reads a "
          "query and its documents together. Leave --recipe, --pooling, --shares out."),
         ("--sparse --multi-vector --pooling mean", 1, "--multi-vector, --pooling: --sparse reads the last token of a"),
-        ("--fit-half 1 --columns a,b", 1, "--fit-half, --columns: without --fit-texts nothing is read. Leave"),
+        ("--fit-half 1 --columns a,b --separator ;", 1, "--columns, --separator: without --fit-texts nothing is read."),
         ("--dimensions 8", 1, "--dimensions: without --multi-vector"),
         ("--template {text}: --prompt-language zh", 1, "--prompt-language: --template says which prompt is read"),
         ("--engine llama.cpp --sparse", 1, "--sparse: llama.cpp runs a file's weights as they are, and hands out no"),
@@ -84,7 +84,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("--data 'no/*.tsv'", 1, "no file has such a name"),
         ("--data pairs.tsv --columns q1,2,score=3", 1, NO_COLUMN),
         ("--demo pairs-zh --data pairs.tsv", 1, "--demo: it chooses among the demo texts"),
-        ("--columns a,b,c", 1, "--columns: it is for --data"),
+        ("--columns a,b,c --separator ;", 1, "--columns, --separator: it is for the table of --data"),
         ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
         # Model and device stand in what was typed already.
         ("--saved c.json --out new --save-best best", 1, f"--model, --save-best: {SAVED} --model, --save-best o"),

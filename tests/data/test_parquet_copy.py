@@ -42,9 +42,9 @@ def short_lines(monkeypatch):
     csv.field_size_limit(before)
 
 
-def copied(*paths, size=2, column=None, keep=()):
+def copied(*paths, size=2, column=None, keep=(), separator=None):
     """Files as one Parquet copy."""
-    texts = TextFiles([File(path) for path in paths], column, keep)
+    texts = TextFiles([File(path) for path in paths], column, keep, separator)
     texts.check()
     stream = io.BytesIO()
     texts.copy(stream, size, size, lambda rows: None)
@@ -85,6 +85,11 @@ def test_lines_and_cells(name, data, expected, suffix, tmp_path):
     assert all_rows(copy) == expected, "the copy needs its files no more"
 
 
+def test_another_separator(tmp_path):
+    copy = copied(write(tmp_path / "t.csv", b'id;text\n1;"a; b"\n2;c\n'), keep=["id"], separator=";")
+    assert (all_rows(copy), copy.read(0)[1].to_pydict()) == (["a; b", "c"], {"id": ["1", "2"]})
+
+
 def test_json_lines(tmp_path):
     rows = [{"body": text, "id": number} for number, text in enumerate(LINES)]
     data = "".join(json.dumps(row) + "\n\n" for row in [*rows[:4], {**rows[4], "once": 1}])
@@ -109,6 +114,12 @@ def test_json_lines(tmp_path):
         ("t", b"PAR1", {}, "t is a Parquet file. End its name in .parquet."),
         ("t.txt", "a".encode("utf-16"), {}, "t.txt is UTF-16. Save the file as UTF-8."),
         ("t.tsv", "a\tb\n".encode("utf-16-le"), {}, "t.tsv is UTF-16. Save the file as UTF-8."),
+        (
+            "t.csv",
+            b"text;id;x\na;1;2\n",
+            {},
+            't.csv: columns are separated by ";". Give --separator ";" (comma if that is not so), or save ',
+        ),
         ("t.txt.gz", b"", {}, "t.txt.gz holds no texts."),
         ("t.csv", b"text\n", {}, "t.csv holds no texts"),
         ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', {}, "t.jsonl, line 3: not JSON (Expecting value"),
@@ -117,10 +128,10 @@ def test_json_lines(tmp_path):
             "t.json",
             b'[\n{"text": "a"}\n{"text": "b"}]',
             {},
-            "t.json, line 2: not JSON (no comma or ] after an object).",
+            "t.json, line 2: not JSON (no comma or ] after an object,",
         ),
         ("t.json", b'[\n{"text": "a"},\n', {}, "t.json, line 3: not JSON (Expecting value: line 3 column 1"),
-        ("t.json", b'[]\n{"text": "a"}', {}, "t.json, line 1: not JSON (text after the array)."),
+        ("t.json", b'[]\n{"text": "a"}', {}, "t.json, line 1: not JSON (Expecting value"),
         ("t.json", b"[\n]\n", {}, "t.json holds no texts"),
         ("t.jsonl", b"[" * 100_000, {}, "line 1: not JSON ("),
         ("t.jsonl", b'{"a": 1, "a": 2}\n', {}, 'line 1: not JSON ("a" more than once)'),

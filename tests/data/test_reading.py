@@ -272,6 +272,66 @@ def test_columns_that_do_not_fit(columns, tmp_path):
         read_data(path, "a,b,x")
 
 
+SEMICOLONS = "sentence1;sentence2;score\n" + "".join(
+    f'"{a}";{b};{c:g}\n' for a, b, c in [("a; b", "c", 1), ("d", "e", 2)]
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "separator"),
+    [("t.csv", SEMICOLONS, ";"), ("t.csv", "x, y|a|1\nz|b|0\n", "|"), ("t.csv", "x, y;a;0,8\nz;b;0,5\n", ";"),
+     ("t.csv", "x;a;0,8\nz;b;0,5\n", ";"), ("t.tsv", as_csv(ROWS), ","),
+     ("t.csv", ";x\n".join("abcdefghij") + ";x", ";")],
+)  # fmt: skip
+def test_another_separator(name, content, separator, tmp_path):
+    """It is refused by its name; to read it, it has to be given. What has decimal commas is refused, too."""
+    path = written(tmp_path, **{name: content})
+    with pytest.raises(
+        ValueError, match=re.escape(f't.{name[2:]}: columns are separated by "{separator}". Give --sep')
+    ):
+        read_data(path)
+    if ",8" in content:
+        with pytest.raises(
+            ValueError, match=r"line 1: score: '0,8' has a comma\. Write decimals with a point, as in 0\.8"
+        ):
+            read_data(path, separator=separator)
+    elif content.startswith("a;"):
+        assert read_data(path, separator=separator, scored=False) == list("abcdefghij")
+    else:
+        assert len(read_data(path, separator=separator)) >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("t.csv", "text,label\na;b;c,x\nd;e;f,x\ng;h;i,y\nj;k;l,y\n"), ("t.csv", "a,b;c,1\nb,c;d,2\n"),
+     ("t.csv", 'text\n"a;b;c"\n"d;e;f"\n"g;h;i"\n'), ("t.tsv", "a, b, c\td\t1\na, b, c\te\t2\n")],
+)  # fmt: skip
+def test_what_separates_nothing(name, content, tmp_path):
+    assert len(read_data(written(tmp_path, **{name: content}))) >= 2
+
+
+@pytest.mark.parametrize(("name", "separator"), [("t.csv", ";;"), ("t.csv", '"'), ("t.csv", ""), ("t.jsonl", ",")])
+def test_separators_that_are_none(name, separator, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}: --separator '.*' is for .csv and .tsv: one character, or tab"):
+        read_data(written(tmp_path, **{name: "a"}), separator=separator)
+
+
+def test_the_official_sts_benchmark(tmp_path):
+    """Tabs in a .csv, quotation marks that quote nothing, and rows with sources at their ends."""
+    rows = [
+        ("g", "f", "2012", "1", 5.0, 'A "cat" sits.', "A cat, x."),
+        ("g", "f", "2012", "2", 1.0, '"a', "b", "s", "s"),
+    ]
+    told = []
+    path = written(tmp_path, **{"sts.csv": as_tsv(rows)})
+    assert read_data(path, "6,7,5", told.append) == Pairs(['A "cat" sits.', '"a'], ["A cat, x.", "b"], [5.0, 1.0])
+    assert told[0].endswith("; rows with another number of columns than the first: 1.")
+    with pytest.raises(ValueError, match="sts.csv, line 2: 6 columns where 7 are expected"):
+        read_data(written(tmp_path, **{"sts.csv": as_tsv([rows[0], rows[1][:6]])}), "6,7,5")
+    with pytest.raises(ValueError, match="line 2: 4 columns where 3 are expected"):
+        read_data(written(tmp_path, **{"t.csv": "a,b,1\nc,d,2,3\n"}))
+
+
 def test_a_document_in_a_cell(tmp_path):
     """Longer than the csv module allows at first."""
     long = "word " * 100_000
@@ -353,7 +413,7 @@ def test_parts():
          "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is no character. A row is"),
         ("t.json", '[\n  {"sentence1": "a", "sentence2": "b", "score": 1},\n  {"sentence1": "a"}]',
          r"t.json, line 3 lacks sentence2, score \(pairs\)"),
-        ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or an object a line."),
+        ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or one a line."),
         ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
         ("s/2.csv", as_csv([("a", "b", "1_000")]), "s/2.csv, line 2: score: '1_000' is not a number"),
         ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns, .* End the name of the file in .csv"),
