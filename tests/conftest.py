@@ -20,8 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-from . import processes
-
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedModel
@@ -287,9 +285,3 @@ def prompted_path(backbone_path, tmp_path_factory):
 def undrawn(monkeypatch):
     """Reports with empty files for pictures."""
     _draw_nothing(monkeypatch)
-
-
-@pytest.fixture
-def spawned_by_fork(monkeypatch):
-    """Workers that multiprocessing would spawn import nothing again: the fork server makes them."""
-    monkeypatch.setattr("multiprocessing.get_context", lambda kind: processes.SERVER)

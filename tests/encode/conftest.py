@@ -12,6 +12,7 @@ import torch
 from st_reba import ReBAModule
 from st_reba.encode import Encoder, encode_file
 
+from .. import processes
 from ..conftest import pipeline
 
 
@@ -85,3 +86,9 @@ def fake(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fake")
     (directory / "modules.json").write_text("[]")
     return Fake(str(directory))
+
+
+@pytest.fixture
+def spawned_by_fork(monkeypatch):
+    """Workers that multiprocessing would spawn import nothing again: the fork server makes them."""
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: processes.SERVER)

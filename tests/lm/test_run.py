@@ -19,9 +19,9 @@ from st_reba.lm.backbone import _PER_LAYER
 from st_reba.lm.run import Halt, Hook, Pass, PassChange, StatesAt, current, passing, run
 from st_reba.text.layout import Layout
 
-from .. import backbones, oracles
+from .. import backbones
 from ..backbones import FEW, TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import pipeline
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10]])
 LAYOUT = Layout(IDS, torch.ones_like(IDS, dtype=torch.bool), torch.zeros_like(IDS))
@@ -121,19 +121,13 @@ def test_a_pass_keeps_what_is_around_it():
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_stops_after_a_layer_and_is_saved_without_the_others(name, shared, eager, token_ids, tmp_path):
-    for layer in (1, 2):
-        module = CausalTransformer(shared(name), output_layer=layer)
-        assert len(layer_paths(module.model)) == layer
-        model = pipeline(module, "lasttoken")
-        vectors = model.encode(TEXTS[:3])
-        for vector, text in zip(vectors, TEXTS[:3], strict=True):
-            expected = oracles.after_each_layer(eager(name), name, token_ids(text))[layer][-1]
-            assert relative_error(vector, expected) < 1e-5
+def test_a_short_model_is_saved_without_the_layers_above(name, shared, tmp_path):
+    model = pipeline(CausalTransformer(shared(name), output_layer=2))
+    assert len(layer_paths(model[0].model)) == 2
     model.save_pretrained(str(tmp_path))
     again = SentenceTransformer(str(tmp_path))
     assert again[0].output_layer == again[0].model.config.num_hidden_layers == 2
-    assert (again.encode(TEXTS[:3]) == vectors).all()
+    assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
