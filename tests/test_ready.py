@@ -47,7 +47,6 @@ CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
         ("topic", "texts", {}, ()),
         ("classical+whitened", "texts", {"pooling": "last"}, ("--pooling", "last")),
         ("echo-3", None, {"max_seq_length": 5}, ("--max-seq-length", 5)),
-        ("prompteol", None, {"language": "zh"}, ("--prompt-language", "zh")),
         ("promptreps", None, {}, ()),
         ("reba-1", None, {"prompts": {"query": "Q: "}}, ("--query-prompt", "Q: ")),
     ],
@@ -127,12 +126,6 @@ def test_the_prompt_is_in_the_language_of_the_texts(roomy_path):
     assert template(["我爱自然语言处理。"] * 3, template="{text} is") == "{text} is"
 
 
-def test_a_loaded_backbone_is_shared(roomy_path):
-    backbone = CausalTransformer(roomy_path)
-    model = st_reba.build(backbone, "echo-2", device="cpu")
-    assert model[0].model.get_input_embeddings().weight is backbone.model.get_input_embeddings().weight
-
-
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
@@ -146,13 +139,6 @@ def test_a_loaded_backbone_is_shared(roomy_path):
 def test_what_is_refused(recipe, settings, message, roomy_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         st_reba.build(roomy_path, recipe, **settings)
-
-
-def test_a_template_with_a_slot_for_the_prompt_reads_texts_as_documents(backbone_path):
-    prompts = {"query": "its verb", "document": "its topic"}
-    model = st_reba.build(backbone_path(), "prompteol", template="ponte", prompts=prompts)
-    assert (model.encode(TEXTS[:2]) == model.encode_document(TEXTS[:2])).all()
-    assert (model.encode(TEXTS[:2]) != model.encode_query(TEXTS[:2])).any()
 
 
 HUB, PATH = (

@@ -66,7 +66,8 @@ def encode_words(
         tokens = cast(SentenceTransformer, model).encode(
             list(sentences[part]), output_value="token_embeddings", batch_size=batch_size, show_progress_bar=False
         )
-        vectors.append(pool_words(tokens, found[part]).cpu())
+        # A list with a tensor for each sentence, which sentence-transformers' overloads do not say.
+        vectors.append(pool_words(cast(Sequence[Tensor], tokens), found[part]).cpu())
     return torch.cat(vectors).numpy()
 
 

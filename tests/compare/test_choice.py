@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -23,10 +24,10 @@ from st_reba.compare.choice import (
     wordings_of,
 )
 from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import Pairs, Retrieval
+from st_reba.data.tables import Classes, Pairs, Retrieval
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import by_halves
-from st_reba.evaluation.tasks import PairTask
+from st_reba.evaluation.tasks import PairTask, task_of
 from st_reba.recipes import Recipe, find
 from st_reba.recipes.rows import CLASSICAL, SUM
 from st_reba.text.templates import SLOT
@@ -41,7 +42,7 @@ def backbone(roomy_path):
 
 @pytest.fixture(scope="module")
 def pairs():
-    """Of texts that stand in one pair alone."""
+    """Each text in one pair alone."""
     texts = [f"{TEXTS[number % len(TEXTS)]} {number}" for number in range(140)]
     return Pairs(texts[:70], texts[70:], [float(7 * number % 11) for number in range(70)])
 
@@ -78,7 +79,9 @@ def test_the_seed_decides_the_halves_and_what_has_none_is_refused(pairs):
         Halves.of(Pairs(["hub"] * 80, [f"text {number}" for number in range(80)], list(range(80))))
 
 
-def test_a_half_is_fitted_on_the_texts_of_the_other(pairs):
+def test_a_half_is_fitted_on_the_texts_of_the_other(pairs, backbone):
+    """And without halves, on those of the package."""
+    assert Recipes(backbone, [find("topic")], controls=False).fit_on == [tuple(demo_sentences())]
     halves = Halves.of(pairs)
     assert halves.fit_on == [tuple(halves.parts[1].texts()), tuple(halves.parts[0].texts())]
     # Fewer than 50 texts to a half.
@@ -89,7 +92,7 @@ def test_a_half_is_fitted_on_the_texts_of_the_other(pairs):
 # What is free
 
 
-def test_candidates_of_a_recipe(backbone):
+def test_candidates_of_a_recipe():
     """Three layers, four wordings and each part twice; the recipe as it is comes first."""
     topic, echo, early_late = (find(name) for name in ("topic", "echo-2", "early-late"))
     found = with_candidates(topic, 30)
@@ -104,7 +107,6 @@ def test_candidates_of_a_recipe(backbone):
     for name in ("classical", "reba-2", "echo-2@12", "value-aggregation"):
         assert with_candidates(find(name), 30) in ([find(name)], [replace(find(name), candidate_of=find(name).result)])
     assert [each.layer for each in with_candidates(echo, 1)] == [None]
-    assert all(len(recipe.build(backbone).shares) == recipe.row.parts for recipe in (topic, early_late))
 
 
 def test_own_prompts_take_the_place_of_a_rows_words():
@@ -214,20 +216,60 @@ def test_a_row_is_scored_half_by_half_with_filters_of_the_other_half(backbone, p
     assert not any("likely too high" in sentence for sentence in comparison.verdict)
 
 
-def test_documents_of_retrieval_are_in_both_halves(backbone, quick):
+def test_documents_of_retrieval_are_in_both_halves():
     documents = {f"d{number}": f"{TEXTS[number % len(TEXTS)]} {number}" for number in range(70)}
     queries = {f"q{number}": f"which {number}" for number in range(62)}
     data = Retrieval(queries, documents, {f"q{number}": (f"d{number}",) for number in range(62)})
     halves = Halves.of(data)
-    recipes = Recipes(backbone, with_candidates(find("prompteol"), 2), fit_on=halves.fit_on)
-    comparison = compare(recipes, data, halves=halves, random=False)
-    assert len(comparison.items.values[CHOICE]) == 62
     assert set(documents.values()) < set(halves.fit_on[0])
 
 
-def test_where_nothing_is_chosen_filters_are_fitted_on_the_package(backbone, pairs, quick):
-    recipes = Recipes(backbone, [find("topic")], controls=False)
-    assert recipes.fit_on == [tuple(demo_sentences())]
-    comparison = compare(recipes, pairs, random=False)
-    assert comparison.items.first == 0
-    assert comparison.results[-1].read_at == ""
+# Texts in classes
+
+SUBJECTS = {"animal": ("the cat", "a dog", "this horse"), "weather": ("the rain", "a storm", "this fog")}
+#: On every sixth day the labels are exchanged, so that nothing is always right.
+DATA = Classes(
+    {
+        f"{subject} came {day} of May": {"animal": "weather", "weather": "animal"}[label] if day % 6 == 0 else label
+        for day in range(18)
+        for label, own in SUBJECTS.items()
+        for subject in own
+    }
+)
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=40), st.integers(0, 5))
+def test_each_half_has_half_of_every_class_that_can_be_halved(sizes, seed):
+    labels = [f"class {place}" for place, size in enumerate(sizes) for _ in range(size)]
+    data = Classes({f"text {place}": label for place, label in enumerate(labels)})
+    if len(data) < 2 * LEAST_ITEMS:
+        with pytest.raises(ValueError, match=f"the texts and scored on the other: {len(data)} texts are too few"):
+            Halves.of(data, seed)
+        return
+    if sum(size > 3 for size in sizes) == 1 and len(sizes) == 2:
+        with pytest.raises(ValueError, match="only one class has four texts or more, so that it can be halved"):
+            Halves.of(data, seed)
+        return
+    halves = Halves.of(data, seed)
+    first, second = (Counter(part.labels.values()) for part in halves.parts)
+    assert abs(first.total() - second.total()) <= 3
+    assert min(len(first), len(second)) > 1
+    for label, size in Counter(labels).items():
+        assert abs(first[label] - second[label]) <= (1 if size > 3 else size)
+        assert min(first[label], second[label]) == (0 if size < 4 else size // 2)
+    assert halves.whole.labels == halves.parts[0].labels | halves.parts[1].labels == data.labels
+
+
+def test_every_row_has_both_scores_of_classes_in_halves(backbone, quick):
+    halves = Halves.of(DATA)
+    asked = [each for name in ("classical", "topic") for each in with_candidates(find(name), 2)]
+    found = compare(Recipes(backbone, asked, fit_on=halves.fit_on), DATA, halves=halves, random=False)
+    assert [task.name for task in found.tasks] == ["Classes", "Clusters"]
+    assert {"tf-idf, mean", "Bag of input embeddings, mean"} <= {result.name for result in found.results}
+    assert all(result.scores.keys() == {"Classes", "Clusters"} for result in found.results)
+    assert found.settings["chosen"] == "on one half of 108 texts, scored on the other, in turn"
+    # The second half is among its own texts.
+    second = task_of(halves.parts[1])(find("classical").model(backbone))
+    own = found.items.values["Classical, mean"][found.items.first :]
+    assert np.mean(own) == pytest.approx(second["knn_accuracy"])
+    assert len(found.items.values[CHOICE]) == len(DATA)

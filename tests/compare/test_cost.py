@@ -83,15 +83,6 @@ def test_memory_grows_with_the_model_and_what_is_made_on_the_way(backbone):
     assert weights == 4 * sum(parameter.numel() for parameter in backbone.model.parameters())
     assert peak > weights
     assert memory(backbone, 200, 32, 2, random=False)[1] > peak
-    half = CausalTransformer(backbone)
-    half.model = half.model.to(torch.bfloat16)
-    try:
-        own, with_fresh = memory(half, 1, 1, 1, random=True)
-        without = memory(half, 1, 1, 1, random=False)[1]
-        # Fresh weights are made in float32, in place of those that are set aside.
-        assert with_fresh - without == pytest.approx(own, rel=0.3)
-    finally:
-        half.model.to(torch.float32)
 
 
 @pytest.mark.parametrize(

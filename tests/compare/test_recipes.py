@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import signal
 import sys
@@ -14,22 +15,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
-from transformers import AutoModel
 
 from st_reba import CausalTransformer, encode_words
-from st_reba.compare import Recipes, RecipeSweep, TensorCache, compare, cost
-from st_reba.compare.cost import timed_batches
+from st_reba.compare import Recipes, TensorCache, compare, cost
 from st_reba.compare.recipes import ModulePass, SweepPass, set_aside
-from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import Pairs
+from st_reba.compare.run import TfIdf
+from st_reba.data.demo import demo_pairs, demo_sentences
+from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
-from st_reba.lm.anatomy import TOKENS
 from st_reba.recipes import asked_for, default_recipes, random_weights
 from st_reba.recipes.rows import PARTS
 
-from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS
 from ..conftest import relative_error
 
@@ -108,53 +107,6 @@ def test_some_on_random_weights(few, backbone):
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5
 
 
-def test_one_pass_for_all_filters_and_poolings(backbone, monkeypatch):
-    """Six filters behind two poolings and the bag, on texts that are embedded by each once."""
-    texts = [f"{text} {number}" for number in range(6) for text in TEXTS]
-    asked = [recipe for recipe in default_recipes(1, texts) if recipe.filter and recipe.method == "Classical"]
-    passes = []
-    for owner in (RecipeSweep, SentenceTransformer):
-        monkeypatch.setattr(
-            owner, "encode", lambda self, texts, *args, encode=owner.encode, **kwargs:
-            passes.append(len(texts)) or encode(self, texts, *args, **kwargs),
-        )  # fmt: skip
-    made = Recipes(backbone, asked)
-    assert passes == [], "nothing runs before it is asked for"
-    assert not [key for key, _ in made.skipped if "filtered" not in key]
-    assert len(made.all) > 10
-    assert passes == [len(texts)] * 2
-
-
-def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
-    made = Recipes(CausalTransformer(backbone_path("bloom")), default_recipes(fit_texts=FIT_TEXTS))
-    assert {"Classical", "Echo-3"} <= {recipe.method for recipe in made.all}
-    skipped = dict(made.skipped)
-    assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
-    assert {"RT-2, last", "ReBA-2, mean"} <= skipped.keys()
-    assert vectors_of(made, TEXTS[:1])
-
-
-def test_setting_up_every_recipe_tries_each_backbone_out_a_few_times(tmp_path):
-    """Once a fact, and once a depth that is read, twice where a prompt stands before the text there."""
-    config = backbones.config("llama")
-    config.max_position_embeddings, config.num_hidden_layers = 2048, 16
-    path = backbones.save(AutoModel.from_config(config).eval(), tmp_path, model_max_length=2048)
-    tries: list[nn.Module] = []
-
-    def note(module, args) -> None:
-        if isinstance(module, nn.Embedding) and args[0].dim() == 2 and args[0].shape[1] <= len(TOKENS[0]):
-            tries.append(module)
-
-    hook = nn.modules.module.register_module_forward_pre_hook(note)
-    try:
-        # Too few for the filters, whose recipes are made all the same.
-        recipes = Recipes(CausalTransformer(path), default_recipes(fit_texts=["a cat ran home", "the dogs sat down"]))
-    finally:
-        hook.remove()
-    assert {recipe.name for recipe in recipes.all} >= {"ReBA-3", "RT-8", "Knowledge", "CK", "Token prepending"}
-    assert len(tries) <= 14
-
-
 # Time
 
 
@@ -179,14 +131,6 @@ def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
     waits, done = itertools.repeat(9.0), []
     assert cost.costs({"a": Model()}, [["a"]], done.append, on_cpu=False)["a"] == pytest.approx(9.1)
     assert done == ["a", "a"]
-
-
-def test_what_is_timed_is_as_long_as_the_data():
-    """A few long texts among many short ones; in each batch those that are much alike in length."""
-    texts = ["cat " * (40 if number % 20 == 0 else 1 + number % 15) for number in range(300)]
-    lengths = [len(text) for batch in timed_batches(texts, 32) for text in batch]
-    assert lengths == sorted(lengths, reverse=True)
-    assert np.mean(lengths) == pytest.approx(np.mean([len(text) for text in texts]), rel=0.25)
 
 
 # Weights that are set aside
@@ -295,3 +239,47 @@ def test_other_weights_and_other_settings_are_not_taken_for_these(roomy_path, tm
         # The bag, and the classical embedding.
         assert len(now - files) == 2, change
         files = now
+
+
+# tf-idf
+
+
+@given(
+    st.lists(st.text("ab d猫"), min_size=1, max_size=6), st.text("abcd猫", min_size=1), st.text("abcd猫", min_size=1)
+)
+def test_naively(backbone, fit_texts, first, second):
+    """With tokens, too, that no text had which idf was counted on."""
+    counted = [set(ids) for ids in backbone.token_ids(fit_texts) if ids]
+
+    def weighed(text):
+        tf = Counter(backbone.token_ids([text])[0])
+        df = {token: sum(token in text for text in counted) for token in tf}
+        return {token: count * (math.log((1 + len(counted)) / (1 + df[token])) + 1) for token, count in tf.items()}
+
+    one, other = weighed(first), weighed(second)
+    product = sum(value * other.get(token, 0) for token, value in one.items())
+    expected = product / math.hypot(*one.values()) / math.hypot(*other.values())
+    assert TfIdf(backbone, fit_texts).cosines([first], [second])[0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_text_without_tokens_is_like_nothing(backbone):
+    tf_idf = TfIdf(backbone, ["", *TEXTS])
+    assert tf_idf.cosines(["", "", TEXTS[0]], ["", TEXTS[0], TEXTS[0]]) == pytest.approx([0, 0, 1])
+
+
+def test_the_nearest_are_those_of_the_highest_cosine(backbone):
+    tf_idf = TfIdf(backbone, TEXTS)
+    documents = [*TEXTS, TEXTS[1]]
+    for query, found in zip(TEXTS, tf_idf.nearest(TEXTS, documents, 4), strict=True):
+        cosines = tf_idf.cosines([query] * len(documents), documents)
+        order = sorted(range(len(documents)), key=lambda index: (-cosines[index], index))
+        assert [index for index, _ in found] == order[:4]
+        assert [score for _, score in found] == pytest.approx(cosines[order[:4]])
+
+
+def test_texts_of_the_same_tokens_are_equals(backbone):
+    """Whatever rounding makes of them: a rank correlation would else order them by chance."""
+    pairs = read_pairs(demo_pairs("en"))
+    tf_idf = TfIdf(backbone, pairs.texts())
+    assert set(tf_idf.cosines(pairs.first, pairs.first)) == {1.0}
+    assert tf_idf.nearest(pairs.first[:1], pairs.first[:1] * 3, 3) == [[(0, 1.0), (1, 1.0), (2, 1.0)]]

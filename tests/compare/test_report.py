@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import dataclasses
 import itertools
 import re
@@ -11,13 +10,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from matplotlib.text import Text
 
 from st_reba.compare import pictures, report
-from st_reba.compare.pictures import cost_figure, drawable, drawing_style, pareto_front, printable
+from st_reba.compare.pictures import cost_figure, drawable, drawing_style, pareto_front
 from st_reba.compare.report import write_report, write_results
-from st_reba.compare.results import Comparison, Result, measured
+from st_reba.compare.results import Comparison, Result
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
 from st_reba.recipes import Control
@@ -97,52 +95,16 @@ def page_of(comparison: Comparison, tmp_path) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def test_every_recipe_and_score_is_on_the_page_and_in_the_csv(demo):
-    comparison, directory, page = demo
-    shown = {cells[0]: cells[1:] for cells in page.rows()}
-    lines = csv.DictReader((directory / "results.csv").open(encoding="utf-8", newline=""))
-    written = {f"{line['recipe']} {line['pooling']}": line for line in lines}
-    random = comparison.on_random_weights
-    untrained = {result.name for result in random.values()}
-    results = [result for result in comparison.results if result.name not in untrained]
-    # The header, and the line above the controls.
-    assert len(page.rows()) == len(written) + 2 == len(results) + 2
-    for result in results:
-        cells, line = shown[f"{result.recipe} {result.pooling}"], written[f"{result.recipe} {result.pooling}"]
-        # Each task has two columns: the second is on random weights.
-        for index, task in enumerate(comparison.tasks):
-            score = result.scores.get(task.name)
-            control = random[result.name].scores.get(task.name) if result.name in random else None
-            numbers = ["", "", "", ""] if score is None else [str(value) for value in dataclasses.astuple(score)]
-            assert [line[f"{task.name}{part}"] for part in ("", " low", " high", " tied")] == numbers
-            assert line[f"{task.name} random"] == ("" if control is None else str(control.value))
-            cell, beside = cells[2 * index : 2 * index + 2]
-            assert beside == ("" if control is None else task.show(control.value))
-            if score is None:
-                assert cell == "–not applicable"
-            else:
-                assert cell.startswith(task.show(score.value))
-                assert cell.endswith(task.show_interval(score))
-        assert cells[-2:] == [f"{measured(result.cost)}×", measured(result.sentences_per_second)]
-        assert (float(line["texts_per_second"]), float(line["cost"])) == (result.sentences_per_second, result.cost)
-
-
 def test_what_the_page_has_around_its_table(demo):
     comparison, _, page = demo
     assert page.all("p", class_="first") == [comparison.answer]
-    order = [tag for tag, _, _ in page.elements if tag in ("section", "figure", "table")]
-    # The forest plot, score against cost, then the table.
-    assert order == ["section", *["section", "figure"] * 2, "section", "table", "section"]
-    assert page.all("summary")[0] == "Why, and how sure is that?"
     assert set(comparison.verdict) <= set(page.all("li"))
     text = page.all("main")[0]
     for task in comparison.tasks:
         assert f"{task.note} {task.metric[:1].upper()}{task.metric[1:]}, higher is better" in text
     for name, value in [*(comparison.settings | comparison.versions).items(), *comparison.skipped]:
         assert f"{name}{value}" in text
-    assert page.all("code") == [comparison.command]
     assert page.all("time", datetime="2026-11-20") == ["2026-11-20"]
-    assert page.all("aside") == []
 
 
 def test_the_page_loads_nothing_and_can_be_read_aloud(demo):
@@ -153,30 +115,31 @@ def test_the_page_loads_nothing_and_can_be_read_aloud(demo):
     links = [attributes["href"] for tag, attributes, _ in page.elements if tag in ("a", "link")]
     assert links.pop(0) == "data:,"
     assert sorted(links) == sorted(path.name for path in directory.iterdir() if path.name != "report.html")
-    ids = {attributes["id"] for _, attributes, _ in page.elements if "id" in attributes}
-    assert set(re.findall(r'aria-labelledby="([^"]+)"', text)) <= ids
     assert {attributes["scope"] for tag, attributes, _ in page.elements if tag == "th"} == {"col", "row", "rowgroup"}
     (picture,) = (attributes for tag, attributes, _ in page.elements if tag == "img")
     assert len(picture["alt"]) > 40
     drawn = base64.b64decode(picture["src"].partition(",")[2]).decode()
     assert ElementTree.fromstring(drawn).findall(".//{http://www.w3.org/2000/svg}text")
     assert "Echo-2, bidirectional," in drawn
-    assert imread(directory / "cost.png").std() > 0.05
 
 
 def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path, undrawn):
-    text, page = page_of(tiny(build="st-reba build", command="st-reba compare"), tmp_path)
+    untrained = Result("Random weights, Echo-2", "mean", True, {"A": Estimate(0.15, 0.1, 0.3)})
+    classical, echo, bag = tiny().results
+    echo = dataclasses.replace(echo, controls=(Control("random", untrained.name, "itself"),))
+    given = tiny(results=[classical, echo, bag, untrained], build="st-reba build", command="st-reba compare")
+    text, page = page_of(given, tmp_path)
     rows = page.rows()
     tied = "50.0≈ cannot be told from the best [40.0, 60.0]"
-    assert rows[1] == ["Echo-2 mean", "70.0 best [60.0, 80.0]", "4.000 best [3.500, 4.500]", "2.0×", "5.0"]
-    assert rows[2] == ["Classical = ReBA-1 = Bidirectional mean", tied, "3.000 [2.500, 3.500]", "1.0×", "10"]
-    assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "1.000 [0.500, 1.500]", "", ""]
+    assert rows[1] == ["Echo-2 mean", "70.0 best [60.0, 80.0]", "15.0", "4.000 best [3.500, 4.500]", "", "2.0×", "5.0"]
+    assert rows[2] == ["Classical = ReBA-1 = Bidirectional mean", tied, "", "3.000 [2.500, 3.500]", "", "1.0×", "10"]
+    assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "", "1.000 [0.500, 1.500]", "", "", ""]
     assert page.all("strong") == ["bold", "70.0", "4.000"]
     # The forest plot goes from 0 to 80, and is shaded up to the control.
     assert re.findall(r'--low: ([\d.]+)%; --high: ([\d.]+)%"></i><i class="dot" style="--value: ([\d.]+)%', text) == [
-        ("75.0", "100.0", "87.5"), ("50.0", "75.0", "62.5"), ("12.5", "37.5", "25.0"),
+        ("75.0", "100.0", "87.5"), ("50.0", "75.0", "62.5"), ("12.5", "37.5", "25.0"), ("12.5", "37.5", "18.8"),
     ]  # fmt: skip
-    assert text.count('class="level" style="--value: 25.0%"') == 3
+    assert text.count('class="level" style="--value: 25.0%"') == 4
     assert [tick for tick in page.all("i") if tick] == ["0", "20", "40", "60", "80"]
     assert "The text stands 2 times." in page.all("dd")
     assert page.all("code") == ["st-reba build", "st-reba compare"]
@@ -276,10 +239,6 @@ def figure_of(results, **changes):
     return figure
 
 
-def names(figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].texts]
-
-
 def test_recipes_are_points_and_controls_are_levels():
     untrained = result("Random weights, Echo-2", 0.1, control=True)
     echo = dataclasses.replace(RESULTS[1], controls=(Control("random", untrained.name, "itself"),))
@@ -287,14 +246,21 @@ def test_recipes_are_points_and_controls_are_levels():
     figure = figure_of([RESULTS[0], echo, untrained, *RESULTS[2:], *more, result("Not timed", 0.4, None)])
     # Of the two bags the stronger one.
     controls = ["Bag, whitened, mean", "tf-idf, mean", "Random weights, Echo-2, mean"]
-    assert names(figure) == ["Echo-2, mean", "Classical, mean", "RT-2, mean", *controls]
+    assert [text.get_text() for text in figure.axes[0].texts] == [
+        "Echo-2, mean",
+        "Classical, mean",
+        "RT-2, mean",
+        *controls,
+    ]
     lines = figure.axes[0].lines
     assert sorted(line.get_ydata()[0] for line in lines if line.get_linestyle() == "--") == [10.0, 22.0, 25.0]
     points = [tuple(line.get_xydata()[0]) for line in lines if line.get_marker() != "None"]
     np.testing.assert_allclose(sorted(points), [(1, 50), (1.5, 30), (2, 70)])
     key = [text.get_text() for text in figure.legends[0].get_texts()]
     assert key == ["best", "cannot be told from the best", "worse", "Pareto front", "controls, to be beaten"]
-    used = figure_of(RESULTS, use="Classical, mean")
+    assert figure_of([*RESULTS, result("dear", 0.4, 20.0)]).axes[0].get_xscale() == "log"
+    used = figure_of(RESULTS[:3], use="Classical, mean")
+    assert used.axes[0].get_xscale() == "linear"
     assert [text.get_text() for text in used.axes[0].texts if text.get_fontweight() == "bold"] == ["Classical, mean"]
     assert used.legends[0].get_texts()[0].get_text() == "to use"
 
@@ -310,26 +276,10 @@ def test_a_name_covers_nothing():
     assert all(axes.bbox.contains(*corner) for box in boxes for corner in box.corners())
 
 
-@pytest.mark.parametrize(("costs", "scale"), [([1.0, 2.0, 3.0], "linear"), ([1.0, 20.0], "log")])
-def test_costs_far_apart_are_on_a_logarithmic_scale(costs, scale):
-    axes = figure_of([result(f"Echo-{cost}", 0.4, cost) for cost in costs]).axes[0]
-    assert axes.get_xscale() == scale
-    low, high = axes.get_xlim()
-    assert low < costs[0] < costs[-1] < high
-
-
 def test_the_front_has_what_nothing_cheaper_equals():
     results = [result("dear", 0.9, 4), result("cheap", 0.3, 1), result("same", 0.3, 2), result("worse", 0.2, 3)]
     results += [result("middle", 0.5, 2), result("untimed", 1.0, None), result("nothing", NAN, 0.1)]
     assert [each.recipe for each in pareto_front(results, TASK)] == ["cheap", "middle", "dear"]
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [("a\nb\t c\x00d\ud800", "a b c d"), ("模型 $x$", "模型 $x$"), ("a" * 58 + " bc", "a" * 58 + "…")],
-)
-def test_a_text_as_a_figure_has_room_for_it(text, shown):
-    assert printable(text) == shown
 
 
 def test_what_no_font_has_becomes_an_ellipsis(monkeypatch):

@@ -5,10 +5,9 @@ import math
 import pytest
 
 from st_reba import CausalTransformer
-from st_reba.compare import Recipes, compare, run, texts_of
+from st_reba.compare import Recipes, compare, run
 from st_reba.compare.answer import Standing
 from st_reba.compare.cost import total_tokens
-from st_reba.compare.recipes import ModulePass
 from st_reba.compare.results import Result
 from st_reba.compare.run import finalists
 from st_reba.data.demo import demo_sentences
@@ -63,15 +62,11 @@ def found(recipes):
     return compare(recipes[0], PAIRS, WORDS)
 
 
-def test_the_progress_that_was_announced(asked, recipes, found):
-    """About: what is run on random weights is not known before."""
+def test_rows_and_columns(recipes, found):
     made, done = recipes
+    # About: what is run on random weights is not known before.
     announced = total_tokens(made, PAIRS.texts(), WORDS)
     assert 0.7 * announced < sum(done) <= 1.05 * announced
-
-
-def test_rows_and_columns(recipes, found):
-    made, _ = recipes
     assert [task.name for task in found.tasks] == ["STS", "Word sense", "Beyond overlap", "STS, Pearson"]
     names = [result.name for result in found.results]
     assert names[: len(made.keys) + 1] == ["tf-idf, mean", *made.keys]
@@ -81,16 +76,7 @@ def test_rows_and_columns(recipes, found):
         assert ("Word sense" in result.scores) == (result.name.removeprefix("Random weights, ") in worded)
         assert "STS" in result.scores
     assert found.settings["precision"] == "float32"
-
-
-def test_random_weights_for_the_finalists_alone(recipes, found):
-    on_random = [result.name for result in found.results if result.recipe.startswith("Random weights, ")]
-    bags = [recipe.result for recipe in recipes[0].all if recipe.bag]
-    assert 0 < len(on_random) - len(bags) <= 3
-    assert on_random[: len(bags)] == [f"Random weights, {bag}" for bag in bags]
-    of_the_best = [name.removeprefix("Random weights, ") for name in on_random[len(bags) :]]
-    assert found.best().name in of_the_best
-    assert f"Only the best were run on random weights, too: {'; '.join(of_the_best)}." in found.verdict
+    assert f"Random weights, {found.best().name}" in names
 
 
 def test_finalists():
@@ -111,17 +97,13 @@ def test_finalists():
 def test_without_random_weights_and_without_controls(shallow_path):
     made, done = counted(shallow_path, default_recipes(1)[:2])
     found = compare(made, PAIRS, WORDS, random=False)
-    told = (made, PAIRS.texts(), WORDS)
-    assert sum(done) == pytest.approx(total_tokens(*told, random=False), rel=0.01)
-    assert sum(done) < total_tokens(*told)
+    assert sum(done) == pytest.approx(total_tokens(made, PAIRS.texts(), WORDS, random=False), rel=0.01)
     assert not any("Random" in result.name for result in found.results)
     assert "Nothing was run on random weights: these may score more than one expects." in found.verdict
     asked = asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9)
     found = compare(Recipes(CausalTransformer(shallow_path), asked, controls=False), PAIRS, random=False)
     assert [result.name for result in found.results] == [recipe.result for recipe in asked]
-    assert [task.name for task in found.tasks] == ["STS", "STS, Pearson"]
     assert "No control was run beside the recipe." in found.verdict or found.answer.startswith("None: ")
-    assert not found.skipped
 
 
 def test_what_each_pair_gave_is_kept(found, shallow_path):
@@ -137,14 +119,8 @@ def test_what_each_pair_gave_is_kept(found, shallow_path):
     assert found.items.data == again.data != other.data
 
 
-def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(found, shallow_path, monkeypatch):
+def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(shallow_path, monkeypatch):
     """The bag, which is next to free, is no unit."""
-    for result in found.results:
-        if result.recipe.startswith(("Random weights", "tf-idf")):
-            assert result.cost is result.sentences_per_second is None
-        else:
-            assert result.sentences_per_second > 0
-            assert (result.cost == 1) == (result.recipe == "Classical")
     asked = [recipe for recipe in default_recipes(2) if recipe.result in ("Classical, mean", "ReBA-2, last")]
     seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, BAG: 0.1, "ReBA-2, last": 10}
     timed = []
@@ -158,23 +134,7 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(found, shallow
     # The same seconds as the cost: what else ran on the machine is in neither.
     assert (by_name["ReBA-2, last"].cost, by_name["ReBA-2, last"].sentences_per_second) == (2.5, 0.1)
     assert by_name[BAG].cost == 0.05
-
-
-def test_every_text_is_embedded_once_behind_its_prompt_in_batches_of_the_size_that_was_asked(shallow_path, monkeypatch):
-    embedded, sizes = [], []
-    embed, encode = Recipes._in_batches, ModulePass.encode
-    monkeypatch.setattr(ModulePass, "encode", lambda self, *given: sizes.append(len(given[0])) or encode(self, *given))
-    monkeypatch.setattr(
-        Recipes, "_in_batches", lambda self, texts, prompt: embedded.extend((text, prompt) for text in texts)
-        or embed(self, texts, prompt),
-    )  # fmt: skip
-    # The bag.
-    recipes = Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1], batch_size=2)
-    found = compare(recipes, RETRIEVAL, random=False)
-    expected = [*((text, "query: ") for text in ("find it", TEXTS[0])), *((text, None) for text in set(TEXTS))]
-    assert sorted(embedded, key=str) == sorted(expected, key=str)
-    assert sorted(sizes) == [1, 2, 2, 2]
-    assert len(found.lengths) == 7
+    assert by_name[f"Random weights, {BAG}"].cost is by_name["tf-idf, mean"].sentences_per_second is None
 
 
 @pytest.mark.parametrize(
@@ -185,9 +145,7 @@ def test_every_text_is_embedded_once_behind_its_prompt_in_batches_of_the_size_th
     ],
 )
 def test_every_task_has_every_control(data, columns, shallow_path):
-    made, done = counted(shallow_path, default_recipes(1)[:2])
-    found = compare(made, data, WORDS)
-    assert sum(done) == pytest.approx(total_tokens(made, texts_of(data), WORDS), rel=0.3)
+    found = compare(Recipes(CausalTransformer(shallow_path), default_recipes(1)[:2]), data, WORDS)
     assert [task.name for task in found.tasks] == columns
     names = {result.name for result in found.results}
     assert {BAG, f"Random weights, {BAG}"} <= names
@@ -211,6 +169,4 @@ def test_a_result_carries_its_recipe_and_its_controls(shallow_path):
         assert (result.spec, result.says, result.called) == (recipe.key, recipe.says, recipe.called)
         assert result.controls == controls_of(recipe)
         assert find(result.spec).row is recipe.row
-    controls = {control.kind: control.name for control in results["Classical, centred, mean"].controls}
-    assert controls.keys() == {"tf-idf", "bag", "filtered bag", "random"}
-    assert set(controls.values()) <= results.keys()
+    assert {control.name for control in results["Classical, centred, mean"].controls} <= results.keys()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
+from dataclasses import replace
 
 import pytest
 import torch
-from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba.compare.recipes import ModulePass, TopicPass, passes_of, reading
 from st_reba.compare.sweep import RecipeSweep
+from st_reba.recipes.lookup import find
+from st_reba.recipes.recipe import Wording
 
 from .. import backbones
 from ..backbones import ARCHITECTURES, TEXTS
 from ..conftest import forward_passes, long, pipeline, relative_error
 
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 #: One like Llama, and one with sliding windows; then the rest.
 FEW = ("llama", "mistral_window")
 VARIED = [*FEW, *(long(name) for name in ARCHITECTURES if name not in (*FEW, *backbones.OWN_ATTENTION))]
@@ -30,13 +33,6 @@ def module(backbone, recipe):
     kind, copies = name.split("-")
     below = {"output_layer": int(layer)} if layer else {}
     return {"Echo": EchoModule, "ReBA": ReBAModule}[kind](backbone, repetitions=int(copies), **below)
-
-
-@pytest.fixture(autouse=True)
-def _quiet_fallback():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "A text without tokens")
-        yield
 
 
 def assert_like_each_alone(
@@ -93,59 +89,24 @@ class TestLength:
             assert len(passes) == expected
 
 
-def test_last_pooling_alone_computes_one_row(shared, monkeypatch):
-    texts, widths = [*TEXTS, *LONG, ""], []
+def test_last_pooling_alone(shared):
+    """It computes one row."""
+    texts = [*TEXTS, *LONG, ""]
     everything = RecipeSweep(shared("qwen3")).encode(texts)
-    original = ReBAModule.look_back
-
-    def noted(self, layout, **kwargs):
-        weights, states = original(self, layout, **kwargs)
-        widths.append(weights.shape[1])
-        return weights, states
-
-    monkeypatch.setattr(ReBAModule, "look_back", noted)
     for key, found in RecipeSweep(shared("qwen3"), poolings=["lasttoken"]).encode(texts).items():
         assert relative_error(found, everything[key]) < 1e-5
-    assert set(widths) == {1}
-
-
-def test_empty_texts_are_zero_vectors_and_one_warning(backbone_path):
-    sweep = RecipeSweep(CausalTransformer(backbone_path("llama", "bert")), poolings=POOLINGS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        embeddings = sweep.encode(["", "the cat", " "], batch_size=1)
-        words = list(sweep.token_embeddings(["", "the cat"]))
-    assert len([warning for warning in caught if "without tokens" in str(warning.message)]) == 1
-    for vectors in embeddings.values():
-        assert not vectors[[0, 2]].any()
-        assert vectors[1].all()
-    assert all(torch.equal(vector, torch.zeros(1, 32)) for vector in words[0].values())
-    assert {tuple(vectors.shape) for vectors in sweep.encode([]).values()} == {(0, 32)}
-    assert list(sweep.token_embeddings([])) == []
 
 
 def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
+    """And no text none."""
     sweep = RecipeSweep(CausalTransformer(backbone_path()))
+    assert {tuple(vectors.shape) for vectors in sweep.encode([]).values()} == {(0, 32)}
+    assert list(sweep.token_embeddings([])) == []
     texts = [*TEXTS[:3], LONG[1], ""]
     expected = sweep.encode(texts)
-    for budget, value in (("CPU_TOKENS", 300), ("WEIGHT_BUDGET", 1)):
-        with monkeypatch.context() as patched:
-            patched.setattr(ReBAModule, budget, value)
-            for key, found in sweep.encode(texts).items():
-                assert relative_error(found, expected[key]) < 1e-5
-
-
-def test_a_model_left_in_training_is_read_in_inference(tmp_path):
-    config = backbones.config("gpt2")
-    config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.5
-    path = backbones.save(backbones.randomize(type(backbones.backbone("gpt2"))(config)), tmp_path)
-    # Any module, or ST's, is a backbone.
-    for backbone in (CausalTransformer(path), Transformer(path), EchoModule(path, bidirectional_layers=1)):
-        expected = pipeline(CausalTransformer(path)).encode(TEXTS)
-        backbone.train()
-        found = RecipeSweep(backbone, 2).encode(TEXTS)["Classical", "mean"]
-        assert relative_error(found, expected) < 1e-5
-        assert not found.requires_grad
+    monkeypatch.setattr(ReBAModule, "CPU_TOKENS", 300)
+    for key, found in sweep.encode(texts).items():
+        assert relative_error(found, expected[key]) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +115,6 @@ def test_a_model_left_in_training_is_read_in_inference(tmp_path):
         ({"repetitions": 0}, "repetitions=0: give a whole number from 1"),
         ({"repetitions": 300}, "leave no room for 300 copies"),
         ({"poolings": "mean"}, r"poolings='mean': give a list of one or more of \['cls', 'lasttoken', 'max', 'mean'"),
-        ({"poolings": ["mean", "last"]}, r"poolings=\['mean', 'last'\]: give a list"),
         ({"layers": [4]}, r"layers=\[4\]: LlamaModel has 3; give 1 to 3"),
     ],
 )
@@ -174,3 +134,88 @@ def test_refused_calls(method, backbone_path):
     ):
         with pytest.raises(ValueError, match=message):
             list(getattr(sweep, method)(texts, **given))
+
+
+def test_a_model_left_in_training_is_read_in_inference(tmp_path):
+    config = backbones.config("gpt2")
+    config.resid_pdrop = 0.5
+    path = backbones.save(backbones.randomize(type(backbones.backbone("gpt2"))(config)), tmp_path)
+    expected = pipeline(CausalTransformer(path)).encode(TEXTS)
+    found = RecipeSweep(CausalTransformer(path).train(), 2).encode(TEXTS)["Classical", "mean"]
+    assert relative_error(found, expected) < 1e-5
+
+
+# Candidates of a row
+
+
+def candidates(key, layers, wordings=()):
+    """A row in all its wordings, read after each of these layers."""
+    recipe = find(key)
+    return [
+        replace(recipe, wording=wording, layer=layer)
+        for wording in (None, *recipe.row.wordings, *wordings)
+        for layer in layers
+    ]
+
+
+def assert_as_alone(run, texts, prompt=None, batch_size=32, tolerance=1e-5):
+    found = run.encode(texts, prompt, batch_size)
+    assert found.keys() == {reading(recipe) for recipe in run.recipes}
+    for recipe in run.recipes:
+        own = found[reading(recipe)]
+        assert own.dtype == torch.float32
+        alone = recipe.model(run.backbone, filtered=False).encode(texts, prompt=prompt, convert_to_tensor=True)
+        assert relative_error(own, alone.float().cpu()) < tolerance, recipe.name
+
+
+@pytest.fixture(scope="module")
+def roomy(roomy_path):
+    return CausalTransformer(roomy_path)
+
+
+@pytest.mark.parametrize("key", ["topic", "echo-topic", "echo-topic-zh"])
+def test_topic_after_several_layers(key, roomy):
+    """One pass a wording. A text without tokens is a zero vector."""
+    texts = [*TEXTS, "", "a"]
+    passes, _ = passes_of(roomy, candidates(key, [None, 2, 1]))
+    assert [(type(run), len(run.recipes)) for run in passes] == 4 * [(TopicPass, 3)]
+    for run in passes[:2]:
+        assert_as_alone(run, texts, "query: ", batch_size=4)
+    with forward_passes() as forwards:
+        run.encode(texts[:3], None, 32)
+    # One for what stands before the texts, and one for what follows.
+    assert len(forwards) == 2
+    assert run.tokens([]) == 0
+    assert run.tokens(3 * texts) == pytest.approx(3 * run.tokens(texts))
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gemma2_softcap", *(long(name) for name in ARCHITECTURES if name != "gemma2_softcap")]
+)
+def test_candidates_on_every_architecture(architecture, shared):
+    """A short wording: architectures of few positions have room for it."""
+    wording = Wording("own", 'Now "{text}" is "{text}" of:')
+    recipes = [replace(find("echo-topic"), wording=wording, layer=layer) for layer in (None, 2)]
+    assert_as_alone(TopicPass(shared(architecture), recipes), TEXTS, "query: ")
+
+
+def test_what_cannot_run_is_left_out_alone(roomy):
+    """And what changes how the model reads runs on its own."""
+    too_long = replace(find("topic"), wording=Wording("much", f'{2100 * "a "}"{{text}}"'))
+    passes, skipped = passes_of(roomy, [*candidates("topic", [None, 2])[:2], too_long])
+    assert [recipe for recipe, _ in skipped] == [too_long]
+    assert [(type(run), len(run.recipes)) for run in passes] == [(TopicPass, 2)]
+    row = replace(find("topic").row, settings={"template": "topic", "bidirectional_layers": 1})
+    passes, _ = passes_of(roomy, [replace(find("topic"), row=row, layer=layer) for layer in (None, 2)])
+    assert [type(run) for run in passes] == 2 * [ModulePass]
+
+
+@pytest.mark.parametrize("key", ["echo-2", "prompteol", "knowledge", "classical"])
+def test_rows_that_read_one_layer(key, roomy):
+    """Also one whose own end is the last but one, without the final norm."""
+    recipe = find(key)
+    for pooling in recipe.poolings:
+        recipes = [replace(recipe, pooling=pooling, layer=layer) for layer in (None, 3, 2, 1)]
+        [run], _ = passes_of(roomy, recipes)
+        assert run.reader is not None
+        assert_as_alone(run, TEXTS, "query: ")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SparseEncoder
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_reba import CausalTransformer, ReBAModule
+from st_reba import ReBAModule
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation.rankings import ByModel, Fusion, LateInteraction, Reranking, fused, reranked, scored
 from st_reba.evaluation.tasks import task_of
@@ -101,21 +100,6 @@ def test_scores_are_those_of_sentence_transformers(shared):
         assert own.ndcg.value == pytest.approx(wanted["cosine_ndcg@10"])
         assert own.recall.value == pytest.approx(wanted["cosine_recall@100"])
         assert own.ndcg.low <= own.ndcg.value <= own.ndcg.high
-
-
-def test_sparse_vectors_too(shared):
-    class Tokens(CausalTransformer):
-        """Which tokens a text has."""
-
-        def forward(self, features, **kwargs):
-            ids = features["input_ids"]
-            weights = torch.zeros(len(ids), 384).scatter_(1, ids, features["attention_mask"].float())
-            return {**features, "sentence_embedding": weights}
-
-    model = SparseEncoder(modules=[Tokens(shared())], device="cpu")
-    [own, _] = ByModel(model).nearest(QUERIES, DOCUMENTS, 5)
-    dense = [model.encode(texts).to_dense() for texts in (QUERIES, DOCUMENTS)]
-    assert [score for _, score in own] == sorted((dense[0] @ dense[1].T)[0].tolist(), reverse=True)
 
 
 @pytest.fixture

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import HfApi
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from typer.testing import CliRunner
 
-import st_reba
 import st_reba_cli as cli
+from st_reba import CausalTransformer, ReBAModule
 
 workplace = Path(sys.argv[1])
 texts = (workplace / "texts.txt").read_text(encoding="utf-8").splitlines()
@@ -28,10 +27,13 @@ built = {"two": "reba-2", "three": "reba-3", "echo": "echo-2"}
 places = {name: str(workplace / "built" / name) for name in built}
 
 
+def pipeline(name: str, kind: type[CausalTransformer], **options: Any) -> SentenceTransformer:
+    module = kind(name, **options)
+    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu")
+
+
 def until(path: Path) -> Any:
-    deadline = time.monotonic() + 300
     while not path.exists():
-        assert time.monotonic() < deadline, path
         time.sleep(0.02)
     return json.loads(path.read_text())
 
@@ -55,8 +57,7 @@ def push() -> dict[str, Any]:
     for name, recipe in built.items():
         command(f"build {name}", "build", "--model", "base/tiny-llama", "--recipe", recipe, "--out", places[name])
         np.save(workplace / f"{name}.npy", SentenceTransformer(places[name], device="cpu").encode(texts))
-    module = st_reba.CausalTransformer("base/tiny-llama")
-    made = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu")
+    made = pipeline("base/tiny-llama", CausalTransformer)
     np.save(workplace / "made.npy", made.encode(texts))
     made.push_to_hub("org/made")
     command("new", "push", places["two"], "org/built")
@@ -77,15 +78,6 @@ def push() -> dict[str, Any]:
         ("nowhere", "hf://datasets/org/none/a.npy"),
     ):
         command(name, "encode", places["two"], str(workplace / "texts.txt"), "--out", out, *options, *how)
-    command("half way", "push", places["two"], "org/half-way")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            HfApi().model_info("org/half-way")
-            break
-        except Exception:
-            time.sleep(0.1)
-    command("half way, again", "push", places["two"], "org/half-way")
     return outcomes
 
 
@@ -94,8 +86,7 @@ def loaded(arguments: dict[str, Any] | tuple[str, dict[str, Any]]) -> dict[str, 
         if isinstance(arguments, dict):
             model = SentenceTransformer(**arguments, device="cpu")
         else:
-            module = st_reba.ReBAModule(arguments[0], model_kwargs=arguments[1])
-            model = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu")
+            model = pipeline(arguments[0], ReBAModule, model_kwargs=arguments[1])
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)}
     return {"module": type(model[0]).__name__, "embeddings": model.encode(texts).tolist()}

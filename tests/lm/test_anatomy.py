@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModel, ByT5Tokenizer, FalconH1Config, Llama4TextConfig, MambaConfig, Qwen3NextConfig
+from transformers import AutoModel, ByT5Tokenizer, FalconH1Config, Llama4TextConfig, MambaConfig
 
 from st_reba import CausalTransformer, ContrastivePromptingModule, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm import backbone
@@ -115,14 +115,8 @@ def test_a_model_whose_last_tokens_look_at_themselves():
 SIZES = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED, **backbones.IDS}
 
 
-def test_layers_of_other_kinds_have_no_projection():
-    """Linear attention; and a state space beside attention, which has the layer's number and a projection, too."""
-    linear = Qwen3NextConfig(
-        **{**SIZES, "num_hidden_layers": 4}, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
-        linear_value_head_dim=8,
-    )  # fmt: skip
-    assert output_projections(AutoModel.from_config(linear).eval()) == {3: "layers.3.self_attn.o_proj"}
+def test_a_state_space_beside_attention_has_no_projection():
+    """It has the layer's number and a projection, too."""
     mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
     both = FalconH1Config(**{**SIZES, **mamba, "mamba_chunk_size": 16, "pad_token_id": 0})
     model = AutoModel.from_config(both).eval()
@@ -216,11 +210,6 @@ def test_other_models_and_tokenizers_in_python_have_other_fingerprints(backbone_
     assert fingerprint_of_weight("head", head_blocks(head)) != mark
 
 
-def build(kind, **settings):
-    torch.manual_seed(0)
-    return randomize(AutoModel.from_config(getattr(transformers, kind)(**settings)).eval().float())
-
-
 BERT = {**SIZE, **MLP}
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
 
@@ -230,14 +219,12 @@ class TestPrepare:
         ("kind", "settings", "message"),
         [
             ("BertConfig", BERT, r"In BertModel the first token.*it is an encoder\..*decoder-only"),
-            ("LlamaConfig", {"is_causal": False}, "In LlamaModel the first token's state changes"),
+            ("LlamaConfig", {**BERT, "is_causal": False}, "In LlamaModel the first token's state changes"),
             ("T5Config", T5, "T5Model is an encoder-decoder. st_reba needs a decoder-only"),
         ],
     )
     def test_what_is_no_decoder(self, kind, settings, message):
-        if kind == "LlamaConfig":
-            settings = {**config("llama").to_dict(), **settings}
-        model = build(kind, **settings)
+        model = randomize(AutoModel.from_config(getattr(transformers, kind)(**settings)).eval())
         with pytest.raises(ValueError, match=message):
             setup.prepare(model)
 
@@ -256,7 +243,7 @@ class TestPrepare:
 @pytest.mark.parametrize("harmless", [True, False])
 def test_arguments_that_are_new_to_us(harmless, monkeypatch):
     """An unknown argument that changes nothing is passed over; one that changes the result is not ignored."""
-    model = build("LlamaConfig", **config("llama").to_dict())
+    model = backbones.backbone("llama")
     kind = type(model.layers[0].self_attn)
     original = kind.forward
 
@@ -276,13 +263,14 @@ def test_arguments_that_are_new_to_us(harmless, monkeypatch):
 
 
 def test_hybrid_models_use_the_layers_that_have_attention(tmp_path):
-    model = build(
-        "JambaConfig", **SIZE, **MLP, **IDS, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1,
+    jamba = transformers.JambaConfig(
+        **SIZE, **MLP, **IDS, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1,
         mamba_d_state=4, mamba_d_conv=2, mamba_expand=1, use_mamba_kernels=False, num_experts=2,
     )  # fmt: skip
-    path = save(model, tmp_path)
+    path = save(randomize(AutoModel.from_config(jamba).eval()), tmp_path)
     module = ReBAModule(path)
     assert anatomy_of(module.model).attention_layers == (1,)
+    assert output_projections(module.model) == {1: "layers.1.self_attn.o_proj"}
     assert pipeline(module).encode(TEXTS).shape == (len(TEXTS), 32)
     with pytest.raises(ValueError, match=r"layers=\[0\]: layers \[0\] of JambaModel have no attention; .* are \[1\]"):
         ReBAModule(path, layers=[0])

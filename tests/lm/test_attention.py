@@ -177,24 +177,6 @@ def test_dropout_is_dropout(rerouted):
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
 
 
-def sources(length=40):
-    """Three layers, each with its map."""
-    generator = torch.Generator().manual_seed(3)
-    made = []
-    for index in range(3):
-        query, key, value = (torch.randn(3, heads, length, 8, generator=generator) for heads in (4, 2, 2))
-        _, weights = naive(query, key, value)
-        scores = query @ key.repeat_interleave(2, 1).mT * 8**-0.5
-        lse = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf")).logsumexp(-1)
-        made.append((LayerWeights(index, query, key, lse, 8**-0.5), weights))
-    return made
-
-
-def largest(layers):
-    """(B, queries, keys): the largest weight of any head of these layers."""
-    return torch.stack([sources()[index][1] for index in layers]).amax(dim=(0, 2))
-
-
 class TestRunningMaximum:
     @pytest.mark.parametrize(
         ("block", "scratch", "gradients"), [(4, 1, False), (4, 2**14, True), (128, 2**14, False), (128, 2**28, True)]
@@ -204,15 +186,17 @@ class TestRunningMaximum:
         """A head of a text at a time, some, or all."""
         monkeypatch.setattr(layer_weights, "_KEY_BLOCK", block)
         monkeypatch.setitem(layer_weights._SCRATCH_BYTES, "cpu", scratch)
-        keys = torch.tensor([5, 19, 7])
+        keys = torch.tensor([5, 19])
+        sources = [replace(handed_over(size=8, seed=index), layer=index) for index in range(3)]
         rectangle = RunningMaximum(slice(3, 20), slice(3, 40), layers)
         column = RunningMaximum(keys, slice(5, 40), layers)
         with torch.set_grad_enabled(gradients):
-            for source, _ in sources():
+            for source in sources:
                 for observer in (rectangle, column):
                     if observer.wants(source.layer):
                         observer.observe(source)
-        expected = largest(layers or range(3))
+        weights = torch.stack([written_out(sources[index]) for index in layers or range(3)])
+        expected = weights.exp().float().amax(dim=(0, 2))
         meaningful = torch.ones(17, 37).triu().bool()
         found = rectangle.result().exp()[:, meaningful]
         torch.testing.assert_close(found, expected[:, 3:40, 3:20].mT[:, meaningful])

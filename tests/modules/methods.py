@@ -1,12 +1,16 @@
 """The methods that the tests of modules run over, and what each gives by its definition.
 
 A row is a class and its settings. ``ORACLES`` has a function for each class: it is given the same settings as keywords,
-and returns what the module hands on of one text, (n, D), by the papers' algorithms in ``tests/oracles.py``.
+and returns what the module hands on of one text, (n, D), by the papers' algorithms. Those that other tests have, too,
+are in ``tests/oracles.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +18,30 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import st_reba
+from st_reba import modules
+from st_reba.modules import CausalModule
+from st_reba.recipes import every_row
 from st_reba.text.templates import TEMPLATES, normalized, preset
 
 from .. import backbones, oracles
-from ..catalogued import completed
 from ..conftest import long
 
 TWICE = 'This : "{text}" can be rewritten as : "{text}" and its topic in one word is:"'
+
+#: What a modules.json may name.
+PUBLIC_MODULES: list[type[Any]] = [getattr(modules, name) for name in modules.__all__]
+
+Case = tuple[type[CausalModule], dict[str, Any]]
+
+
+def completed(cases: Mapping[str, Case]) -> dict[str, Case]:
+    """Cases, each a class and its settings, and the first recipe of every module that has a row and no case."""
+    every = dict(cases)
+    for row in every_row():
+        if row.module not in {module for module, _ in every.values()}:
+            every[row.key] = row.module, dict(row.settings)
+    return every
+
 
 #: Each class, and each setting off its default; a module that gets a recipe is among them by its row.
 RECIPES = completed(
@@ -211,12 +232,37 @@ def thought(naive, text, iterations=2):
 
 
 def meta_eol(naive, text, templates):
-    return oracles.meta_eol(naive.model, [naive.ids(template, text)[0] for template in templates])
+    return torch.stack([oracles.run(naive.model, naive.ids(template, text)[0])[0][-1] for template in templates])
+
+
+@contextlib.contextmanager
+def keys_rerouted(model, layers, bias=0.0):
+    """KV-Embedding: in these layers of an eager model, K~ = [k_n; K] and V~ = [v_n; V], written out.
+
+    The architecture's own eager attention is given the longer keys and values, and its mask one more column.
+    """
+    attention = next(module for module in model.modules() if hasattr(module, "layer_idx"))
+    code: Any = sys.modules[type(attention).__module__]
+    original = code.eager_attention_forward
+
+    def eager_attention_forward(module, query, key, value, attention_mask, *args, **kwargs):
+        if module.layer_idx in layers:
+            key = torch.cat([key[:, :, -1:], key], dim=2)
+            value = torch.cat([value[:, :, -1:], value], dim=2)
+            column = torch.full_like(attention_mask[..., :1], bias)
+            attention_mask = torch.cat([column, attention_mask], dim=-1)
+        return original(module, query, key, value, attention_mask, *args, **kwargs)
+
+    code.eager_attention_forward = eager_attention_forward
+    try:
+        yield
+    finally:
+        code.eager_attention_forward = original
 
 
 def rerouted(naive, text, template="compress", layers=(1,), prefix_bias=0.0, pool_over="all", hybrid=True, rows="all"):
     ids, own = naive.ids(template, text)
-    with oracles.rerouted(naive.model, layers, prefix_bias):
+    with keys_rerouted(naive.model, layers, prefix_bias):
         states = naive.after(ids, final_norm=True)[own.start : own.stop if pool_over == "text" else None]
     if hybrid:
         return torch.stack([states.mean(dim=0), states[-1]])
@@ -229,14 +275,64 @@ def vector(naive, seed):
     return torch.randn(width, generator=torch.Generator().manual_seed(seed))
 
 
+def with_slot(model, vector):
+    """A copy of a model with one more word, whose input embedding is ``vector``; and its id."""
+    model = copy.deepcopy(model)
+    table = model.get_input_embeddings().weight.detach()
+    with torch.no_grad():
+        model.resize_token_embeddings(len(table) + 1, mean_resizing=False)
+        model.get_input_embeddings().weight[-1] = vector
+    return model, len(table)
+
+
+@contextlib.contextmanager
+def states_prepended(model, architecture, slot, layers):
+    """Token prepending: before layers 1 .. ``layers`` - 1, that of the token ``slot`` becomes the last one's."""
+    places: list[int] = []
+
+    def find(ids):
+        # Refined thought embeds the last token on its own.
+        places[:] = (ids[0] == slot).nonzero().flatten().tolist() or places
+        return ids
+
+    def renew(states):
+        states = states.clone()
+        states[0, places] = states[0, -1].clone()
+        return states
+
+    embeddings = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(oracles.changed(model, embeddings, before=find))
+        for layer in range(1, layers):
+            stack.enter_context(oracles.changed(model, oracles.layer_name(architecture, layer), before=renew))
+        yield
+
+
 def prepended(naive, text, template=None, prepend_layers=2, seed=0, pool_over="all", rows=None, **settings):
     if template is None:
         template, text, rows = 'This sentence : {prepend} "{text}" means in one word:"', normalized(text), "last"
-    model, slot = oracles.with_slot(naive.model, vector(naive, seed))
+    model, slot = with_slot(naive.model, vector(naive, seed))
     own = replace(naive, model=model, slot=(slot,))
     settings = {"final_norm": False, "rows": rows, **settings}
-    with oracles.prepended(model, naive.architecture, slot, prepend_layers):
+    with states_prepended(model, naive.architecture, slot, prepend_layers):
         return classical(own, text, template, pool_over, **settings)
+
+
+def steered(model, architecture, auxiliary, layer, scale):
+    """A block in which the last token of all that runs is steered away from that of ``auxiliary``."""
+    name = oracles.projection_name(architecture, layer)
+    irrelevant = oracles.seen(model, name, auxiliary, "before")[-1]
+
+    def steer(states):
+        value = states[0, -1]
+        difference = value - irrelevant
+        if difference.norm() < 1e-5 * value.norm():  # of what a short window holds, both prompts say the same
+            difference = torch.zeros_like(difference)
+            return torch.cat([states[:, :-1], difference[None, None]], dim=1)
+        factor = value.norm() / difference.norm() if scale == "norm" else scale
+        return torch.cat([states[:, :-1], (factor * difference)[None, None]], dim=1)
+
+    return oracles.changed(model, name, before=steer)
 
 
 def contrasted(naive, text, template="prompteol", auxiliary_template=None, contrast_layer=0, scale=2.0,
@@ -245,7 +341,7 @@ def contrasted(naive, text, template="prompteol", auxiliary_template=None, contr
         auxiliary_template = 'The irrelevant information of this sentence : "{text}" means in one word:"'
     text = normalized(text) if preset(template).normalize_text else text
     other, _ = naive.ids(auxiliary_template, text)
-    with oracles.steered(naive.model, naive.architecture, other, contrast_layer, scale):
+    with steered(naive.model, naive.architecture, other, contrast_layer, scale):
         return classical(naive, text, template, "all", "last", output_layer, final_norm)
 
 

@@ -1,5 +1,7 @@
 """In-context reranking: against the stored maps of whole prompts, and what must not change a score."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from transformers import AutoModel
 from st_reba import AttentionReranker, AttentionRerankModule
 from st_reba.modules.attention_reranking import attention_reranker
 
-from .. import backbones, oracles
+from .. import backbones
 from ..backbones import TEXTS
 
 TEMPLATE = "Of:{documents}\nFor {query}:"
@@ -19,6 +21,46 @@ QUERY = "Who chased the dog?"
 DOCUMENTS = [TEXTS[2], "the quick brown fox jumps over the lazy dog", TEXTS[1], "a", "bank bank river money"]
 EVERY_HEAD = [[layer, head] for layer in range(3) for head in range(4)]
 INTERFACE = [name for name in backbones.ARCHITECTURES if name not in backbones.OWN_ATTENTION]
+
+
+def in_context_scores(model, front, separator, documents, asked, heads, apart=False):
+    """In-context reranking (arXiv:2410.02642): the score of each document, from the stored maps of two whole prompts.
+
+    ``asked`` are the tokens of the query, and of the query without content, each with which of them count; ``heads``
+    the pairs of a layer and a head that count. With ``apart``, a document sees what stands before all documents and
+    itself, from the same position on, and the query stands behind the longest.
+    """
+    paid = []
+    for query, counts in asked:
+        ids, positions, owners = [*front], [*range(len(front))], [-1] * len(front)
+        for number, document in enumerate(documents):
+            first = len(front) if apart else len(ids)
+            positions += range(first, first + len(separator) + len(document))
+            ids += [*separator, *document]
+            owners += [number] * (len(separator) + len(document))
+        behind = max(positions) + 1
+        rows = [len(ids) + place for place, own in enumerate(counts) if own]
+        ids, owners = [*ids, *query], [*owners, *[len(documents)] * len(query)]
+        positions += range(behind, behind + len(query))
+        given = {}
+        if apart:
+            size = len(ids)
+            mask = torch.full((1, 1, size, size), torch.finfo(torch.float32).min)
+            for token in range(size):
+                for other in range(token + 1):
+                    if owners[other] in (-1, owners[token]) or owners[token] == len(documents):
+                        mask[0, 0, token, other] = 0
+            given = {"attention_mask": mask, "position_ids": torch.tensor([positions])}
+        maps = model(input_ids=torch.tensor([ids]), output_attentions=True, **given).attentions
+        paid.append(sum(maps[layer][0, head, rows].mean(dim=0) for layer, head in heads))
+    scores, reached = [], len(front)
+    for document in documents:
+        reached += len(separator)
+        tokens = [float(paid[0][place] - paid[1][place]) for place in range(reached, reached + len(document))]
+        reached += len(document)
+        least = np.mean(tokens) - 2 * np.std(tokens, ddof=1) if len(tokens) > 1 else -math.inf
+        scores.append(sum(token for token in tokens if token > least))
+    return scores
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +92,7 @@ def expected(path, module, heads=EVERY_HEAD, apart=False, documents=DOCUMENTS):
     features = module.preprocess([(QUERY, document) for document in documents])
     parts = (features[name] for name in ("front", "separator", "documents", "asked"))
     with torch.no_grad():
-        return oracles.in_context_scores(model, *parts, heads, apart)
+        return in_context_scores(model, *parts, heads, apart)
 
 
 class TestEqualsTheStoredMaps:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -32,7 +34,6 @@ from st_reba.modules.moments import Moments, embedding_moments
 from st_reba.recipes.rows import PARTS
 from st_reba.text.words import DocumentFrequencies
 
-from .. import oracles
 from ..backbones import TEXTS, VOCABULARY
 from ..conftest import pipeline, relative_error
 from .methods import RECIPES
@@ -42,6 +43,61 @@ CORPUS = [f"{number}: {text}" for number in range(8) for text in TEXTS]
 SHARES = [0.3, 0.7]
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
+
+
+def filtered(head, vectors, low, high):
+    """EmbedFilter: coordinates in the right singular vectors low .. high - 1 of the head (V, D), up to their signs."""
+    _, _, directions = np.linalg.svd(np.asarray(head, dtype=np.float64), full_matrices=False)
+    return np.asarray(vectors, dtype=np.float64) @ directions[low:high].T
+
+
+def whitened(fitted_on, vectors, k, shrinkage=0.0):
+    """Su et al. (2021), Algorithm 1: (x - mu) W with W = (U sqrt(Lambda^-1))[:, :k], up to signs.
+
+    With shrinkage, Lambda + shrinkage * mean(Lambda) stands in Lambda's place.
+    """
+    fitted_on, vectors = np.asarray(fitted_on, dtype=np.float64), np.asarray(vectors, dtype=np.float64)
+    u, variances, _ = np.linalg.svd(np.atleast_2d(np.cov(fitted_on.T, bias=True)))
+    return (vectors - fitted_on.mean(axis=0)) @ (u @ np.diag((variances + shrinkage * variances.mean()) ** -0.5))[:, :k]
+
+
+def partwise_whitened(fitted_on, vectors, shares, shrinkage):
+    """Each part less its mean, over its deviations, times U (Lambda + shrinkage * mean(Lambda) I)^-1/2 of its
+    correlations, with a length of the root of its share; up to signs within a part."""
+    parts = []
+    for own, new, share in zip(*(np.split(np.asarray(each, dtype=np.float64), len(shares), axis=1)
+                                 for each in (fitted_on, vectors)), shares, strict=True):  # fmt: skip
+        mean, deviation = own.mean(axis=0), own.std(axis=0)
+        u, variances, _ = np.linalg.svd(np.atleast_2d(np.corrcoef(own.T)))
+        mapped = (new - mean) / deviation @ u @ np.diag((variances + shrinkage * variances.mean()) ** -0.5)
+        parts.append(share**0.5 * mapped / np.linalg.norm(mapped, axis=1, keepdims=True))
+    return np.concatenate(parts, axis=1)
+
+
+def standardized_sum(fitted_on, vectors, shares):
+    """The sum of s_p z_p / |z_p| with z_p the standardised part p."""
+    found = 0
+    for own, new, share in zip(*(np.split(np.asarray(each, dtype=np.float64), len(shares), axis=1)
+                                 for each in (fitted_on, vectors)), shares, strict=True):  # fmt: skip
+        standard = (new - own.mean(axis=0)) / own.std(axis=0)
+        found = found + share * standard / np.linalg.norm(standard, axis=1, keepdims=True)
+    return found
+
+
+def idf_weighted_mean(fitted_on, ids, vectors):
+    """sum_i idf(w_i) v_i / sum_i idf(w_i) with idf = ln((1 + N) / (1 + df)) + 1, texts as lists of token ids."""
+    df = Counter(token for text in fitted_on for token in set(text))
+    weights = [math.log((1 + len(fitted_on)) / (1 + df[token])) + 1 for token in ids]
+    return np.average(np.asarray(vectors, dtype=np.float64), axis=0, weights=weights)
+
+
+def without_the_top(fitted_on, vectors, d):
+    """All-but-the-top: minus the mean, minus the parts in the first d principal components."""
+    fitted_on, vectors = np.asarray(fitted_on, dtype=np.float64), np.asarray(vectors, dtype=np.float64)
+    mean = fitted_on.mean(axis=0)
+    _, _, components = np.linalg.svd(fitted_on - mean)
+    centred = vectors - mean
+    return centred - sum(np.outer(centred @ component, component) for component in components[:d])
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +164,16 @@ class TestOracle:
         corpus, vectors = drawn(seed, texts, size), drawn(seed + 1, 5, size)
         mean, deviation = corpus.astype(np.float64).mean(axis=0), corpus.astype(np.float64).std(axis=0)
         for kind, arguments, expected in (
-            (WhiteningTransform, {"shrinkage": shrinkage}, oracles.whitened(corpus, vectors, size, shrinkage)),
-            (AllButTheTop, {"removed": 1}, oracles.without_the_top(corpus, vectors, 1)),
+            (WhiteningTransform, {"shrinkage": shrinkage}, whitened(corpus, vectors, size, shrinkage)),
+            (AllButTheTop, {"removed": 1}, without_the_top(corpus, vectors, 1)),
             (Centering, {}, vectors - mean),
             (Standardization, {}, (vectors - mean) / deviation),
             (
                 PartwiseWhitening,
                 {"shares": shares, "shrinkage": shrinkage},
-                oracles.partwise_whitened(corpus, vectors, shares, shrinkage),
+                partwise_whitened(corpus, vectors, shares, shrinkage),
             ),
-            (StandardizedSum, {"shares": shares}, oracles.standardized_sum(corpus, vectors, shares)),
+            (StandardizedSum, {"shares": shares}, standardized_sum(corpus, vectors, shares)),
         ):
             found = applied(kind.from_moments(moments_of(corpus), **arguments), vectors)
             scale = np.abs(expected @ expected.T).max()
@@ -130,7 +186,7 @@ class TestOracle:
         module = EmbeddingFilter.from_language_model(model, **choice)
         head = model[0].model.get_input_embeddings().weight.detach()
         assert (module.keep, module.low, module.get_embedding_dimension()) == ((low, high), low, high - low)
-        expected = oracles.filtered(head, embedded[1], low, high)
+        expected = filtered(head, embedded[1], low, high)
         assert same_up_to_signs(applied(module, embedded[1]), expected) < 1e-5
         by_path = EmbeddingFilter.from_language_model(backbone_path("gpt2"), **choice)
         assert torch.equal(by_path.directions, module.directions)
@@ -325,7 +381,7 @@ class TestIdfWeights:
         tokens = pipeline(module).encode(TEXTS, output_value="token_embeddings")
         fit_ids = [token_ids(text) for text in FIT]
         expected = [
-            oracles.idf_weighted_mean(fit_ids, ids * (len(rows) // len(ids)), rows)
+            idf_weighted_mean(fit_ids, ids * (len(rows) // len(ids)), rows)
             for ids, rows in zip(map(token_ids, TEXTS), tokens, strict=True)
         ]
         *found, nothing = weighed(module).encode([*TEXTS, ""])

@@ -13,9 +13,8 @@ import st_reba
 from st_reba.modules import CausalModule
 
 from .. import backbones
-from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
-from .methods import TWICE
+from .methods import PUBLIC_MODULES, TWICE
 
 REPETITIONS = r"give a whole number from {} to 1024, how often the text stands in the input\. 2 is the usual choice\."
 NO_ROOM = "leave no room for 1 copies of a text"

@@ -27,10 +27,10 @@ from st_reba.version import __version__
 
 from .. import processes
 from ..backbones import TEXTS
-from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
 from ..fixtures import make_saved
 from ..fixtures.make_saved import EMBEDDINGS, FIXTURES, TEXTS_FILE
+from .methods import PUBLIC_MODULES
 
 #: What versions saved, by its SHA-256: an archive is never written again. make_saved makes the next one.
 ARCHIVES = {

@@ -21,8 +21,8 @@ from st_reba.recipes.lookup import bags_of_input_embeddings, controls_of, matchi
 from st_reba.recipes.rows import BAG, FILTERS, IDF, PARTS, PARTWISE, SUM
 
 from ..backbones import TEXTS
-from ..catalogued import PUBLIC_MODULES
 from ..conftest import pipeline
+from ..modules.methods import PUBLIC_MODULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

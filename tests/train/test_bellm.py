@@ -20,8 +20,7 @@ from st_reba.train import BeLLMTraining, bellm, build_bellm, train_bellm
 from .. import processes
 from ..backbones import TEXTS
 from ..conftest import long
-from . import check_card
-from .stopping import stop
+from . import check_card, stop
 
 pytest.importorskip("peft")
 

@@ -17,7 +17,7 @@ from st_reba.train.fitting import data_digest
 
 from ..backbones import TEXTS
 from ..conftest import long, pipeline
-from .stopping import StopAfter
+from . import StopAfter
 
 ROWS = datasets.Dataset.from_dict(
     {

@@ -1,6 +1,8 @@
-"""The papers' losses beside their equations, written out naively."""
+"""The papers' losses beside their equations, written out naively; and a run of JTCSE."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
 
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, TwinTower
+from st_reba.train import JTCSETraining, train_jtcse
 from st_reba.train.losses import (
     EmbeddingCoSENTLoss,
     InteractionInfoNCELoss,
@@ -22,8 +25,54 @@ from st_reba.train.losses import (
 from .. import oracles
 from ..backbones import TEXTS
 from ..conftest import pipeline
+from . import check_card, stop
 
 LABELS = torch.tensor([0.0, 0.3, 1.0, 0.6, 0.2])
+
+
+def equation_6(anchors, positives, negatives, temperature):
+    """BeLLM, Eq. 6: rows are h_i, h_i^+ and h_i^-; the sum over i, as it is written."""
+    return len(anchors) * info_nce(anchors, [*positives, *negatives], temperature)
+
+
+def log_residual_variance(predictions, labels, epsilon):
+    """FREEZE's loss: the log of the mean squared distance of the residuals from their mean."""
+    residuals = [prediction - label for prediction, label in zip(predictions, labels, strict=True)]
+    mean = sum(residuals) / len(residuals)
+    variance = sum((residual - mean) ** 2 for residual in residuals) / len(residuals)
+    return torch.log(variance + epsilon)
+
+
+def cosine(first, second):
+    return first @ second / (first.norm() * second.norm())
+
+
+def info_nce(anchors, positives, temperature):
+    """Eq. 11, a text at a time."""
+    total = torch.zeros(())
+    for i, anchor in enumerate(anchors):
+        exponentials = [torch.exp(cosine(anchor, positive) / temperature) for positive in positives]
+        total = total - torch.log(exponentials[i] / sum(exponentials))
+    return total / len(anchors)
+
+
+def modulus(own, other, own_pooled, other_pooled, least=1e-4):
+    """Eq. 13, one way: ``own`` of one tower, ``other`` the positives of the other."""
+    total = 0
+    for h, h_plus, p, p_plus in zip(own, other, own_pooled, other_pooled, strict=True):
+        coefficient = -torch.log(torch.clamp(cosine(h, h_plus), min=least))
+        total = total + coefficient * (p - p_plus).norm() / (p.norm() + p_plus.norm())
+    return total / len(own)
+
+
+def jtcse(first, second, coin, temperature=0.05):
+    """Eq. 15. ``first`` and ``second`` are views: (h, p, c), each a pair of towers' (B, D); coin is R."""
+    (h, p, c), (h_plus, p_plus, c_plus) = first, second
+    nce = sum(info_nce(h[tower], h_plus[tower], temperature) for tower in (0, 1))
+    own, other = (0, 1) if coin == 1 else (1, 0)
+    interaction = sum(info_nce(s[own], s_plus[other], temperature) for s, s_plus in ((h, h_plus), (c, c_plus)))
+    of_moduli = modulus(h[0], h_plus[1], p[0], p_plus[1]) + modulus(h[1], h_plus[0], p[1], p_plus[0])
+    return nce, interaction, of_moduli
 
 
 def vectors(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -34,7 +83,7 @@ def test_bellms_loss_is_st_s():
     """Equation 6, which the paper sums over the batch."""
     embeddings = list(vectors(3, 5, 8))
     found = MultipleNegativesRankingLoss(None, scale=10).compute_loss_from_embeddings(embeddings, None)
-    assert torch.allclose(found, oracles.equation_6(*embeddings, 0.1) / 5)
+    assert torch.allclose(found, equation_6(*embeddings, 0.1) / 5)
 
 
 class TestFreeze:
@@ -57,7 +106,7 @@ class TestFreeze:
     def test_log_residual_variance(self, model):
         loss = LogResidualVarianceLoss(model)
         predictions = pair_scores(model, self.columns(model))
-        expected = oracles.log_residual_variance(predictions, LABELS, 1e-6)
+        expected = log_residual_variance(predictions, LABELS, 1e-6)
         assert torch.allclose(loss(self.columns(model), LABELS), expected, atol=1e-5)
         assert torch.allclose(loss.compute_loss_from_scores(predictions + 0.4, LABELS), expected, atol=1e-4)
         # Nothing left to explain is finite.
@@ -104,7 +153,7 @@ def test_the_coin_is_fair_seeded_and_apart_from_other_randomness():
     """It decides in each batch which tower is the anchor, of all streams."""
     streams = [(vectors(4, 2, 3, seed=seed), vectors(4, 2, 3, seed=seed + 1)) for seed in (1, 3)]
     expected = torch.stack(
-        [sum(oracles.info_nce(one[:, own], other[:, 1 - own], 0.05) for one, other in streams) for own in (0, 1)]
+        [sum(info_nce(one[:, own], other[:, 1 - own], 0.05) for one, other in streams) for own in (0, 1)]
     )
     assert abs(expected[0] - expected[1]) > 1e-3
 
@@ -161,7 +210,7 @@ class TestJTCSE:
         first, second = self.views(model, texts[0]), self.views(model, texts[-1])
         coin = torch.Generator().manual_seed(42)
         # The towers' roles: 0 has tower I as the anchor, which is R = 1.
-        expected = oracles.jtcse(first, second, 1 - int(torch.randint(2, (1,), generator=coin)))
+        expected = jtcse(first, second, 1 - int(torch.randint(2, (1,), generator=coin)))
         for name, value in zip(("info_nce", "interaction", "modulus"), expected, strict=True):
             assert torch.allclose(found[name], value, rtol=1e-3, atol=1e-4), name
 
@@ -201,3 +250,33 @@ class TestJTCSE:
                 JTCSELoss(model, **wrong)
         told = JTCSELoss(model, temperature=0.1, seed=3).get_config_dict()
         assert (told["temperature"], told["modulus_weight"], told["seed"]) == (0.1, 1.0, 3)
+
+
+def test_a_resumed_run_is_the_run_and_what_is_written(encoder_paths, tmp_path):
+    """With dropout, and the coin of the interaction loss, which has a generator of its own; with moved data."""
+    path, pairs, out = (tmp_path / name for name in ("texts.txt", "dev.tsv", "parts"))
+    path.write_text("\n".join(f"{text} {number}" for number in range(2) for text in TEXTS), encoding="utf-8")
+    pairs.write_text("".join(f"{text}\t{TEXTS[0]}\t{score}\n" for score, text in enumerate(TEXTS)), encoding="utf-8")
+    towers = dict(zip(("model", "second_model"), encoder_paths(num_hidden_layers=2), strict=True))
+    given = {**towers, "texts": str(path), "evaluation": str(pairs), "cross_every": 1, "max_seq_length": 9}
+    usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 2}
+
+    def settings(changes=(), **arguments):
+        return JTCSETraining(**{**given, **dict(changes)}, arguments={**usual, "eval_steps": 3, **arguments})
+
+    expected = train_jtcse(settings(save_steps=6), tmp_path / "whole", progress=False).state_dict()
+    stop(train_jtcse, settings(), out, 5)
+    given["texts"] = str(path.rename(tmp_path / "moved.txt"))
+    with pytest.raises(ValueError, match="of a run with temperature=0.05, but now it is temperature=0.1"):
+        train_jtcse(settings({"temperature": 0.1}), out, progress=False)
+    model = train_jtcse(settings(save_steps=3), out, progress=False)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    before = TwinTower(*towers.values()).state_dict()
+    assert sum(not torch.equal(value, expected[f"0.{name}"]) for name, value in before.items()) > len(before) / 2
+    loaded = SentenceTransformer(str(out / "model"), device="cpu")
+    assert (loaded[0].cross_every, loaded.max_seq_length) == (1, 9)
+    assert (loaded.encode(TEXTS) == model.to("cpu").encode(TEXTS)).all()
+    log = json.loads((out / "checkpoints/checkpoint-6/trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "eval_dev_spearman_cosine" in entry] == [3, 6]
+    assert {"info_nce", "interaction", "modulus"} <= set(log[0])
+    check_card(out / "model", "**JTCSE**", "JTCSELoss")

@@ -1,0 +1,50 @@
+"""Run a program that loads models by their paths, and does not import st_reba itself.
+
+``python -m st_reba.run PROGRAM [ARGS]`` runs a script or an installed program, and ``python -m st_reba.run -m MODULE
+[ARGS]`` a module, as ``python`` would, in this process. Signals and the exit status are the program's own.
+"""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+
+def _refuse(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(2)
+
+
+def main() -> None:
+    """Run what ``sys.argv`` names. Python has imported st_reba by then, as this module is in it."""
+    match sys.argv[1:]:
+        case ["-m", name, *_]:
+            sys.argv = sys.argv[2:]
+            try:
+                found = find_spec(name) is not None
+            except ModuleNotFoundError:
+                found = False
+            if not found:
+                _refuse(f"There is no module {name}: give one that is installed here.")
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        case [name, *_] if not name.startswith("-"):
+            # Programs of this Python come before those of others.
+            path = name if Path(name).is_file() else shutil.which(name, path=sysconfig.get_path("scripts"))
+            path = path or shutil.which(name)
+            if path is None:
+                _refuse(f"There is no program {name}: give a script, an installed program, or -m and a module.")
+            sys.argv = [path, *sys.argv[2:]]
+            if not sys.flags.safe_path:
+                sys.path[0] = str(Path(path).resolve().parent)
+            runpy.run_path(path, run_name="__main__")
+        case _:
+            _refuse("usage: python -m st_reba.run PROGRAM [ARGS], or -m MODULE [ARGS]")
+
+
+if __name__ == "__main__":
+    main()
