@@ -115,14 +115,6 @@ def test_documents_and_a_query_of_haystack(haystack, own):
     assert np.array_equal(np.float32(embedder.run(text=QUERY)["embedding"]), own.encode_query(QUERY))
 
 
-def test_a_prefix_of_haystack_is_part_of_the_text(haystack, own):
-    """Haystack joins it to the text, so it is repeated and pooled with it: a prompt goes into ``encode_kwargs``."""
-    embedder = SentenceTransformersTextEmbedder(**haystack, prefix=PROMPTS["query"])
-    vector = np.float32(embedder.run(text=QUERY)["embedding"])
-    assert np.array_equal(vector, own.encode(PROMPTS["query"] + QUERY))
-    assert not np.allclose(vector, own.encode_query(QUERY), atol=1e-2)
-
-
 def test_llama_index(prompted_path, own):
     """Unless it is told otherwise it normalizes; and its own empty prompts are stronger than those that are saved."""
     asked = {"query_instruction": PROMPTS["query"], "text_instruction": PROMPTS["document"]}

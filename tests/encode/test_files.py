@@ -138,60 +138,25 @@ class TestWhatIsRead:
             assert model_files(f"org/{name}", pinned.revision) == ([f"org/{name}@commit-of-{name}", *base], {})
 
 
-class TestWhatIsWritten:
-    @pytest.fixture(params=["a.npy", "shards/part-00000000.parquet"])
-    def mine(self, request, tmp_path):
-        """A file that an output would replace; of shards, in their folder."""
-        return tmp_path / request.param
-
-    def write(self, mine: Path) -> Path:
-        mine.parent.mkdir(exist_ok=True)
-        mine.write_text("mine")
-        return mine if mine.suffix == ".npy" else mine.parent
-
-    @pytest.mark.parametrize("overwrite", [False, True])
-    def test_what_appears_meanwhile_is_left(self, overwrite, mine, fake, few, tmp_path):
-        """With --overwrite, too: nobody has said that about a file that was not there. The same command goes on."""
-        out = mine if mine.suffix == ".npy" else mine.parent
-
-        def appear(stage, done, total):
-            if (stage, done) == ("Encoding", total):
-                self.write(mine)
-
-        with pytest.raises(FileExistsError, match=f"{out.name} appeared, or was written, while this ran: it is left"):
-            encode_file(fake, few, out, overwrite=overwrite, on_progress=appear)
-        assert mine.read_text() == "mine"
-        out.rename(tmp_path / f"mine{out.suffix}")
-        made = encode_file(fake, few, out)
-        assert (made.rows, made.resumed) == (3, 3)
-
-    def test_what_was_there_is_replaced_where_that_is_asked_for(self, mine, fake, few, tmp_path):
-        out = self.write(mine)
-        with pytest.raises(ValueError, match="exists: choose another --out, or replace it with --overwrite"):
-            encode_file(fake, few, out)
-        assert encode_file(fake, few, out, overwrite=True).rows == 3
-        assert names(tmp_path) == sorted([out.name, "texts.txt"])
-        assert encode_file(fake, few, out, overwrite=True, chunk_size=1).rows == 3
-
-    def test_what_is_read_is_not_written(self, fake, few, tmp_path):
-        shards, link = tmp_path / "shards", tmp_path / "elsewhere"
-        shards.mkdir()
-        source = shards / "part-00000000.parquet"
-        pq.write_table(pa.table({"text": ["a"]}), source)
-        (tmp_path / "link.parquet").symlink_to(source)
-        link.symlink_to(shards)
-        (tmp_path / "b.npy.partial").mkdir()
-        inside = few.rename(tmp_path / "b.npy.partial" / "few.txt")
-        for read, out in [
-            (source, shards), (source, source), (source, link), (tmp_path / "link.parquet", shards),
-            (inside, tmp_path / "b.npy"), (shards, Path(fake.model) / "a.npy"), (shards, shards / "a.npy"),
-        ]:  # fmt: skip
-            with pytest.raises(ValueError, match="--out .*, which is read, lie in one another: choose another --out"):
-                encode_file(fake, read, out, overwrite=True)
-        with pytest.raises(ValueError, match="is not an interrupted run's"):
-            encode_file(fake, source, tmp_path / "b.npy", overwrite=True)
-        assert pq.read_table(source).num_rows == 1
-        assert inside.read_text() == "a\nb\nc\n"
+def test_what_is_read_is_not_written(fake, few, tmp_path):
+    shards, link = tmp_path / "shards", tmp_path / "elsewhere"
+    shards.mkdir()
+    source = shards / "part-00000000.parquet"
+    pq.write_table(pa.table({"text": ["a"]}), source)
+    (tmp_path / "link.parquet").symlink_to(source)
+    link.symlink_to(shards)
+    (tmp_path / "b.npy.partial").mkdir()
+    inside = few.rename(tmp_path / "b.npy.partial" / "few.txt")
+    for read, out in [
+        (source, shards), (source, source), (source, link), (tmp_path / "link.parquet", shards),
+        (inside, tmp_path / "b.npy"), (shards, Path(fake.model) / "a.npy"), (shards, shards / "a.npy"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match="--out .*, which is read, lie in one another: choose another --out"):
+            encode_file(fake, read, out, overwrite=True)
+    with pytest.raises(ValueError, match="is not an interrupted run's"):
+        encode_file(fake, source, tmp_path / "b.npy", overwrite=True)
+    assert pq.read_table(source).num_rows == 1
+    assert inside.read_text() == "a\nb\nc\n"
 
 
 @pytest.fixture
@@ -267,26 +232,35 @@ def test_one_that_was_killed_at_its_very_end_ends_without_another_upload(fake, t
     assert (made.rows, made.resumed, names(assets)) == (50, 50, [])
 
 
-@pytest.mark.parametrize("out", ["a.npy", "shards"])
-def test_overwrite_and_what_appears_meanwhile(out, fake, texts, memory, tmp_path):
-    url = f"memory://{out}"
-    encode_file(fake, texts, url, chunk_size=50)
-    with pytest.raises(ValueError, match=rf"^{url} exists: choose another --out, or replace it with --overwrite\.$"):
-        encode_file(fake, texts, url, chunk_size=8)
-    encode_file(fake, texts, url, chunk_size=8, overwrite=True)
-    assert found(memory) == wanted(fake, texts, tmp_path / out, f"/{out}")
-    mine = f"/{out}" if out == "a.npy" else f"/{out}/part-00000000.parquet"
+@pytest.mark.parametrize("out", ["a.npy", "shards", "memory://a.npy", "memory://shards"])
+def test_overwrite_and_what_appears_meanwhile(out, fake, few, memory, tmp_path):
+    """With --overwrite, too: nobody has said that about a file that was not there. The same command goes on."""
+    url = out if "://" in out else str(tmp_path / out)
+    place, path = fsspec.url_to_fs(url)
+    mine = f"{path}/part-00000000.parquet" if "shards" in out else path
+    encode_file(fake, few, url)
+    with pytest.raises(ValueError, match=rf"{url} exists: choose another --out, or replace it with --overwrite\.$"):
+        encode_file(fake, few, url, chunk_size=1)
+    assert encode_file(fake, few, url, chunk_size=1, overwrite=True).rows == 3
 
     def appear(stage, done, total):
-        if (stage, done) == ("Encoding", 50):
-            memory.pipe_file(mine, b"mine")
+        if (stage, done) == ("Encoding", total):
+            place.makedirs(place._parent(mine), exist_ok=True)
+            place.pipe_file(mine, b"mine")
 
-    with pytest.raises(FileExistsError, match="appeared, or was written, while this ran: it is left as it is"):
-        encode_file(fake, texts, url, chunk_size=9, overwrite=True, on_progress=appear)
-    assert memory.cat_file(mine) == b"mine"
-    # The same run has not begun to upload: what lies there is somebody's.
-    with pytest.raises(ValueError, match="exists: choose another --out"):
-        encode_file(fake, texts, url, chunk_size=9)
+    for overwrite in (True, False):
+        if not overwrite:
+            place.rm(path, recursive=True)
+        given = {"chunk_size": 2, "overwrite": overwrite}
+        with pytest.raises(FileExistsError, match="appeared, or was written, while this ran: it is left as it is"):
+            encode_file(fake, few, url, on_progress=appear, **given)
+        assert place.cat_file(mine) == b"mine"
+        # The same run has not begun to write there: what lies there is somebody's.
+        with pytest.raises(ValueError, match="exists: choose another --out"):
+            encode_file(fake, few, url, chunk_size=2)
+    place.rm(path, recursive=True)
+    made = encode_file(fake, few, url, chunk_size=2)
+    assert (made.rows, made.resumed) == (3, 3)
 
 
 def test_refusals_of_a_url(fake, texts, memory, assets, monkeypatch):
