@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -212,11 +213,14 @@ def _header(file: File, line: int, names: list[str], schemas: Sequence[Schema], 
         return Table(*named, names)
     if asked is not None and in_cells and (named := _named(places, schemas, asked)) is not None:
         return Table(*named, places, where)
-    if asked is not None or not in_cells or schemas[0].headed or len(_known(names, schemas)) > 1:
+    # One name that is known, in its place, is enough to tell a header.
+    alike = [schema.columns for schema in schemas if 1 < len(schema.columns) == len(names)]
+    known = any(column.find([name]) for columns in alike for column, name in zip(columns, names, strict=True))
+    if asked is not None or not in_cells or schemas[0].headed or known or len(_known(names, schemas)) > 1:
         raise _unfit(where, names, schemas, asked)
     schema = next((schema for schema in schemas if len(schema.needed) == len(names)), None)
     if schema is None:
-        raise ValueError(f"{where}: {len(names)} columns, and no header that names them. {_rows_are(schemas, True)}")
+        raise ValueError(f"{where}: {len(names)} columns, and no header that names them. {_rows_are(schemas, names)}")
     return Table(schema, dict(zip(schema.needed, places, strict=True)), places, where)
 
 
@@ -257,9 +261,8 @@ def _values(
                 values.append(column.read(row.get(titles.get(column.name))))
         except ValueError as error:
             where = place(file, line)
-            raise ValueError(
-                f"{where}: {said}{str(error).rstrip('.')}. {_rows_are([schema], where == table.unsure)}"
-            ) from None
+            names = list(row.values()) if where == table.unsure else None
+            raise ValueError(f"{where}: {said}{str(error).rstrip('.')}. {_rows_are([schema], names)}") from None
         yield line, values
 
 
@@ -271,20 +274,30 @@ def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked
         return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
     lacking = [[name for name in schema.needed if name not in schema.find(header)] for schema in schemas]
     lack = " or ".join(f"{', '.join(names)} ({schema.name})" for names, schema in zip(lacking, schemas, strict=True))
-    return ValueError(f"{where} lacks {lack}; its columns are {', '.join(header)}. {_rows_are(schemas, True)}")
+    return ValueError(f"{where} lacks {lack}; its columns are {', '.join(header)}. {_rows_are(schemas, list(header))}")
 
 
-def _rows_are(schemas: Sequence[Schema], advise: bool = False) -> str:
-    """Say what a row is; and what to do about a file with other names, or in another order."""
+def _rows_are(schemas: Sequence[Schema], names: Sequence[str] | None = None) -> str:
+    """Say what a row is; and what to do about a file with other names, or in another order: these may be its names."""
     said = f"A row is {'; or '.join(', '.join(schema.needed) for schema in schemas)}."
-    if not advise:
+    if names is None:
         return said
     if not (option := schemas[0].option):
         return f"{said} Give the columns these names."
+    one = option == "--column"
+    fit = one or any(len(schema.needed) == len(names) for schema in schemas)
+    by_name = f" ({option} {shlex.quote(','.join(names[:1] if one else names))})" if fit and may_name(names) else ""
+    if one:
+        return f"{said} If the column has another name, say so{by_name}."
     return (
-        f"{said} If the columns have other names or another order, say with {option} which is what, by names or, "
-        "without a header, by places from 1."
+        f"{said} If the columns have other names or another order, say with {option} which is what, by names{by_name} "
+        "or, without a header, by places from 1."
     )
+
+
+def may_name(cells: Iterable[str]) -> bool:
+    """Whether cells may be names of columns that ``--columns`` takes."""
+    return all(re.fullmatch(r"[^,=\n]{1,40}", cell) for cell in cells)
 
 
 def _known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
-from .columns import CLASSES, CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, read_table
+from .columns import CLASSES, CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, may_name, read_table
 from .sources import is_remote
 
 #: Fewer different texts than this have no spread to measure.
@@ -333,14 +333,17 @@ def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
     sizes = Counter(first.values())
     classes = Classes({text: label for text, label in first.items() if sizes[label] > 1})
     title, other = (table.titles[name] for name in ("text", "label"))
+    row = [table.values[name][0] for name in ("text", "label")]
+    in_doubt = table.unsure and columns is None and sizes[row[1]] == 1 < max(sizes.values())
+    if in_doubt and may_name(row):
+        title, other = row
     remedy = (
         "Two columns are a text and its label; pairs have a third one, their score. "
         f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."
     )
-    label = table.values["label"][0]
-    if table.unsure and columns is None and sizes[label] == 1 < max(sizes.values()):
+    if in_doubt:
         raise ValueError(
-            f'{table.where(0)}: no other text has the label "{label}". Does this line name the columns? {remedy}'
+            f'{table.where(0)}: no other text has the label "{row[1]}". Does this line name the columns? {remedy}'
         )
     if (found := sum(size > 1 for size in sizes.values())) < 2:
         raise ValueError(

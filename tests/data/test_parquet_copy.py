@@ -139,6 +139,12 @@ def test_json_lines(tmp_path):
         ("t.jsonl", b'{"body": "a", "id": 1}\n', {}, "line 1 lacks text (texts); its columns are body, id. A row is t"),
         ("t.jsonl", b'{"text": null}\n', {}, "line 1: text: None is not text. A row is text."),
         ("t.csv", b"a,b\n", {}, "t.csv, line 1: 2 columns, and no header that names them. A row is text. If"),
+        (
+            "t.csv",
+            b"review,label\na,b\n",
+            {},
+            "A row is text. If the column has another name, say so (--column review).",
+        ),
         ("t.csv.zst", b'text,b\n1,2\n3,"4\n', {}, "t.csv.zst, line 3: unexpected end of data"),
         ("t.parquet", b"PAR1", {}, "is not a Parquet file"),
         ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
@@ -147,7 +153,7 @@ def test_json_lines(tmp_path):
             "t.csv",
             b"a,b\n",
             {"column": "c"},
-            "line 1 lacks c (texts); its columns are a, b. A row is c. If the columns",
+            "line 1 lacks c (texts); its columns are a, b. A row is c. If the column has another name, say so (--col",
         ),
         # The kept column has the usual name of the texts.
         ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),

@@ -428,7 +428,12 @@ def test_parts():
         ("t.tsv", "text\tlabel\na\tx\nb\tx\n", "labels that two texts or more have: 1 of 1; two are needed. Two col"),
         ("t.tsv", "a b\tc d\ne f\tg h\n", "0 of 2; two are needed. Two columns are a text and its label; pairs have a "
          "third one, their score. --columns 1,2 says which is the"),
-        ("t.tsv", "comment\tmood\na\tx\nb\ty\nc\tx\n", 'line 1: no other text has the label "mood". Does this line'),
+        ("t.tsv", "comment\tmood\na\tx\nb\ty\nc\tx\n", 'line 1: no other text has the label "mood". Does this line na'
+         "me the columns.*--columns comment,mood says which is the text"),
+        ("t.csv", "review,label\na,x\nb,y\nc,x\n", r"csv, line 1 lacks .* text \(texts with labels\).* its columns are"
+         r" review, label\..* say with --columns which is what, by names \(--columns review,label\) or, without"),
+        ("t.csv", "q1,q 2,score\na,b,1\n", r"1 lacks sentence1, sentence2 .*by names \(--columns 'q1,q 2,score'\) or"),
+        ("t.csv", "q1,q2,same\na,b,1\n", r"score: 'same' is not a number.*by names \(--columns q1,q2,same\) or, with"),
     ],
 )  # fmt: skip
 def test_refusals_name_file_and_line(name, content, message, tmp_path):
