@@ -21,8 +21,7 @@ from st_reba.data.tables import Data, Labelled, Retrieval, read_data
 from st_reba.encode import Encoder
 from st_reba.evaluation.tasks import NO_LABELS
 from st_reba.files import is_full
-from st_reba.hub.fetching import fetching
-from st_reba.hub.saved_files import check_saved
+from st_reba.hub.saved_files import check_saved, fetching
 from st_reba.modules import CausalModule, LlamaCppTransformer
 from st_reba.recipes import Recipe
 from st_reba.recipes.lookup import in_language

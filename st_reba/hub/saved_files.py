@@ -1,15 +1,18 @@
 """What the files of a saved model may say: each is read here, held to what it may set, and refused in a sentence.
 
-Files of a model are somebody else's text.
+Files of a model are somebody else's text. A model that is not to be had is refused in a sentence, too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import Any, NoReturn, TypeAlias
 
+from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from packaging.version import InvalidVersion, Version
 
 from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
@@ -432,3 +435,34 @@ def without_removed(
         if settings.get(name, default) != default:
             raise ValueError(f"{file} sets {name} to {settings[name]!r:.80}, a setting of {module}, {_REMOVED}")
     return {name: value for name, value in settings.items() if name not in gone}
+
+
+# Models that are not there
+
+
+#: What says that a model did not come from the Hub.
+_HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
+
+
+@contextmanager
+def fetching(model: str) -> Iterator[None]:
+    """Raise what libraries raise of a model that does not come from the Hub as one sentence.
+
+    Raises:
+        OSError: If it does not.
+    """
+    try:
+        yield
+    except OSError as error:
+        cause = error.__cause__ or error.__context__ or error
+        if Path(model).is_dir() or not isinstance(cause, _HUB_ERRORS):
+            raise
+        missing = f"The model {model}: there is no such directory"
+        if isinstance(cause, HFValidationError):
+            raise OSError(f"{missing}. Check the path, or give a Hub id (org/name).") from None
+        why = "HF_HUB_OFFLINE is set, and it is not among what was fetched before"
+        if not is_offline_mode():
+            why = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+        raise OSError(
+            f"{missing}, and it cannot be had from the Hub ({why}). Check the name, or give a directory."
+        ) from None

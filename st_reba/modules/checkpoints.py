@@ -32,9 +32,8 @@ from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import card, compat, saved_files
-from ..hub.fetching import fetching
 from ..hub.push import loading_class
-from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown, without_removed
+from ..hub.saved_files import check_inside, check_values, fetching, quoted, read_object, shown, without_removed
 from ..lm import backbone, gguf, llama_cpp
 from ..lm.loaded import body_of
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, SizeError, check_size, in_a_line, within_size

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from ..hub.fetching import fetching
-from ..hub.saved_files import shards_of
+from ..hub.saved_files import fetching, shards_of
 from ..lm import gguf
 from ..lm.loaded import unwrapped
 from .checkpoints import Files, backbone_of, check_model, read_config

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..hub.fetching import fetching
+from ..hub.saved_files import fetching
 from ..lm.gguf import is_gguf
 from ..settings import whole
 from .checkpoints import Files, SafeTransformer, backbone_of, check_model, read_config
