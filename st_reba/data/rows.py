@@ -158,8 +158,7 @@ def _separator(file: File, sample: str) -> str:
     for mark, found in counts.items():
         # In few lines, texts may have one each.
         if len(found) == 1 < len(lines) and min(found) >= (2 if mark == "," or len(lines) < 10 else 1):
-            name = "tab" if file.kind == "tsv" else "comma"
-            remedy = f'Give --separator "{mark}" ({name} if that is not so), or save the file with {name}s'
+            remedy = f'Give --separator "{mark}", or save it with {"tabs" if usual != "," else "commas"}'
             raise ValueError(f'{file.name}: columns are separated by "{mark}". {remedy}.')
     return usual
 

@@ -332,11 +332,9 @@ def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
         others += first.setdefault(text, label) != label
     sizes = Counter(first.values())
     classes = Classes({text: label for text, label in first.items() if sizes[label] > 1})
-    title, other = (table.titles[name] for name in ("text", "label"))
     row = [table.values[name][0] for name in ("text", "label")]
     in_doubt = table.unsure and columns is None and sizes[row[1]] == 1 < max(sizes.values())
-    if in_doubt and may_name(row):
-        title, other = row
+    title, other = row if in_doubt and may_name(row) else (table.titles["text"], table.titles["label"])
     remedy = (
         "Two columns are a text and its label; pairs have a third one, their score. "
         f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."

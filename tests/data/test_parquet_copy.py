@@ -118,7 +118,7 @@ def test_json_lines(tmp_path):
             "t.csv",
             b"text;id;x\na;1;2\n",
             {},
-            't.csv: columns are separated by ";". Give --separator ";" (comma if that is not so), or save ',
+            't.csv: columns are separated by ";". Give --separator ";", or save it with commas.',
         ),
         ("t.txt.gz", b"", {}, "t.txt.gz holds no texts."),
         ("t.csv", b"text\n", {}, "t.csv holds no texts"),
