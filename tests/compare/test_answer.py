@@ -177,7 +177,7 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
 
 
 @pytest.mark.parametrize(
-    ("right", "there", "absent"),
+    ("right", "there"),
     [
         (
             CLEAR,
@@ -186,21 +186,18 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
              f"PromptEOL (last token) beats {STRONGEST}, PromptEOL, last on random weights (30.0 [",
              "It beats the bag of input embeddings (20.0 [",
              "Only the best were run on random weights, too: PromptEOL, last."],
-            ["not beat", "No recipe"],
         ),
         (
             {BAG: 0.585, RANDOM: 0.59, PROMPT: 0.59, ECHO: 0.585},
             ["On this data the other recipe may be as good", "It is not surely ahead of the bag of input embeddings",
              "One of 2 recipes does not beat the bag of input embeddings: Echo-2, mean.", "None of these beats itself "
              "on"],
-            [],
         ),
         (
             {BAG: 0.9, RANDOM: 0.8, PROMPT: 0.5, ECHO: 0.4},
             ["The strongest control of all wins: the bag of input embeddings (90.0 [",
              "No recipe beats the bag of input embeddings.", "PromptEOL (last token) does not beat itself on "
              "random weights (80.0 ["],
-            [],
         ),
         # What stands behind a filter is held against the bag behind it.
         (
@@ -208,16 +205,13 @@ CLEAR = {BAG: 0.2, RANDOM: 0.3, PROMPT: 0.9, ECHO: 0.5}
             ["A, whitened (mean) beats the bag of input embeddings (20.0 [",
              "wins: the bag of input embeddings, whitened (95.0 [",
              "One of 2 recipes does not beat the bag of input embeddings behind the same filter: A, whitened, mean."],
-            [],
         ),
     ],
 )  # fmt: skip
-def test_the_verdict(right, there, absent):
+def test_the_verdict(right, there):
     text = told(right)
     for sentence in there:
         assert sentence in text, text
-    for sentence in absent:
-        assert sentence not in text, text
 
 
 def test_the_strongest_control_of_all():

@@ -115,7 +115,6 @@ def test_own_prompts_take_the_place_of_a_rows_words():
     beginning, between, _ = row.wordings[0].template.split(SLOT)
     assert first.template == f"{beginning}{SLOT}{between}{SLOT} is about"
     assert second.template == f"Text: {SLOT}{between}{SLOT} is about"
-    assert [each.wording for each in with_candidates(find("topic"), 2, [f"{SLOT} is"])][:1] == [None]
     with pytest.raises(ValueError, match="Prompt 2, 'no slot', has 0 slots: write {text} once"):
         wordings_of([SLOT, "no slot"], row)
 
@@ -265,7 +264,6 @@ def test_every_row_has_both_scores_of_classes_in_halves(backbone, quick):
     asked = [each for name in ("classical", "topic") for each in with_candidates(find(name), 2)]
     found = compare(Recipes(backbone, asked, fit_on=halves.fit_on), DATA, halves=halves, random=False)
     assert [task.name for task in found.tasks] == ["Classes", "Clusters"]
-    assert {"tf-idf, mean", "Bag of input embeddings, mean"} <= {result.name for result in found.results}
     assert all(result.scores.keys() == {"Classes", "Clusters"} for result in found.results)
     assert found.settings["chosen"] == "on one half of 108 texts, scored on the other, in turn"
     # The second half is among its own texts.

@@ -45,9 +45,7 @@ def saved(comparison, tmp_path):
 
 
 def test_what_is_saved_is_loaded(comparison, saved):
-    path, text, _ = saved
-    assert Comparison.load(path) == comparison
-    assert text.startswith('{\n "answer": "是",\n "build": ')
+    assert Comparison.load(saved[0]) == comparison
 
 
 def test_what_is_no_number_is_null(tmp_path):
@@ -201,7 +199,6 @@ def test_paired_differences_see_what_others_do_not():
     assert paired.says[1:] == [same, "To use: A, mean, as before."]
     apart = side_by_side(new, dataclasses.replace(old, items=dataclasses.replace(old.items, data="others"), use=""))
     # The same difference, much less sure: the items are no longer the same.
-    assert apart.changes[0].difference.value == first.value
     assert apart.changes[0].difference.tied
     assert apart.says[0].startswith("Nothing changed beyond the interval, of 2 results; most of all A, mean by +")
     assert apart.says[1].startswith("The intervals are not paired: the labelled pairs are others")

@@ -74,7 +74,6 @@ def test_rows_and_columns(recipes, found):
     worded = {recipe.result for recipe in made.all if recipe.words}
     for result in found.results:
         assert ("Word sense" in result.scores) == (result.name.removeprefix("Random weights, ") in worded)
-        assert "STS" in result.scores
     assert found.settings["precision"] == "float32"
     assert f"Random weights, {found.best().name}" in names
 
@@ -103,7 +102,6 @@ def test_without_random_weights_and_without_controls(shallow_path):
     asked = asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9)
     found = compare(Recipes(CausalTransformer(shallow_path), asked, controls=False), PAIRS, random=False)
     assert [result.name for result in found.results] == [recipe.result for recipe in asked]
-    assert "No control was run beside the recipe." in found.verdict or found.answer.startswith("None: ")
 
 
 def test_what_each_pair_gave_is_kept(found, shallow_path):

