@@ -245,6 +245,8 @@ def test_what_to_type():
     result = Result("any", "mean", False, {}, spec="early-late")
     expected = "--recipe early-late --fit-texts 'my texts.txt' --prompt-language en --out my-early-late"
     assert build_command(result, "a model", "my texts.txt") == f"st-reba build --model 'a model' {expected}"
+    last = build_command(Result("any", "last", False, {}, spec="reba-2"), "m", None)
+    assert last.endswith("--recipe reba-2 --pooling last --out my-reba-2")
     longest = build_command(result, "m", None, 64, {"query": "find: ", "document": "text: "}, "bfloat16")
     prompts = "--query-prompt 'find: ' --document-prompt 'text: '"
     assert longest.endswith(f" --max-seq-length 64 --dtype bfloat16 {prompts} --out my-early-late")

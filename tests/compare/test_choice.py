@@ -166,7 +166,6 @@ def test_the_usual_stands_unless_another_is_ahead_by_more_than_chance():
     assert told_of(taken(cosines[0] + 0.01 * labels + 0.4 * cosines[1])) == ""
     better = taken(cosines[0] + 2 * labels)
     assert told_of(better) == "@5"
-    assert better.gain.value > 0.1
     assert not better.gain.tied
 
 
@@ -210,7 +209,6 @@ def test_a_row_is_scored_half_by_half_with_filters_of_the_other_half(backbone, p
     np.testing.assert_allclose(values[comparison.items.first :], cosines, atol=1e-5)
     # The answer is judged by the choice of all.
     assert len(comparison.items.values[CHOICE]) == 70
-    assert not any(result.recipe == CHOICE for result in comparison.results)
     assert any("The best of all" in sentence for sentence in comparison.verdict)
     assert not any("likely too high" in sentence for sentence in comparison.verdict)
 

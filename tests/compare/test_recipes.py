@@ -107,6 +107,15 @@ def test_some_on_random_weights(few, backbone):
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5
 
 
+def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
+    """And filters that have too few texts."""
+    made = Recipes(CausalTransformer(backbone_path("bloom")), default_recipes(fit_texts=["a cat ran", "the dogs sat"]))
+    skipped = dict(made.skipped)
+    assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
+    assert {"RT-2, last", "ReBA-2, mean"} <= skipped.keys()
+    assert "2 texts are too few to find 1 principal" in skipped["Classical, all but the top, mean"]
+
+
 # Time
 
 

@@ -189,11 +189,6 @@ def test_a_comparison_that_decides_nothing_is_written_all_the_same(results, tmp_
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "results.csv", "comparison.json"}
 
 
-def test_a_score_that_is_no_number_stands_last(tmp_path, undrawn):
-    _, page = page_of(tiny(results=[NO_NUMBER, *tiny().results]), tmp_path)
-    assert page.rows()[3] == ["ReBA-2 mean", "n/a", "–not applicable", "2.0×", "5.0"]
-
-
 def test_what_is_refused(tmp_path, monkeypatch):
     """And a report that fails leaves nothing."""
     with pytest.raises(ValueError, match="A comparison without tasks has nothing to show"):

@@ -95,8 +95,9 @@ def test_the_best_layer(model):
 
 
 def test_errors(model, shared):
-    with pytest.raises(RuntimeError, match="Nothing has been evaluated yet: call the evaluator with a model"):
-        DependencyEvaluator(["a", ""]).table()
+    for evaluator in (TurningPointEvaluator(similarity()), DependencyEvaluator(["a", ""])):
+        with pytest.raises(RuntimeError, match="Nothing has been evaluated yet: call the evaluator with a model"):
+            evaluator.table()
     words = OddOneOutEvaluator([Question("a", ("a b", "a c", "a d", "a e"), 0)])
     last_row = pipeline(ReBAModule(shared(), rows="last"), "lasttoken")
     for evaluator, evaluated, message in (

@@ -158,6 +158,7 @@ def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length,
         # A character of several tokens is not divided; behind a short chunk, the overlap would begin before the text.
         ([1, 3, 1], 2, 0, [(0, 1), (1, 4), (4, 5)]),
         ([1, 3, 1], 4, 3, [(0, 4), (1, 5)]),
+        ([1, 1, 1, 3], 3, 2, [(0, 3), (3, 6)]),
     ],
 )
 def test_tokens_are_counted_and_shared(tokens, length, overlap, chunks):
