@@ -1,9 +1,11 @@
 """Programs that share an environment, each given a path or a plain ``SentenceTransformer``: BERTopic (with scikit-learn
-in place of UMAP and HDBSCAN, as its documentation offers), Haystack, LlamaIndex, mteb, and OpenAI's client, LangChain's
-and LlamaIndex's that are made of it, with a server in this process."""
+in place of UMAP and HDBSCAN, as its documentation offers), Haystack, KeyBERT, LlamaIndex, mteb, and OpenAI's client,
+LangChain's and LlamaIndex's that are made of it, with a server in this process."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -222,3 +224,19 @@ def test_llama_index_of_openais(url, own):
     close(client.get_text_embedding_batch(TEXTS), own.encode_document(TEXTS))
     client = OpenAIEmbedding(model_name="my-model:query", **settings)
     close(client.get_query_embedding(TEXTS[0]), own.encode_query(TEXTS[0]))
+
+
+SCRIPT = """
+import sys
+from keybert import KeyBERT
+print(KeyBERT(sys.argv[1]).extract_keywords("The dog chased the cat; the cat chased the mouse.", top_n=2))
+"""
+
+
+def test_a_script_of_keybert(prompted_path, tmp_path):
+    """Which takes a path, typed with and without ``python -m st_reba.run``."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for run, code, said in ((["-m", "st_reba.run"], 0, "[('"), ([], 1, "trust_remote_code=True")):
+        command = [sys.executable, *run, str(tmp_path / "script.py"), prompted_path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
