@@ -151,10 +151,11 @@ def _separator(file: File, sample: str) -> str:
     # Neither quoted marks nor decimal commas separate columns.
     lines = [line for line in _NO_SEPARATORS.sub("", sample).split("\n") if line.strip()]
     counts = {mark: {line.count(mark) for line in lines} for mark in "\t;|,"}
-    if 0 not in counts[usual] and len(counts[usual]) == 1:
-        return usual
-    if lines and 0 not in counts["\t"]:
+    steady = min(counts[usual]) if len(counts[usual]) == 1 else 0
+    if lines and min(counts["\t"]) > steady:
         return "\t"
+    if steady:
+        return usual
     for mark, found in counts.items():
         # In few lines, texts may have one each.
         if len(found) == 1 < len(lines) and min(found) >= (2 if mark == "," or len(lines) < 10 else 1):

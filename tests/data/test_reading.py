@@ -320,11 +320,11 @@ def test_the_official_sts_benchmark(tmp_path):
     """Tabs in a .csv, quotation marks that quote nothing, and rows with sources at their ends."""
     rows = [
         ("g", "f", "2012", "1", 5.0, 'A "cat" sits.', "A cat, x."),
-        ("g", "f", "2012", "2", 1.0, '"a', "b", "s", "s"),
+        ("g", "f", "2012", "2", 1.0, '"a', "b, c", "s", "s"),
     ]
     told = []
     path = written(tmp_path, **{"sts.csv": as_tsv(rows)})
-    assert read_data(path, "6,7,5", told.append) == Pairs(['A "cat" sits.', '"a'], ["A cat, x.", "b"], [5.0, 1.0])
+    assert read_data(path, "6,7,5", told.append) == Pairs(['A "cat" sits.', '"a'], ["A cat, x.", "b, c"], [5.0, 1.0])
     assert told[0].endswith("; rows with another number of columns than the first: 1.")
     with pytest.raises(ValueError, match="sts.csv, line 2: 6 columns where 7 are expected"):
         read_data(written(tmp_path, **{"sts.csv": as_tsv([rows[0], rows[1][:6]])}), "6,7,5")
