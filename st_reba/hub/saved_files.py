@@ -457,7 +457,7 @@ def fetching(model: str) -> Iterator[None]:
         cause = error.__cause__ or error.__context__ or error
         if Path(model).is_dir() or not isinstance(cause, _HUB_ERRORS):
             raise
-        missing = f"The model {model}: there is no such directory"
+        missing = f"The model {model}: there is no such {'file' if model.endswith('.gguf') else 'directory'}"
         if isinstance(cause, HFValidationError):
             raise OSError(f"{missing}. Check the path, or give a Hub id (org/name).") from None
         why = "HF_HUB_OFFLINE is set, and it is not among what was fetched before"

@@ -32,12 +32,12 @@ GGUF = [
     ("org/tiny-gguf/tiny-Q8_0.gguf", {}, None),
     ("org/tiny-gguf", {"gguf_file": "tiny-Q8_0.gguf", "revision": "main"}, None),
     ("org/tiny-gguf:q8_0", {}, None),
-    ("org/secret/tiny-Q8_0.gguf", {}, "org/secret/tiny-Q8_0.gguf: there is no such directory, and it cannot be had"),
+    ("org/secret/tiny-Q8_0.gguf", {}, "org/secret/tiny-Q8_0.gguf: there is no such file, and it cannot be had"),
     ("org/secret/tiny-Q8_0.gguf", {"token": "hf_owner"}, None),
     ("org/tiny-gguf:Q8_0", {"local_files_only": True}, None),
     ("org/tiny-gguf:Q2_K", {}, "one file with Q2_K in its name is needed, and the repository has none. Give the file"),
     ("org/parts:Q8_0", {}, "the repository has a-Q8_0.gguf, b-Q8_0.gguf. Give the file: org/parts/NAME.gguf."),
-    ("org/parts/a-Q8_0.gguf", {"local_files_only": True, "revision": "no-such"}, "a-Q8_0.gguf: there is no such"),
+    ("org/parts/a-Q8_0.gguf", {"local_files_only": True, "revision": "no-such"}, "a-Q8_0.gguf: there is no such file"),
 ]
 #: What is loaded, the class of its module, and what was built of it.
 LOADED = {
