@@ -34,7 +34,6 @@ def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkey
         Path(name).mkdir()
     shutil.copytree(saved, "damaged")
     (own(Path("damaged")) / "model.safetensors").write_bytes(b"\x08\0\0\0")
-    shutil.copytree(backbone_path(), "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     Path("full/notes.txt").touch()
     Path("packed/q4.gguf").write_bytes(b"GGUF")
     Path("texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")

@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as some
 from sentence_transformers import CrossEncoder
 from transformers import AutoModel
 
-from st_reba import AttentionReranker, AttentionRerankModule
+from st_reba import AttentionRerankModule
 from st_reba.modules.attention_reranking import attention_reranker
 
 from .. import backbones
@@ -63,20 +61,6 @@ def in_context_scores(model, front, separator, documents, asked, heads, apart=Fa
     return scores
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    made = {}
-
-    def path(architecture="llama", kind="bytes", **more):
-        key = architecture, kind, *more.items()
-        if key not in made:
-            where = tmp_path_factory.mktemp("reranker")
-            made[key] = backbones.save(backbones.backbone(architecture, **more), where, kind)
-        return made[key]
-
-    return path
-
-
 def made(path, **more):
     return attention_reranker(
         AttentionRerankModule(path, **{"template": TEMPLATE, "layers": "all", "together": False, **more}), device="cpu"
@@ -97,16 +81,16 @@ def expected(path, module, heads=EVERY_HEAD, apart=False, documents=DOCUMENTS):
 
 class TestEqualsTheStoredMaps:
     @pytest.mark.parametrize("architecture", INTERFACE)
-    def test_of_documents_read_together(self, architecture, saved):
-        reranker = made(saved(architecture), together=True)
-        assert scores(reranker) == pytest.approx(expected(saved(architecture), reranker[0]), abs=1e-5)
+    def test_of_documents_read_together(self, architecture, backbone_path):
+        reranker = made(backbone_path(architecture), together=True)
+        assert scores(reranker) == pytest.approx(expected(backbone_path(architecture), reranker[0]), abs=1e-5)
 
     @pytest.mark.parametrize(
         ("architecture", "kind"),
         [("llama", "greedy"), ("qwen2", "bytes"), ("gpt2", "bert"), ("gpt_neox", "sentencepiece"), ("opt", "bytes")],
     )
-    def test_of_documents_read_alone(self, architecture, kind, saved):
-        path = saved(architecture, kind)
+    def test_of_documents_read_alone(self, architecture, kind, backbone_path):
+        path = backbone_path(architecture, kind)
         reranker = made(path)
         assert scores(reranker) == pytest.approx(expected(path, reranker[0], apart=True), abs=1e-5)
 
@@ -118,24 +102,25 @@ class TestEqualsTheStoredMaps:
             ({"heads": [[1, 3], [0, 2]]}, [[1, 3], [0, 2]]),
         ],
     )
-    def test_of_some_layers_and_heads(self, asked, heads, saved):
+    def test_of_some_layers_and_heads(self, asked, heads, backbone_path):
         """The layers above the last of them are not run."""
-        reranker = made(saved(), together=True, **asked)
-        assert scores(reranker) == pytest.approx(expected(saved(), reranker[0], heads), abs=1e-5)
+        reranker = made(backbone_path(), together=True, **asked)
+        assert scores(reranker) == pytest.approx(expected(backbone_path(), reranker[0], heads), abs=1e-5)
         assert reranker[0].model.config.num_hidden_layers == max(layer for layer, _ in heads) + 1
 
-    def test_the_middle_of_a_model_and_of_one_with_windows_the_layers_without(self, saved):
-        assert made(saved("llama", num_hidden_layers=9), layers="middle")[0].layers == [2, 3, 4, 5]
-        assert made(saved("gemma3"), layers="middle")[0].layers == [1]
-        assert made(saved("mistral_window"), layers="middle")[0].layers == [0, 1, 2]
+    def test_the_middle_of_a_model_and_of_one_with_windows_the_layers_without(self, backbone_path, tmp_path):
+        deep = backbones.save(backbones.backbone("llama", num_hidden_layers=9), tmp_path)
+        assert made(deep, layers="middle")[0].layers == [2, 3, 4, 5]
+        assert made(backbone_path("gemma3"), layers="middle")[0].layers == [1]
 
-    def test_rotations_are_means_over_where_the_list_begins(self, saved):
-        once = made(saved(), together=True)
+    def test_rotations_are_means_over_where_the_list_begins(self, backbone_path):
+        once = made(backbone_path(), together=True)
         found = [np.roll(scores(once, DOCUMENTS[first:] + DOCUMENTS[:first]), first) for first in range(5)]
-        assert scores(made(saved(), together=True, rotations=5)) == pytest.approx(np.mean(found, axis=0), abs=1e-5)
+        rotated = made(backbone_path(), together=True, rotations=5)
+        assert scores(rotated) == pytest.approx(np.mean(found, axis=0), abs=1e-5)
 
-    def test_the_queries_tokens_are_those_that_hold_its_characters_and_what_follows(self, saved):
-        module = made(saved())[0]
+    def test_the_queries_tokens_are_those_that_hold_its_characters_and_what_follows(self, backbone_path):
+        module = made(backbone_path())[0]
         ((ids, own), (nothing, _)) = module.preprocess([(QUERY, "a")])["asked"]
         assert module.tokenizer.decode([token for token, counts in zip(ids, own, strict=True) if counts]) in (
             f"{QUERY}:", f" {QUERY}:",
@@ -144,19 +129,13 @@ class TestEqualsTheStoredMaps:
 
 
 class TestWhatChangesNoScore:
-    @settings(max_examples=6, deadline=None)
-    @given(
-        documents=some.lists(some.sampled_from([*DOCUMENTS, *TEXTS, ""]), min_size=1, max_size=7), draw=some.randoms()
-    )
     @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-    def test_the_order_of_documents_that_are_read_alone(self, architecture, documents, draw, saved):
-        reranker = CACHE.setdefault(architecture, made(saved(architecture)))
-        order = draw.sample(range(len(documents)), len(documents))
-        shuffled = scores(reranker, [documents[place] for place in order])
-        assert shuffled == pytest.approx(scores(reranker, documents)[order], abs=1e-5)
+    def test_the_order_of_documents_that_are_read_alone(self, architecture, backbone_path):
+        reranker = made(backbone_path(architecture))
+        assert scores(reranker, DOCUMENTS[::-1]) == pytest.approx(scores(reranker)[::-1], abs=1e-5)
 
-    def test_what_other_queries_are_asked_at_a_time(self, saved):
-        reranker = made(saved(), together=True)
+    def test_what_other_queries_are_asked_at_a_time(self, backbone_path):
+        reranker = made(backbone_path(), together=True)
         mixed = [(query, document) for document in DOCUMENTS for query in (QUERY, "river")]
         found = reranker.predict(mixed)
         assert found[::2] == pytest.approx(scores(reranker), abs=1e-6)
@@ -164,35 +143,33 @@ class TestWhatChangesNoScore:
         one = reranker.predict((QUERY, DOCUMENTS[0]))
         assert one == pytest.approx(scores(reranker, DOCUMENTS[:1])[0], abs=1e-6)
 
-    def test_a_document_without_tokens_has_no_score_and_leaves_the_others_theirs(self, saved):
-        *found, nothing = scores(made(saved()), [*DOCUMENTS[:2], ""])
+    def test_a_document_without_tokens_has_no_score_and_leaves_the_others_theirs(self, backbone_path):
+        *found, nothing = scores(made(backbone_path()), [*DOCUMENTS[:2], ""])
         assert nothing == 0
         assert all(found)
 
 
-CACHE: dict[str, AttentionReranker] = {}
-
-
 class TestBlocks:
-    def test_of_one_document_are_documents_read_alone(self, saved):
+    def test_of_one_document_are_documents_read_alone(self, backbone_path):
         """Blocks stand side by side, and the query is read behind all of them: one softmax."""
-        assert scores(made(saved(), together=True, block_tokens=1)) == pytest.approx(scores(made(saved())), abs=1e-5)
+        blocks = made(backbone_path(), together=True, block_tokens=1)
+        assert scores(blocks) == pytest.approx(scores(made(backbone_path())), abs=1e-5)
 
-    def test_a_list_beyond_the_models_positions_is_cut_into_blocks(self, saved):
-        reranker = made(saved("gpt2"), together=True)
+    def test_a_list_beyond_the_models_positions_is_cut_into_blocks(self, backbone_path):
+        reranker = made(backbone_path("gpt2"), together=True)
         many = DOCUMENTS * 6
         assert sum(map(len, reranker[0].preprocess([(QUERY, each) for each in many])["documents"])) > 256
         found = scores(reranker, many)
         assert np.isfinite(found).all()
         assert len(set(found.tolist())) > len(DOCUMENTS)
 
-    def test_a_long_document_is_cut_and_the_query_is_not(self, saved):
-        module = made(saved(), max_seq_length=4)[0]
+    def test_a_long_document_is_cut_and_the_query_is_not(self, backbone_path):
+        module = made(backbone_path(), max_seq_length=4)[0]
         assert [len(ids) for ids in module.preprocess([(QUERY, "dog " * 50), (QUERY, "a")])["documents"]] == [4, 1]
         module.tokenizer.truncation_side = "left"
         last = module.token_ids(["g h i j"])[0][-4:]
         assert module.preprocess([(QUERY, "a b c d e f g h i j")])["documents"] == [last]
-        module = made(saved())[0]
+        module = made(backbone_path())[0]
         features = module.preprocess([(QUERY, "dog " * 500)])
         whole = [*features["front"], *features["separator"], *features["documents"][0], *features["asked"][0][0]]
         assert len(whole) == backbones.POSITIONS
@@ -201,20 +178,13 @@ class TestBlocks:
 
 
 class TestAsACrossEncoder:
-    def test_rank(self, saved):
-        reranker = made(saved())
-        found = reranker.rank(QUERY, DOCUMENTS, top_k=2, return_documents=True)
-        best = np.argsort(-scores(reranker))[:2].tolist()
-        assert [each["corpus_id"] for each in found] == best
-        assert [each["text"] for each in found] == [DOCUMENTS[place] for place in best]
-
-    def test_a_plain_cross_encoder_refuses_it(self, saved, tmp_path):
-        made(saved()).save_pretrained(str(tmp_path))
+    def test_a_plain_cross_encoder_refuses_it(self, backbone_path, tmp_path):
+        made(backbone_path()).save_pretrained(str(tmp_path))
         with pytest.raises(ValueError, match=r"Load it with st_reba\.AttentionReranker\(path\)"):
             CrossEncoder(str(tmp_path), device="cpu")
 
-    def test_prompt_and_kinds_of_results(self, saved):
-        reranker, pairs = made(saved()), [[QUERY, document] for document in DOCUMENTS]
+    def test_prompt_and_kinds_of_results(self, backbone_path):
+        reranker, pairs = made(backbone_path()), [[QUERY, document] for document in DOCUMENTS]
         as_tensor = reranker.predict(pairs, convert_to_tensor=True, prompt="Task: order.\n")
         assert not np.allclose(as_tensor.numpy(), scores(reranker))
         assert np.allclose(reranker.predict(pairs, activation_fn=torch.neg), -scores(reranker))
@@ -236,17 +206,17 @@ class TestRefusals:
             ({"pool_over": "text"}, "reads attention, and no states. Leave it out"),
         ],
     )
-    def test_settings(self, more, message, saved):
+    def test_settings(self, more, message, backbone_path):
         with pytest.raises(ValueError, match=message):
-            made(saved(), **more)
+            made(backbone_path(), **more)
 
     @pytest.mark.parametrize("architecture", ["bloom", "gpt_j"])
-    def test_an_attention_that_is_not_seen(self, architecture, saved):
+    def test_an_attention_that_is_not_seen(self, architecture, backbone_path):
         with pytest.raises(ValueError, match="does not call transformers' attention interface"):
-            made(saved(architecture))
+            made(backbone_path(architecture))
 
-    def test_what_is_no_list_of_one_query(self, saved):
-        reranker = made(saved())
+    def test_what_is_no_list_of_one_query(self, backbone_path):
+        reranker = made(backbone_path())
         assert scores(reranker, [*map(np.str_, DOCUMENTS)], np.str_(QUERY)) == pytest.approx(scores(reranker))
         for wrong in ([(QUERY, 3)], [(QUERY, "a", "b")]):
             with pytest.raises(ValueError, match="Input 0 is .*: give pairs of a query and a document"):

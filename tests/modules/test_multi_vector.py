@@ -52,16 +52,6 @@ def test_oracle(kind, tokenizer, shared):
     assert relative_error(scores, expected) < 1e-5
 
 
-def test_a_query_keeps_its_punctuation(shared):
-    model = multi_vector_encoder(CausalTransformer(shared()))
-    text = TEXTS[2]
-    assert len(model.encode_query(text)) == len(model[0].token_ids([text])[0])
-    told = [token for token in model[0].token_ids([text])[0] if model.tokenizer.decode([token]).strip(" ,;.")]
-    assert len(model.encode_document(text)) == len(told) < len(model.encode_query(text)) - 2
-    whole = multi_vector_encoder(CausalTransformer(shared()), skip_punctuation=False)
-    assert len(whole.encode_document(text)) == len(model.encode_query(text))
-
-
 @pytest.mark.parametrize(("kind", "dimension"), [(CausalTransformer, None), (ReBAModule, 8)])
 def test_a_text_does_not_depend_on_its_batch(kind, dimension, shared):
     for deterministic in (False, True):

@@ -24,7 +24,6 @@ REFUSED = [
     # Copies and templates
     (st_reba.ReBAModule, {"repetitions": 0}, "repetitions=0: " + REPETITIONS.format(1)),
     (st_reba.ReBAModule, {"repetitions": 300}, r"leave no room for 300 copies of a text in the model's 256"),
-    (st_reba.EchoModule, {"repetitions": 1}, "repetitions=1: " + REPETITIONS.format(2)),
     (st_reba.EchoModule, {"template": "{text}"}, r"'\{text\}' has 1 slots and repetitions=None: Echo needs .* at"),
     (st_reba.EchoModule, {"template": "{text}{text}", "repetitions": 3}, "2 slots and repetitions=3: .* Leave one of"),
     (st_reba.EchoModule, {"transformer_task": "fill-mask"}, "transformer_task='fill-mask': st_reba embeds text"),
@@ -42,7 +41,6 @@ REFUSED = [
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": -1}, "bidirectional_layers=-1: give the number of last"),
     (st_reba.EchoModule, {"bidirectional_layers": 10**30}, "use 0 to 3"),
     (st_reba.NoSinkModule, {"bidirectional_layers": 0}, "bidirectional_layers=0: give the number of last layers, 1 or"),
-    (st_reba.NoSinkModule, {"bidirectional_layers": 3, "output_layer": 2}, "=3: LlamaModel has 2 layers; use 0 to 2"),
     (st_reba.NoSinkModule, {"layers": [2], "output_layer": 2}, r"layers=\[2\]: the model has 2 layers; .* None for th"),
     # Refined thought
     (st_reba.RefinedThoughtModule, {"iterations": 0}, "iterations=0: give a whole number of passes from 1 to 1024; 1"),
@@ -58,12 +56,10 @@ REFUSED = [
     (st_reba.KVReroutingModule, {"rows": "last"}, 'rows="last" hands on the last token alone, and hybrid=True needs'),
     # Token prepending
     (st_reba.TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: 3 layers of LlamaModel are run; use 1"),
-    (st_reba.TokenPrependingModule, {"prepend_layers": 3, "output_layer": 2}, "3: 2 layers of LlamaModel are run"),
     (st_reba.TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number, 0 or more"),
     (st_reba.TokenPrependingModule, {"template": "{text}"}, r"must have one \{prepend\}, and have it before \{text\}"),
     # Contrastive prompting
     (st_reba.ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: 3 layers of LlamaModel are run;"),
-    (st_reba.ContrastivePromptingModule, {"contrast_layer": 2, "output_layer": 2}, "2: 2 layers of LlamaModel are run"),
     (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{prepend}{text}"}, r"\{prepend\}, and nothing is"),
     (st_reba.ContrastivePromptingModule, {"scale": 0}, 'scale=0: give a number above 0, or "norm"'),
     (st_reba.ContrastivePromptingModule, {"pool_over": "text"}, "pool_over='text': the last token answers the prompt"),
@@ -89,12 +85,8 @@ def test_settings(module_class, settings, message, shared):
 
 def test_settings_are_checked_before_anything_is_loaded():
     """With a path that does not exist, the setting is what is complained about."""
-    for module_class, settings in (
-        (st_reba.ReBAModule, {"layers": []}),
-        (st_reba.EchoModule, {"template": "x"}),
-    ):
-        with pytest.raises(ValueError, match="|".join(settings)):
-            module_class("no/such/model", **settings)
+    with pytest.raises(ValueError, match="layers"):
+        st_reba.ReBAModule("no/such/model", layers=[])
 
 
 @pytest.mark.parametrize("module_class", [each for each in PUBLIC_MODULES if issubclass(each, CausalModule)])

@@ -23,7 +23,6 @@ from st_reba import (
     RefinedThoughtModule,
     TokenPrependingModule,
     ValueAggregationModule,
-    encode_chunks,
 )
 from st_reba.lm import anatomy
 from st_reba.settings import NO_LIMIT
@@ -58,7 +57,7 @@ class TestMetaEOL:
         alone = {task: MetaEOLModule(path, templates=[task]).max_seq_length for task in (short, long)}
         both = MetaEOLModule(path, templates=[short, long])
         assert both.max_seq_length == alone[long] < alone[short] == 256
-        features = both.preprocess(["word " * 3_000], prompt="query: ")
+        features = both.preprocess([LONG], prompt="query: ")
         assert features["input_ids"].shape == (2, 256)
         # All prompts are given the same tokens.
         assert len(set((features["copy_index"] == 0).sum(dim=1).tolist())) == 1
@@ -66,12 +65,9 @@ class TestMetaEOL:
     def test_the_papers_prompts(self, roomy_path):
         """Eight, which change the texts; a list of one's own does not."""
         module = MetaEOLModule(roomy_path)
-        assert module.templates == list(META_TASKS)
+        assert (module.templates, module.normalize_text) == ([*META_TASKS], True)
         assert "8 passes, in one batch" in module.cost
-        assert module.normalize_text
         assert not MetaEOLModule(roomy_path, templates=list(META_TASKS)).normalize_text
-        few = MetaEOLModule(roomy_path, templates="ck").templates
-        assert few == [TEMPLATES["pretended-cot"], TEMPLATES["knowledge"]]
 
 
 class TestProjections:
@@ -103,13 +99,6 @@ class TestProjections:
             with torch.no_grad(), nothing:
                 expected = oracles.seen(eager(), "layers.2", ids, "after")[-1]
             assert relative_error(pipeline(module, "lasttoken").encode("the cat"), expected) < TOLERANCE
-
-
-def test_texts_with_prompts_of_their_own_are_steered_alike(shared):
-    module = ContrastivePromptingModule(shared())
-    texts = [{"prompt": "a: ", "text": TEXTS[0]}, {"prompt": "b c: ", "text": TEXTS[1]}]
-    for text, found in zip(texts, read(module, texts), strict=True):
-        assert relative_error(found, read(module, [text])[0]) < TOLERANCE
 
 
 def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(backbone_path):
@@ -171,10 +160,9 @@ class TestRefinedThought:
         with pytest.raises(ValueError, match="forward was given past_key_values, use_cache: with iterations=3 each"):
             module(module.preprocess(TEXTS), use_cache=True, past_key_values=None)
 
-    @pytest.mark.parametrize("architecture", ["llama", "bloom"])
-    def test_a_tokenizer_without_an_end(self, architecture, tmp_path):
-        """It is refused when the module is made, also where the model has no limit of positions, as BLOOM."""
-        backbones.backbone(architecture).save_pretrained(tmp_path)
+    def test_a_tokenizer_without_an_end(self, tmp_path):
+        """It is refused when the module is made, also where the model has no limit of positions."""
+        backbones.backbone("bloom").save_pretrained(tmp_path)
         tokenizer = backbones.tokenizer("bytes")
         tokenizer.eos_token = None
         tokenizer.save_pretrained(tmp_path)
@@ -185,8 +173,6 @@ class TestRefinedThought:
 class TestTokenPrepending:
     def test_the_vector_is_saved(self, shared, tmp_path):
         model = pipeline(TokenPrependingModule(shared(), seed=7), "lasttoken")
-        other = pipeline(TokenPrependingModule(shared(), seed=8), "lasttoken")
-        assert relative_error(model.encode(TEXTS), other.encode(TEXTS)) > 1e-3
         # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
         model[0].initial_state.mul_(-2)
         model.save_pretrained(str(tmp_path))
@@ -205,14 +191,12 @@ class Title(str):
 
 
 def test_whatever_is_a_string_is_a_text(shared):
-    module, plain = EchoModule(shared()), ["the cat", "a dog"]
-    encode, expected = pipeline(module).encode, pipeline(module).encode(plain)
+    encode, plain = pipeline(EchoModule(shared())).encode, ["the cat", "a dog"]
+    expected = encode(plain)
     for kind in (np.str_, Title):
         texts = list(map(kind, plain))
         assert np.array_equal(encode(texts), expected)
         assert np.array_equal(encode([{"prompt": kind(""), "text": text} for text in texts]), expected)
-        for chunks, text in zip(encode_chunks(pipeline(module), texts, chunk_tokens=64), plain, strict=True):
-            assert chunks.spans == [(0, len(text))]
     column = pytest.importorskip("pandas").Series(plain, index=[7, 9])
     assert np.array_equal(encode(column.to_numpy()), expected)
     with pytest.raises(ValueError, match=r"Input 0 is a Series: .* Give a column as a list: list\(column\)\.$"):
@@ -258,15 +242,15 @@ def test_pool_over_all_begins_at_the_copy_that_is_read(shared):
         assert pipeline(module).encode("the cat", prompt=prompt, output_value=None)["input_ids"].tolist() == expected
 
 
-@pytest.mark.parametrize("recipe", ["reba-2", "metaeol"])
+@pytest.mark.parametrize("recipe", ["reba-2", "metaeol", "contrastive prompting"])
 def test_a_batch_with_prompts_of_their_own(recipe, shared):
-    """Methods that read the same stretch of all texts take prompts of one length; MetaEOL takes any."""
+    """Methods that read the same stretch of all texts take prompts of one length; others take any."""
     kind, settings = RECIPES[recipe]
     encode = pipeline(kind(shared(), **settings)).encode
     alike = [{"prompt": f"{prompt} ", "text": text} for prompt, text in zip(("cat", "dog"), TEXTS, strict=False)]
     longer = [alike[0], {"prompt": "the dog and the cat: ", "text": TEXTS[1]}]
     for texts in (alike, longer):
-        if texts is longer and kind is not MetaEOLModule:
+        if texts is longer and kind is ReBAModule:
             with pytest.raises(ValueError, match="prompts of different lengths, and the same stretch of all of them"):
                 encode(texts)
         else:

@@ -68,9 +68,6 @@ def test_prompts_have_chinese_counterparts(name):
 
 
 def test_a_template_has_slots_and_literals():
-    template = Template.parse("Rewrite: {text}, rewritten: {text}!")
-    assert template.literals == ("Rewrite: ", ", rewritten: ", "!")
-    assert template.copies == 2
     assert Template.repeat(3) == Template.parse("{text}{text}{text}")
     assert Template.parse("Of {prepend} {text}").literals == ("Of {prepend} ", "")
     assert Template.parse("x" * (MAX_TEMPLATE_LENGTH - 6) + "{text}").copies == 1
@@ -89,9 +86,7 @@ def test_a_template_is_what_it_was_parsed_from(parts):
         ("Rewrite:", r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer', 'topic', 'topic-zh'\]"),
         ("{text} {0}", r"has braces other than \{text\} and \{prompt\}\..*Remove the others\."),
         ("{text.__class__}{text}", r"has braces other than \{text\} and \{prompt\}"),
-        ("{{text}}", r"has braces other than \{text\} and \{prompt\}"),
         ("{text}{prepend}", r"may have one \{prepend\}, and have it before \{text\}"),
-        ("{prepend}{prepend}{text}", r"may have one \{prepend\}, and have it before \{text\}"),
         ("x" * 2_000_000 + "{text}", r"characters of templates were given, and at most 65,536 are allowed"),
         (3, "template must be a string, but 3 was given"),
     ],
@@ -357,8 +352,7 @@ def test_cut_alike_in_several_layouts(kind, tokenizers):
             alone = lay_out(templates, own, [text], **limits)
             assert of_text == [layout.spans[0] for layout in alone]
             for layout, other in zip(layouts, alone, strict=True):
-                mine = layout.part(slice(number, number + 1)).features()
-                assert all(torch.equal(values, other.features()[name]) for name, values in mine.items())
+                assert_same(layout.part(slice(number, number + 1)), other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -516,41 +510,18 @@ def test_repeated_texts_are_in_pieces(module_class, shared):
 
 # A template's name brings how its authors read it; what the caller or a saved model says comes first.
 
-#: Of PromptEOL's family, in both languages.
-FAMILY = [
-    *("prompteol", "pretended-cot", "knowledge", "promptsth", "promptsum"),
-    *("prompteol-zh", "pretended-cot-zh", "knowledge-zh", "promptsth-zh", "promptsum-zh"),
-    *("promptreps", "promptreps-zh", "ponte", "ponte-aspect-first", "ponte-zh", "ponte-aspect-first-zh"),
-    *("topic", "topic-zh"),
-]
-
 
 def reading(module):
     return module.pool_over, module.rows, module.normalize_text, module.output_layer, module.final_norm
 
 
 def test_a_prompt_is_read_at_its_end(shared):
-    assert [name for name, preset in PRESETS.items() if preset.rows == "last"] == FAMILY
-    for template in FAMILY:
+    for template in [name for name, preset in PRESETS.items() if preset.rows == "last"]:
         module = st_reba.CausalTransformer(shared(), template=template)
         layer, norm = (2, False) if template.startswith(("pretended-cot", "knowledge")) else (None, True)
         assert module.template == TEMPLATES[template]
         # PromptReps asks for a word that is to be found as it is written, and PonTE's paper says nothing of changes.
         assert reading(module) == ("all", "last", not template.startswith(("promptreps", "ponte")), layer, norm)
-
-
-@pytest.mark.parametrize("kind", ["bytes", "bert", "sentencepiece"])
-@pytest.mark.parametrize("template", ["prompteol", "promptsum-zh"])
-def test_the_very_last_token_is_read(kind, template, shared):
-    """Of the template, or the special token that the tokenizer puts behind it, as it does for everybody."""
-    module = st_reba.CausalTransformer(shared("llama", kind), template=template)
-    literal = module.tokenizer(TEMPLATES[template].split("{text}")[1], add_special_tokens=False)["input_ids"]
-    expected = 3 if kind == "bert" else literal[-1]
-    for prompt in (None, "query: "):
-        features = module.preprocess(TEXTS, prompt=prompt)
-        ends = features["input_ids"][torch.arange(len(TEXTS)), features["attention_mask"].sum(dim=1) - 1]
-        assert ends.tolist() == [expected] * len(TEXTS)
-        assert module(features)["input_ids"].tolist() == [[expected]] * len(TEXTS)
 
 
 def test_what_the_caller_says_comes_first(shared):
@@ -574,11 +545,7 @@ def test_what_each_module_takes_of_a_preset(shared):
     assert (values.output_layer, values.pool_over, values.normalize_text) == (None, "all", True)
     hybrid = st_reba.KVReroutingModule(shared(), template="prompteol")
     assert (hybrid.hybrid, hybrid.rows, hybrid.pool_over, hybrid.normalize_text) == (True, "all", "all", True)
-    contrast = st_reba.ContrastivePromptingModule(shared(), template="knowledge")
-    assert (contrast.output_layer, contrast.final_norm, contrast.scale) == (2, False, 3.0)
     assert reading(st_reba.TokenPrependingModule(shared())) == ("all", "last", True, 3, False)
-    own = st_reba.TokenPrependingModule(shared(), template='Of {prepend} "{text}":')
-    assert reading(own) == ("all", "all", False, 3, False)
     # Several prompts take what all agree on.
     for templates, expected in (
         (["pretended-cot", "knowledge"], (2, False, True)),
