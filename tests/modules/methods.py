@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,83 +30,72 @@ TWICE = 'This : "{text}" can be rewritten as : "{text}" and its topic in one wor
 #: What a modules.json may name.
 PUBLIC_MODULES: list[type[Any]] = [getattr(modules, name) for name in modules.__all__]
 
-Case = tuple[type[CausalModule], dict[str, Any]]
-
-
-def completed(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """Cases, each a class and its settings, and the first recipe of every module that has a row and no case."""
-    every = dict(cases)
-    for row in every_row():
-        if row.module not in {module for module, _ in every.values()}:
-            every[row.key] = row.module, dict(row.settings)
-    return every
-
-
-#: Each class, and each setting off its default; a module that gets a recipe is among them by its row.
-RECIPES = completed(
-    {
-        "classical": (st_reba.CausalTransformer, {}),
-        "prompted": (st_reba.CausalTransformer, {"template": 'The word for "{text}" is:', "pool_over": "all"}),
-        "prompteol": (
-            st_reba.CausalTransformer,
-            {"template": "prompteol", "pool_over": "all", "rows": "last", "normalize_text": True},
-        ),
-        "short": (st_reba.CausalTransformer, {"output_layer": 2, "final_norm": False}),
-        "bag": (st_reba.InputEmbeddings, {"template": "of: {text}"}),
-        "layer states": (st_reba.LayerStates, {"pool_over": "all", "template": "so: {text}!"}),
-        "echo-2": (st_reba.EchoModule, {}),
-        "echo-3 repeated": (st_reba.EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
-        "springer": (st_reba.EchoModule, {"template": "springer", "pool_over": "all"}),
-        "bidirectional": (st_reba.BidirectionalLastLayer, {}),
-        "bidirectional, whole": (
-            st_reba.BidirectionalLastLayer,
-            {"bidirectional_layers": 2, "template": "representative-word-paper", "pool_over": "whole"},
-        ),
-        "reba-1": (st_reba.ReBAModule, {"repetitions": 1}),
-        "reba-2": (st_reba.ReBAModule, {}),
-        "reba-3 last": (st_reba.ReBAModule, {"repetitions": 3, "rows": "last"}),
-        "reba-2 bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 2}),
-        "reba-2 normalised": (st_reba.ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
-        "no sink, prompted": (
-            st_reba.NoSinkModule, {"bidirectional_layers": 2, "layers": [0, -1], "template": "of: {text}!"},
-        ),
-        "thought-1": (st_reba.RefinedThoughtModule, {"iterations": 1}),
-        "thought-2": (st_reba.RefinedThoughtModule, {"iterations": 2}),
-        "thought-4": (st_reba.RefinedThoughtModule, {"iterations": 4}),
-        "metaeol": (st_reba.MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
-        "kv re-routing": (st_reba.KVReroutingModule, {"layers": [0, 2], "prefix_bias": 1.0}),
-        "kv re-routing, words": (
-            st_reba.KVReroutingModule,
-            {"pool_over": "text", "hybrid": False, "bidirectional_layers": 1, "prefix_bias": -2.0},
-        ),
-        "kv re-routing, last": (st_reba.KVReroutingModule, {"hybrid": False, "rows": "last"}),
-        "token prepending": (st_reba.TokenPrependingModule, {"prepend_layers": 2, "seed": 5}),
-        "token prepending, all": (
-            st_reba.TokenPrependingModule,
-            {"prepend_layers": 2, "output_layer": 2, "rows": "all", "final_norm": True, "template": "{prepend}{text}."},
-        ),
-        "value aggregation": (st_reba.ValueAggregationModule, {}),
-        "value aggregation, text": (
-            st_reba.ValueAggregationModule,
-            {"layers": [-1, 0], "template": "{text}!", "pool_over": "text"},
-        ),
-        "contrastive prompting": (st_reba.ContrastivePromptingModule, {"contrast_layer": 1}),
-        "contrastive prompting, norm": (
-            st_reba.ContrastivePromptingModule,
-            {"contrast_layer": 0, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "output_layer": 2,
-             "final_norm": True},
-        ),
-        "early and late": (st_reba.EarlyLateModule, {}),
-        "early and late, one layer": (st_reba.EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1}),
-        "early and late, short": (
-            st_reba.EarlyLateModule,
-            {"early_layer": 2, "output_layer": 2, "final_norm": False, "template": "{text} means:"},
-        ),
-        "echo topic": (st_reba.TopicModule, {"template": TWICE, "lower_layers": [-2, 0.4], "pool_over": "all"}),
-        "topic, last": (st_reba.TopicModule, {"template": "so: {text}!", "lower_layers": [1]}),
-        "topic, a mean": (st_reba.TopicModule, {"template": "so: {text}!", "lower_layers": [], "mean": True}),
-    }
-)  # fmt: skip
+#: Each class, and each setting off its default; the first recipe of a module that has none here is added below.
+RECIPES: dict[str, tuple[type[CausalModule], dict[str, Any]]] = {
+    "classical": (st_reba.CausalTransformer, {}),
+    "prompted": (st_reba.CausalTransformer, {"template": 'The word for "{text}" is:', "pool_over": "all"}),
+    "prompteol": (
+        st_reba.CausalTransformer,
+        {"template": "prompteol", "pool_over": "all", "rows": "last", "normalize_text": True},
+    ),
+    "short": (st_reba.CausalTransformer, {"output_layer": 2, "final_norm": False}),
+    "bag": (st_reba.InputEmbeddings, {"template": "of: {text}"}),
+    "layer states": (st_reba.LayerStates, {"pool_over": "all", "template": "so: {text}!"}),
+    "echo-2": (st_reba.EchoModule, {}),
+    "echo-3 repeated": (st_reba.EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
+    "springer": (st_reba.EchoModule, {"template": "springer", "pool_over": "all"}),
+    "bidirectional": (st_reba.BidirectionalLastLayer, {}),
+    "bidirectional, whole": (
+        st_reba.BidirectionalLastLayer,
+        {"bidirectional_layers": 2, "template": "representative-word-paper", "pool_over": "whole"},
+    ),
+    "reba-1": (st_reba.ReBAModule, {"repetitions": 1}),
+    "reba-2": (st_reba.ReBAModule, {}),
+    "reba-3 last": (st_reba.ReBAModule, {"repetitions": 3, "rows": "last"}),
+    "reba-2 bidirectional": (st_reba.ReBAModule, {"bidirectional_layers": 2}),
+    "reba-2 normalised": (st_reba.ReBAModule, {"layers": [0, -1], "normalize_weights": True}),
+    "no sink, prompted": (
+        st_reba.NoSinkModule, {"bidirectional_layers": 2, "layers": [0, -1], "template": "of: {text}!"},
+    ),
+    "thought-1": (st_reba.RefinedThoughtModule, {"iterations": 1}),
+    "thought-2": (st_reba.RefinedThoughtModule, {"iterations": 2}),
+    "thought-4": (st_reba.RefinedThoughtModule, {"iterations": 4}),
+    "metaeol": (st_reba.MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
+    "kv re-routing": (st_reba.KVReroutingModule, {"layers": [0, 2], "prefix_bias": 1.0}),
+    "kv re-routing, words": (
+        st_reba.KVReroutingModule,
+        {"pool_over": "text", "hybrid": False, "bidirectional_layers": 1, "prefix_bias": -2.0},
+    ),
+    "kv re-routing, last": (st_reba.KVReroutingModule, {"hybrid": False, "rows": "last"}),
+    "token prepending": (st_reba.TokenPrependingModule, {"prepend_layers": 2, "seed": 5}),
+    "token prepending, all": (
+        st_reba.TokenPrependingModule,
+        {"prepend_layers": 2, "output_layer": 2, "rows": "all", "final_norm": True, "template": "{prepend}{text}."},
+    ),
+    "value aggregation": (st_reba.ValueAggregationModule, {}),
+    "value aggregation, text": (
+        st_reba.ValueAggregationModule,
+        {"layers": [-1, 0], "template": "{text}!", "pool_over": "text"},
+    ),
+    "contrastive prompting": (st_reba.ContrastivePromptingModule, {"contrast_layer": 1}),
+    "contrastive prompting, norm": (
+        st_reba.ContrastivePromptingModule,
+        {"contrast_layer": 0, "scale": "norm", "auxiliary_template": "irrelevant: {text}", "output_layer": 2,
+         "final_norm": True},
+    ),
+    "early and late": (st_reba.EarlyLateModule, {}),
+    "early and late, one layer": (st_reba.EarlyLateModule, {"early_layer": 3, "bidirectional_layers": 1}),
+    "early and late, short": (
+        st_reba.EarlyLateModule,
+        {"early_layer": 2, "output_layer": 2, "final_norm": False, "template": "{text} means:"},
+    ),
+    "echo topic": (st_reba.TopicModule, {"template": TWICE, "lower_layers": [-2, 0.4], "pool_over": "all"}),
+    "topic, last": (st_reba.TopicModule, {"template": "so: {text}!", "lower_layers": [1]}),
+    "topic, a mean": (st_reba.TopicModule, {"template": "so: {text}!", "lower_layers": [], "mean": True}),
+}  # fmt: skip
+for row in every_row():
+    if row.module not in {module for module, _ in RECIPES.values()}:
+        RECIPES[row.key] = row.module, dict(row.settings)
 
 #: Settings of a module of which another stands for them where each takes its time.
 FURTHER = (
@@ -269,12 +257,6 @@ def rerouted(naive, text, template="compress", layers=(1,), prefix_bias=0.0, poo
     return states[-1:] if rows == "last" else states
 
 
-def vector(naive, seed):
-    """What enters a slot."""
-    width = naive.model.get_input_embeddings().weight.shape[1]
-    return torch.randn(width, generator=torch.Generator().manual_seed(seed))
-
-
 def with_slot(model, vector):
     """A copy of a model with one more word, whose input embedding is ``vector``; and its id."""
     model = copy.deepcopy(model)
@@ -311,7 +293,8 @@ def states_prepended(model, architecture, slot, layers):
 def prepended(naive, text, template=None, prepend_layers=2, seed=0, pool_over="all", rows=None, **settings):
     if template is None:
         template, text, rows = 'This sentence : {prepend} "{text}" means in one word:"', normalized(text), "last"
-    model, slot = with_slot(naive.model, vector(naive, seed))
+    width = naive.model.get_input_embeddings().weight.shape[1]
+    model, slot = with_slot(naive.model, torch.randn(width, generator=torch.Generator().manual_seed(seed)))
     own = replace(naive, model=model, slot=(slot,))
     settings = {"final_norm": False, "rows": rows, **settings}
     with states_prepended(model, naive.architecture, slot, prepend_layers):

@@ -44,18 +44,13 @@ def freeze_score(autoencoder, first, second):
     return torch.sigmoid(autoencoder.head.mlp(torch.stack(cosines))[0] - torch.log(distance))
 
 
-def outputs(module: TwinTower, texts: list[str]) -> dict[str, torch.Tensor]:
-    module.eval()
-    with torch.no_grad():
-        return module(module.preprocess(texts), tower_outputs=True, cross_stream=True)
-
-
 @pytest.mark.parametrize(("cross_every", "family"), [(1, "bert"), (0, "roberta"), (2, "bert"), (4, "roberta")])
 def test_oracle(family, cross_every, encoder_paths):
     """In a padded batch, which the oracle never sees."""
     module = TwinTower(*encoder_paths(family), cross_every=cross_every)
     texts = [TEXTS[0], "the cat"]
-    found = outputs(module, texts)
+    with torch.no_grad():
+        found = module.eval()(module.preprocess(texts), tower_outputs=True, cross_stream=True)
     for row, text in enumerate(texts):
         ids = module.tokenizer(text)["input_ids"]
         with torch.no_grad():
