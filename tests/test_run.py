@@ -62,12 +62,11 @@ def test_a_signal(program, prompted_path, tmp_path):
 
 
 def test_what_cannot_be_run(tmp_path):
-    for words, said in (
-        ((), "usage: python -m st_reba.run PROGRAM [ARGS], or -m MODULE [ARGS]"),
-        (("-m",), "usage: "),
-        (("no-such",), "There is no program no-such: give a script, an installed program, or -m and a module."),
-        (("-m", "no.such"), "There is no module no.such: give one that is installed here."),
-    ):
+    cases = {
+        ("-m",): "usage: python -m st_reba.run PROGRAM [ARGS], or -m MODULE [ARGS]",
+        ("no-such",): "There is no program no-such: give a script, an installed program, or -m and a module.",
+    }
+    for words, said in cases.items():
         process = started(*words, cwd=tmp_path)
         output = process.communicate(timeout=120)[0]
         assert said in output

@@ -239,8 +239,9 @@ def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
 def _convert(file: Path, entry: Path, dtype: torch.dtype) -> None:
     """Convert a file, whoever holds the lock of its place; all of the directory appears at once."""
     for left in entry.parent.glob(".*"):
-        # Of a conversion that was killed.
-        shutil.rmtree(left)
+        # A conversion that was killed leaves its directory and the lock of it.
+        if left.is_dir():
+            shutil.rmtree(left)
     with tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"):
         with _alone(file) as source, _explained(file):
             stored = _stored(source, file)
