@@ -140,8 +140,6 @@ class TestWhatChangesNoScore:
         found = reranker.predict(mixed)
         assert found[::2] == pytest.approx(scores(reranker), abs=1e-6)
         assert found[1::2] == pytest.approx(scores(reranker, query="river"), abs=1e-6)
-        one = reranker.predict((QUERY, DOCUMENTS[0]))
-        assert one == pytest.approx(scores(reranker, DOCUMENTS[:1])[0], abs=1e-6)
 
     def test_a_document_without_tokens_has_no_score_and_leaves_the_others_theirs(self, backbone_path):
         *found, nothing = scores(made(backbone_path()), [*DOCUMENTS[:2], ""])

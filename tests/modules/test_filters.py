@@ -22,6 +22,7 @@ from st_reba import (
     CausalTransformer,
     Centering,
     EarlyLateModule,
+    EchoModule,
     EmbeddingFilter,
     IdfWeights,
     PartwiseWhitening,
@@ -31,6 +32,7 @@ from st_reba import (
 )
 from st_reba.modules.moments import Moments, embedding_moments
 from st_reba.recipes.rows import PARTS
+from st_reba.text.words import DocumentFrequencies
 
 from ..backbones import TEXTS, VOCABULARY
 from ..conftest import pipeline, relative_error
@@ -382,6 +384,17 @@ class TestIdfWeights:
         *found, nothing = weighed(module).encode([*TEXTS, ""])
         assert np.allclose(found, expected, rtol=1e-4, atol=1e-5)
         assert not nothing.any()
+
+    @pytest.mark.parametrize("over", ["text", "all", "whole"])
+    def test_what_is_handed_on_is_what_counts(self, over, shared):
+        """Of a template's own words, those behind the text may be handed on, those before it not, or with all."""
+        module = EchoModule(shared(), template="the dog: {text} again: {text} in a word", pool_over=over)
+        with torch.no_grad():
+            handed = module.eval()(module.preprocess(FIT))
+        frequencies = DocumentFrequencies(len(IdfWeights.fit(module, FIT).weights))
+        real = handed["attention_mask"].bool()
+        frequencies.add(real.nonzero()[:, 0], handed["input_ids"][real])
+        assert torch.equal(IdfWeights.fit(module, ["", *FIT]).weights, frequencies.idf.float())
 
     def test_the_language_model_is_not_run(self, shared, monkeypatch):
         module = CausalTransformer(shared())

@@ -35,70 +35,69 @@ from .methods import RECIPES, TOLERANCE, read
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 
-class TestMetaEOL:
-    TASKS = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text}" means:"', "promptsth"]
-
-    def test_what_stands_before_the_texts_runs_once_and_then_all_prompts_in_one_batch(self, shared, token_ids):
-        module = MetaEOLModule(shared(), templates=self.TASKS)
-        shapes = []
-        module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
-        for texts in (["a", "a"], ["a"]):
-            with torch.no_grad():
-                assert module(module.preprocess(texts))["token_embeddings"].shape == (len(texts), 4, 32)
-        literals = [TEMPLATES.get(task, task).split("{text}") for task in self.TASKS]
-        before, after = (max(len(token_ids(text)) for text in side) for side in zip(*literals, strict=True))
-        width = len(token_ids("a")) + after
-        # Before that, what the model is is found out.
-        assert shapes[-3:] == [(4, before), (8, width), (4, width)]
-
-    def test_room_is_that_of_the_longest_prompt(self, backbone_path):
-        path = backbone_path("gpt2")
-        short, long = "{text}", "a rather long prompt for so small a model: {text}"
-        alone = {task: MetaEOLModule(path, templates=[task]).max_seq_length for task in (short, long)}
-        both = MetaEOLModule(path, templates=[short, long])
-        assert both.max_seq_length == alone[long] < alone[short] == 256
-        features = both.preprocess([LONG], prompt="query: ")
-        assert features["input_ids"].shape == (2, 256)
-        # All prompts are given the same tokens.
-        assert len(set((features["copy_index"] == 0).sum(dim=1).tolist())) == 1
-
-    def test_the_papers_prompts(self, roomy_path):
-        """Eight, which change the texts; a list of one's own does not."""
-        module = MetaEOLModule(roomy_path)
-        assert (module.templates, module.normalize_text) == ([*META_TASKS], True)
-        assert "8 passes, in one batch" in module.cost
-        assert not MetaEOLModule(roomy_path, templates=list(META_TASKS)).normalize_text
+def test_what_stands_before_the_texts_runs_once_and_then_all_prompts_in_one_batch(shared, token_ids):
+    tasks = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text}" means:"', "promptsth"]
+    module = MetaEOLModule(shared(), templates=tasks)
+    shapes = []
+    module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
+    for texts in (["a", "a"], ["a"]):
+        with torch.no_grad():
+            assert module(module.preprocess(texts))["token_embeddings"].shape == (len(texts), 4, 32)
+    literals = [TEMPLATES.get(task, task).split("{text}") for task in tasks]
+    before, after = (max(len(token_ids(text)) for text in side) for side in zip(*literals, strict=True))
+    width = len(token_ids("a")) + after
+    # Before that, what the model is is found out.
+    assert shapes[-3:] == [(4, before), (8, width), (4, width)]
 
 
-class TestProjections:
+def test_room_is_that_of_the_longest_prompt(backbone_path):
+    path = backbone_path("gpt2")
+    short, long = "{text}", "a rather long prompt for so small a model: {text}"
+    alone = {task: MetaEOLModule(path, templates=[task]).max_seq_length for task in (short, long)}
+    both = MetaEOLModule(path, templates=[short, long])
+    assert both.max_seq_length == alone[long] < alone[short] == 256
+    features = both.preprocess([LONG], prompt="query: ")
+    assert features["input_ids"].shape == (2, 256)
+    # All prompts are given the same tokens.
+    assert len(set((features["copy_index"] == 0).sum(dim=1).tolist())) == 1
+
+
+def test_the_papers_prompts(roomy_path):
+    """They change the texts; a list of one's own does not."""
+    module = MetaEOLModule(roomy_path)
+    assert (module.templates, module.normalize_text) == ([*META_TASKS], True)
+    assert not MetaEOLModule(roomy_path, templates=list(META_TASKS)).normalize_text
+
+
+def ran(module) -> list[str]:
+    """The parts of a model that run for one text, behind a prompt whose states are kept already."""
+    pipeline(module, "lasttoken").encode(TEXTS[0])
+    names: list[str] = []
+    for name, part in module.model.named_modules():
+        part.register_forward_pre_hook(lambda module, args, name=name: names.append(name))
+    pipeline(module, "lasttoken").encode(TEXTS[0])
+    return names
+
+
+def test_no_pass_goes_on_above_where_it_is_read(shared):
     """Value aggregation and contrastive prompting read and change what the output projections of attention do."""
+    names = ran(ValueAggregationModule(shared(), layers=[0, 1]))
+    assert names[-1] == "layers.1.self_attn.o_proj"  # nothing behind it, in its own layer either
+    assert "layers.0.mlp" in names
+    names = ran(ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1))
+    assert names.count("layers.0.mlp") == names.count("layers.1.self_attn.v_proj") == 2
+    assert names.count("layers.1.mlp") == names.count("layers.2") == 1
 
-    def ran(self, module) -> list[str]:
-        """The parts of a model that run for one text, behind a prompt whose states are kept already."""
-        pipeline(module, "lasttoken").encode(TEXTS[0])
-        names: list[str] = []
-        for name, part in module.model.named_modules():
-            part.register_forward_pre_hook(lambda module, args, name=name: names.append(name))
-        pipeline(module, "lasttoken").encode(TEXTS[0])
-        return names
 
-    def test_no_pass_goes_on_above_where_it_is_read(self, shared):
-        names = self.ran(ValueAggregationModule(shared(), layers=[0, 1]))
-        assert names[-1] == "layers.1.self_attn.o_proj"  # nothing behind it, in its own layer either
-        assert "layers.0.mlp" in names
-        names = self.ran(ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1))
-        assert names.count("layers.0.mlp") == names.count("layers.1.self_attn.v_proj") == 2
-        assert names.count("layers.1.mlp") == names.count("layers.2") == 1
-
-    def test_where_both_prompts_say_the_same_nothing_is_left(self, shared, eager):
-        for scale in (0.5, "norm"):
-            settings = {"template": "x {text}", "auxiliary_template": "x {text}", "contrast_layer": 2, "scale": scale}
-            module = ContrastivePromptingModule(shared(), **settings)
-            ids = module.tokenizer("x the cat")["input_ids"]
-            nothing = oracles.changed(eager(), "layers.2.self_attn.o_proj", before=lambda states: states * 0)
-            with torch.no_grad(), nothing:
-                expected = oracles.seen(eager(), "layers.2", ids, "after")[-1]
-            assert relative_error(pipeline(module, "lasttoken").encode("the cat"), expected) < TOLERANCE
+def test_where_both_prompts_say_the_same_nothing_is_left(shared, eager):
+    for scale in (0.5, "norm"):
+        settings = {"template": "x {text}", "auxiliary_template": "x {text}", "contrast_layer": 2, "scale": scale}
+        module = ContrastivePromptingModule(shared(), **settings)
+        ids = module.tokenizer("x the cat")["input_ids"]
+        nothing = oracles.changed(eager(), "layers.2.self_attn.o_proj", before=lambda states: states * 0)
+        with torch.no_grad(), nothing:
+            expected = oracles.seen(eager(), "layers.2", ids, "after")[-1]
+        assert relative_error(pipeline(module, "lasttoken").encode("the cat"), expected) < TOLERANCE
 
 
 def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(backbone_path):

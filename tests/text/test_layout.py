@@ -524,6 +524,13 @@ def test_a_prompt_is_read_at_its_end(shared):
         assert reading(module) == ("all", "last", not template.startswith(("promptreps", "ponte")), layer, norm)
 
 
+def test_the_very_last_token_is_read(shared):
+    """That which the tokenizer puts behind the template, as it does for everybody."""
+    module = st_reba.CausalTransformer(shared("llama", "bert"), template="prompteol")
+    for prompt in (None, "query: "):
+        assert module(module.preprocess(TEXTS, prompt=prompt))["input_ids"].tolist() == [[3]] * len(TEXTS)
+
+
 def test_what_the_caller_says_comes_first(shared):
     given = {"pool_over": "text", "rows": "all", "normalize_text": False, "output_layer": -1, "final_norm": True}
     module = st_reba.CausalTransformer(shared(), template="pretended-cot", **given)
