@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import re
@@ -11,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
@@ -171,6 +173,17 @@ class TestAdapters:
             CausalTransformer(prompted, tokenizer=tokenizer)
 
 
+def test_an_adapter_is_saved_as_one(backbone_path, tokenizer, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    lm = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone_path()), config).eval()
+    model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
+    model.save_pretrained(str(tmp_path))
+    assert list(tmp_path.rglob("adapter_model.safetensors"))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    np.testing.assert_allclose(loaded.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+
+
 def test_refusals(lm, tokenizer, backbone_path):
     def others_forward(*args, **kwargs):
         raise AssertionError
@@ -284,6 +297,20 @@ def test_the_list_of_what_is_shared_is_what_sts_transformer_sets(backbone_path):
     assert named - {"model"} <= listed
     if compat.PLACEMENT_IS_KEPT:
         assert listed - named <= {"track_media_counts"}, "only versions before 6.2 set this"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "falcon"])
+def test_a_module_leaves_the_backbone_as_it_was(architecture, backbone_path):
+    backbone = Transformer(backbone_path(architecture))
+    # In training, with a layer that its user froze.
+    backbone.model.train()
+    next(part for part in backbone.model.modules() if isinstance(part, nn.ModuleList))[1].eval()
+    before = kept(backbone.model)
+    for recipe, (kind, settings) in RECIPES.items():
+        with contextlib.suppress(ValueError):  # what Falcon's own attention does not allow
+            module = kind(backbone, **settings)
+            assert {*map(id, module.model.parameters())} <= {*map(id, backbone.model.parameters())}
+        assert kept(backbone.model) == before, recipe
 
 
 @pytest.mark.parametrize("kind", [CausalTransformer, EchoModule])
