@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
@@ -55,7 +55,6 @@ def encode_chunks(
     batch_size: int = 32,
     truncate_dim: int | None = None,
     normalize_embeddings: bool = False,
-    on_windows: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[DocumentChunks]:
     r"""Return a vector for each chunk of each text, made from states that have read the text.
 
@@ -80,8 +79,6 @@ def encode_chunks(
         batch_size: Texts, or windows, that are read at a time, and chunks that are pooled at a time.
         truncate_dim: Keep a vector's first values; the model's own setting if None.
         normalize_embeddings: Scale vectors to length 1, after truncation.
-        on_windows: Called after each batch with how many windows (texts, where none is too long) have been read, and of
-            how many.
 
     Returns:
         The chunks of each text, in order. A text without tokens has none.
@@ -120,7 +117,6 @@ def encode_chunks(
                 vectors = _pooled(model, reader, list(read.values())[first : first + batch_size])[:, :dimension]
                 found.append((normalize(vectors, dim=1) if normalize_embeddings else vectors).float().cpu().numpy())
             order += read
-            on_windows(min(start + batch_size, len(longest)), len(longest))
     by_text = np.split(np.concatenate(found[1:] or found)[np.argsort(order)], np.cumsum(list(map(len, spans))))[:-1]
     return [DocumentChunks(*each) for each in zip(spans, by_text, strict=True)]
 
