@@ -1,0 +1,50 @@
+"""Every method gives the token ids and vectors of the archive, which the code before the rebuild wrote."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+from sentence_transformers.base.modules import Transformer
+
+from ..fixtures import golden
+
+pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
+
+#: Packages of modules that are held to the archive.
+NAMESPACES = ("st_reba.modules",)
+
+
+@pytest.fixture(scope="module")
+def archive():
+    with np.load(golden.ARCHIVE) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    made = {}
+
+    def get(architecture):
+        if architecture not in made:
+            made[architecture] = Transformer(golden.save(tmp_path_factory.mktemp(architecture), architecture))
+        return made[architecture]
+
+    return get
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+@pytest.mark.parametrize("architecture", golden.ARCHITECTURES)
+@pytest.mark.parametrize("case", golden.known_cases(), ids=lambda case: case.name)
+def test_golden(case, architecture, namespace, archive, loaded):
+    modules = importlib.import_module(namespace)
+    module = getattr(modules, case.module)(loaded(architecture), **case.settings)
+    for call in case.calls:
+        for key, values in golden.found(case, module, call):
+            if not key.endswith("vectors"):
+                assert np.array_equal(values, archive[key]), key
+                continue
+            expected = archive[f"{architecture}/{key}"]
+            worst = np.abs(values - expected).max()
+            assert worst <= case.tolerance(expected), f"{key}: {worst:.1e}"
