@@ -6,4 +6,4 @@ from . import modules
 from .lm import attention
 
 attention.register()
-make_known(*(getattr(modules, name) for name in modules.__all__ if name != "CausalModule"))
+make_known(*(getattr(modules, name) for name in modules.SAVED))

@@ -26,7 +26,7 @@ from ..settings import check_choice, check_int, first_not_none
 from ..text.layout import NOT_TEXT, Layout
 from ..text.layouter import TextLayouter
 from ..text.templates import Template
-from .vectors import TokenVectors, last_of, last_position
+from .vectors import ONE_BY_ONE, TokenVectors, last_of, last_position
 
 #: Value of ``max_seq_length`` that transformers and sentence-transformers use for no limit.
 NO_LIMIT = int(1e30)
@@ -52,7 +52,7 @@ class CausalModule(Transformer):
         output_layer: Layer after which the model ends, counted from 1, or from the top if negative; or a share of the
             layers. None: the last.
         final_norm: Whether states go through the final norm. None: True.
-        bidirectional_layers: Number of last layers that attend both ways.
+        bidirectional_layers: Number of last layers that attend both ways, or a share of the layers.
         normalize_text: Whether texts are changed as the prompts of PromptEOL expect it. None: False.
         tokenization: ``"whole"``: prompt, template and text are one string. ``"pieces"``: each is tokenized on its own.
             None: the whole, where the template has one copy.
@@ -82,6 +82,8 @@ class CausalModule(Transformer):
     ends_in_eos: ClassVar[bool] = False
     #: Pooling modes that do not fit the method, each with what to use instead.
     incompatible_poolings: ClassVar[Mapping[str, str]] = {}
+    #: Weight of each part of a vector, for :class:`PartwiseWhitening` and :class:`StandardizedSum`.
+    part_weights: ClassVar[tuple[float, ...]] = (1.0,)
     #: Number of tokens that a thread of a CPU runs at a time: more do not fit its caches.
     TOKENS_PER_THREAD: ClassVar[int] = 1024
     #: Bytes that the method keeps for each pair of tokens of a row, and the most that it may keep in a pass.
@@ -97,7 +99,7 @@ class CausalModule(Transformer):
         rows: Rows | None = None,
         output_layer: int | float | None = None,
         final_norm: bool | None = None,
-        bidirectional_layers: int = 0,
+        bidirectional_layers: int | float = 0,
         normalize_text: bool | None = None,
         tokenization: Literal["whole", "pieces"] | None = None,
         deterministic: bool = False,
@@ -132,9 +134,11 @@ class CausalModule(Transformer):
         self.output_layer = output_layer
         self.final_norm: bool = first_not_none(final_norm, preset.final_norm, True)
         self.normalize_text: bool = first_not_none(normalize_text, preset.normalize_text, False)
+        if isinstance(bidirectional_layers, float) and 0 < bidirectional_layers < 1:
+            bidirectional_layers = max(1, int(bidirectional_layers * len(self.lm.layers)))
         self.bidirectional_layers = check_int("bidirectional_layers", bidirectional_layers, 0, len(self.lm.layers))
-        if bidirectional_layers:
-            self.lm.resolve(range(-bidirectional_layers, 0), "made bidirectional")
+        if self.bidirectional_layers:
+            self.lm.resolve(range(-self.bidirectional_layers, 0), "made bidirectional")
         self.deterministic, self.prefix_caching = deterministic, prefix_caching
         self.prefixes = PrefixCache()
         self.layouter = TextLayouter(
@@ -296,6 +300,7 @@ class CausalModule(Transformer):
         used = {name for number, layout in enumerate(given) for name in layout.features(number)}
         return {
             **{name: value for name, value in features.items() if name not in used},
+            **({ONE_BY_ONE: True} if self.deterministic else {}),
             "token_embeddings": vectors.states,
             "attention_mask": vectors.mask.long(),
             "input_ids": vectors.ids,

@@ -1,0 +1,145 @@
+"""Bases of modules that consist of settings and weights, without a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from sentence_transformers.base.modules import Module
+from torch import Tensor
+from transformers.utils.import_utils import check_torch_load_is_safe
+
+from st_reba.modules.checkpoints import note_requirement, saved_settings
+
+from ..settings import describe
+
+#: Largest absolute value of a weight: the square of a much larger one overflows in float32. Whitening needs at most
+#: some 10^7 times the inverse of the largest deviation of embeddings.
+LARGEST_WEIGHT = 1e12
+
+
+class StoredModule(Module):
+    """Base of modules whose directory contains a configuration and weights, and nothing else."""
+
+    def extra_repr(self) -> str:
+        """Return the settings, by which sentence-transformers' ``merge`` compares two modules."""
+        return describe(self, self.config_keys)
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save settings and weights, and note in the model's configuration that loading it requires st_reba."""
+        self.save_config(output_path)
+        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+        note_requirement(Path(output_path))
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls, model_name_or_path: str | PathLike[str], subfolder: str = "", **kwargs: Any
+    ) -> Self:
+        """Load a saved module.
+
+        Args:
+            model_name_or_path: Directory or Hub id.
+            subfolder: Folder of the module in it: ``path`` in its modules.json.
+            **kwargs: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, for a model on the Hub. Other
+                arguments of sentence-transformers are ignored.
+
+        Raises:
+            ValueError: If ``subfolder`` is outside the model, a setting is out of range or unknown, a weight is not a
+                number or too large, or settings and weights belong to different modules.
+        """
+        name = fspath(model_name_or_path)
+        settings, where, place = saved_settings(cls, name, subfolder, kwargs)
+        if cls.load_file_path(name, "model.safetensors", **where) is None:
+            check_torch_load_is_safe()
+        weights = cls.load_torch_weights(name, **where)
+        try:
+            return cls.from_saved(settings, weights)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{place} is not a saved {cls.__name__}: {str(error).rstrip('.')}.") from error
+
+    @classmethod
+    def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
+        """Make the module from saved settings and weights.
+
+        Raises:
+            TypeError, ValueError: If they are not those of this class, or do not fit each other.
+        """
+        # Settings alone could ask for more memory than there is; on the meta device they take none.
+        with torch.device("meta"):
+            module = cls(**settings)
+        expected = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+        saved = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if expected != saved:
+            name = min(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name))
+            raise ValueError(
+                f"config.json and the weights do not fit each other ({name} is {expected.get(name, 'not there')} by "
+                f"the one and {saved.get(name, 'not there')} by the other). They are of two modules; save the model "
+                "again."
+            )
+        check_magnitudes(weights, cls.__name__)
+        module.to_empty(device="cpu").load_state_dict(weights)
+        return module
+
+
+class FixedWeights(StoredModule):
+    """Base of modules that are made from their weights alone.
+
+    The weights are buffers: they are saved and move with the model, gradients pass through them, and training does not
+    change them. They keep at least float32: sentence-transformers gives all modules of a model the precision of its
+    first one, in which a mean that is large relative to the deviation would be lost.
+
+    Args:
+        **weights: Weights by the names of the buffers.
+
+    Raises:
+        ValueError: If one of them is not a floating-point tensor, or has too large a value.
+    """
+
+    #: Attributes that follow from the weights. They are saved to recognise the configuration of another module.
+    SIZES: ClassVar[tuple[str, ...]]
+
+    def __init__(self, **weights: Tensor) -> None:
+        super().__init__()
+        check_magnitudes(weights, type(self).__name__)
+        for name, weight in weights.items():
+            self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the weights, as ``to``, ``half`` and ``cuda`` do, but never below float32."""
+
+        def moved(weight: Tensor) -> Tensor:
+            cast_weight = fn(weight)
+            return weight.to(cast_weight.device) if torch.finfo(cast_weight.dtype).bits < 32 else cast_weight
+
+        return cast("Self", super()._apply(moved, recurse))
+
+    @classmethod
+    def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
+        saved = {name: settings.pop(name, None) for name in cls.SIZES}
+        module = cls(**settings, **weights)
+        sizes = {name: getattr(module, name) for name in saved}
+        if saved != sizes:
+            raise ValueError(
+                f"config.json says {saved} and the weights {sizes}. They are of two modules; save the model again."
+            )
+        return module
+
+
+def check_magnitudes(weights: Mapping[str, Tensor], module: str) -> None:
+    """Raise if weights would make embeddings infinite or NaN.
+
+    Raises:
+        ValueError: If a weight is not a floating-point tensor, or has an absolute value above :data:`LARGEST_WEIGHT`.
+    """
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            raise ValueError(f"{module}'s {name} is of {weight.dtype}: weights are floating-point numbers.")
+        largest = float(weight.abs().max()) if weight.numel() else 0.0
+        if not largest <= LARGEST_WEIGHT:
+            raise ValueError(
+                f"{module}'s {name} has the value {largest:.3g}, and weights are numbers not beyond "
+                f"{LARGEST_WEIGHT:.0e}: embeddings would overflow. Make or save the module again."
+            )

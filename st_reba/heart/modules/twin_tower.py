@@ -1,0 +1,272 @@
+"""JTCSE's encoder: two BERT-like encoders, which read each other's values during training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from st_reba.hub.saved_files import fetching
+from st_reba.lm.gguf import is_gguf
+from st_reba.modules.checkpoints import Files, SafeTransformer, backbone_of, check_model, read_config
+
+from ..settings import check_int
+
+#: Folder of the second tower in a saved model.
+SECOND = "tower_2"
+
+#: Model types whose layers are those of BERT.
+FAMILIES = ("bert", "camembert", "roberta", "xlm-roberta")
+
+# Settings that two encoders must share for one to read the other's values.
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps")
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+# Weights that only the losses read. Encoders that were trained on masked words have none, and training starts anew.
+_TRAINED_ONLY = ("pooler.",)
+
+
+class TwinTower(SafeTransformer):
+    r"""JTCSE's encoder: word i is the sum of its last hidden states in two BERT-like encoders.
+
+    .. math:: e_i = h^L_{I,i} + h^L_{II,i}
+
+    With ``Pooling(..., "cls")`` the embedding of a text is the sum of the two CLS states, as in the paper. The
+    cross-attention between the towers is a side branch for training, which
+    :class:`st_reba.train.losses.JTCSELoss` asks for: in every k-th layer, the attention weights of each tower weight
+    the values of the other as well (Equation 10); see :func:`cross_stream`. The branch has no weights of its own.
+    Without it (``cross_every=0``) this is TNCSE.
+
+    Args:
+        model_name_or_path: Tower I: path or Hub id of BERT, RoBERTa, XLM-R or CamemBERT.
+        second_model_name_or_path: Tower II, with the same tokenizer. None: a copy of tower I.
+        cross_every: k; the cross layers are those whose number, counted from 1, is a multiple of it. With 12 layers,
+            12, 6, 4, 3, 2 and 1 give the paper's 1, 2, 3, 4, 6 and 12 cross layers. 0: none.
+        second_subfolder: Folder of tower II in a saved model; used for loading.
+        **transformer_kwargs: As for ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on. ``model_kwargs``
+            and ``config_kwargs`` are for both towers.
+
+    Raises:
+        ValueError: If an encoder is of another architecture, its checkpoint lacks weights other than those of the
+            pooler, the two do not fit each other, or ``cross_every`` is not a number of layers.
+    """
+
+    config_keys = [*SafeTransformer.config_keys, "cross_every", "second_subfolder"]
+    forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
+
+    method = "JTCSE"
+    equation = r"e_i = h^L_{I,i} + h^L_{II,i}"
+    cost = "Two encoders, one pass each."
+    citation = (
+        "Tianyu Zong, Hongzhu Yi, Bingkang Shi, Yuanxiang Wang, Jungang Xu: JTCSE: Joint Tensor-Modulus Constraints "
+        "and Cross-Attention for Unsupervised Contrastive Learning of Sentence Embeddings. 2025, arXiv:2505.02366."
+    )
+    copies = 1
+
+    def __init__(
+        self,
+        model_name_or_path: str | PathLike[str],
+        second_model_name_or_path: str | PathLike[str] | None = None,
+        *,
+        cross_every: int = 2,
+        second_subfolder: str | None = None,
+        **transformer_kwargs: Any,
+    ) -> None:
+        first = fspath(model_name_or_path)
+        second = None if second_model_name_or_path is None else fspath(second_model_name_or_path)
+        # The setting may come from somebody else's file, so that only this folder is allowed.
+        if second_subfolder not in (None, SECOND):
+            raise ValueError(
+                f"second_subfolder={second_subfolder!r}: the second tower of a saved TwinTower lies in {SECOND!r}. For "
+                "another encoder, give second_model_name_or_path."
+            )
+        if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
+            first = backbone_of(first)
+        config = _encoder_config(first, transformer_kwargs)
+        depth = config.num_hidden_layers
+        advice = (
+            f"give a number of layers from 1 to {depth}, as many as each tower has, or 0 for no cross-attention. 2, "
+            "every second layer, is the paper's choice."
+        )
+        self.cross_every = check_int("cross_every", cross_every, 0, depth, advice)
+        arguments = transformer_kwargs
+        if second_subfolder is not None:
+            second, arguments = first, _in_subfolder(second_subfolder, transformer_kwargs)
+        if second is not None:
+            _check_they_fit(config, _encoder_config(second, arguments), cross_every)
+        super().__init__(first, **transformer_kwargs)
+        self.check_weights(_TRAINED_ONLY)
+        self.second = deepcopy(self.model) if second is None else self._load_second(second, arguments)
+        tokenizer: Any = self.tokenizer
+        tokenizer.model_max_length = min(tokenizer.model_max_length, *map(_positions, self.towers))
+
+    def _load_second(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
+        """Load tower II.
+
+        Raises:
+            ValueError: If its tokenizer is not that of tower I.
+        """
+        loaded = SafeTransformer(name, **arguments)
+        loaded.check_weights(_TRAINED_ONLY)
+        if self.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+            raise ValueError(
+                f"The tokenizer of {name} is not that of the first tower, and both towers read the same tokens. Give "
+                "two encoders with one tokenizer."
+            )
+        return loaded.model
+
+    @property
+    def towers(self) -> tuple[PreTrainedModel, PreTrainedModel]:
+        """Towers I and II."""
+        return self.model, self.second
+
+    @property
+    def second_subfolder(self) -> str:
+        """Folder of tower II in a saved model."""
+        return SECOND
+
+    @property
+    def cross_layers(self) -> list[int]:
+        """Numbers of the cross layers (Equation 7), counted from 1."""
+        depth = self.model.config.num_hidden_layers
+        return list(range(self.cross_every, depth + 1, self.cross_every)) if self.cross_every else []
+
+    def forward(
+        self, features: dict[str, Any], tower_outputs: bool = False, cross_stream: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Run both towers.
+
+        Args:
+            features: Result of ``preprocess``.
+            tower_outputs: Whether to return what the losses need, too.
+            cross_stream: With ``tower_outputs``: whether to run the side branch, if there are cross layers.
+            **kwargs: Ignored.
+
+        Returns:
+            The features with ``token_embeddings`` (B, N, D). With ``tower_outputs`` also, each (B, 2, D) with tower I
+            first: ``cls_states`` (last hidden states of CLS), ``pooler_outputs``, and ``cross_states`` (CLS at the end
+            of the cross-attention stream).
+        """
+        inputs = {name: features[name] for name in _INPUTS if name in features}
+        crosses = tower_outputs and cross_stream and bool(self.cross_layers)
+        outputs = [tower(**inputs, output_hidden_states=crosses, return_dict=True) for tower in self.towers]
+        states = [output.last_hidden_state for output in outputs]
+        features = {**features, "token_embeddings": states[0] + states[1]}
+        if tower_outputs:
+            features["cls_states"] = torch.stack([state[:, 0] for state in states], dim=1)
+            features["pooler_outputs"] = torch.stack([output.pooler_output for output in outputs], dim=1)
+        if crosses:
+            hidden = [[output.hidden_states[number - 1] for number in self.cross_layers] for output in outputs]
+            features["cross_states"] = torch.stack(self._cross_states(hidden, inputs["attention_mask"].bool()), dim=1)
+        return features
+
+    def _cross_states(self, hidden: list[list[Tensor]], mask: Tensor) -> list[Tensor]:
+        """Return CLS at the end of each tower's cross-attention stream, (B, D)."""
+        encoders: list[Any] = [tower.encoder for tower in self.towers]
+        layers = [[encoder.layer[number - 1] for number in self.cross_layers] for encoder in encoders]
+        return [
+            cross_stream(layers[own], layers[other], hidden[own], hidden[other], mask)[:, 0]
+            for own, other in ((0, 1), (1, 0))
+        ]
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save tower I, tokenizer and settings, and tower II in a folder."""
+        super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
+        self.second.save_pretrained(Path(output_path) / SECOND, safe_serialization=safe_serialization)
+
+
+def cross_stream(
+    own: Sequence[Any], other: Sequence[Any], own_states: Sequence[Tensor], other_states: Sequence[Tensor], mask: Tensor
+) -> Tensor:
+    r"""Run the cross-attention stream of one tower (JTCSE, Equation 10) through the cross layers of both.
+
+    The stream starts from the tower's own states before the first of these layers. At each of them, the tower's
+    attention weights, computed from its own states, weight the other tower's values. The rest of the layer follows,
+    with the stream as the residual:
+
+    .. math:: c \leftarrow \mathrm{FFN}\left(\mathrm{Norm}\left(c + O\,[SA_I \cdot V_{II} HD_{II}]\right)\right)
+
+    Args:
+        own: Cross layers of the tower.
+        other: The same layers of the other tower.
+        own_states: Input of each of them, (B, N, D).
+        other_states: Input of each of the other tower's.
+        mask: (B, N), boolean, True for tokens that are not padding.
+
+    Returns:
+        (B, N, D).
+    """
+    stream = own_states[0]
+    for layer, other_layer, states, values in zip(own, other, own_states, other_states, strict=True):
+        attention = layer.attention.self
+        query, key, value = (
+            part.unflatten(2, (attention.num_attention_heads, -1)).transpose(1, 2)
+            for part in (attention.query(states), attention.key(states), other_layer.attention.self.value(values))
+        )
+        dropout = attention.dropout.p if attention.training else 0.0
+        context = scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None], dropout_p=dropout)
+        attended = layer.attention.output(context.transpose(1, 2).flatten(2), stream)
+        stream = layer.output(layer.intermediate(attended), attended)
+    return stream
+
+
+def _positions(tower: PreTrainedModel) -> int:
+    """Return the number of an encoder's positions. RoBERTa's begin after that of its padding."""
+    embeddings: Any = tower.embeddings
+    table: nn.Embedding = embeddings.position_embeddings
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+
+
+def _in_subfolder(subfolder: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``Transformer`` for an encoder in a folder of a model, which has the tokenizer."""
+    inner = dict(arguments)
+    for kind in ("model_kwargs", "config_kwargs"):
+        own = arguments.get(kind) or {}
+        inner[kind] = {**own, "subfolder": "/".join(filter(None, (own.get("subfolder"), subfolder)))}
+    return inner
+
+
+def _encoder_config(name: str, arguments: dict[str, Any]) -> PreTrainedConfig:
+    """Load the configuration of a tower, without weights.
+
+    Raises:
+        ValueError: If it is not that of an encoder like BERT, or asks for more than it may.
+    """
+    if is_gguf(name):
+        raise ValueError(
+            f"{name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not read from "
+            "one. Give a directory or Hub id with config.json and safetensors."
+        )
+    with fetching(name):
+        check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
+        config = read_config(Files(name, arguments.get("config_kwargs") or {}))
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"{name} is of the architecture {config.model_type!r}: TwinTower takes encoders of the architectures "
+            f"{', '.join(FAMILIES)}."
+        )
+    if config.is_decoder:
+        raise ValueError(f"{name} is set up as a decoder (is_decoder in its configuration): TwinTower takes encoders.")
+    return config
+
+
+def _check_they_fit(first: PreTrainedConfig, second: PreTrainedConfig, cross_every: int) -> None:
+    if first.vocab_size != second.vocab_size or first.hidden_size != second.hidden_size:
+        raise ValueError(
+            f"The towers have {first.vocab_size} and {second.vocab_size} tokens, and {first.hidden_size} and "
+            f"{second.hidden_size} dimensions. They read the same tokens and are summed, so give two encoders with the "
+            "same tokenizer and hidden size."
+        )
+    if cross_every and any(getattr(first, name) != getattr(second, name) for name in _SHAPE):
+        raise ValueError(
+            f"cross_every={cross_every} needs towers of one shape (layers, heads, inner size, activation), and these "
+            "differ. Use two encoders of one shape, or cross_every=0 (TNCSE)."
+        )
