@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..text.layout import Layout
+from . import parts as facts
 from .attention import ATTENTION
-from .passes import (
-    Capture,
-    Hook,
-    Replace,
-    Stop,
-    active_pass,
-    gather_positions,
-    keep_hooks_for_checkpointing,
-    scatter_positions,
-)
-from .prefixes import PastMask, run_prefix
-
-_PROJECTIONS = (
-    "self_attn.o_proj", "attn.c_proj", "attention.dense", "self_attn.out_proj", "self_attn.dense", "attn.out_proj",
-    "self_attention.dense", "attn.attention.out_proj",
-)  # fmt: skip
-_FEED_FORWARD = ("mlp", "block_sparse_moe", "feed_forward", "ffn")
-
-#: Configuration entries that list one value for each layer, besides those that have "layer" in their names.
-_PER_LAYER = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "sliding_windows")
-
-# Two texts with the same first token and the same last.
-_TRIAL = ((0, 1, 2, 3), (0, 2, 1, 3))
-_CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, KeyError)
+from .parts import at_positions, parts_of, shorten
+from .passes import Capture, Hook, Stop, active_pass, keep_hooks_for_checkpointing
+from .prefixes import PastMask, PrefixCache, shared_prefix
+from .views import depth as depth
+from .views import device_of, set_attention, view
 
 
 class LanguageModel:
@@ -52,23 +35,35 @@ class LanguageModel:
 
     Attributes:
         model: The model, which ends after ``output_layer``.
-        layers: Its layers.
-        attention_layers: Indices of the layers whose attention hooks can act in.
-        continues_past: Whether tokens behind a :class:`~st_reba.lm.prefixes.Past` are computed as in the whole text.
+        prefixes: Keys and values of the prefixes that were run last.
 
     Raises:
-        ValueError: If the model is not causal.
+        ValueError: If the model is not causal, or cannot end after ``output_layer``.
     """
 
     def __init__(self, model: PreTrainedModel, output_layer: int | None = None) -> None:
-        self.model = shallow_copy(model)
-        self.layers = _layers(self.model)
-        if output_layer is not None and output_layer < len(self.layers):
-            _cut(self.model, self.layers, output_layer)
-        self.attention_layers: tuple[int, ...] = ()
-        self._probe()
+        self.model = view(model)
+        self.prefixes = PrefixCache()
+        if getattr(model.config, "is_encoder_decoder", False) or not parts_of(self.model).is_causal:
+            raise ValueError(
+                f"In {type(model).__name__} a token sees later tokens: it is an encoder. Use a decoder-only (causal) "
+                "language model, such as Llama, Qwen, GPT-2 or Mistral."
+            )
+        if output_layer is not None:
+            self.model = shorten(self.model, output_layer)
+        if self.model.config._attn_implementation == "sdpa" and parts_of(self.model).needs_softmax:
+            # Some versions of transformers' own implementation drop a soft cap.
+            set_attention(self.model, ATTENTION)
 
-    def run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:
+    def on(self, model: PreTrainedModel) -> Self:
+        """Return the same for another object with the same modules, such as the compiled model."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    # One pass
+
+    def run(self, layout: Layout, *hooks: Hook, final_norm: bool = True, **inputs: Any) -> Tensor:
         """Run the model once.
 
         Rows are padded on the right, so no mask is needed where attention is causal.
@@ -76,17 +71,44 @@ class LanguageModel:
         Args:
             layout: B rows of N tokens.
             *hooks: What happens in the pass.
+            final_norm: Whether the states go through the final norm.
             **inputs: Arguments of the model's forward. ``inputs_embeds`` takes the place of the layout's tokens.
 
         Returns:
-            Last hidden states, (B, N, D).
+            Last hidden states, (B, N, D); within :meth:`all_layers`, the states of all layers side by side.
         """
+        record = _record.get()
+        if record is not None:
+            return record.joined(self.run_layers(layout, *hooks, final_norm=final_norm, **inputs))
+        return self._last(layout, hooks, final_norm, inputs)
+
+    def run_layers(self, layout: Layout, *hooks: Hook, final_norm: bool = True, **inputs: Any) -> list[Tensor]:
+        """Run the model once; return what enters the first layer, and what each layer returns, (B, N, D) each.
+
+        Args:
+            layout: As for :meth:`run`.
+            *hooks: As for :meth:`run`.
+            final_norm: Whether the states of the last layer go through the final norm. Those of others never do.
+            **inputs: As for :meth:`run`.
+        """
+        entering, leaving = Capture(self.layers[:1], "before"), Capture(self.layers, "after")
+        last = self._last(layout, (*hooks, entering, leaving), final_norm, inputs)
+        return [*entering.states, *leaving.states[:-1], last]
+
+    def _last(self, layout: Layout, hooks: Sequence[Hook], final_norm: bool, inputs: dict[str, Any]) -> Tensor:
+        if final_norm:
+            return self._run(layout, *hooks, **inputs)
+        [states] = self.states_at(layout, self.layers[-1:], "after", None, *hooks, **inputs)
+        return states
+
+    def _run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:
         if "inputs_embeds" not in inputs:
             inputs["input_ids"] = layout.input_ids.to(self.device, non_blocking=True)
         if layout.past is not None:
             inputs |= layout.past.inputs(self.model, layout.input_ids.shape[1], self.device)
-            hooks = (PastMask(layout.past.lengths), *hooks)
-        if hooks and self.model.training and self.model.is_gradient_checkpointing:
+            if layout.past.is_padded:
+                hooks = (PastMask(layout.past.lengths), *hooks)
+        if hooks and self._is_checkpointing:
             if any(hook.modules or hook.reads_weights for hook in hooks):
                 raise ValueError(
                     "Gradient checkpointing runs each layer a second time, where states that are read or changed would "
@@ -121,29 +143,96 @@ class LanguageModel:
         """
         capture = Capture(modules, side, positions, stops=True)
         with contextlib.suppress(Stop):
-            self.run(layout, *hooks, capture, **inputs)
+            self._run(layout, *hooks, capture, **inputs)
         return capture.states
+
+    @contextlib.contextmanager
+    def all_layers(self, norm: Callable[[Tensor], Tensor] = lambda states: states) -> Iterator[AllLayers]:
+        """Let :meth:`run` return the states of all layers side by side, within the block, in this thread.
+
+        A method selects, moves and sums states. It does the same to all layers at once where they are one tensor, and
+        its result is cut apart by :meth:`AllLayers.split`.
+
+        Args:
+            norm: Applied to the states of every layer but the last.
+        """
+        record = AllLayers(norm)
+        token = _record.set(record)
+        try:
+            yield record
+        finally:
+            _record.reset(token)
+
+    @property
+    def _is_checkpointing(self) -> bool:
+        modules = self.model.modules() if self.model.training else ()
+        return any(getattr(module, "gradient_checkpointing", False) for module in modules)
+
+    # Parts
 
     @property
     def device(self) -> torch.device:
         """Device of the model's input."""
-        return self.model.device
+        return device_of(self.model)
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The layers, in order.
+
+        Raises:
+            ValueError: If no layers were found that take and give states (B, N, D).
+        """
+        paths = parts_of(self.model).layers
+        if not paths:
+            raise ValueError(
+                f"The layers of {type(self.model).__name__} were not found, or do not pass on one state for each "
+                "token. Use another model."
+            )
+        # By path: an adapter may have replaced a module.
+        return [self.model.get_submodule(path) for path in paths]
+
+    @property
+    def final_norm(self) -> nn.Sequential:
+        """Modules between the last layer and the last hidden state: a norm, a projection, both or none.
+
+        Raises:
+            ValueError: If they are not all that the model does there.
+        """
+        paths = parts_of(self.model).norm
+        if paths is None:
+            raise ValueError(
+                f"{type(self.model).__name__} changes its last layer's states in a way that could not be found, so "
+                "earlier layers cannot be read alike. Use another model."
+            )
+        return nn.Sequential(*map(self.model.get_submodule, paths))
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Indices of the layers whose attention hooks can act in."""
+        parts = parts_of(self.model)
+        return parts.attention_layers if parts.calls_ours else ()
 
     @property
     def embeddings(self) -> nn.Module:
         """Input embeddings."""
-        return cast(nn.Module, self.model.get_input_embeddings())
+        return self.model.get_input_embeddings()
 
     @property
     def positions(self) -> int | None:
         """Number of positions; None if the configuration names no limit."""
         config = self.model.config.get_text_config(decoder=True)
-        found = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+        # The second is MPT's name.
+        limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
         rotary = getattr(config, "rope_parameters", None) or {}
         if rotary.get("rope_type") == "longrope":
             # Beyond it, one long text changes how all texts of its batch are read.
-            found.append(rotary.get("original_max_position_embeddings"))
-        return min((limit for limit in found if isinstance(limit, int) and limit > 0), default=None)
+            limits.append(rotary.get("original_max_position_embeddings"))
+        return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids with an input embedding."""
+        return len(cast(Tensor, self.embeddings.weight))
 
     def check_ids(self, layout: Layout) -> None:
         """Raise if a token has no input embedding.
@@ -151,7 +240,7 @@ class LanguageModel:
         Raises:
             ValueError: If there is one.
         """
-        largest, known = int(layout.input_ids.max()), len(self.embeddings.weight)
+        largest, known = int(layout.input_ids.max()), self.vocabulary_size
         if largest >= known:
             raise ValueError(
                 f"The tokenizer gives the id {largest}, and {type(self.model).__name__} has embeddings for {known} "
@@ -161,125 +250,123 @@ class LanguageModel:
     def projection(self, layer: int) -> nn.Module:
         """Return the output projection of a layer's attention.
 
+        It takes the weighted values of all heads side by side, and gives what the layer adds to the residual stream.
+
         Raises:
             ValueError: If it is not found.
         """
-        for name in _PROJECTIONS:
-            with contextlib.suppress(AttributeError):
-                return self.layers[layer].get_submodule(name)
-        raise ValueError(
-            f"The output projection of the attention in layer {layer} of {type(self.model).__name__} was not found. "
-            "Use an architecture such as Llama, Qwen, Gemma or GPT-2."
-        )
+        parts, layer = parts_of(self.model), range(depth(self.model))[layer]
+        if layer not in parts.projections:
+            raise ValueError(
+                f"The output projection of the attention in layer {layer} of {type(self.model).__name__} was not "
+                "found. Use an architecture that has it as a module, such as Llama, Qwen or GPT-2."
+            )
+        return self.model.get_submodule(parts.projections[layer])
 
     def feed_forward_at(self, positions: Tensor, length: int) -> list[Hook]:
         """Return hooks with which the last layer's feed-forward part runs for one position of each row, (B,).
 
-        Used where no other of the N states is read. Empty where the part is not found, or is more than a function of
-        one state.
+        Used where no other of the N states is read. Empty where no part is a function of one state, or gradient
+        checkpointing would run it a second time without hooks.
         """
-        return self._feed_forward_at(positions, length) if self._skips_feed_forward else []
-
-    def _feed_forward_at(self, positions: Tensor, length: int) -> list[Hook]:
-        def fill(states: Tensor) -> Tensor:
-            return scatter_positions(states.new_zeros(len(states), length, states.shape[-1]), positions, states[:, 0])
-
-        parts = [part for part in (getattr(self.layers[-1], name, None) for name in _FEED_FORWARD) if part is not None]
-        return [Replace(parts[:1], lambda states: gather_positions(states, positions)[:, None], fill)]
+        paths = parts_of(self.model).feed_forward
+        if not paths or self._is_checkpointing:
+            return []
+        return [at_positions([*map(self.model.get_submodule, paths)], positions, length)]
 
     def resolve(self, layers: Literal["all"] | Sequence[int], purpose: str) -> tuple[int, ...]:
-        """Return indices of layers whose attention hooks can act in; negative ones count from the top.
+        """Return indices of layers whose attention hooks can act in, and set the model up for it.
 
         Args:
-            layers: Indices, or ``"all"``.
+            layers: Indices, negative ones from the top, or ``"all"``.
             purpose: What the hooks do, for the error message, such as "watched".
 
         Raises:
             ValueError: If there is no such layer, or hooks cannot act in its attention.
         """
-        count, name = len(self.layers), type(self.model).__name__
-        given = range(count) if layers == "all" else layers
-        if wrong := [layer for layer in given if type(layer) is not int or not -count <= layer < count]:
+        count, name = depth(self.model), type(self.model).__name__
+        indices = range(count) if layers == "all" else layers
+        if wrong := [layer for layer in indices if type(layer) is not int or not -count <= layer < count]:
             raise ValueError(f"layers={layers!r}: {name} has {count} layers, use {-count} to {count - 1}, not {wrong}.")
-        chosen = sorted({layer % count for layer in given})
-        if layers == "all" and self.attention_layers:
-            chosen = list(self.attention_layers)
-        if missing := [layer for layer in chosen if layer not in self.attention_layers]:
+        chosen = sorted({layer % count for layer in indices})
+        able = self.attention_layers
+        if layers == "all" and able:
+            chosen = [*able]
+        if missing := [layer for layer in chosen if layer not in able]:
+            reason = "does not call transformers' attention interface" if not able else f"is in layers {[*able]} alone"
             raise ValueError(
-                f"The attention of {name} in layers {missing} does not call transformers' attention interface, so it "
-                f"cannot be {purpose}. Use an architecture such as Llama, Qwen, Mistral, Gemma or GPT-2."
+                f"The attention of {name} in layers {missing} cannot be {purpose}: it {reason}. Use EchoModule or "
+                "CausalTransformer, or an architecture such as Llama, Qwen, Mistral, Gemma or GPT-2."
             )
-        self.model.set_attn_implementation(ATTENTION)
+        set_attention(self.model, ATTENTION)
         return tuple(chosen)
 
-    def _probe(self) -> None:
-        """Run the model on two short texts, plainly and with hooks, and note what hooks can do.
+    # Prefixes
 
-        The model keeps its attention implementation if that does not call ours, or if it was chosen for its speed.
+    @property
+    def continues_past(self) -> bool:
+        """Whether tokens behind a :class:`~st_reba.lm.prefixes.Past` are computed as in the whole text.
 
-        Raises:
-            ValueError: If the model is not causal.
+        Tried when it is first asked for. The model is then set up for it. Attention that was chosen for its speed, such
+        as flash attention, stays.
         """
-        model, training, own, census = (
-            self.model,
-            self.model.training,
-            self.model.config._attn_implementation,
-            _Census(),
-        )
-        ids = torch.tensor(_TRIAL, device=self.device)
+        own = self.model.config._attn_implementation
+        able = own in (ATTENTION, "eager", "sdpa") and facts.continues_past(self.model)
+        if able and own != ATTENTION:
+            set_attention(self.model, ATTENTION)
+        return able
 
-        def agrees(expected: Tensor, *hooks: Hook, **inputs: Any) -> bool:
-            try:
-                with torch.inference_mode(), active_pass(hooks):
-                    return _close(model(**inputs).last_hidden_state[:, -expected.shape[1] :], expected)
-            except _CANNOT_RUN:
-                return False
+    def behind_prefix(self, *layouts: Layout, least: int) -> list[Layout]:
+        """Return layouts behind the tokens that precede every text, which are run once and kept.
 
-        model.eval().set_attn_implementation("eager")
-        with torch.inference_mode():
-            expected = model(input_ids=ids).last_hidden_state
-        if not _close(*expected[:, 0]):
-            raise ValueError(
-                f"In {type(model).__name__} a token sees later tokens: it is an encoder. Use a causal language model, "
-                "such as Llama, Qwen, GPT-2 or Mistral."
-            )
-        model.set_attn_implementation(ATTENTION)
-        self.attention_layers = tuple(sorted(census.seen)) if agrees(expected, census, input_ids=ids) else ()
-        last = torch.tensor([3, 3])
-        self._skips_feed_forward = agrees(expected[:, 3:], *self._feed_forward_at(last, 4), input_ids=ids)
-        # PastMask knows windows, not chunks as in Llama 4.
-        kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-        self.continues_past = False
-        if self.attention_layers and "chunked_attention" not in kinds:
-            with torch.inference_mode(), contextlib.suppress(*_CANNOT_RUN):
-                past = run_prefix(model, ids[0, :1].tolist())
-                inputs = {"input_ids": ids[:, 1:], **past.inputs(model, 3, self.device)}
-                self.continues_past = agrees(expected[:, 1:], PastMask(past.lengths), **inputs)
-        if not self.attention_layers or own not in ("eager", "sdpa", ATTENTION, None):
-            self.continues_past = False
-            model.set_attn_implementation(own)
-        model.train(training)
+        A layout stays as it is in training, where gradients are wanted, with an adapter, and where the model does not
+        continue a past.
+
+        Args:
+            *layouts: Layouts of B rows.
+            least: Number of tokens, those that a tokenizer adds, for which alone it is not worth it.
+        """
+        if self.model.training:
+            self.prefixes.clear()
+        # An adapter may be switched without a change of weights.
+        if torch.is_grad_enabled() or self.model.training or hasattr(self.model, "peft_config"):
+            return [*layouts]
+        ids = [shared_prefix(layout) for layout in layouts]
+        long = [prefix for prefix in ids if len(prefix) > least]
+        if not long or not self.continues_past:
+            return [*layouts]
+        pasts = dict(zip(long, self.prefixes.get(self.model, long), strict=True))
+        return [
+            replace(layout.columns(slice(len(prefix), None)), past=pasts[prefix]) if prefix in pasts else layout
+            for layout, prefix in zip(layouts, ids, strict=True)
+        ]
 
 
-class _Census(Hook):
-    """Indices of the layers that call our attention."""
+@dataclass
+class AllLayers:
+    """States of all layers side by side, (B, N, D_0 + ... + D_L).
 
-    layers = None
+    Attributes:
+        norm: Applied to the states of every layer but the last.
+        widths: Number of values in a state of each layer.
+    """
 
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
+    norm: Callable[[Tensor], Tensor]
+    widths: list[int] = field(default_factory=list)
 
-    def before_attention(self, call: Any) -> None:
-        self.seen.add(call.layer)
+    def joined(self, layers: Sequence[Tensor]) -> Tensor:
+        """Return the states of all layers side by side."""
+        *below, last = layers
+        states = [*(self.norm(own).to(last.device) for own in below), last]
+        self.widths = [own.shape[-1] for own in states]
+        return torch.cat(states, dim=-1)
+
+    def split(self, states: Tensor) -> tuple[Tensor, ...]:
+        """Cut states that are side by side into those of each layer."""
+        return tuple(layer.contiguous() for layer in states.split(self.widths, dim=-1))
 
 
-def shallow_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model's modules and configuration, and share its weights."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    for module in model.modules():
-        # The dictionaries are shared too, so that what is moved or cast in one is in both.
-        memo |= {id(own): own for own in (module._parameters, module._buffers)}
-    return copy.deepcopy(model, memo)
+_record: ContextVar[AllLayers | None] = ContextVar("st_reba_all_layers", default=None)
 
 
 def resolve_output_layer(depth: int, layer: int | float | None) -> int | None:
@@ -298,31 +385,3 @@ def resolve_output_layer(depth: int, layer: int | float | None) -> int | None:
             "or None for all."
         )
     return layer if layer > 0 else depth + 1 + layer
-
-
-def depth(model: PreTrainedModel) -> int:
-    """Return the number of layers."""
-    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
-
-
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth(model):
-            return module
-    raise ValueError(f"The layers of {type(model).__name__} were not found. Use another architecture.")
-
-
-def _cut(model: PreTrainedModel, layers: nn.ModuleList, count: int) -> None:
-    """Remove the layers above ``count``, and what the configuration lists for them."""
-    config = model.config.get_text_config(decoder=True)
-    for name, value in dict(vars(config)).items():
-        if ("layer" in name or name in _PER_LAYER) and isinstance(value, list) and len(value) == len(layers):
-            setattr(config, name, value[:count])
-    config.num_hidden_layers = count
-    del layers[count:]
-
-
-def _close(states: Tensor, expected: Tensor) -> bool:
-    """Return whether two results are equal but for rounding."""
-    tolerance = torch.finfo(expected.dtype).eps ** 0.5
-    return bool((states - expected).float().norm() <= tolerance * expected.float().norm())

@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+# Attribute of transformers' modules, private: the function that runs a layer so that it can run again.
+_CHECKPOINT = "_gradient_checkpointing_func"
 
 
 @dataclass
@@ -39,6 +41,7 @@ class AttentionCall:
         position_bias: Added to the scores, or None.
         dropout: Probability with which weights are dropped.
         both_ways: Whether queries see later keys.
+        module: The layer's attention.
     """
 
     layer: int
@@ -54,6 +57,7 @@ class AttentionCall:
     position_bias: Tensor | None = None
     dropout: float = 0.0
     both_ways: bool = False
+    module: nn.Module | None = None
 
     @property
     def bias(self) -> Tensor | None:
@@ -178,15 +182,25 @@ def active_pass(hooks: Sequence[Hook]) -> Iterator[None]:
 
 
 def keep_hooks_for_checkpointing(model: nn.Module) -> None:
-    """Let the hooks of a pass act again when gradient checkpointing runs a layer a second time, after the pass."""
+    """Let the hooks of a pass act again when gradient checkpointing runs a layer a second time, after the pass.
 
-    def runs() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-        return contextlib.nullcontext(), active_pass(_active.get())
+    Raises:
+        RuntimeError: If no module of the model has transformers' function for that.
+    """
+    found = [module for module in model.modules() if hasattr(module, _CHECKPOINT)]
+    if not found:
+        raise RuntimeError(
+            f"{type(model).__name__} has no {_CHECKPOINT}, so its masks cannot be kept for the second run of a layer. "
+            "Train it without gradient checkpointing, with smaller batches."
+        )
+    for module in found:
+        checkpoint = partial(getattr(module, _CHECKPOINT), use_reentrant=False, context_fn=_both_runs)
+        setattr(module, _CHECKPOINT, checkpoint)
 
-    for module in model.modules():
-        # Private in transformers: what runs a layer so that it can be run again.
-        if hasattr(module, "_gradient_checkpointing_func"):
-            module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, context_fn=runs)
+
+def _both_runs() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Return the contexts of a layer's first run, in which hooks are active, and of its second run."""
+    return contextlib.nullcontext(), active_pass(_active.get())
 
 
 def hooks_at_module(module: nn.Module) -> list[Hook]:

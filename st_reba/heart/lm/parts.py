@@ -1,0 +1,388 @@
+"""Parts of a model, found by running it on a few tokens.
+
+No architecture is known by name: what modules took and gave in one pass says what they are. Trials run on copies that
+are thrown away, so nothing has to be put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from .attention import ATTENTION
+from .passes import AttentionCall, Capture, Hook, Replace, Stop, active_pass, gather_positions, scatter_positions
+from .precision import without_autocast
+from .prefixes import Past, PastMask, cache_arguments
+from .views import depth, device_of, first_layers, has_own_forward, set_attention, trial_copy
+
+#: Errors of a model that cannot be run in some way.
+CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
+
+#: Texts of the trials: two that share their first token and their last.
+TOKENS = ((0, 1, 2, 3), (0, 2, 1, 3))
+
+
+@dataclass
+class ModelParts:
+    """Facts about a model. Paths are names of its modules.
+
+    Attributes:
+        is_causal: Whether no token sees later tokens.
+        attention_layers: Indices of the layers with attention.
+        calls_ours: Whether their attention calls our function, and that gives what the model's own gives.
+        needs_softmax: Whether the fused kernels have not the softmax of some layer, as with a soft cap or sinks.
+        layers: Paths of the layers, in order; empty if no modules were found that take and give states (B, N, D).
+        norm: Paths of the modules between the last layer and the last hidden state; None if these are not all.
+        projections: Paths of the output projection of the attention, by layer.
+        feed_forward: Paths of the parts of the last layer that look at one position at a time.
+        widths: Number of values in a state after each layer, and in a last hidden state.
+        continues_past: Whether new tokens behind cached tokens get the states of the whole text; None until tried.
+    """
+
+    is_causal: bool
+    attention_layers: tuple[int, ...]
+    calls_ours: bool
+    needs_softmax: bool
+    layers: tuple[str, ...]
+    norm: tuple[str, ...] | None
+    projections: Mapping[int, str]
+    feed_forward: tuple[str, ...]
+    widths: tuple[int, ...]
+    continues_past: bool | None = None
+
+
+class _Call(NamedTuple):
+    """One call of a module."""
+
+    path: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    @property
+    def took(self) -> Any:
+        """First argument."""
+        return next(iter((*self.args, *self.kwargs.values())), None)
+
+    @property
+    def gave(self) -> Any:
+        """First output: some modules return a tuple that begins with the states."""
+        return self.output[0] if isinstance(self.output, tuple) else self.output
+
+
+class _Census(Hook):
+    """Record of the attention modules that call our function. Reads weights, as methods do."""
+
+    layers = None
+
+    def __init__(self) -> None:
+        self.attentions: dict[int, nn.Module] = {}
+        self.needs_softmax = False
+
+    def after_attention(self, call: AttentionCall, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        self.attentions[call.layer] = cast(nn.Module, call.module)
+        self.needs_softmax |= call.softcap is not None or call.sinks is not None
+        return output, lse
+
+
+def parts_of(model: PreTrainedModel) -> ModelParts:
+    """Return the parts of a model, found once. Views of a model share them.
+
+    Raises:
+        ValueError: If the model cannot be run on token ids.
+    """
+    known = _known(model)
+    if (count := depth(model)) not in known:
+        known[count], _ = _probe(model)
+    return known[count]
+
+
+def _known(model: PreTrainedModel) -> dict[int, ModelParts]:
+    """Return the parts that are known of a model and its views, by number of layers."""
+    if not hasattr(model, "st_reba_parts"):
+        model.st_reba_parts = {}  # type: ignore[assignment]
+    return cast(dict[int, ModelParts], model.st_reba_parts)
+
+
+def close(states: Tensor, expected: Tensor, times: float = 1) -> bool:
+    """Return whether two results are equal but for rounding in the model's precision."""
+    tolerance = times * torch.finfo(expected.dtype).eps ** 0.5
+    return bool((states - expected).float().norm() <= tolerance * expected.float().norm())
+
+
+def _run(trial: PreTrainedModel, *hooks: Hook, attention: str | None = None, **inputs: Any) -> Any:
+    """Run a copy, on :data:`TOKENS` unless inputs are given, without the caller's hooks, gradients and autocast."""
+    if attention is not None:
+        set_attention(trial, attention)
+    device = device_of(trial)
+    if "input_ids" not in inputs and "inputs_embeds" not in inputs:
+        inputs["input_ids"] = torch.tensor(TOKENS, device=device)
+    with torch.inference_mode(), without_autocast(device), active_pass(hooks):
+        # transformers leaves hooks on a model that returns its hidden states, and these cannot be pickled.
+        return trial(return_dict=True, output_hidden_states=False, **inputs)
+
+
+def _recorded(
+    model: PreTrainedModel, *hooks: Hook, attention: str | None
+) -> tuple[PreTrainedModel, Tensor, list[_Call]]:
+    """Run a copy; return it, its last hidden states, and the calls of its modules in order of completion."""
+    trial, calls = trial_copy(model), list[_Call]()
+
+    def record(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls.append(_Call(path, module, args, kwargs, output))
+
+    handles = [
+        module.register_forward_hook(partial(record, path), with_kwargs=True) for path, module in trial.named_modules()
+    ]
+    states = _run(trial, *hooks, attention=attention).last_hidden_state
+    for handle in handles:
+        handle.remove()
+    return trial, states, calls
+
+
+def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
+    """Return the parts of a model, and its last hidden states on :data:`TOKENS`."""
+    census = _Census()
+    try:
+        trial, states, calls = _recorded(model, census, attention=ATTENTION)
+        calls_ours = bool(census.attentions) and _is_own(states, model, census.needs_softmax)
+    except CANNOT_RUN:
+        calls_ours = False
+    attentions: Mapping[int, nn.Module | None] = census.attentions
+    if not calls_ours:
+        own = "eager" if model.config._attn_implementation == ATTENTION else None
+        try:
+            trial, states, calls = _recorded(model, attention=own)
+        except CANNOT_RUN as error:
+            raise ValueError(
+                f"{type(model).__name__} cannot be run on token ids alone ({type(error).__name__}: {error}). Use a "
+                "decoder-only language model, such as Llama, Qwen, GPT-2 or Mistral."
+            ) from error
+        attentions = dict.fromkeys(_attending(model))
+    # A module that is called several times is described by its first call.
+    first = {call.path: call for call in reversed(calls)}
+    layers = _layers(trial, first)
+    inside = {index: attention for index, attention in attentions.items() if 0 <= index < depth(model)}
+    projections = {index: _projection(layers[index], attention, calls) for index, attention in inside.items() if layers}
+    parts = ModelParts(
+        is_causal=close(*states[:, 0]),
+        attention_layers=tuple(sorted(inside)),
+        calls_ours=calls_ours,
+        needs_softmax=census.needs_softmax,
+        layers=layers,
+        norm=_norm(layers[-1], calls, states) if layers else None,
+        projections={index: path for index, path in projections.items() if path is not None},
+        feed_forward=_feed_forward(first[layers[-1]], calls) if layers else (),
+        widths=(*(first[layer].gave.shape[-1] for layer in layers), states.shape[-1]),
+    )
+    return parts, states
+
+
+def _is_own(states: Tensor, model: PreTrainedModel, needs_softmax: bool) -> bool:
+    """Return whether states are those of the model's own attention."""
+    # Of the same kernels, where it may be: in half precision, another rounding chooses other experts.
+    for name in ("eager",) if needs_softmax else ("sdpa", "eager"):
+        with contextlib.suppress(*CANNOT_RUN):
+            return close(states, _run(trial_copy(model), attention=name).last_hidden_state, times=2)
+    return False
+
+
+def _attending(model: PreTrainedModel) -> list[int]:
+    """Return the layers whose attention maps a model returns itself."""
+    try:
+        output = _run(trial_copy(model), attention="eager", output_attentions=True)
+    except CANNOT_RUN:
+        return []
+    return [index for index, weights in enumerate(output.get("attentions") or ()) if weights is not None]
+
+
+def _layers(trial: PreTrainedModel, calls: Mapping[str, _Call]) -> tuple[str, ...]:
+    """Return the outermost list that is as long as the model is deep, of modules that took and gave states in order."""
+    # The mapping was filled from the last call to the first.
+    order = {path: -number for number, path in enumerate(calls)}
+    for path, module in trial.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth(trial):
+            layers = tuple(f"{path}.{index}" for index in range(len(module)))
+            called = [calls[layer] for layer in layers if layer in calls]
+            in_order = [call.path for call in called] == sorted((call.path for call in called), key=order.__getitem__)
+            if len(called) == len(layers) and in_order and all(map(_keeps_states, called)):
+                return layers
+    return ()
+
+
+def _keeps_states(call: _Call) -> bool:
+    """Return whether a module took and gave one state for each token."""
+    shape = (len(TOKENS), len(TOKENS[0]))
+    return all(
+        isinstance(states, Tensor) and states.dim() == 3 and states.shape[:2] == shape
+        for states in (call.took, call.gave)
+    )
+
+
+def _norm(last: str, calls: Sequence[_Call], wanted: Tensor) -> tuple[str, ...] | None:
+    """Return the siblings of the layers' list that lead from the last layer's states to the last hidden state."""
+    owner = _parent(_parent(last))
+    steps: list[str] = []
+    states = None
+    for call in calls:
+        if call.path == last:
+            steps, states = [], call.gave
+        elif _parent(call.path) == owner and _same(call.took, states):
+            steps.append(call.path)
+            states = call.gave
+    return tuple(steps) if _same(states, wanted) else None
+
+
+def _projection(layer: str, attention: nn.Module | None, calls: Sequence[_Call]) -> str | None:
+    """Return the last module with weights that is called within the attention, unless it takes the attention's input.
+
+    An attention of the model's own has the layer's number, by which it reads a cache: of several such modules, one
+    within the other, the innermost ends first.
+    """
+    # Selected by path first: a model has hundreds of modules.
+    of_layer = [call for call in calls if call.path.startswith(f"{layer}.")]
+    for call in of_layer:
+        is_numbered = hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")
+        if call.module is attention or (attention is None and is_numbered):
+            inside = [own for own in of_layer if own.path.startswith(f"{call.path}.") and _has_weights(own.module)]
+            # Where the projection is a sibling of the attention, the last module within makes the values.
+            return None if not inside or _same(inside[-1].took, call.took) else inside[-1].path
+    return None
+
+
+def _feed_forward(layer: _Call, calls: Sequence[_Call]) -> tuple[str, ...]:
+    """Return the parts of a layer that make of one state alone what they made of it among others."""
+    paths = []
+    for call in list(calls):
+        is_part = _parent(call.path) == layer.path and _has_weights(call.module)
+        if is_part and all(isinstance(states, Tensor) and states.dim() == 3 for states in (call.took, call.gave)):
+            # Not the second token: the one before may be a padding token, whose embedding is zero.
+            with contextlib.suppress(*CANNOT_RUN), torch.inference_mode(), without_autocast(call.took.device):
+                alone = call._replace(output=call.module(call.took[:1, 2:3])).gave
+                if alone.shape == call.gave[:1, 2:3].shape and close(alone, call.gave[:1, 2:3]):
+                    paths.append(call.path)
+    modules, last = [call.module for call in calls if call.path in paths], torch.tensor([3, 3])
+    with contextlib.suppress(*CANNOT_RUN), torch.inference_mode(), without_autocast(layer.gave.device):
+        with active_pass([at_positions(modules, last, 4)]):
+            again = layer._replace(output=layer.module(*layer.args, **layer.kwargs))
+        if close(again.gave[:, 3], layer.gave[:, 3]):
+            return tuple(paths)
+    return ()
+
+
+def at_positions(modules: Sequence[nn.Module], positions: Tensor, length: int) -> Hook:
+    """Return a hook with which modules run for one of N positions of each row, (B,). Other outputs are zero."""
+
+    def fill(states: Tensor) -> Tensor:
+        return scatter_positions(states.new_zeros(len(states), length, states.shape[-1]), positions, states[:, 0])
+
+    return Replace(modules, lambda states: gather_positions(states, positions)[:, None], fill)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Return whether a module has a matrix. Quantised ones may be buffers; those of a norm have one dimension."""
+    return any(weight.dim() > 1 for weight in (*module.parameters(), *module.buffers()))
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    """Return whether both are the same states, to the bit."""
+    if not isinstance(value, Tensor) or not isinstance(wanted, Tensor):
+        return False
+    return value.dtype == wanted.dtype and value.device == wanted.device and torch.equal(value, wanted)
+
+
+def continues_past(model: PreTrainedModel) -> bool:
+    """Return whether new tokens behind cached tokens get the states that they have in the whole text; tried once.
+
+    The trial gives the new tokens as embeddings, at positions of their own, behind rows of unequal lengths.
+    """
+    parts = parts_of(model)
+    if parts.continues_past is None:
+        parts.continues_past = parts.calls_ours and _continues_past(model)
+    return parts.continues_past
+
+
+def _continues_past(model: PreTrainedModel) -> bool:
+    # PastMask has windows, and not the chunks of Llama 4.
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    if "chunked_attention" in kinds:
+        return False
+    trial, cache = trial_copy(model), DynamicCache()
+    device = device_of(trial)
+    ids, lengths = torch.tensor(TOKENS, device=device), torch.tensor([2, 1])
+    positions = (lengths[:, None] + torch.arange(2)).to(device)
+    try:
+        expected = _run(trial, attention=ATTENTION).last_hidden_state
+        _run(trial, input_ids=ids[:, :2], **cache_arguments(trial, cache))
+        with torch.inference_mode():
+            new = trial.get_input_embeddings()(ids.gather(1, positions))
+        inputs = Past(cache, lengths).inputs(trial, 2, device)
+        states = _run(trial, PastMask(lengths), inputs_embeds=new, **inputs).last_hidden_state
+    except CANNOT_RUN:
+        return False
+    behind = positions.to(expected.device)[..., None].expand(-1, -1, expected.shape[2])
+    return close(states, expected.gather(1, behind), times=2)
+
+
+def shorten(model: PreTrainedModel, count: int) -> PreTrainedModel:
+    """Return a view of a model that ends after ``count`` layers and in the same norm. The model stays as it is.
+
+    Raises:
+        ValueError: If the architecture cannot be shortened, or accelerate has placed the model.
+    """
+    if count == depth(model):
+        return model
+    reason, all_layers = f"{type(model).__name__} cannot be shortened to {count} layers", "output_layer=-1, all layers"
+    if hasattr(model, "_hf_hook"):
+        raise ValueError(
+            f"{reason}, because accelerate has placed it on its devices. Load it without device_map, or use "
+            f"{all_layers}."
+        )
+    if any(map(has_own_forward, model.modules())):
+        raise ValueError(
+            f"{reason}, because its forward is not its class's own: torch.compile leaves it so. Compile the module's "
+            f"model after the module is made, or use {all_layers}."
+        )
+    parts = parts_of(model)
+    short = None if parts.norm is None else first_layers(model, parts.layers, count)
+    if short is None:
+        raise ValueError(
+            f"{reason}, because its layers were not found, or its configuration describes more of them than their "
+            f"number. Use {all_layers}, or another model."
+        )
+    known = _known(short)
+    if count not in known:
+        try:
+            shorter, states = _probe(short)
+            agrees = close(states, _expected(model, parts, count), times=2)
+        except CANNOT_RUN:
+            agrees = False
+        if not agrees:
+            raise ValueError(f"{reason}: it then computes something else. Use {all_layers}.")
+        known[count] = shorter
+    return short
+
+
+def _expected(model: PreTrainedModel, parts: ModelParts, count: int) -> Tensor:
+    """Return the last hidden states that the model should have if it ended after ``count`` layers."""
+    trial = trial_copy(model)
+    capture = Capture([trial.get_submodule(parts.layers[count - 1])], stops=True)
+    with contextlib.suppress(Stop):
+        _run(trial, _Census(), capture, attention=ATTENTION if parts.calls_ours else None)
+    [states] = capture.states
+    with torch.inference_mode(), without_autocast(states.device):
+        for path in cast(tuple[str, ...], parts.norm):
+            states = trial.get_submodule(path)(states)
+    return states
