@@ -79,6 +79,10 @@ def test_reranking(settings, architecture, backbone_path, tmp_path):
     expected = before.predict(pairs, prompt="Task. ")
     assert relative_error(after.predict(pairs, prompt="Task. "), expected) < 1e-5
     assert after[0].layers == before[0].layers
+    ranked = after.rank("Who chased the dog?", TEXTS, batch_size=2)
+    assert [one["corpus_id"] for one in ranked] == [
+        one["corpus_id"] for one in before.rank("Who chased the dog?", TEXTS, batch_size=2)
+    ]
     after.save_pretrained(str(tmp_path))
     again = new.AttentionReranker(str(tmp_path), device="cpu")
     assert relative_error(again.predict(pairs, prompt="Task. "), expected) < 1e-5

@@ -342,6 +342,12 @@ class LanguageModel:
         ]
 
 
+def open_language_model(model: PreTrainedModel, output_layer: int | None = None) -> LanguageModel:
+    """Return the language model of a model, of the class that the model names if it runs elsewhere."""
+    kind: type[LanguageModel] = getattr(model, "language_model", LanguageModel)
+    return kind(model, output_layer)
+
+
 @dataclass
 class AllLayers:
     """States of all layers side by side, (B, N, D_0 + ... + D_L).

@@ -98,7 +98,7 @@ class MeanOverQueries(Hook):
 
     def after_attention(self, call: AttentionCall, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         share = (self.queries / self.queries.sum(dim=1, keepdim=True)).to(lse)
-        weights = LogWeights(call.query, call.key, lse, call.scale, call.bias, call.softcap)
+        weights = LogWeights.of(call, lse)
         # One key-value head at a time, which bounds the memory of (B, 1, K, H / G, Q).
         parts = [weights.form(groups=slice(g, g + 1), keys=slice(self.keys)).exp() for g in range(call.key.shape[1])]
         means = [torch.einsum("bgkrq,bq->bgrk", part, share) for part in parts]
@@ -399,20 +399,17 @@ class AttentionReranker(CrossEncoder):
             card.write_text(text, "utf-8")
 
     @torch.inference_mode()
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         inputs: Sequence[Any],
         prompt_name: str | None = None,
         prompt: str | None = None,
-        batch_size: int = 32,
-        show_progress_bar: bool | None = None,
+        *,
         activation_fn: Callable[[Tensor], Tensor] | None = None,
-        apply_softmax: bool | None = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: Any = None,
         pool: Any = None,
-        chunk_size: int | None = None,
         **kwargs: Any,
     ) -> Any:
         """Score pairs, query by query.
@@ -421,16 +418,13 @@ class AttentionReranker(CrossEncoder):
             inputs: Pairs of a query and a document, or one such pair.
             prompt_name: Name of a saved prompt.
             prompt: Text at the front of each query's prompt.
-            batch_size: Ignored: the documents of a query are a batch.
-            show_progress_bar: Ignored.
             activation_fn: Function applied to the scores. None: that of the model, the identity.
-            apply_softmax: Ignored: a pair has one score.
             convert_to_numpy: Whether to return an array, (pairs,), and not a list of tensors.
             convert_to_tensor: Whether to return a tensor.
             device: Device on which the model runs. None: its own.
             pool: Not allowed, nor is a list of devices.
-            chunk_size: Ignored.
-            **kwargs: Arguments of the module's ``preprocess``.
+            **kwargs: Arguments of the module's ``preprocess``. Others of ``CrossEncoder.predict``, such as
+                ``batch_size``, are ignored.
 
         Raises:
             ValueError: If several processes are asked for, or an input is not a pair of strings.

@@ -19,7 +19,7 @@ from st_reba.text.templates import agreed, normalized
 from st_reba.text.templates import preset as preset_of
 
 from ..lm.attention import Bidirectional
-from ..lm.model import LanguageModel, depth, resolve_output_layer
+from ..lm.model import depth, open_language_model, resolve_output_layer
 from ..lm.passes import Capture, Hook
 from ..lm.prefixes import PrefixCache
 from ..settings import check_choice, check_int, first_not_none
@@ -126,7 +126,7 @@ class CausalModule(Transformer):
         self.whole_depth = depth(self.model)
         output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, preset.output_layer))
         #: Language model that runs the passes.
-        self.lm = LanguageModel(self.model, output_layer)
+        self.lm = open_language_model(self.model, output_layer)
         self.model = self.lm.model
         self.model.config.use_cache = False
         self.template = str(templates[0])
@@ -135,8 +135,8 @@ class CausalModule(Transformer):
         self.final_norm: bool = first_not_none(final_norm, preset.final_norm, True)
         self.normalize_text: bool = first_not_none(normalize_text, preset.normalize_text, False)
         if isinstance(bidirectional_layers, float) and 0 < bidirectional_layers < 1:
-            bidirectional_layers = max(1, int(bidirectional_layers * len(self.lm.layers)))
-        self.bidirectional_layers = check_int("bidirectional_layers", bidirectional_layers, 0, len(self.lm.layers))
+            bidirectional_layers = max(1, int(bidirectional_layers * depth(self.model)))
+        self.bidirectional_layers = check_int("bidirectional_layers", bidirectional_layers, 0, depth(self.model))
         if self.bidirectional_layers:
             self.lm.resolve(range(-self.bidirectional_layers, 0), "made bidirectional")
         self.deterministic, self.prefix_caching = deterministic, prefix_caching
@@ -256,7 +256,7 @@ class CausalModule(Transformer):
 
     def _own_hooks(self, layout: Layout) -> tuple[Hook, ...]:
         """Return the hooks of every pass of this module."""
-        count, run = self.bidirectional_layers, len(self.lm.layers)
+        count, run = self.bidirectional_layers, depth(self.model)
         return (Bidirectional(range(run - count, run), layout.attention_mask),) if count else ()
 
     def run_layers(self, layout: Layout, *hooks: Hook) -> list[Tensor]:

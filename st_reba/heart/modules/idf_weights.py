@@ -64,7 +64,7 @@ class IdfWeights(FixedWeights):
                 token alone.
         """
         check_returns_all(module, "there is nothing to weigh.")
-        frequencies = DocumentFrequencies(len(module.lm.embeddings.weight))
+        frequencies = DocumentFrequencies(module.lm.vocabulary_size)
         for chunk in in_chunks(texts, chunk_size):
             layout = Layout.from_features(module.preprocess(chunk))
             counted = module.selected(layout) & ~layout.is_empty[:, None]

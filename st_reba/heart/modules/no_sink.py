@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..lm.passes import AttentionCall, Hook
+from ..lm.attention import HideFirstToken
+from ..lm.passes import Hook
 from ..settings import check_int
 from ..text.layout import Layout
 from .causal import CausalTransformer
-
-
-@dataclass(eq=False)
-class HideFirstToken(Hook):
-    """Hide the first token of each row from all others, whatever mask the layer has. It attends to itself.
-
-    Attributes:
-        layers: Indices of the layers.
-    """
-
-    layers: Collection[int] = field()
-
-    def before_attention(self, call: AttentionCall) -> None:
-        key = torch.arange(call.key.shape[2], device=call.query.device)
-        query = key[:, None]
-        is_hidden = (key == 0) & (query != 0)
-        mask = call.mask
-        if mask is None:
-            mask = (key <= query if call.causal else torch.ones_like(is_hidden))[None, None]
-        if mask.dtype == torch.bool:
-            # Padding attends to itself: a softmax over nothing would be NaN.
-            call.mask = mask & ~is_hidden | (key == query)
-        else:
-            call.mask = mask.masked_fill(is_hidden, torch.finfo(mask.dtype).min)
 
 
 class NoSinkModule(CausalTransformer):

@@ -1,0 +1,350 @@
+"""GGUF files at their own size: llama.cpp runs the language model, and methods read its states."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from st_reba.lm import gguf
+from st_reba.lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
+from st_reba.modules.checkpoints import Files
+
+from ..lm.model import LanguageModel
+from ..lm.passes import Hook
+from ..lm.prefixes import PrefixCache
+from ..lm.views import shallow_copy
+from ..text.layout import Layout
+from .causal import CausalTransformer
+
+#: End of the names of files that contain a part of a model.
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+# Tokens on which the norm is tried.
+_TRIAL = (0, 1, 2, 3)
+
+
+class LlamaCppConfig(PreTrainedConfig):
+    """Configuration of a model that llama.cpp runs: its GGUF file, by the file's content, and its size.
+
+    Attributes:
+        file: Name of the GGUF file in the folder of this configuration.
+        sha256: Digest of its content.
+        size: Number of its bytes.
+    """
+
+    model_type = MODEL_TYPE
+
+    file: str = ""
+    sha256: str = ""
+    size: int = 0
+    hidden_size: int = 0
+    num_hidden_layers: int = 0
+    num_attention_heads: int = 0
+    vocab_size: int = 0
+    max_position_embeddings: int = 0
+
+    @classmethod
+    def of(cls, model: LlamaCpp, sha256: str) -> Self:
+        """Make the configuration of a loaded file."""
+        return cls(
+            file=_saved_name(model.file),
+            sha256=sha256,
+            size=model.file.stat().st_size,
+            hidden_size=model.hidden_size,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            vocab_size=model.vocabulary_size,
+            max_position_embeddings=model.positions,
+            architectures=["LlamaCppModel"],
+        )
+
+
+class RemoteModel(LanguageModel):
+    """A causal language model that runs elsewhere: its states can be read, and not changed.
+
+    Args:
+        model: The model.
+        output_layer: Layer after which to stop, counted from 1; None for the last.
+    """
+
+    attention_layers = ()
+    continues_past = False
+
+    def __init__(self, model: LlamaCppModel, output_layer: int | None = None) -> None:
+        self.model: Any = shallow_copy(model)
+        self.prefixes = PrefixCache()
+        if output_layer is not None and self.layers:
+            del self.model.layers[output_layer:]
+            self.model.config.num_hidden_layers = output_layer
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        if not len(self.model.layers):
+            raise ValueError(
+                f"The layers of {type(self.model).__name__} were not found: llama.cpp shows the last states alone of "
+                "this architecture. Use a recipe that reads these, or load the model in transformers."
+            )
+        return [*self.model.layers]
+
+    @property
+    def final_norm(self) -> nn.Sequential:
+        return nn.Sequential(self.model.norm) if self.layers else nn.Sequential()
+
+    def feed_forward_at(self, positions: Tensor, length: int) -> list[Hook]:
+        return []
+
+    def resolve(self, layers: Literal["all"] | Sequence[int], purpose: str) -> NoReturn:
+        raise ValueError(_refusal(f"its attention cannot be {purpose}"))
+
+    def projection(self, layer: int) -> NoReturn:
+        raise ValueError(_refusal("its attention cannot be read"))
+
+    def _run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:
+        places: list[nn.Module] = [*self.model.layers]
+        if inputs or any(all(module is not place for place in places) for hook in hooks for module in hook.modules):
+            raise ValueError(_refusal("it reads token ids alone"))
+        hooks_at = [[hook for hook in hooks if any(place is module for module in hook.modules)] for place in places]
+        read = [number for number, own in enumerate(hooks_at, start=1) if own]
+        last = END if self.model.norm is None else len(places)
+        # Padding does not run, and states that no hook reads are not fetched.
+        pairs = zip(layout.input_ids.tolist(), layout.lengths.tolist(), strict=True)
+        rows = [ids[: max(1, length)] for ids, length in pairs]
+        states = self.model.token_states(rows, sorted({*read, *(number - 1 for number in read), last}))
+        for number in read:
+            for hook in hooks_at[number - 1]:
+                place = places[number - 1]
+                before, after = states[number - 1], states[number]
+                if hook.before(place, before) is not before or hook.after(place, after) is not after:
+                    raise ValueError(_refusal("its states can be looked at, and not changed"))
+        return states[last] if self.model.norm is None else cast(Tensor, self.model.norm(states[last]))
+
+
+def _refusal(reason: str) -> str:
+    return (
+        f"The language model runs elsewhere: {reason}. Use what reads states as they are: CausalTransformer, "
+        "EchoModule, MetaEOLModule, TopicModule (classical, prompteol, echo-2, meta-eol, topic, echo-topic), or load "
+        "the model in transformers."
+    )
+
+
+class LlamaCppModel(PreTrainedModel):
+    """A GGUF file in llama.cpp, in place of a transformers model.
+
+    The last hidden states are those of llama.cpp's last layer after the file's norm, which runs here: so a method can
+    end after any layer, with or without the norm. Where an architecture ends in something else, they are llama.cpp's,
+    and no layer can be read.
+
+    Attributes:
+        llama_cpp: The loaded file.
+        layers: A placeholder for each layer; none where layers cannot be read.
+        norm: Final norm; None where llama.cpp runs it.
+    """
+
+    config_class = LlamaCppConfig
+    config: LlamaCppConfig
+    language_model = RemoteModel
+    _supports_sdpa = True
+
+    def __init__(self, config: LlamaCppConfig, llama_cpp: LlamaCpp) -> None:
+        super().__init__(config)
+        self.llama_cpp = llama_cpp
+        self.norm = _norm(llama_cpp)
+        self.layers = nn.ModuleList(nn.Identity() for _ in range(config.num_hidden_layers if self.norm else 0))
+        # A model's device and precision are those of its parameters.
+        self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
+
+    def token_states(self, rows: Sequence[list[int]], layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return the states after some layers, counted from 1, each (B, N, D), with zeros for padding.
+
+        0 is the input of the first layer, and :data:`END` the last hidden states.
+        """
+        found = [self.llama_cpp.states(row, layers) for row in rows]
+        padded = {layer: [torch.from_numpy(states[layer]) for states in found] for layer in layers}
+        return {layer: pad_sequence(states, batch_first=True).to(self.device) for layer, states in padded.items()}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return what gives the input of the first layer."""
+        return _InputEmbeddings(self)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str,
+        *,
+        config: LlamaCppConfig | None = None,
+        llama_cpp: LlamaCpp | None = None,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Load the GGUF file in a configuration's folder, if it is the one that the configuration names.
+
+        Args:
+            pretrained_model_name_or_path: Directory or Hub id.
+            config: Its configuration; None: it is read.
+            llama_cpp: The file, if it is loaded.
+            output_loading_info: Whether to return a report on missing weights, too. None are.
+            **kwargs: ``subfolder``, ``revision`` and so on. Others, for weights in transformers, are ignored.
+
+        Raises:
+            FileNotFoundError: If the file is not there.
+            ValueError: If it is another one.
+        """
+        files = Files(pretrained_model_name_or_path, kwargs)
+        config = config or LlamaCppConfig.from_pretrained(pretrained_model_name_or_path, **files.where)
+        llama_cpp = llama_cpp or LlamaCpp(_checked_file(files, config))
+        if not 1 <= config.num_hidden_layers <= llama_cpp.layers or config.vocab_size != llama_cpp.vocabulary_size:
+            raise ValueError(
+                f"{config.num_hidden_layers} layers and {config.vocab_size} tokens: {llama_cpp.file} has "
+                f"{llama_cpp.layers} and {llama_cpp.vocabulary_size}. Build the model anew."
+            )
+        config.file = _saved_name(llama_cpp.file)
+        model = cls(config, llama_cpp).eval()
+        report: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
+        return (model, report) if output_loading_info else model
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save the configuration, and the GGUF file as a hard link on the same disk, else as a copy."""
+        out = Path(save_directory)
+        out.mkdir(parents=True, exist_ok=True)
+        place, file = out / self.config.file, self.llama_cpp.file.resolve()
+        if not place.exists() or not place.samefile(file):
+            place.unlink(missing_ok=True)
+            try:
+                os.link(file, place)
+            except OSError:
+                shutil.copyfile(file, place)
+        self.config.save_pretrained(out)
+
+    def generate(self, ids: Sequence[int], max_new_tokens: int = 256, **kwargs: Any) -> Iterator[int]:
+        """Continue a text, token by token: see :meth:`st_reba.lm.llama_cpp.LlamaCpp.generate`."""
+        return self.llama_cpp.generate(ids, max_new_tokens, **kwargs)
+
+
+class _InputEmbeddings(nn.Module):
+    """Input embeddings in llama.cpp. ``weight`` has as many rows as there are token ids, and takes no memory."""
+
+    def __init__(self, model: LlamaCppModel) -> None:
+        super().__init__()
+        self.weight = torch.zeros(1, 1).expand(model.config.vocab_size, 1)
+        # A method, not the model: its embeddings would have it as a child.
+        self._token_states = model.token_states
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self._token_states(input_ids.tolist(), [0])[0]
+
+
+def _checked_file(files: Files, config: LlamaCppConfig) -> Path:
+    """Return the GGUF file that a configuration names, in its folder."""
+    if not re.fullmatch(r"[^/\\]+\.gguf", config.file):
+        raise ValueError(f"file={config.file!r}: give the name of a GGUF file that lies beside config.json.")
+    file = files.find(config.file)
+    if file is None:
+        raise FileNotFoundError(
+            f"{files.name} has no {config.file}, the GGUF file that the model runs on: get the whole model, or copy "
+            f"the file of {config.size} bytes with SHA-256 {config.sha256} there."
+        )
+    if file.stat().st_size != config.size or gguf.digest_of(file) != config.sha256:
+        raise ValueError(
+            f"{file} is not the file that the model was saved with ({config.size} bytes, SHA-256 {config.sha256}): its "
+            "embeddings would be others. Get that file, or build the model anew."
+        )
+    return file
+
+
+def _saved_name(file: Path) -> str:
+    """Return the name of a file in a saved model. Files of Ollama have no suffix."""
+    return file.with_suffix(gguf.SUFFIX).name
+
+
+def _norm(model: LlamaCpp) -> nn.Module | None:
+    """Return the norm in a GGUF file that gives last hidden states from those of the last layer; None if none does."""
+    weights, epsilon = model.final_norm()
+    try:
+        found = model.states(_TRIAL, [0, model.layers, END])
+    except ValueError:
+        return None
+    if "weight" not in weights:
+        return None
+    norm = (nn.LayerNorm if "bias" in weights else nn.RMSNorm)(model.hidden_size, eps=epsilon)
+    norm.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()})
+    norm.requires_grad_(False)
+    last, expected = torch.from_numpy(found[model.layers]), torch.from_numpy(found[END])
+    return norm if torch.allclose(norm(last), expected, rtol=1e-3, atol=1e-3 * float(expected.std())) else None
+
+
+class LlamaCppTransformer(CausalTransformer):
+    r"""Word i is the last hidden state :math:`v_i` of token i, from a GGUF file that llama.cpp runs.
+
+    Other methods take the module in place of a loaded ``Transformer``, if they read states as they are::
+
+        language_model = LlamaCppTransformer("model.gguf")
+        model = st_reba.build(language_model, "echo-topic", texts=texts)
+        print(language_model.generate([{"role": "user", "content": "What is the capital of France?"}]))
+
+    A saved model contains the GGUF file, and is loaded like any other. Texts run one by one, so that an embedding does
+    not depend on its batch.
+
+    Args:
+        model_name_or_path: Path of a GGUF file, or a name on the Hub (see :func:`st_reba.lm.gguf.as_directory`).
+        **settings: As for :class:`CausalTransformer`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ImportError: If xllamacpp or gguf is not installed, or xllamacpp is of another release.
+        ValueError: If llama.cpp cannot load the file.
+    """
+
+    def _directory(self, name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        options = kwargs.get("model_kwargs") or {}
+        if options.get("gguf_file") is None and not gguf.is_gguf(name):
+            if Files(name, options).find("config.json") is not None:
+                # A saved model, which contains its file.
+                return name, kwargs
+            raise ValueError(f"{name} is not a GGUF file, and llama.cpp runs no other. Use CausalTransformer.")
+        file = gguf.located(name, options)
+        if _PART.search(file.name):
+            raise ValueError(f"{file} is one part of several: merge them first, `llama-gguf-split --merge`.")
+        digest = gguf.digest_of(file)
+        llama_cpp = LlamaCpp(file)
+        directory = gguf.without_weights(file, digest, LlamaCppConfig.of(llama_cpp, digest))
+        return str(directory), {**kwargs, "model_kwargs": {"llama_cpp": llama_cpp}}
+
+    def generate(self, prompt: str | Sequence[Mapping[str, str]], *, max_new_tokens: int = 256, **kwargs: Any) -> str:
+        """Continue a text, or answer a chat; also while another thread embeds.
+
+        Args:
+            prompt: A text; or messages, ``{"role": ..., "content": ...}``, for the model's chat template.
+            max_new_tokens: Largest number of tokens.
+            **kwargs: ``temperature``, ``top_p`` and ``seed``: see :meth:`st_reba.lm.llama_cpp.LlamaCpp.generate`.
+
+        Returns:
+            The new text, without special tokens.
+
+        Raises:
+            ValueError: If there is no room for it, or messages are given and the file has no chat template.
+        """
+        tokenizer: Any = self.tokenizer
+        if isinstance(prompt, str):
+            ids = tokenizer(prompt)["input_ids"]
+        elif tokenizer.chat_template:
+            messages = [dict(message) for message in prompt]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            raise ValueError("The GGUF file has no chat template: give a text, with the roles written out.")
+        new = cast(LlamaCppModel, self.model).generate(ids, max_new_tokens, **kwargs)
+        return str(tokenizer.decode(list(new), skip_special_tokens=True))
+
+
+AutoModel.register(LlamaCppConfig, LlamaCppModel)
+if MODEL_TYPE not in CONFIG_MAPPING:
+    AutoConfig.register(MODEL_TYPE, LlamaCppConfig)
