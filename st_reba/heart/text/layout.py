@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from .tokens import Span
 
 #: ``copy_index`` of special tokens, literals, the prompt and padding.
 NOT_TEXT = -1
@@ -32,15 +34,18 @@ class Layout:
         attention_mask: (B, N), boolean, True for real tokens.
         copy_index: (B, N), the copy of the text that a token belongs to, 0 to k-1, or ``NOT_TEXT`` or ``PREPENDED``.
         past: Keys and values of tokens before these, a :class:`~st_reba.lm.prefixes.Past`; None if there are none.
+        spans: For each text and each token of one copy, the characters of the text of which it holds any part; None for
+            a text if the tokenizer has no offsets. Empty for a layout that is made of another.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     copy_index: Tensor
     past: Any = None
+    spans: Sequence[list[Span] | None] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Layout:
+    def of(cls, rows: Sequence[Row], spans: Sequence[list[Span] | None] = ()) -> Layout:
         """Pad rows into a batch."""
         lengths = [len(row) for row in rows]
         # Through NumPy: PyTorch takes ten times as long for a tensor of nested lists.
@@ -48,7 +53,7 @@ class Layout:
         mask = np.arange(max([1, *lengths])) < np.array(lengths)[:, None]
         ids, copies = np.zeros(mask.shape, np.int64), np.full(mask.shape, NOT_TEXT, np.int64)
         ids[mask], copies[mask] = flat.T
-        return cls(*map(torch.from_numpy, (ids, mask, copies)))
+        return cls(*map(torch.from_numpy, (ids, mask, copies)), spans=spans)
 
     @classmethod
     def from_features(cls, features: Mapping[str, Any], number: int = 0) -> Layout:
@@ -79,13 +84,13 @@ class Layout:
     def columns(self, columns: slice) -> Layout:
         """Return some of the columns."""
         ids, mask, copies = (part[:, columns] for part in (self.input_ids, self.attention_mask, self.copy_index))
-        return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies)
+        return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies, spans=())
 
     def part(self, rows: Tensor) -> Layout:
         """Return some of the rows, at least one, without columns that only the others need."""
         longest = max(1, int(self.lengths[rows].max()))
         ids, mask, copies = (part[rows, :longest] for part in (self.input_ids, self.attention_mask, self.copy_index))
-        return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies)
+        return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies, spans=())
 
 
 def _feature(name: str, number: int) -> str:
