@@ -1,25 +1,26 @@
-"""Contrastive prompting: what a prompt makes of a text, less what another prompt finds irrelevant in it.
-
-Zifeng Cheng, Zhonghui Wang, Yuchen Fu, Zhiwei Jiang, Yafeng Yin, Cong Wang, Qing Gu: Contrastive Prompting Enhances
-Sentence Embeddings in LLMs through Inference-Time Steering. ACL 2025.
-"""
+"""Contrastive prompting: what a prompt makes of a text, less what another prompt finds irrelevant in it."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from os import PathLike
 from typing import Any, Literal
 
 import torch
-from sentence_transformers.base.modules import Transformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from st_reba.text.templates import USUAL_CONTRAST, preset
 
 from ..lm.passes import Replace, gather_positions, scatter_positions
-from ..settings import first_not_none
+from ..lm.precision import widen
+from ..settings import check, check_choice, check_int, first_not_none
 from ..text.layout import Layout
-from .base import CausalModule
+from .base import CausalModule, PoolOver
+from .token_prepending import stop_early
 from .vectors import TokenVectors
 
+#: The question whose answer a text's embedding shall not have.
 IRRELEVANT = 'The irrelevant information of this sentence : "{text}" means in one word:"'
 
 
@@ -32,64 +33,73 @@ class ContrastivePromptingModule(CausalModule):
 
     Args:
         model_name_or_path: As for :class:`CausalModule`.
-        contrast_layer: Index of the layer, negative from the top. None: the paper's, in proportion to the depth.
+        contrast_layer: Index of the layer, negative from the top. None: the paper's, in proportion to the depth of the
+            whole model.
         scale: :math:`\alpha`, or ``"norm"``, which gives the difference the length of :math:`v_n`. None: the paper's.
         template: Text with one slot, or a name.
         auxiliary_template: The other prompt.
+        pool_over: ``"all"``: n is the last token of the layout.
         **settings: As for :class:`CausalModule`. ``output_layer`` None: 27 of 32 layers. ``final_norm`` None: False.
     """
 
     config_keys = [*CausalModule.config_keys, "template", "contrast_layer", "scale", "auxiliary_template"]
-    equation = r"e = h_n, \quad v_n \leftarrow \alpha \, (v_n - v'_{n'})"
+    method = "Contrastive prompting"
+    equation = (
+        r"e = h_n, \quad \text{where in layer } l \text{ attention returns } "
+        r"v_n \leftarrow \alpha \, (v_n - v'_{n'}) \text{ with } v' \text{ from the auxiliary prompt}"
+    )
+    citation = (
+        "Zifeng Cheng, Zhonghui Wang, Yuchen Fu, Zhiwei Jiang, Yafeng Yin, Cong Wang, Qing Gu: Contrastive Prompting "
+        "Enhances Sentence Embeddings in LLMs through Inference-Time Steering. ACL 2025."
+    )
+    cost = "One pass over the text, and one over its first layers under the auxiliary prompt."
     has_token_vectors = False
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         contrast_layer: int | None = None,
         scale: float | Literal["norm"] | None = None,
         template: str = "prompteol",
         auxiliary_template: str = IRRELEVANT,
-        output_layer: int | float | None = None,
-        final_norm: bool | None = None,
-        normalize_text: bool | None = None,
+        pool_over: PoolOver = "all",
         **settings: Any,
     ) -> None:
         known = preset(template)
         contrast = known.contrast or USUAL_CONTRAST
-        super().__init__(
-            model_name_or_path,
-            template=[template, auxiliary_template],
-            output_layer=first_not_none(output_layer, known.output_layer, 27 / 32),
-            final_norm=first_not_none(final_norm, known.final_norm, False),
-            normalize_text=first_not_none(normalize_text, known.normalize_text),
-            **{**settings, "pool_over": "all", "rows": "last"},
+        scale = contrast.scale if scale is None else scale
+        is_factor = scale == "norm" or (type(scale) in (int, float) and 0 < scale < math.inf)
+        check("scale", scale, is_factor, 'give a number above 0, or "norm" for the length before.')
+        check_choice("pool_over", pool_over, "all")
+        main = stop_early(known)
+        auxiliary = replace(main, template=preset(auxiliary_template).template)
+        settings = {**settings, "pool_over": "all", "rows": "last"}
+        super().__init__(model_name_or_path, template=[main, auxiliary], **settings)
+        run = len(self.lm.layers)
+        usual = min(contrast.index(self.whole_depth), run - 1)
+        self.contrast_layer = (
+            check_int("contrast_layer", first_not_none(contrast_layer, usual), -run, run - 1) % run
         )
-        # The share of the layers is one of the whole model: the layers above are cut.
-        layer = contrast.index(self.whole_depth) if contrast_layer is None else contrast_layer
-        [self.contrast_layer] = self.lm.resolve([min(layer, len(self.lm.layers) - 1)], "read")
-        self.scale = first_not_none(scale, contrast.scale)
-        self.auxiliary_template = str(self.layouter.templates[1])
+        self.scale, self.auxiliary_template = scale, str(self._templates[1])
+        # Raises if it is not found.
         self.lm.projection(self.contrast_layer)
 
     def read(self, layout: Layout, auxiliary: Layout) -> TokenVectors:
-        projection = self.lm.projection(self.contrast_layer)
-        [irrelevant] = self.states_at(auxiliary, [projection], "before", auxiliary.ends)
+        projection, hooks = self.lm.projection(self.contrast_layer), self.own_hooks(auxiliary)
+        [irrelevant] = self.lm.states_at(auxiliary, [projection], "before", auxiliary.ends, *hooks)
 
         def steer(states: Tensor) -> Tensor:
-            values = gather_positions(states, layout.ends)
-            return scatter_positions(
-                states, layout.ends, self._difference(values.float(), irrelevant.to(values).float())
-            )
+            v = gather_positions(states, layout.ends)
+            return scatter_positions(states, layout.ends, self._contrast(widen(v), widen(irrelevant.to(v))))
 
         states = self.run(layout, Replace([projection], inputs=steer))
         return TokenVectors.pick(states, layout, self.selected(layout))
 
-    def _difference(self, values: Tensor, irrelevant: Tensor) -> Tensor:
-        difference = values - irrelevant
-        length, before = difference.norm(dim=-1, keepdim=True), values.norm(dim=-1, keepdim=True)
+    def _contrast(self, v: Tensor, irrelevant: Tensor) -> Tensor:
+        difference = v - irrelevant
+        length, before = difference.norm(dim=-1, keepdim=True), v.norm(dim=-1, keepdim=True)
         # Two equal states differ by rounding, which must not be scaled up.
-        same = length <= torch.finfo(values.dtype).eps ** 0.75 * before
+        same = length <= torch.finfo(v.dtype).eps ** 0.75 * before
         factor = before / length.masked_fill(same, 1) if self.scale == "norm" else self.scale
         return (factor * difference).masked_fill(same, 0)

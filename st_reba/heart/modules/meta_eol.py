@@ -1,23 +1,25 @@
-"""MetaEOL: read a text at the end of several prompts.
-
-Yibin Lei, Di Wu, Tianyi Zhou, Tao Shen, Yu Cao, Chongyang Tao, Andrew Yates: Meta-Task Prompting Elicits Embeddings
-from Large Language Models. ACL 2024.
-"""
+"""MetaEOL: read a text at the end of several prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 import torch
-from sentence_transformers.base.modules import Transformer
+from torch import nn
+from torch.nn.functional import pad
 
-from st_reba.text.templates import META_TASKS
+from st_reba.text.templates import PRESET_SETS, Preset, check_template_length, preset
 
-from ..settings import first_not_none
-from ..text.layout import Layout
-from .base import CausalModule
+from ..lm.prefixes import Past, read_only_cache
+from ..settings import check_choice
+from ..text.layout import NOT_TEXT, Layout
+from .base import CausalModule, PoolOver
 from .vectors import TokenVectors
+
+# Largest number of prompts. A configuration that asks for more is a mistake or an attack.
+_MOST = 64
 
 
 class MetaEOLModule(CausalModule):
@@ -25,27 +27,93 @@ class MetaEOLModule(CausalModule):
 
     .. math:: e_p = v^{(p)}_{N_p}, \quad p = 1, \dots, P
 
+    The embedding is their mean: use ``Pooling("mean")``. All prompts get the same part of a text.
+
     Args:
         model_name_or_path: As for :class:`CausalModule`.
-        templates: Texts with one slot each, or names, 1 to 64. None: the paper's eight.
+        templates: Texts with one slot each, or names, 1 to 64; or ``"ck"`` for Pretended CoT and Knowledge. None: the
+            paper's eight. Settings that the templates' authors share are used unless they are given.
+        pool_over: ``"all"``: a prompt is read at its end.
         **settings: As for :class:`CausalModule`.
     """
 
     config_keys = [*CausalModule.config_keys, "templates"]
+    method = "MetaEOL"
     equation = r"e = \frac{1}{P} \sum_{p=1}^{P} v^{(p)}_{N_p}"
+    citation = (
+        "Yibin Lei, Di Wu, Tianyi Zhou, Tao Shen, Yu Cao, Chongyang Tao, Andrew Yates: Meta-Task Prompting Elicits "
+        "Embeddings from Large Language Models. ACL 2024."
+    )
+    cost = "A pass over the text and what follows it for each prompt; the words before the text run once for all texts."
     has_token_vectors = False
 
     def __init__(
-        self, model_name_or_path: str | Transformer, *, templates: Sequence[str] | None = None, **settings: Any
+        self,
+        model_name_or_path: str | PathLike[str] | nn.Module,
+        *,
+        templates: str | Sequence[str] | None = None,
+        pool_over: PoolOver = "all",
+        **settings: Any,
     ) -> None:
-        if templates is None:
-            settings["normalize_text"] = first_not_none(settings.get("normalize_text"), True)
-        elif isinstance(templates, str) or not 1 <= len(templates) <= 64:
-            raise ValueError(f"templates={templates!r}: give a list of 1 to 64 templates, or None for the paper's.")
+        check_choice("pool_over", pool_over, "all")
         settings = {**settings, "pool_over": "all", "rows": "last"}
-        super().__init__(model_name_or_path, template=META_TASKS if templates is None else templates, **settings)
-        self.templates = [str(template) for template in self.layouter.templates]
+        super().__init__(model_name_or_path, template=_presets(templates), **settings)
+        self.templates = [str(template) for template in self._templates]
 
     def read(self, *layouts: Layout) -> TokenVectors:
-        vectors = [super(MetaEOLModule, self).read(layout) for layout in layouts]
-        return TokenVectors(*(torch.cat(parts, dim=1) for parts in zip(*vectors, strict=True)))
+        rows, columns = len(layouts[0].input_ids), max(layout.input_ids.shape[1] for layout in layouts)
+        fits = len(layouts) * rows * columns <= self.TOKENS_PER_THREAD * torch.get_num_threads()
+        have_past = {layout.past is not None for layout in layouts}
+        if len(have_past) == 1 and (fits or self.lm.device.type != "cpu"):
+            together = super().read(_join(layouts))
+            parts = [part.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2) for part in together[:3]]
+        else:
+            read = [super(MetaEOLModule, self).read(layout) for layout in layouts]
+            parts = [torch.cat([vectors[field] for vectors in read], dim=1) for field in range(3)]
+        return TokenVectors(*parts)
+
+
+def _join(layouts: Sequence[Layout]) -> Layout:
+    """Return P layouts of B rows as one of P * B rows, behind a past each."""
+    columns = max(layout.input_ids.shape[1] for layout in layouts)
+    fields = (("input_ids", 0), ("attention_mask", False), ("copy_index", NOT_TEXT))
+    parts = (
+        torch.cat([pad(part, (0, columns - part.shape[1]), value=padding) for part in (
+            getattr(layout, name) for layout in layouts)])
+        for name, padding in fields
+    )
+    return Layout(*parts, past=_join_pasts([layout.past for layout in layouts], len(layouts[0].input_ids)))
+
+
+def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
+    """Return the pasts of P layouts, each of them for B rows, padded to one length."""
+    known = [past for past in pasts if past is not None]
+    if not known:
+        return None
+    lengths = torch.cat([past.lengths for past in known])
+    longest = int(lengths.max())
+    layers = []
+    for own in zip(*(past.cache for past in known), strict=True):
+        keys, values = (
+            torch.cat([pad(layer[side], (0, 0, 0, longest - layer[side].shape[2])) for layer in own])
+            .repeat_interleave(rows, dim=0)
+            for side in (0, 1)
+        )
+        layers.append((keys, values))
+    return Past(read_only_cache(layers), lengths.repeat_interleave(rows))
+
+
+def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
+    if templates is None:
+        return PRESET_SETS["meta-tasks"]
+    if isinstance(templates, str) and templates in PRESET_SETS:
+        return PRESET_SETS[templates]
+    if isinstance(templates, str) or not isinstance(templates, Sequence) or not 1 <= len(templates) <= _MOST:
+        given = f"{len(templates)} of them" if isinstance(templates, (list, tuple)) else repr(templates)
+        raise ValueError(
+            f"templates: {given} given; give a list of 1 to {_MOST} templates, each a text with one {{text}} or a "
+            f"name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
+        )
+    presets = [preset(template) for template in templates]
+    check_template_length([str(own.template) for own in presets])
+    return presets

@@ -1,24 +1,25 @@
-"""Token prepending: a slot before the text takes the last token's state of the layer below.
-
-Yuchen Fu et al.: Token Prepending: A Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs. ACL
-2025.
-"""
+"""Token prepending: a slot before the text takes the last token's state of the layer below."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
 import torch
-from sentence_transformers.base.modules import Transformer
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from st_reba.text.templates import PREPENDED_ONE_WORD, preset
+from st_reba.text.templates import PREPENDED_ONE_WORD, Preset
 
 from ..lm.passes import Replace
-from ..settings import check_int, first_not_none
+from ..lm.precision import without_autocast
+from ..settings import check, check_int, first_not_none
 from ..text.layout import PREPENDED, Layout
 from ..text.templates import PREPEND
-from .base import CausalModule, PoolOver
+from .base import CausalModule
+from .stored import check_magnitudes, load_saved
 from .vectors import TokenVectors
 
 
@@ -27,63 +28,106 @@ class TokenPrependingModule(CausalModule):
 
     .. math:: h^{(l)}_{s} \leftarrow h^{(l)}_{n}, \quad l = 1, \dots, p - 1
 
-    The first layer is given a random vector in the slot.
+    with the input :math:`h^{(l)}` of layer l, from 0. Layer 0 is given one vector for all texts in the slot, drawn from
+    N(0, 1) and saved with the model.
 
     Args:
         model_name_or_path: As for :class:`CausalModule`.
-        prepend_layers: p, 1 or more. None: three in ten of the layers, at least 2.
-        template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's.
+        prepend_layers: p, from 1 to the layers that run. None: three in ten of them, 2 at least.
+        template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's question.
         seed: Seed of the vector.
         **settings: As for :class:`CausalModule`. ``output_layer`` None: 27 of 32 layers. ``final_norm`` None: False.
     """
 
-    config_keys = [*CausalModule.config_keys, "template", "prepend_layers", "seed"]
-    equation = r"e = h_n, \quad h^{(l)}_{s} \leftarrow h^{(l)}_{n}"
+    config_keys = [*CausalModule.config_keys, "template", "prepend_layers", "seed", "rows"]
+    method = "Token prepending"
+    equation = r"e = h_n, \quad \text{where layer } l < p \text{ is given } h^{(l)}_s \leftarrow h^{(l)}_n"
+    citation = (
+        "Yuchen Fu, Zifeng Cheng, Zhiwei Jiang, Zhonghui Wang, Yafeng Yin, Zhengliang Li, Qing Gu: Token Prepending: A "
+        "Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs. ACL 2025."
+    )
+    cost = "One pass over the text, up to the output layer: no more than the classical embedding."
+    prepends = True
+    FILE: ClassVar[str] = "token_prepending.safetensors"
 
     def __init__(
         self,
-        model_name_or_path: str | Transformer,
+        model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         prepend_layers: int | None = None,
         template: str | None = None,
         seed: int = 0,
-        pool_over: PoolOver | None = None,
-        output_layer: int | float | None = None,
-        final_norm: bool | None = None,
         **settings: Any,
     ) -> None:
-        known = PREPENDED_ONE_WORD if template is None else preset(template)
-        if PREPEND not in known.template:
-            raise ValueError(f"template={template!r}: give text with one {PREPEND} before {{text}}.")
-        for name in ("rows", "normalize_text"):
-            settings[name] = first_not_none(settings.get(name), getattr(known, name))
-        super().__init__(
-            model_name_or_path,
-            template=known.template,
-            pool_over=first_not_none(pool_over, known.pool_over, "all"),
-            output_layer=first_not_none(output_layer, known.output_layer, 27 / 32),
-            final_norm=first_not_none(final_norm, known.final_norm, False),
-            **settings,
-        )
-        run = len(self.lm.layers)
-        usual = min(run, max(2, round(0.3 * run)))
-        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, run)
+        preset = PREPENDED_ONE_WORD if template is None else Preset(template)
+        has_slot = PREPEND in str(preset.template).partition("{text}")[0]
+        check("template", template, has_slot, f"give text with one {PREPEND} before {{text}}.")
+        check_int("seed", seed, 0, 2**63 - 1)
+        super().__init__(model_name_or_path, template=stop_early(preset), **settings)
+        depth = len(self.lm.layers)
+        usual = min(depth, max(2, round(0.3 * depth)))
+        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, depth)
         self.seed = seed
-        width, generator = self.lm.embeddings.weight.shape[1], torch.Generator().manual_seed(seed)
-        # Some architectures scale their embeddings, such as Gemma 3.
-        scale = float(getattr(self.lm.embeddings, "embed_scale", 1))
-        self._vector = scale * torch.randn(width, generator=generator, dtype=torch.float32)
+        width, generator = cast(Tensor, self.lm.embeddings.weight).shape[1], torch.Generator().manual_seed(seed)
+        #: Vector in the slot, before the architecture scales it or adds positions, (D,).
+        self.initial_state = torch.randn(width, generator=generator, dtype=torch.float32)
+        self._scale = _scale_of(self.lm.embeddings)
 
     def read(self, layout: Layout) -> TokenVectors:
         is_slot = layout.copy_index == PREPENDED
         source = torch.where(is_slot, layout.ends[:, None], torch.arange(is_slot.shape[1]))
 
         def enter(states: Tensor) -> Tensor:
-            return torch.where(is_slot.to(states.device)[..., None], self._vector.to(states), states)
+            return torch.where(is_slot[..., None].to(states) > 0, (self._scale * self.initial_state).to(states), states)
 
         def renew(states: Tensor) -> Tensor:
-            return states.gather(1, source.to(states.device)[..., None].expand_as(states))
+            return torch.take_along_dim(states, source[..., None].to(states).long(), dim=1)
 
-        layers = list(self.lm.layers[1 : self.prepend_layers])
+        layers = self.lm.layers[1 : self.prepend_layers]
         states = self.run(layout, Replace([self.lm.embeddings], outputs=enter), Replace(layers, inputs=renew))
         return TokenVectors.pick(states, layout, self.selected(layout))
+
+    @classmethod
+    def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        module = super().load(model_name_or_path, subfolder, *args, **kwargs)
+        saved, file = load_saved(cls, cls.FILE, model_name_or_path, subfolder, kwargs)
+        state, own = saved.get("initial_state"), module.initial_state
+        if file and (state is None or state.shape != own.shape):
+            raise ValueError(
+                f'{file} has no vector of {len(own)} values under "initial_state", as the model\'s input embeddings '
+                "have them: they are of two models. Save the model again."
+            )
+        if state is not None:
+            check_magnitudes({"initial_state": state}, cls.__name__)
+            own.copy_(state)
+        return module
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        super().save(output_path, *args, **kwargs)
+        save_file({"initial_state": self.initial_state}, Path(output_path, self.FILE), metadata={"format": "pt"})
+
+
+def stop_early(preset: Preset) -> Preset:
+    """Return a preset with settings where it has none: 27 of 32 layers, no final norm, to the end of the layout."""
+    return replace(
+        preset,
+        pool_over=preset.pool_over or "all",
+        output_layer=preset.output_layer or 27 / 32,
+        final_norm=bool(preset.final_norm),
+    )
+
+
+def _scale_of(embeddings: nn.Module) -> float:
+    """Return the factor by which input embeddings multiply their table, as in Gemma."""
+    table = cast(Tensor, embeddings.weight)
+    if table.device.type != "meta":
+        with torch.inference_mode(), without_autocast(table.device):
+            rows = table[:8].double()
+            found = embeddings(torch.arange(len(rows), device=table.device)).double()
+            scale = float((rows * found).sum() / rows.square().sum().clamp(min=torch.finfo(rows.dtype).tiny))
+            if torch.allclose(found, rows * scale, rtol=1e-2, atol=1e-3 * float(found.abs().max())):
+                return scale
+    raise ValueError(
+        f"The factor by which {type(embeddings).__name__} multiplies its table of input embeddings was not found, so no "
+        "vector can be put between them. Load the model without device_map, or use another model."
+    )
