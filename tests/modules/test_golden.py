@@ -13,7 +13,7 @@ from ..fixtures import golden
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 #: Packages of modules that are held to the archive.
-NAMESPACES = ("st_reba.modules",)
+NAMESPACES = ("st_reba.modules", "st_reba.heart.modules")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,11 @@ def test_golden(case, architecture, namespace, archive, loaded):
     for call in case.calls:
         for key, values in golden.found(case, module, call):
             if not key.endswith("vectors"):
-                assert np.array_equal(values, archive[key]), key
+                expected = archive[key]
+                if key.endswith("counts"):
+                    # An empty text has one zero vector or several.
+                    values, expected = values[1:], expected[1:]
+                assert np.array_equal(values, expected), key
                 continue
             expected = archive[f"{architecture}/{key}"]
             worst = np.abs(values - expected).max()

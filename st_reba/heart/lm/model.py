@@ -230,6 +230,16 @@ class LanguageModel:
         return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Number of values in a state after each layer, and in a last hidden state."""
+        return parts_of(self.model).widths
+
+    @property
+    def projected_layers(self) -> tuple[int, ...]:
+        """Indices of the layers whose attention has an output projection."""
+        return tuple(parts_of(self.model).projections)
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of token ids with an input embedding."""
         return len(cast(Tensor, self.embeddings.weight))

@@ -114,7 +114,7 @@ class CausalModule(SafeTransformer):
         chat: Literal["turn", "conversation"] = "turn",
         **transformer_kwargs: Any,
     ) -> None:
-        given = template if isinstance(template, (list, tuple)) else [template]
+        given: Sequence[Any] = template if isinstance(template, (list, tuple)) else [template]
         presets = [own if isinstance(own, Preset) else preset_of(own) for own in given]
         templates, preset = [Template.parse(own.template) for own in presets], agreed(presets)
         repeats = any(own.copies > 1 for own in templates)
@@ -190,9 +190,7 @@ class CausalModule(SafeTransformer):
         """Templates with the tokenizer that the module has now."""
         positions = None if self.lm.positions is None else self.lm.positions - self.further_tokens
         whole = self.tokenization == "whole"
-        return TextLayouter(
-            self._tokenizer, self._templates, whole=whole, positions=positions, end=self.ends_in_eos
-        )
+        return TextLayouter(self._tokenizer, self._templates, whole=whole, positions=positions, end=self.ends_in_eos)
 
     def max_tokens(self, prompt: str = "", length: int | None = None) -> int | None:
         """Return the number of tokens that one copy of a text may have; None for no limit.
@@ -362,13 +360,12 @@ class CausalModule(SafeTransformer):
         order = layouts[0].lengths.argsort(descending=True, stable=True) if size < count else torch.arange(count)
         return list(order.chunk(ceil(count / size)))
 
-    def read(self, *layouts: Layout) -> TokenVectors:
+    def read(self, layout: Layout) -> TokenVectors:
         """Return the vectors of a batch: the method. Here, the last hidden states of the selected tokens.
 
         Args:
-            *layouts: One for each template.
+            layout: B rows. A method with several templates takes a layout for each.
         """
-        [layout] = layouts
         selected = self.selected(layout)
         hooks = self.lm.feed_forward_at(last_position(selected), selected.shape[1]) if self.rows == "last" else []
         return TokenVectors.pick(self.run(layout, *hooks), layout, selected)

@@ -78,14 +78,12 @@ class ContrastivePromptingModule(CausalModule):
         super().__init__(model_name_or_path, template=[main, auxiliary], **settings)
         run = len(self.lm.layers)
         usual = min(contrast.index(self.whole_depth), run - 1)
-        self.contrast_layer = (
-            check_int("contrast_layer", first_not_none(contrast_layer, usual), -run, run - 1) % run
-        )
+        self.contrast_layer = check_int("contrast_layer", first_not_none(contrast_layer, usual), -run, run - 1) % run
         self.scale, self.auxiliary_template = scale, str(self._templates[1])
         # Raises if it is not found.
         self.lm.projection(self.contrast_layer)
 
-    def read(self, layout: Layout, auxiliary: Layout) -> TokenVectors:
+    def read(self, layout: Layout, auxiliary: Layout) -> TokenVectors:  # type: ignore[override]
         projection, hooks = self.lm.projection(self.contrast_layer), self.own_hooks(auxiliary)
         [irrelevant] = self.lm.states_at(auxiliary, [projection], "before", auxiliary.ends, *hooks)
 

@@ -72,28 +72,9 @@ class LayerStates(CausalTransformer):
         return {**config, "rows": "all"} if "rows" in config and "final_norm" not in config else config
 
     def read(self, layout: Layout) -> TokenVectors:
-        """Return the state after each layer, and then the vectors of the selected tokens."""
         selected = self.selected(layout)
         layers = Capture(self.lm.layers, "after", last_position(selected))
         tokens = TokenVectors.pick(self.run(layout, layers), layout, selected)
         states = torch.stack([state.to(tokens.states) for state in layers.states], dim=1)
-        mask, ids = (part.new_ones(states.shape[:2]) for part in (tokens.mask, tokens.ids))
-        pairs = zip((states, mask, ids), tokens, strict=True)
-        return TokenVectors(*(torch.cat(pair, dim=1) for pair in pairs))
-
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Read every layer.
-
-        Args:
-            features: Result of :meth:`preprocess`.
-            **kwargs: Ignored.
-
-        Returns:
-            The features with ``layer_states`` (B, L, D), and those of :meth:`CausalModule.forward`.
-        """
-        features = super().forward(features, **kwargs)
-        names = ("token_embeddings", "attention_mask", "input_ids")
-        tokens = {name: features[name][:, self.depth :] for name in names}
-        # The one zero vector of an empty text was the first of all.
-        tokens["attention_mask"][:, 0] = 1
-        return {**features, **tokens, "layer_states": features["token_embeddings"][:, : self.depth]}
+        is_empty = layout.is_empty.to(states.device, non_blocking=True)
+        return tokens._replace(extra={"layer_states": states.masked_fill(is_empty[:, None, None], 0)})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from st_reba.text.templates import PRESET_SETS, Preset, check_template_length, preset
@@ -60,29 +60,37 @@ class MetaEOLModule(CausalModule):
         super().__init__(model_name_or_path, template=_presets(templates), **settings)
         self.templates = [str(template) for template in self._templates]
 
-    def read(self, *layouts: Layout) -> TokenVectors:
+    def read(self, layout: Layout, *further: Layout) -> TokenVectors:
+        layouts = (layout, *further)
         rows, columns = len(layouts[0].input_ids), max(layout.input_ids.shape[1] for layout in layouts)
         fits = len(layouts) * rows * columns <= self.TOKENS_PER_THREAD * torch.get_num_threads()
-        have_past = {layout.past is not None for layout in layouts}
-        if len(have_past) == 1 and (fits or self.lm.device.type != "cpu"):
-            together = super().read(_join(layouts))
-            parts = [part.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2) for part in together[:3]]
+        alike = len({layout.past is None for layout in layouts}) == 1
+        if alike and (fits or self.lm.device.type != "cpu"):
+            # Fewer, larger passes.
+            read = [super().read(_join(layouts))]
         else:
-            read = [super(MetaEOLModule, self).read(layout) for layout in layouts]
-            parts = [torch.cat([vectors[field] for vectors in read], dim=1) for field in range(3)]
-        return TokenVectors(*parts)
+            read = [super(MetaEOLModule, self).read(own) for own in layouts]
+
+        def by_text(values: list[Tensor]) -> Tensor:
+            return torch.cat(values).unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
+
+        states, masks, ids = ([own.states for own in read], [own.mask for own in read], [own.ids for own in read])
+        return TokenVectors(by_text(states), by_text(masks), by_text(ids))
 
 
 def _join(layouts: Sequence[Layout]) -> Layout:
     """Return P layouts of B rows as one of P * B rows, behind a past each."""
     columns = max(layout.input_ids.shape[1] for layout in layouts)
-    fields = (("input_ids", 0), ("attention_mask", False), ("copy_index", NOT_TEXT))
-    parts = (
-        torch.cat([pad(part, (0, columns - part.shape[1]), value=padding) for part in (
-            getattr(layout, name) for layout in layouts)])
-        for name, padding in fields
+
+    def joined(parts: Iterable[Tensor], padding: int) -> Tensor:
+        return torch.cat([pad(part, (0, columns - part.shape[1]), value=padding) for part in parts])
+
+    return Layout(
+        joined((layout.input_ids for layout in layouts), 0),
+        joined((layout.attention_mask for layout in layouts), False),
+        joined((layout.copy_index for layout in layouts), NOT_TEXT),
+        past=_join_pasts([layout.past for layout in layouts], len(layouts[0].input_ids)),
     )
-    return Layout(*parts, past=_join_pasts([layout.past for layout in layouts], len(layouts[0].input_ids)))
 
 
 def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
@@ -93,11 +101,10 @@ def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
     lengths = torch.cat([past.lengths for past in known])
     longest = int(lengths.max())
     layers = []
-    for own in zip(*(past.cache for past in known), strict=True):
+    for own in zip(*(past.cache.layers for past in known), strict=True):
         keys, values = (
-            torch.cat([pad(layer[side], (0, 0, 0, longest - layer[side].shape[2])) for layer in own])
-            .repeat_interleave(rows, dim=0)
-            for side in (0, 1)
+            torch.cat([pad(kept, (0, 0, 0, longest - kept.shape[2])) for kept in sides]).repeat_interleave(rows, dim=0)
+            for sides in ([layer.keys for layer in own], [layer.values for layer in own])
         )
         layers.append((keys, values))
     return Past(read_only_cache(layers), lengths.repeat_interleave(rows))

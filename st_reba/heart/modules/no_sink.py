@@ -59,5 +59,5 @@ class NoSinkModule(CausalTransformer):
         top = range(depth - max(1, self.bidirectional_layers // 2), depth)
         self.layers = list(self.lm.resolve(top if layers is None else layers, "changed"))
 
-    def _own_hooks(self, layout: Layout) -> tuple[Hook, ...]:
-        return (*super()._own_hooks(layout), HideFirstToken(self.layers))
+    def own_hooks(self, layout: Layout) -> tuple[Hook, ...]:
+        return (*super().own_hooks(layout), HideFirstToken(self.layers))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from st_reba.modules.checkpoints import ON_THE_HUB, backbone_of
 from st_reba.text.templates import PREPENDED_ONE_WORD, Preset
 
 from ..lm.passes import Replace
@@ -19,7 +21,7 @@ from ..settings import check, check_int, first_not_none
 from ..text.layout import PREPENDED, Layout
 from ..text.templates import PREPEND
 from .base import CausalModule
-from .stored import check_magnitudes, load_saved
+from .stored import check_magnitudes
 from .vectors import TokenVectors
 
 
@@ -90,16 +92,7 @@ class TokenPrependingModule(CausalModule):
     @classmethod
     def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        saved, file = load_saved(cls, cls.FILE, model_name_or_path, subfolder, kwargs)
-        state, own = saved.get("initial_state"), module.initial_state
-        if file and (state is None or state.shape != own.shape):
-            raise ValueError(
-                f'{file} has no vector of {len(own)} values under "initial_state", as the model\'s input embeddings '
-                "have them: they are of two models. Save the model again."
-            )
-        if state is not None:
-            check_magnitudes({"initial_state": state}, cls.__name__)
-            own.copy_(state)
+        _load_vector(module, fspath(model_name_or_path), subfolder, kwargs)
         return module
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
@@ -117,6 +110,25 @@ def stop_early(preset: Preset) -> Preset:
     )
 
 
+def _load_vector(module: TokenPrependingModule, name: str, subfolder: str, where: Mapping[str, Any]) -> None:
+    """Replace the vector of a module by the saved one, if there is one."""
+    place = name if subfolder else backbone_of(name)
+    file = module.load_file_path(
+        place, module.FILE, subfolder=subfolder, **{key: where[key] for key in ON_THE_HUB if key in where}
+    )
+    if file is None:
+        return
+    state, own = load_file(file).get("initial_state"), module.initial_state
+    if state is None or state.shape != own.shape:
+        found = "nothing" if state is None else f"a tensor of shape {tuple(state.shape)}"
+        raise ValueError(
+            f'{file} has {found} under "initial_state", and the model\'s input embeddings have {len(own)} values. They '
+            "are of two models; save the model again."
+        )
+    check_magnitudes({"initial_state": state}, type(module).__name__)
+    own.copy_(state)
+
+
 def _scale_of(embeddings: nn.Module) -> float:
     """Return the factor by which input embeddings multiply their table, as in Gemma."""
     table = cast(Tensor, embeddings.weight)
@@ -128,6 +140,6 @@ def _scale_of(embeddings: nn.Module) -> float:
             if torch.allclose(found, rows * scale, rtol=1e-2, atol=1e-3 * float(found.abs().max())):
                 return scale
     raise ValueError(
-        f"The factor by which {type(embeddings).__name__} multiplies its table of input embeddings was not found, so no "
-        "vector can be put between them. Load the model without device_map, or use another model."
+        f"The factor by which {type(embeddings).__name__} multiplies its table of input embeddings was not found, so "
+        "no vector can be put between them. Load the model without device_map, or use another model."
     )

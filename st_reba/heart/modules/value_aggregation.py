@@ -12,7 +12,7 @@ from torch import nn
 
 from st_reba.text.templates import preset
 
-from ..settings import check_layers, first_not_none
+from ..settings import check, check_layers, first_not_none
 from ..text.layout import Layout
 from .base import CausalModule, PoolOver
 from .vectors import TokenVectors, last_position
@@ -62,7 +62,12 @@ class ValueAggregationModule(CausalModule):
         settings = {**settings, "pool_over": first_not_none(pool_over, "all"), "rows": "all"}
         super().__init__(model_name_or_path, template=known, **settings)
         self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
-        self._read_layers = self.lm.resolve_projections(layers)
+        depth = len(self.lm.layers)
+        is_within = layers == "all" or all(-depth <= layer < depth for layer in layers)
+        check("layers", layers, is_within, f"the model has {depth} layers; use {-depth} to {depth - 1}.")
+        chosen = self.lm.projected_layers if layers == "all" else sorted({layer % depth for layer in layers})
+        # Raises where there is no projection.
+        self._read_layers = [layer for layer in chosen or [-1] if self.lm.projection(layer)]
 
     def read(self, layout: Layout) -> TokenVectors:
         n = last_position(self.selected(layout))

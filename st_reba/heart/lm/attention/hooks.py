@@ -109,7 +109,7 @@ class MeanWeights(Hook):
 
     layer: int
     positions: Tensor
-    weights: Tensor | None = field(default=None, init=False)
+    weights: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.layers = (self.layer,)
