@@ -14,21 +14,20 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from st_reba.modules.checkpoints import SafeTransformer, modes_of
-from st_reba.text.chat import is_conversation, read_as
-from st_reba.text.templates import Preset, agreed, normalized
-from st_reba.text.templates import preset as preset_of
 
 from ..lm.attention import Bidirectional
 from ..lm.model import depth, open_language_model, resolve_output_layer
 from ..lm.passes import Hook
 from ..settings import NO_LIMIT, check, check_choice, check_flag, check_int, check_tokens, first_not_none
+from ..text.chat import Chat, is_conversation, read_as
 from ..text.layout import NOT_TEXT, Layout
 from ..text.layouter import TextLayouter
+from ..text.presets import PoolOver as PoolOver
+from ..text.presets import Preset, agreed, normalized
+from ..text.presets import Rows as Rows
+from ..text.presets import preset as preset_of
 from ..text.templates import PREPEND, Template
 from .vectors import ONE_BY_ONE, TokenVectors, last_position, last_token_mask
-
-PoolOver = Literal["text", "all", "whole"]
-Rows = Literal["all", "last"]
 
 
 class CausalModule(SafeTransformer):
@@ -41,7 +40,7 @@ class CausalModule(SafeTransformer):
         model_name_or_path: Path or Hub id of a decoder-only model or of a GGUF file; or a loaded ``Transformer`` or
             language model, whose weights are shared. That one stays as it is.
         template: Text with ``{text}`` slots, or the name of a template, which brings the settings of its authors; or a
-            :class:`~st_reba.text.templates.Preset` of both. A list makes one layout each; :meth:`read` gets them all.
+            :class:`~st_reba.text.presets.Preset` of both. A list makes one layout each; :meth:`read` gets them all.
         pool_over: Tokens that are returned. ``"text"``: those of the copy that is read. ``"all"``: from there to the
             end of the layout, and the special tokens before the text if nothing else precedes it. ``"whole"``: all,
             with prompt and template. None: ``"text"``.
@@ -111,7 +110,7 @@ class CausalModule(SafeTransformer):
         tokenization: Literal["whole", "pieces"] | None = None,
         deterministic: bool = False,
         prefix_caching: bool = True,
-        chat: Literal["turn", "conversation"] = "turn",
+        chat: Chat = "turn",
         **transformer_kwargs: Any,
     ) -> None:
         given: Sequence[Any] = template if isinstance(template, (list, tuple)) else [template]

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from st_reba.text.templates import USUAL_CONTRAST, preset
-
+from ..lm.model import depth
 from ..lm.passes import Replace, gather_positions, scatter_positions
 from ..lm.precision import widen
 from ..settings import check, check_choice, check_int, first_not_none
 from ..text.layout import Layout
+from ..text.presets import DEFAULT_CONTRAST, preset
 from .base import CausalModule, PoolOver
 from .token_prepending import stop_early
 from .vectors import TokenVectors
@@ -67,7 +67,7 @@ class ContrastivePromptingModule(CausalModule):
         **settings: Any,
     ) -> None:
         known = preset(template)
-        contrast = known.contrast or USUAL_CONTRAST
+        contrast = known.contrast or DEFAULT_CONTRAST
         scale = contrast.scale if scale is None else scale
         is_factor = scale == "norm" or (type(scale) in (int, float) and 0 < scale < math.inf)
         check("scale", scale, is_factor, 'give a number above 0, or "norm" for the length before.')
@@ -76,7 +76,7 @@ class ContrastivePromptingModule(CausalModule):
         auxiliary = replace(main, template=preset(auxiliary_template).template)
         settings = {**settings, "pool_over": "all", "rows": "last"}
         super().__init__(model_name_or_path, template=[main, auxiliary], **settings)
-        run = len(self.lm.layers)
+        run = depth(self.model)
         usual = min(contrast.index(self.whole_depth), run - 1)
         self.contrast_layer = check_int("contrast_layer", first_not_none(contrast_layer, usual), -run, run - 1) % run
         self.scale, self.auxiliary_template = scale, str(self._templates[1])

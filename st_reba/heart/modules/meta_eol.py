@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from st_reba.text.templates import PRESET_SETS, Preset, check_template_length, preset
-
 from ..lm.prefixes import Past, read_only_cache
 from ..settings import check_choice
 from ..text.layout import NOT_TEXT, Layout
+from ..text.presets import PRESET_SETS, Preset, preset
+from ..text.templates import check_template_length
 from .base import CausalModule, PoolOver
 from .vectors import TokenVectors
 

@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from st_reba.modules.checkpoints import ON_THE_HUB, backbone_of
-from st_reba.text.templates import PREPENDED_ONE_WORD, Preset
 
+from ..lm.model import depth
 from ..lm.passes import Replace
 from ..lm.precision import without_autocast
 from ..settings import check, check_int, first_not_none
 from ..text.layout import PREPENDED, Layout
-from ..text.templates import PREPEND
+from ..text.presets import PREPENDED_ONE_WORD, Preset
+from ..text.templates import PREPEND, TEXT
 from .base import CausalModule
 from .stored import check_magnitudes
 from .vectors import TokenVectors
@@ -62,13 +63,13 @@ class TokenPrependingModule(CausalModule):
         **settings: Any,
     ) -> None:
         preset = PREPENDED_ONE_WORD if template is None else Preset(template)
-        has_slot = PREPEND in str(preset.template).partition("{text}")[0]
-        check("template", template, has_slot, f"give text with one {PREPEND} before {{text}}.")
+        has_slot = PREPEND in str(preset.template).partition(TEXT)[0]
+        check("template", template, has_slot, f"give text with one {PREPEND} before {TEXT}.")
         check_int("seed", seed, 0, 2**63 - 1)
         super().__init__(model_name_or_path, template=stop_early(preset), **settings)
-        depth = len(self.lm.layers)
-        usual = min(depth, max(2, round(0.3 * depth)))
-        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, depth)
+        run = depth(self.model)
+        usual = min(run, max(2, round(0.3 * run)))
+        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, run)
         self.seed = seed
         width, generator = cast(Tensor, self.lm.embeddings.weight).shape[1], torch.Generator().manual_seed(seed)
         #: Vector in the slot, before the architecture scales it or adds positions, (D,).

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from st_reba.text.templates import preset
-
+from ..lm.model import depth
 from ..settings import check, check_layers, first_not_none
 from ..text.layout import Layout
+from ..text.presets import preset
 from .base import CausalModule, PoolOver
 from .vectors import TokenVectors, last_position
 
@@ -62,10 +62,10 @@ class ValueAggregationModule(CausalModule):
         settings = {**settings, "pool_over": first_not_none(pool_over, "all"), "rows": "all"}
         super().__init__(model_name_or_path, template=known, **settings)
         self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
-        depth = len(self.lm.layers)
-        is_within = layers == "all" or all(-depth <= layer < depth for layer in layers)
-        check("layers", layers, is_within, f"the model has {depth} layers; use {-depth} to {depth - 1}.")
-        chosen = self.lm.projected_layers if layers == "all" else sorted({layer % depth for layer in layers})
+        run = depth(self.model)
+        is_within = layers == "all" or all(-run <= layer < run for layer in layers)
+        check("layers", layers, is_within, f"the model has {run} layers; use {-run} to {run - 1}.")
+        chosen = self.lm.projected_layers if layers == "all" else sorted({layer % run for layer in layers})
         # Raises where there is no projection.
         self._read_layers = [layer for layer in chosen or [-1] if self.lm.projection(layer)]
 
