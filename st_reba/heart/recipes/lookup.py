@@ -1,0 +1,262 @@
+"""Lookup of recipes: by name or key, a few or all, in a language; and registration of new ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, TypeVar
+
+from sentence_transformers.base.modules import Module
+
+from st_reba.hub import compat
+from st_reba.text.templates import PromptLanguage
+
+from ..modules import CausalModule
+from . import rows
+from .recipe import RANDOM, TF_IDF, Control, Recipe, Row
+
+#: Name of the result of the control without a model.
+TF_IDF_RESULT = f"{TF_IDF}, mean"
+
+#: Largest number of copies of a text in a recipe that is found by its name.
+_MOST_COPIES = 64
+
+# Layer in a recipe's key, and in its name.
+_LAYER = re.compile(r"(?:@|, layer )(\d+)")
+
+# Rows of other packages' modules.
+_registered: list[Row] = []
+
+_Class = TypeVar("_Class", bound=type[Module])
+
+
+def every_row(repetitions: int = 3) -> list[Row]:
+    """Return every row with at most ``repetitions`` copies of the text."""
+    repeated = [row for copies in range(2, repetitions + 1) for row in rows.repeated(copies)]
+    every = [*rows.FIRST, *repeated, *rows.OTHERS, *_registered]
+    return [row for row in every if row.repetitions <= repetitions]
+
+
+def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """Return every training-free recipe under the poolings that fit it.
+
+    Args:
+        repetitions: Largest number of copies of the text.
+        fit_texts: Plain texts on which filters and idf weights are fitted; None: a comparison takes those of the
+            package's word-sense questions.
+    """
+    texts = tuple(fit_texts or ())
+    compared = [row for row in every_row(repetitions) if row.compared == "all"]
+    recipes = [Recipe(row, pooling, texts, row.around) for row in compared for pooling in row.poolings]
+    around = [rows.PARTS[name] for name in (*rows.FILTERS, rows.IDF)]
+    recipes += [Recipe(rows.CLASSICAL, pooling, texts, part) for part in around for pooling in part.poolings]
+    return without_repeats(recipes)
+
+
+def worth_trying(fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """Return the few recipes to try first: the embedding without a recipe, and the best cheap one of each family.
+
+    Args:
+        fit_texts: As for :func:`default_recipes`.
+    """
+    texts = tuple(fit_texts or ())
+    return [Recipe(row, pooling, texts, row.around) for row in every_row() for pooling in row.tried]
+
+
+def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+    """Return the recipes of some names, each once.
+
+    Args:
+        names: Each is ``"few"``, ``"all"``, a name for :func:`find`, or several keys with commas between.
+        repetitions: Largest number of copies of the text for ``"all"``.
+        fit_texts: As for :func:`default_recipes`.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    recipes: list[Recipe] = []
+    for name in names:
+        if name == "all":
+            recipes += default_recipes(repetitions, fit_texts)
+        elif name == "few":
+            recipes += worth_trying(fit_texts)
+        elif "," in name and _known(name) is None:
+            recipes += asked_for(map(str.strip, name.split(",")), repetitions, fit_texts)
+        else:
+            recipe = replace(find(name), fit_texts=tuple(fit_texts or ()))
+            recipes += [replace(recipe, pooling=pooling) for pooling in recipe.poolings]
+    return list({recipe.result: recipe for recipe in recipes}.values())
+
+
+def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Recipe]:
+    """Return the same recipes, each once, with prompts in a language if they have such prompts.
+
+    A recipe whose key names a Chinese prompt keeps it.
+
+    Args:
+        recipes: The recipes.
+        language: The user's choice, or that of the texts: see :func:`st_reba.text.templates.language_of`.
+    """
+    translated: list[Recipe] = []
+    for recipe in recipes:
+        in_chinese = _by_key().get(f"{recipe.row.key}-zh")
+        translated.append(replace(recipe, row=in_chinese) if in_chinese and language == "zh" else recipe)
+    return list({recipe.result: recipe for recipe in translated}.values())
+
+
+def find(name: str) -> Recipe:
+    """Return a recipe under its usual pooling, without texts to fit on.
+
+    Args:
+        name: Name in tables, such as ``"ReBA-2"`` or ``"Classical, whitened"``; or key: ``"reba-2"``, ``"reba-2@12"``
+            to end after a layer, ``"classical+whitened"`` with a filter.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    recipe = _known(name)
+    if recipe is None and (name == TF_IDF or _known(name.removeprefix(f"{RANDOM}, ")) is not None):
+        raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
+    if recipe is None:
+        keys = [row.key for row in [*every_row(), rows.BAG]]
+        with_parts = [f"{key}+{part.key}" for key in keys for part in rows.PARTS.values()]
+        typed = re.sub("[_ ]+", "-", name.lower())
+        near = get_close_matches(typed, [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.75)
+        raise ValueError(
+            f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
+            "`st-reba recipes` lists them, and what may stand behind a key."
+        )
+    if recipe.part is not None and not recipe.poolings:
+        raise ValueError(
+            f"{name!r}: {recipe.part.name} goes with {' or '.join(recipe.part.poolings)} pooling, and {recipe.method} "
+            f"has {' or '.join(recipe.row.poolings)} pooling; leave it out, or give it to another recipe, such as "
+            f"classical+{recipe.part.key}."
+        )
+    return replace(recipe, pooling=recipe.poolings[0])
+
+
+def _known(name: str) -> Recipe | None:
+    """Return the recipe of a name or a key, without a pooling; None if there is none."""
+    layer = _LAYER.search(name)
+    recipe = _by_name().get(_LAYER.sub("", name, count=1))
+    return recipe if recipe is None or layer is None else replace(recipe, layer=int(layer[1]))
+
+
+@cache
+def _by_key() -> dict[str, Row]:
+    listed = {row.key: row for row in every_row(_MOST_COPIES)}
+    translated = {f"{row.key}-zh": row.in_chinese() for row in listed.values() if row.chinese}
+    return {**translated, **listed, rows.BAG.key: rows.BAG}
+
+
+@cache
+def _by_name() -> dict[str, Recipe]:
+    """Return every recipe that ends after its own layer, by key and by name in tables."""
+    recipes: dict[str, Recipe] = {}
+    for row in _by_key().values():
+        recipes[row.key] = Recipe(row, "", (), row.around)
+        recipes |= {f"{row.key}+{part.key}": Recipe(row, "", (), part) for part in rows.PARTS.values()}
+    return {recipe.name: recipe for recipe in reversed(recipes.values())} | recipes
+
+
+def matching(module: type[CausalModule], settings: Mapping[str, Any]) -> Row | None:
+    """Return the row of a module with these arguments; None if there is none."""
+    return next((row for row in _by_key().values() if row.module is module and row.settings == settings), None)
+
+
+def register(module: _Class, *own: Row) -> _Class:
+    """Let saved models with a module of yours load, and let it take part in comparisons.
+
+    Call it where your package is imported. ``import yours; SentenceTransformer(path)`` then loads without
+    ``trust_remote_code``, and a comparison after ``import yours`` knows its recipes.
+
+    Args:
+        module: Your class, importable under its own name, for instance derived from
+            :class:`st_reba.modules.CausalModule`.
+        *own: Its recipes. None: for a causal module one with its defaults, named by its ``method``; for others none.
+
+    Returns:
+        The class, so that this can be a decorator.
+
+    Raises:
+        TypeError: If it is not a class of modules.
+        ValueError: If nobody can import it, or a recipe has the key or the name of another one.
+    """
+    if not (isinstance(module, type) and issubclass(module, Module)):
+        raise TypeError(f"register({module!r}): give a class derived from st_reba's CausalModule or from ST's Module.")
+    if "<locals>" in module.__qualname__ or module.__module__ == "__main__":
+        raise ValueError(
+            f"{module.__name__} is defined in {module.__module__}, {module.__qualname__}: a saved model names its "
+            "modules by where they are imported from. Define it at the top of a module that can be imported."
+        )
+    if not own and issubclass(module, CausalModule):
+        own = (_default_row(module),)
+    # A module that is reloaded registers again.
+    others = [row for row in _by_key().values() if _reference(row.module) != _reference(module)]
+    for row in own:
+        if any(row.key == other.key or row.name == other.name for other in others):
+            raise ValueError(f"There is a recipe {row.key!r} or {row.name!r} already: give another key and name.")
+    compat.make_known(module)
+    _registered[:] = [row for row in _registered if _reference(row.module) != _reference(module)] + list(own)
+    _by_key.cache_clear()
+    _by_name.cache_clear()
+    return module
+
+
+def _default_row(module: type[CausalModule]) -> Row:
+    """Return the row of a module that is registered without one."""
+    key = "".join(f"-{sign.lower()}" if sign.isupper() else sign for sign in module.__name__).strip("-")
+    summary = (module.__doc__ or module.__name__).strip().splitlines()[0].rstrip(".")
+    name = module.method if "method" in vars(module) else module.__name__
+    return Row(key, name, module, summary, cost="")
+
+
+def _reference(module: type[Any]) -> str:
+    return f"{module.__module__}.{module.__name__}"
+
+
+def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Return one recipe in place of several that are equal by definition. It names the others.
+
+    Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer changes
+    nothing, and ReBA without repetition gives :math:`e_n = a_{nn} v_n`. Their word embeddings differ. Those do not
+    depend on the pooling, so that the same rows under other poolings give them.
+    """
+    last = {recipe.row.key: recipe for recipe in recipes if recipe.pooling == "last" and recipe.name == recipe.row.name}
+    kept = []
+    for recipe in recipes:
+        if recipe is not last.get(recipe.row.key):
+            kept.append(recipe)
+        elif recipe.row.same_if_last not in last:
+            same = [other.name for other in last.values() if other.row.same_if_last == recipe.row.key]
+            kept.append(replace(recipe, same_as=tuple(same)))
+    return kept
+
+
+def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Return the control without context: alone, and with each filter and weighting of the recipes.
+
+    A filter that helps a recipe helps the bag, too, so that its gain alone means little.
+    """
+    bag = Recipe(rows.BAG, "mean")
+    around = {recipe.part: recipe for recipe in recipes if recipe.part is not None}
+    return [bag, *(replace(bag, fit_texts=recipe.fit_texts, part=part) for part, recipe in around.items())]
+
+
+def controls_of(recipe: Recipe) -> tuple[Control, ...]:
+    """Return the controls of a recipe. The bag with the same filter is one of them."""
+    if recipe.random:
+        return ()
+    itself = Control("random", recipe.on_random_weights().result, "itself on random weights")
+    if recipe.bag:
+        return (itself,)
+    plain, *alike = bags_of_input_embeddings([recipe])
+    return (
+        Control("tf-idf", TF_IDF_RESULT, "tf-idf, without any model"),
+        Control("bag", plain.result, plain.called),
+        *(Control("filtered bag", bag.result, f"{bag.called} as well") for bag in alike),
+        itself,
+    )

@@ -1,0 +1,464 @@
+"""A recipe: a row of the table, under one pooling, with what stands around the pooling."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
+
+from st_reba.progress import reading
+from st_reba.text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
+
+from .. import modules
+from ..modules.embedding_transforms import FittedTransform
+from ..modules.moments import Moments, embedding_moments
+
+#: Poolings by the papers' names, with the names of sentence-transformers.
+POOLINGS = {"mean": "mean", "last": "lasttoken"}
+
+#: Name of the control without a model: the vector of a text is a mean of vectors of tokens with one dimension each.
+TF_IDF = "tf-idf"
+#: Beginning of the names of controls on random weights.
+RANDOM = "Random weights"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A filter after the pooling of a recipe, or weights of tokens before it.
+
+    Attributes:
+        name: Name in tables.
+        says: Description: a clause without a full stop.
+        module: Its class.
+        poolings: Poolings that it fits.
+        enough: Largest number of texts that it is fitted on, as it gains nothing from more. None: no limit.
+    """
+
+    name: str
+    says: str
+    module: type[Any]
+    poolings: tuple[str, ...] = tuple(POOLINGS)
+    enough: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Key after a recipe's: ``classical+all-but-the-top``."""
+        return self.name.replace(" ", "-")
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it is fitted on plain texts, and not computed from the language model's head."""
+        return self.module is not modules.EmbeddingFilter
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether it precedes the pooling."""
+        return self.module is modules.IdfWeights
+
+    @property
+    def needs_covariance(self) -> bool:
+        """Whether mean and variances are not enough to fit it."""
+        return issubclass(self.module, FittedTransform) and self.module.NEEDS_COVARIANCE
+
+    def drawn(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Return the texts that it is fitted on: all, or evenly drawn ones."""
+        if self.enough is None or len(texts) <= self.enough:
+            return tuple(texts)
+        return tuple(texts[number * len(texts) // self.enough] for number in range(self.enough))
+
+    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.part_weights) -> nn.Module:
+        """Make a filter from moments of embeddings of plain texts.
+
+        Args:
+            moments: The moments.
+            shares: Weight of each part of the embeddings.
+
+        Raises:
+            ValueError: If there are too few texts, or they are too similar.
+        """
+        settings = {"shares": shares} if "shares" in self.module.FIT_SETTINGS else {}
+        return cast(nn.Module, self.module.from_moments(moments, **settings))
+
+    def made(self, model: SentenceTransformer, texts: Sequence[str], shares: Sequence[float] = ()) -> nn.Module:
+        """Make a filter for a model that begins with a module of st_reba and ends in its pooling.
+
+        Args:
+            model: The model.
+            texts: Plain texts, on which the filter is fitted.
+            shares: Weight of each part of the model's vectors; empty: those of its first module.
+
+        Raises:
+            ValueError: If there are too few texts, or the model has no head.
+        """
+        if not self.fitted:
+            return modules.EmbeddingFilter.from_language_model(model)
+        drawn = self.drawn(texts)
+        with reading(model[0], len(drawn)):
+            moments = embedding_moments(model, drawn, covariance=self.needs_covariance)
+        return self.from_moments(moments, shares or cast(modules.CausalModule, model[0]).part_weights)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """A prompt in other words than a row's own.
+
+    Attributes:
+        name: Name in tables, such as ``"domain"``.
+        template: Text with a slot for each copy of the text.
+    """
+
+    name: str
+    template: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe as plain data.
+
+    Attributes:
+        key: Key that people type: lower case, digits and hyphens.
+        name: Name in tables.
+        module: Class of the method.
+        says: Description for people: a clause without a full stop.
+        page: Page of the documentation, without the ending; empty for none.
+        cost: Number of passes over the text; 1 for the classical embedding.
+        settings: Arguments of the module.
+        settings_if_last: Further arguments if only the last token is pooled.
+        poolings: Keys of :data:`POOLINGS` that fit, the usual one first.
+        compared: Whether ``compare`` runs it with ``--recipes all``, or only by its key.
+        tried: Poolings under which it is one of the few that ``compare`` runs by default.
+        around: The part that belongs to it.
+        copies: Number of copies of the text from which :class:`st_reba.compare.sweep.RecipeSweep` computes it; None if
+            it needs its own run.
+        words: Whether it has an embedding for each token of the text, whatever the pooling.
+        same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
+        own_template: Further arguments where the user gives a template.
+        reworded: Whether a comparison tries other endings of its prompt.
+        parts: Number of parts of its vectors.
+        paper: Citation; empty for the module's.
+        chinese: Arguments for a Chinese prompt; empty if there is none, or the prompt is Chinese already.
+    """
+
+    key: str
+    name: str
+    module: type[modules.CausalModule]
+    says: str
+    page: str = ""
+    cost: str = "1"
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    settings_if_last: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    poolings: tuple[str, ...] = tuple(POOLINGS)
+    compared: Literal["never", "all"] = "all"
+    tried: tuple[str, ...] = ()
+    around: Part | None = None
+    copies: int | None = None
+    words: bool = False
+    same_if_last: str = ""
+    own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reworded: bool = False
+    parts: int = 1
+    paper: str = ""
+    chinese: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def repetitions(self) -> int:
+        """Number of copies of the text."""
+        template = str(self.settings.get("template", SLOT))
+        return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(SLOT)))
+
+    @property
+    def end(self) -> int:
+        """Layer that it ends with, from the top: -1 for the last."""
+        return int(preset(self.settings.get("template", SLOT)).output_layer or -1)
+
+    @property
+    def wordings(self) -> tuple[Wording, ...]:
+        """Its prompt with other endings in the same language; none unless it is :attr:`reworded`."""
+        if not self.reworded:
+            return ()
+        body, slot, _ = TEMPLATES[self.settings["template"]].rpartition(SLOT)
+        endings = ENDINGS["en" if self.chinese else "zh"]
+        return tuple(Wording(name, f"{body}{slot}{ending}") for name, ending in endings.items())
+
+    def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
+        """Return the module's arguments under a pooling, to end after a layer, or after its own if None."""
+        last = self.settings_if_last if pooling in ("last", POOLINGS["last"]) else {}
+        return {**self.settings, **last, **({} if layer is None else {"output_layer": layer})}
+
+    def with_own_template(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings, with those for a template of the user's own if they have one."""
+        template = settings.get("template")
+        own = {} if template is None or template in TEMPLATES else self.own_template
+        return {**{name: value for name, value in own.items() if name in self.module.config_keys}, **settings}
+
+    def build(
+        self, backbone: modules.CausalModule, pooling: str = "", layer: int | None = None, **settings: Any
+    ) -> modules.CausalModule:
+        """Make the module on a loaded backbone.
+
+        Args:
+            backbone: The loaded model.
+            pooling: Key of :data:`POOLINGS`; empty for the usual one.
+            layer: Layer after which to end; None for its own.
+            **settings: Further arguments of the module.
+
+        Raises:
+            ValueError: If the backbone cannot run it.
+        """
+        arguments = self.arguments(pooling or self.poolings[0], layer)
+        return self.module(backbone, **{**arguments, **self.with_own_template(settings)})
+
+    def in_chinese(self) -> Row:
+        """Return the same recipe with its Chinese prompt."""
+        return replace(
+            self,
+            key=f"{self.key}-zh",
+            name=f"{self.name}, Chinese",
+            says=f"{self.says}; in Chinese words",
+            settings={**self.settings, **self.chinese},
+            compared="never",
+            tried=(),
+            chinese={},
+        )
+
+    @property
+    def prompt_languages(self) -> tuple[PromptLanguage, ...]:
+        """Languages of its prompts; none if there is no prompt, or an English one alone."""
+        if self.chinese:
+            return ("en", "zh")
+        return ("zh",) if any(str(value).endswith("-zh") for value in self.settings.values()) else ()
+
+    @property
+    def citation(self) -> str:
+        """Citation of the paper."""
+        return self.paper or self.module.citation
+
+
+Kind = Literal["tf-idf", "bag", "filtered bag", "random"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control that a recipe is compared with.
+
+    Attributes:
+        kind: Its kind.
+        name: Name of its result.
+        called: Name in a sentence about the recipe.
+    """
+
+    kind: Kind
+    name: str
+    called: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A row under one pooling.
+
+    Attributes:
+        row: The row.
+        pooling: Key of :data:`POOLINGS`.
+        fit_texts: Plain texts on which :attr:`part` is fitted.
+        part: Filter after the pooling, or weights before it.
+        layer: Layer after which it ends; None for its own.
+        wording: Its prompt in other words; None for its own.
+        shares: Weight of each part of its vectors; empty for the module's own.
+        random: Whether this is the control on random weights.
+        same_as: Other recipes whose vectors have the same direction, by definition.
+        candidate_of: Result of the recipe of which this one is a candidate; empty if it is none.
+    """
+
+    row: Row
+    pooling: str
+    fit_texts: tuple[str, ...] = ()
+    part: Part | None = None
+    layer: int | None = None
+    wording: Wording | None = None
+    shares: tuple[float, ...] = ()
+    random: bool = False
+    same_as: tuple[str, ...] = ()
+    candidate_of: str = ""
+
+    @property
+    def method(self) -> str:
+        """Name without :attr:`part`: ``"ReBA-2"``, ``"ReBA-2, layer 12"``."""
+        layer = "" if self.layer is None else f"layer {self.layer}"
+        wording = "" if self.wording is None else f"asked for {self.wording.name}"
+        return ", ".join(filter(None, (self.row.name, layer, wording)))
+
+    @property
+    def name(self) -> str:
+        """Name in tables."""
+        part = "" if self.part is None else self.part.name
+        shares = f"shares {' '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else ""
+        return ", ".join(filter(None, (RANDOM if self.random else "", self.method, part, shares)))
+
+    @property
+    def result(self) -> str:
+        """Name and pooling: the name of its result, different from all others."""
+        return f"{self.name}, {self.pooling}"
+
+    @property
+    def key(self) -> str:
+        """Key that people type: ``"reba-2"``, ``"reba-2@12"`` to end after a layer, ``"classical+whitened"``."""
+        layer = "" if self.layer is None else f"@{self.layer}"
+        part = "" if self.part is None or self.part == self.row.around else f"+{self.part.key}"
+        return f"{self.row.key}{layer}{part}"
+
+    @property
+    def says(self) -> str:
+        """Description in a sentence for people."""
+        clauses = [
+            "the same architecture and tokenizer with weights that were never trained" if self.random else "",
+            self.row.says,
+            "" if self.layer is None else f"read after layer {self.layer}, where the model stops",
+            "" if self.wording is None else f"its prompt ends in {self.wording.template.rpartition(SLOT)[2]}",
+            f"its parts count for {', '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else "",
+            "" if self.part is None else self.part.says,
+        ]
+        sentence = "; ".join(filter(None, clauses))
+        return f"{sentence[0].upper()}{sentence[1:]}."
+
+    @property
+    def bag(self) -> bool:
+        """Whether this is the control without context."""
+        return self.row.module is modules.InputEmbeddings
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """Poolings that fit the row and :attr:`part`, the usual one first."""
+        return tuple(pooling for pooling in self.row.poolings if self.part is None or pooling in self.part.poolings)
+
+    @property
+    def control(self) -> bool:
+        """Whether it is one of the controls."""
+        return self.bag or self.random
+
+    @property
+    def called(self) -> str:
+        """Name in a sentence, for a control."""
+        if self.bag:
+            bag = f"the bag of {'random' if self.random else 'input'} embeddings"
+            return bag if self.part is None else f"{bag}, {self.part.name}"
+        own = replace(self, random=False).result
+        return f"{own} on random weights" if self.random else own
+
+    @property
+    def copies(self) -> int | None:
+        """Copies of the row; None if it ends after another layer, or its tokens are weighted."""
+        return self.row.copies if self.layer is None and not self.weighs_tokens else None
+
+    @property
+    def words(self) -> bool:
+        """Whether it has word embeddings that no other row has."""
+        return self.row.words and self.part is None and self.layer is None and not self.same_as
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether its tokens are weighted before the pooling."""
+        return self.part is not None and self.part.weighs_tokens
+
+    @property
+    def filter(self) -> Part | None:
+        """Filter after the pooling."""
+        return None if self.weighs_tokens else self.part
+
+    @property
+    def fitted(self) -> bool:
+        """Whether :attr:`part` is fitted on plain texts."""
+        return self.part is not None and self.part.fitted
+
+    @property
+    def fitted_on(self) -> tuple[str, ...]:
+        """Those of ``fit_texts`` on which :attr:`part` is fitted."""
+        return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the module in addition to the row's."""
+        return {} if self.wording is None else {"template": self.wording.template}
+
+    def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
+        """Make the module on a loaded backbone."""
+        return self.row.build(backbone, self.pooling, self.layer, **self.settings)
+
+    def model(self, backbone: modules.CausalModule, *, filtered: bool = True) -> SentenceTransformer:
+        """Make a complete model, on the backbone's device.
+
+        Args:
+            backbone: A loaded module, whose weights are shared.
+            filtered: Whether the model has the filter after the pooling.
+
+        Raises:
+            ValueError: If the backbone cannot run it, or the filter cannot be fitted.
+        """
+        device = device_of(backbone)
+        parts = self.pipeline(self.build(backbone), mode_of(self.pooling), device=device, filtered=filtered)
+        return SentenceTransformer(modules=parts, device=device)
+
+    def pipeline(
+        self,
+        module: modules.CausalModule,
+        modes: str | tuple[str, ...],
+        *,
+        filtered: bool = False,
+        device: str | None = None,
+    ) -> list[nn.Module]:
+        """Return a module, weights of its tokens, the pooling and, if wanted, the filter.
+
+        Args:
+            module: The recipe's module.
+            modes: Pooling by the name of sentence-transformers, or several.
+            filtered: Whether to fit the filter.
+            device: Device on which it is fitted. None: the choice of ``SentenceTransformer``.
+
+        Raises:
+            ValueError: If the tokens cannot be weighted, or the filter cannot be fitted.
+        """
+        weights = [modules.IdfWeights.fit(module, self.fit_texts)] if self.weighs_tokens else []
+        parts: list[nn.Module] = [module, *weights, Pooling(module.get_embedding_dimension(), modes)]
+        if filtered and self.filter is not None:
+            pooled = SentenceTransformer(modules=parts, device=device)
+            parts.append(self.filter.made(pooled, self.fit_texts, self.shares))
+        return parts
+
+    def on_random_weights(self) -> Recipe:
+        """Return its control on random weights."""
+        return replace(self, random=True, candidate_of="")
+
+
+def mode_of(pooling: str) -> str:
+    """Return the name of a pooling in sentence-transformers; a name that is not in :data:`POOLINGS` is one."""
+    return POOLINGS.get(pooling, pooling)
+
+
+def device_of(backbone: nn.Module) -> str:
+    """Return the device of a module's language model."""
+    return str(cast(modules.CausalModule, backbone).model.device)
+
+
+def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
+    """Return the classical embedding of the same architecture and tokenizer with new random weights."""
+    control = modules.CausalTransformer(backbone)
+    control.model = random_model(backbone.model, seed)
+    # Another one on the new model, which has passes of its own.
+    return modules.CausalTransformer(control)
+
+
+def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """Return the same architecture with new random weights, on the same device, in the same precision."""
+    config = copy.deepcopy(model.config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = AutoModel.from_config(config)
+    # It has no head, and that of the checkpoint is trained.
+    fresh.config.tie_word_embeddings = True
+    return cast(PreTrainedModel, fresh.to(model.device, model.dtype).eval())

@@ -1,0 +1,229 @@
+"""Table of all recipes.
+
+A new recipe is a row here, with a module if it needs one, a page of the documentation, and a test of its definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from st_reba.text.templates import PRESETS
+
+from .. import modules
+from .recipe import Part, Row
+
+# The table is formatted by hand: key, name and class, then the description, then the rest.
+# fmt: off
+
+#: Filter of recipes whose vectors consist of parts, and of their controls.
+PARTWISE = "partwise whitened"
+#: Filter of recipes whose parts are added, and of their controls.
+SUM = "standardised sum"
+#: Weights of tokens before a pooling.
+IDF = "idf-weighted"
+
+#: All filters and weights by name.
+PARTS = {
+    part.name: part
+    for part in (
+        Part("filtered",
+            "without the directions that frequent tokens are written in, as the model's head shows them",
+            modules.EmbeddingFilter),
+        Part("centred", "less the mean of a sample of plain texts", modules.Centering),
+        Part("standardised",
+            "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
+            modules.Standardization),
+        Part("whitened",
+            "the principal directions of a sample of plain texts, scaled to nearly one variance",
+            modules.WhiteningTransform),
+        Part("all but the top",
+            "less the mean of a sample of plain texts and the directions in which they vary most",
+            modules.AllButTheTop),
+        Part(PARTWISE,
+            "each part standardised, a little whitened over a sample of plain texts, and given its share",
+            modules.PartwiseWhitening),
+        Part(SUM,
+            "each part standardised over a sample of plain texts and scaled to one length, and their sum taken",
+            modules.StandardizedSum, enough=200),
+        Part(IDF, "each token counts by how few of a sample of plain texts have it", modules.IdfWeights, ("mean",)),
+    )
+}
+
+#: Filters that fit any recipe.
+FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, SUM, IDF))
+
+_ZHANG = (
+    "Bowen Zhang, Kehua Chang, Chunping Li: Simple Techniques for Enhancing Sentence Embeddings in Generative Language "
+    "Models. ICIC 2024."
+)
+_BELLM = modules.BidirectionalLastLayer.citation
+#: Settings for a template of the user's own, as for the prompts of PromptEOL.
+_AS_A_PROMPT = PRESETS["prompteol"].settings()
+_LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
+_AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
+
+_PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
+    "the last token of a prompt that asks what the text means in one word",
+    settings={"template": "prompteol"}, chinese={"template": "prompteol-zh"}, tried=("last",),
+    paper="Ting Jiang et al.: Scaling Sentence Embeddings with Large Language Models. arXiv:2307.16645, 2023.",
+    **_AT_ITS_END)
+
+_EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
+    "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
+    "stands around them and asks for one word",
+    page="topic", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
+    chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
+
+_TOPIC = Row("topic", "Topic", modules.TopicModule,
+    "the last token of a prompt that asks for the text's topic in one word, after the last layer and a few layers "
+    "below",
+    page="topic", settings={"template": "topic"}, chinese={"template": "topic-zh"}, poolings=("last",), tried=("last",),
+    around=PARTS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2)
+
+_ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
+    "the mean over the second copy of the text in a prompt that asks for its topic in one word, and beside it "
+    "the last token after the last layer and a few layers below",
+    page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
+    poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True},
+    reworded=True, parts=3)
+
+
+def repeated(copies: int) -> list[Row]:
+    """Return the rows that read ``copies`` copies of a text, two or more."""
+    return [
+        Row(f"echo-{copies}", f"Echo-{copies}", modules.EchoModule,
+            f"the text stands {copies} times, and is read in its last copy",
+            page="echo", cost=f"about {copies}", settings={"repetitions": copies},
+            tried=("mean",) if copies == 2 else (), copies=copies, words=True),
+        Row(f"reba-{copies}", f"ReBA-{copies}", modules.ReBAModule,
+            f"the text stands {copies} times, and each token of the first copy {_LOOKS_BACK}",
+            page="reba", cost=f"about {copies}", settings={"repetitions": copies}, settings_if_last={"rows": "last"},
+            tried=("mean", "last") if copies == 2 else (), copies=copies, words=True),
+    ]
+
+
+#: The embedding without a recipe.
+CLASSICAL = Row("classical", "Classical", modules.CausalTransformer,
+    "the last hidden states of one ordinary causal pass",
+    page="echo", tried=("mean", "last"), copies=1, words=True)
+
+#: Rows that read a text once and are shown first.
+FIRST = (
+    CLASSICAL,
+    Row("reba-1", "ReBA-1", modules.ReBAModule,
+        f"backward attention without repetition: each token {_LOOKS_BACK}",
+        page="reba", settings={"repetitions": 1}, settings_if_last={"rows": "last"}, copies=1,
+        words=True, same_if_last="classical"),
+)
+
+#: All other rows.
+OTHERS = (
+    Row("bidirectional", "Bidirectional", modules.CausalTransformer,
+        "one pass whose last layer attends both ways",
+        page="bidirectional", settings={"bidirectional_layers": 1}, words=True, same_if_last="classical",
+        paper=_BELLM),
+    Row("echo-2-bidirectional", "Echo-2, bidirectional", modules.EchoModule,
+        "the text stands 2 times, and is read in its last copy; the last layer attends both ways",
+        page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1}, words=True,
+        same_if_last="echo-2", paper=f"{modules.EchoModule.citation} {_BELLM}"),
+    Row("reba-2-bidirectional", "ReBA-2, bidirectional", modules.ReBAModule,
+        f"the text stands 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
+        page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1},
+        settings_if_last={"rows": "last"}, words=True, paper=f"{modules.ReBAModule.citation} {_BELLM}"),
+    Row("bidirectional-prompt", "Bidirectional, prompt", modules.BidirectionalLastLayer,
+        "one pass whose last layer attends both ways; read at the end of a prompt that asks for one representative "
+        "word",
+        page="bidirectional", poolings=("last",)),
+    *(
+        Row(f"rt-{passes}", f"RT-{passes}", modules.RefinedThoughtModule,
+            f"the last token after {passes} passes, each with a memory of the one before (refined thought)",
+            page="refined-thought", cost="little more than 1", settings={"iterations": passes}, poolings=("last",))
+        for passes in (2, 4, 8)
+    ),
+    _PROMPTEOL,
+    replace(_PROMPTEOL.in_chinese(), compared="all"),
+    Row("pretended-cot", "Pretended CoT", modules.CausalTransformer,
+        "the last token, after the last layer but one, of a prompt that asks the same after thinking step by step",
+        settings={"template": "pretended-cot"}, chinese={"template": "pretended-cot-zh"}, paper=_ZHANG,
+        **_AT_ITS_END),
+    Row("knowledge", "Knowledge", modules.CausalTransformer,
+        "the last token, after the last layer but one, of a prompt that says what matters in a text and asks the same",
+        settings={"template": "knowledge"}, chinese={"template": "knowledge-zh"}, paper=_ZHANG,
+        **_AT_ITS_END),
+    Row("promptreps", "PromptReps", modules.CausalTransformer,
+        "the last token of a prompt that asks for the one word by which to find the text",
+        settings={"template": "promptreps"}, chinese={"template": "promptreps-zh"},
+        paper=modules.PromptRepsModule.citation, poolings=("last",), page="prompts"),
+    Row("metaeol", "MetaEOL", modules.MetaEOLModule,
+        "the mean over the last tokens of eight prompts, each for another task",
+        page="prompts", cost="8 prompts", poolings=("mean",)),
+    Row("ck", "CK", modules.MetaEOLModule,
+        "the mean of what Pretended CoT and Knowledge give",
+        page="prompts", cost="2 prompts", settings={"templates": "ck"}, chinese={"templates": "ck-zh"},
+        poolings=("mean",), paper=_ZHANG),
+    Row("kv-rerouting", "KV re-routing", modules.KVReroutingModule,
+        "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
+        "with the mean of all",
+        page="echo", chinese={"template": "compress-zh"}),
+    Row("no-sink", "Both ways, no sink", modules.NoSinkModule,
+        "one pass whose upper half of layers attends both ways, and in whose last quarter no other token attends to "
+        "the first one",
+        page="bidirectional", poolings=("mean",), words=True),
+    Row("attention-pooling", "Attention pooling", modules.AttentionPoolingModule,
+        "a mean of the last hidden states, weighted by the last token's attention, averaged over heads",
+        page="echo", poolings=("last",)),
+    Row("token-prepending", "Token prepending", modules.TokenPrependingModule,
+        "slots before the text take, from layer to layer, the state of the last token behind them",
+        page="echo", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT),
+    Row("value-aggregation", "Value aggregation", modules.ValueAggregationModule,
+        "what attention hands on at the end of a prompt for one word, averaged over the layers",
+        page="prompts", cost="less than 1", poolings=("last",), tried=("last",),
+        chinese={"template": "prompteol-zh"}, own_template=_AS_A_PROMPT),
+    Row("contrastive-prompting", "Contrastive prompting", modules.ContrastivePromptingModule,
+        "the end of a prompt that asks for one word, less what a second prompt finds irrelevant, from one layer on",
+        page="prompts", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT),
+    _EARLY_LATE,
+    _TOPIC,
+    _ECHO_TOPIC,
+    Row("echo-springer", "Echo, Springer's prompt", modules.EchoModule,
+        "a prompt asks to rewrite the text, and it is read where it stands again",
+        page="echo", cost="about 2", settings={"template": "springer"}, compared="never", words=True),
+    *(
+        Row(f"reba-{copies}-normalised", f"ReBA-{copies}, normalised", modules.ReBAModule,
+            f"as ReBA-{copies}, the weights of each token divided by their sum",
+            page="reba", cost=f"about {copies}" if copies > 1 else "1",
+            settings={"repetitions": copies, "normalize_weights": True}, settings_if_last={"rows": "last"},
+            compared="never", words=True)
+        for copies in (1, 2)
+    ),
+)
+
+#: The control without context.
+BAG = Row("bag-of-input-embeddings", "Bag of input embeddings", modules.InputEmbeddings,
+    "the input embeddings alone, without any layer: no context at all",
+    page="controls", cost="0", poolings=("mean",), compared="never", words=True)
+
+#: Descriptions in the first table of methods, by a recipe's key; each may name the row before.
+IN_BRIEF = {
+    "classical": "Pool the last hidden states: what you have without a recipe",
+    "prompteol": "Ask what the text means in one word, and keep the last token",
+    "pretended-cot": "Like PromptEOL, but the prompt says to think step by step, and a layer less is read",
+    "knowledge": "Like Pretended CoT, but the prompt says what matters in a text",
+    "ck": "The mean of Pretended CoT and Knowledge",
+    "metaeol": "The mean of eight prompts, each for another task",
+    "topic": "Like Knowledge, but ask for the topic, and add the states of a few layers below",
+    "echo-topic": "Like Topic, but with the text twice, and with the mean over its second copy added",
+    "early-late": "PromptEOL's last token, and beside it the text's own tokens after an eighth of the layers",
+    "value-aggregation": "Like PromptEOL, but keep what attention hands on, averaged over layers",
+    "contrastive-prompting": "Like PromptEOL, less what a second prompt finds irrelevant",
+    "token-prepending": "Like PromptEOL, but a slot before the text takes the last token's state from layer to layer",
+    "promptreps": "Ask for one word to find the text by; the head also gives a weight for each word",
+    "echo-2": "Read the text twice, and keep the second copy, whose tokens have seen all of it",
+    "reba-2": "Like Echo-2, but the first copy's tokens look back from what follows, weighted by the model's attention",
+    "rt-2": "Read again, with a token before the end that holds what the last token attended to",
+    "bidirectional": "Let the last layer attend both ways",
+    "no-sink": "Let half of the layers attend both ways, and hide the first token in half of these",
+    "kv-rerouting": "Let every token see the last one's key and value in the middle layers",
+    "attention-pooling": "Weight the last hidden states by the last token's attention",
+}
