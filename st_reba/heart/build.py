@@ -14,11 +14,12 @@ from torch import nn
 
 from st_reba.data.demo import demo_sentences
 from st_reba.hub.card import add_recipe
-from st_reba.text.templates import PROMPT, PromptLanguage, language_of, preset
 
 from .recipes import Recipe, find
 from .recipes.lookup import in_language, matching
 from .recipes.recipe import device_of, mode_of
+from .text.presets import PromptLanguage, language_of, preset
+from .text.templates import PROMPT
 
 #: Recipe for most models and texts: see ``benchmarks/results/held_out.csv``.
 RECOMMENDED = "echo-topic"

@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from st_reba.modules.checkpoints import SafeTransformer
-from st_reba.text.templates import check_template_length
 
 from ..lm.attention import LogWeights
 from ..lm.model import LanguageModel
 from ..lm.passes import AttentionCall, Hook
 from ..lm.prefixes import cache_arguments, read_only_cache
-from ..settings import check, check_flag, check_int, check_tokens
+from ..settings import NO_LIMIT, check, check_flag, check_int, check_tokens
 from ..text.layout import NOT_TEXT, Layout
-from ..text.layouter import TextLayouter
-from ..text.templates import Template
+from ..text.templates import check_template_length
+from ..text.tokens import special_tokens, tokenize
 from .base import CausalModule
 
 QUERY, DOCUMENTS = "{query}", "{documents}"
@@ -193,7 +192,6 @@ class AttentionRerankModule(SafeTransformer):
                 f"{type(self.model).__name__}: its attention cannot be watched behind documents that it has read. Use "
                 "another architecture, such as Llama, Qwen, Mistral or Gemma."
             )
-        self.layouter = TextLayouter(self.tokenizer, [Template.parse("{text}")], whole=True, positions=None)
 
     def _named_layers(self, layers: Any) -> Any:
         """Return the layers of the chosen heads, or the middle ones if these are asked for."""
@@ -222,14 +220,14 @@ class AttentionRerankModule(SafeTransformer):
         super().on_model_ready(model)
 
     def _ids(self, text: str) -> list[int]:
-        return self.layouter.tokenize([text])[0].ids
+        return tokenize(self._tokenizer, [text])[0].ids
 
     def _asked(self, query: str) -> tuple[list[int], list[bool]]:
         """Return the tokens after all documents, and which of them are part of the query or follow it."""
-        [tokens] = self.layouter.tokenize([self._between + query + self._end])
+        [tokens] = tokenize(self._tokenizer, [self._between + query + self._end])
         if tokens.spans is None:
             raise ValueError(
-                f"{type(self.tokenizer).__name__} does not say which characters a token holds, so the query's tokens "
+                f"{type(self._tokenizer).__name__} does not say which characters a token holds, so the query's tokens "
                 "are not found. Use a fast tokenizer."
             )
         return tokens.ids, [end > len(self._between) for _, end in tokens.spans]
@@ -263,9 +261,10 @@ class AttentionRerankModule(SafeTransformer):
                 "AttentionReranker.predict, which puts the pairs of each query together."
             )
         asked = [self._asked(text) for text in (*queries, CONTENT_FREE)]
-        front, separator = [*self.layouter.before, *self._ids((prompt or "") + self._before)], self._ids(SEPARATOR)
+        front = [*special_tokens(self._tokenizer)[0], *self._ids((prompt or "") + self._before)]
+        separator = self._ids(SEPARATOR)
         asked_length = (processing_kwargs or {}).get("text", {}).get("max_length")
-        limits = [self.tokenizer.model_max_length, check_tokens("max_length", asked_length)]
+        limits = [self._tokenizer.model_max_length, check_tokens("max_length", asked_length) or NO_LIMIT]
         if self.lm.positions is not None:
             longest = max(len(ids) for ids, _ in asked)
             limits.append(self.lm.positions - len(front) - len(separator) - longest)
@@ -275,9 +274,9 @@ class AttentionRerankModule(SafeTransformer):
                     f"documents leave no room for a document in the model's {self.lm.positions} positions: give a "
                     "shorter one, or a shorter template."
                 )
-        limit = int(min(limit for limit in limits if limit is not None))
-        kept = slice(-limit, None) if self.tokenizer.truncation_side == "left" else slice(limit)
-        documents = [tokens.ids[kept] for tokens in self.layouter.tokenize([document for _, document in inputs])]
+        limit = int(min(limits))
+        kept = slice(-limit, None) if self._tokenizer.truncation_side == "left" else slice(limit)
+        documents = [tokens.ids[kept] for tokens in tokenize(self._tokenizer, [document for _, document in inputs])]
         return {"front": front, "separator": separator, "documents": documents, "asked": asked}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

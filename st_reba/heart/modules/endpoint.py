@@ -19,9 +19,9 @@ import torch
 from sentence_transformers.base.modules import InputModule
 
 from st_reba.modules.checkpoints import note_requirement, saved_settings
-from st_reba.text.templates import normalized, preset
 
 from ..settings import check, check_int, describe, first_not_none
+from ..text.presets import normalized, preset
 from ..text.templates import PROMPT, Template
 
 #: Text whose vector tells one model from another.

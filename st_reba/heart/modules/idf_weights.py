@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from st_reba.text.words import DocumentFrequencies
-
-from ..text.layout import Layout
+from ..text.words import DocumentFrequencies
 from .base import CausalModule
 from .moments import in_chunks
 from .stored import FixedWeights
@@ -66,7 +64,7 @@ class IdfWeights(FixedWeights):
         check_returns_all(module, "there is nothing to weigh.")
         frequencies = DocumentFrequencies(module.lm.vocabulary_size)
         for chunk in in_chunks(texts, chunk_size):
-            layout = Layout.from_features(module.preprocess(chunk))
+            layout = module.lay_out(chunk)[0]
             counted = module.selected(layout) & ~layout.is_empty[:, None]
             frequencies.add(counted.nonzero()[:, 0], layout.input_ids[counted])
         if not frequencies.texts:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import torch
 from torch import nn
 
-from st_reba.text.templates import preset
-
 from ..lm.passes import Capture
-from ..settings import first_not_none
 from ..text.layout import Layout
+from ..text.presets import preset
 from .base import PoolOver
 from .causal import CausalTransformer
 from .vectors import TokenVectors, last_position
@@ -54,11 +53,8 @@ class LayerStates(CausalTransformer):
         **settings: Any,
     ) -> None:
         # Every layer is read, whatever output layer and norm the prompt's authors chose.
-        known = preset(template)
-        for name in ("rows", "normalize_text"):
-            settings[name] = first_not_none(settings.get(name), getattr(known, name))
-        pool_over = first_not_none(pool_over, known.pool_over)
-        super().__init__(model_name_or_path, template=known.template, pool_over=pool_over, **settings)
+        known = replace(preset(template), output_layer=None, final_norm=None)
+        super().__init__(model_name_or_path, template=known, pool_over=pool_over, **settings)
 
     @property
     def depth(self) -> int:

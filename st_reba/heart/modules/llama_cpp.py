@@ -80,11 +80,11 @@ class RemoteModel(LanguageModel):
     continues_past = False
 
     def __init__(self, model: LlamaCppModel, output_layer: int | None = None) -> None:
-        self.model: Any = shallow_copy(model)
-        self.prefixes = PrefixCache()
+        shorter = shallow_copy(model)
+        self.model, self.prefixes = shorter, PrefixCache()
         if output_layer is not None and self.layers:
-            del self.model.layers[output_layer:]
-            self.model.config.num_hidden_layers = output_layer
+            del cast(nn.ModuleList, shorter.layers)[output_layer:]
+            shorter.config.num_hidden_layers = output_layer
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from st_reba.progress import reading
-from st_reba.text.words import punctuation_tokens
 
+from ..text.words import punctuation_tokens
 from .base import CausalModule
 from .embedding_transforms import EmbeddingTransform, check_count, check_rows
 from .idf_weights import check_returns_all
@@ -63,7 +63,7 @@ def multi_vector_encoder(
         ValueError: If the module returns one vector a text, or the projection cannot be fitted.
     """
     check_returns_all(module, 'and late interaction needs all: use rows="all".')
-    words = punctuation_tokens(module.tokenizer) if skip_punctuation else []
+    words = punctuation_tokens(module.layouter.tokenizer) if skip_punctuation else []
     mask = MultiVectorMask(skiplist_words=words)
 
     def model(*parts: nn.Module) -> MultiVectorEncoder:

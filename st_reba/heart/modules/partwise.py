@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -30,7 +30,7 @@ class _PartTransform(FittedTransform):
     """
 
     config_keys = [*EmbeddingTransform.config_keys, "shares"]
-    FIT_SETTINGS = ("shares",)
+    FIT_SETTINGS: ClassVar[tuple[str, ...]] = ("shares",)
 
     mean: Tensor
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
-from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids
-
 from ..settings import check, check_int
+from ..text.words import STOP_WORDS, lower_case_tokens, word_token_ids
 from .causal import CausalTransformer
 from .lm_head import Head, scale_logits
 
@@ -93,7 +92,7 @@ class PromptRepsModule(CausalTransformer):
         self.stop_words = None if stop_words is None else list(stop_words)
         may_be_added = torch.zeros(len(self.head_weight), dtype=torch.bool)
         if expansion:
-            may_be_added[lower_case_tokens(self.tokenizer, len(may_be_added))] = True
+            may_be_added[lower_case_tokens(self._tokenizer, len(may_be_added))] = True
         self.register_buffer("_may_be_added", may_be_added, persistent=False)
 
     @property
@@ -118,7 +117,7 @@ class PromptRepsModule(CausalTransformer):
         if features:
             texts = [self._split(given, prompt or "")[1] for given in inputs]
             stop_words = STOP_WORDS if self.stop_words is None else self.stop_words
-            ids = word_token_ids(self.tokenizer, texts, frozenset(stop_words))
+            ids = word_token_ids(self._tokenizer, texts, frozenset(stop_words))
             rows = [torch.tensor(own, dtype=torch.long) for own in ids]
             features["word_ids"] = pad_sequence(rows, batch_first=True, padding_value=-1)
         return features

@@ -105,7 +105,7 @@ class TwinTower(SafeTransformer):
         super().__init__(first, **transformer_kwargs)
         self.check_weights(_TRAINED_ONLY)
         self.second = deepcopy(self.model) if second is None else self._load_second(second, arguments)
-        tokenizer: Any = self.tokenizer
+        tokenizer = self._tokenizer
         tokenizer.model_max_length = min(tokenizer.model_max_length, *map(_positions, self.towers))
 
     def _load_second(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
@@ -116,7 +116,7 @@ class TwinTower(SafeTransformer):
         """
         loaded = SafeTransformer(name, **arguments)
         loaded.check_weights(_TRAINED_ONLY)
-        if self.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        if self._tokenizer.get_vocab() != loaded._tokenizer.get_vocab():
             raise ValueError(
                 f"The tokenizer of {name} is not that of the first tower, and both towers read the same tokens. Give "
                 "two encoders with one tokenizer."

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from sentence_transformers.base.modules import Module
 
 from st_reba.hub import compat
-from st_reba.text.templates import PromptLanguage
 
 from ..modules import CausalModule
+from ..text.presets import PromptLanguage
 from . import rows
 from .recipe import RANDOM, TF_IDF, Control, Recipe, Row
 

@@ -14,11 +14,12 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from st_reba.progress import reading
-from st_reba.text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
 
 from .. import modules
 from ..modules.embedding_transforms import FittedTransform
 from ..modules.moments import Moments, embedding_moments
+from ..text.presets import ENDINGS, TEMPLATES, PromptLanguage, preset
+from ..text.templates import TEXT
 
 #: Poolings by the papers' names, with the names of sentence-transformers.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
@@ -170,20 +171,20 @@ class Row:
     @property
     def repetitions(self) -> int:
         """Number of copies of the text."""
-        template = str(self.settings.get("template", SLOT))
-        return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(SLOT)))
+        template = str(self.settings.get("template", TEXT))
+        return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(TEXT)))
 
     @property
     def end(self) -> int:
         """Layer that it ends with, from the top: -1 for the last."""
-        return int(preset(self.settings.get("template", SLOT)).output_layer or -1)
+        return int(preset(self.settings.get("template", TEXT)).output_layer or -1)
 
     @property
     def wordings(self) -> tuple[Wording, ...]:
         """Its prompt with other endings in the same language; none unless it is :attr:`reworded`."""
         if not self.reworded:
             return ()
-        body, slot, _ = TEMPLATES[self.settings["template"]].rpartition(SLOT)
+        body, slot, _ = TEMPLATES[self.settings["template"]].rpartition(TEXT)
         endings = ENDINGS["en" if self.chinese else "zh"]
         return tuple(Wording(name, f"{body}{slot}{ending}") for name, ending in endings.items())
 
@@ -320,7 +321,7 @@ class Recipe:
             "the same architecture and tokenizer with weights that were never trained" if self.random else "",
             self.row.says,
             "" if self.layer is None else f"read after layer {self.layer}, where the model stops",
-            "" if self.wording is None else f"its prompt ends in {self.wording.template.rpartition(SLOT)[2]}",
+            "" if self.wording is None else f"its prompt ends in {self.wording.template.rpartition(TEXT)[2]}",
             f"its parts count for {', '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else "",
             "" if self.part is None else self.part.says,
         ]

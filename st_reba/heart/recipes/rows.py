@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from st_reba.text.templates import PRESETS
-
 from .. import modules
+from ..text.presets import PRESETS
 from .recipe import Part, Row
 
 # The table is formatted by hand: key, name and class, then the description, then the rest.
