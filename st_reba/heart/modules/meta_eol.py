@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +64,7 @@ class MetaEOLModule(CausalModule):
         layouts = (layout, *further)
         rows, columns = len(layouts[0].input_ids), max(layout.input_ids.shape[1] for layout in layouts)
         fits = len(layouts) * rows * columns <= self.TOKENS_PER_THREAD * torch.get_num_threads()
-        alike = len({layout.past is None for layout in layouts}) == 1
-        if alike and (fits or self.lm.device.type != "cpu"):
+        if fits or self.lm.device.type != "cpu":
             # Fewer, larger passes.
             read = [super().read(_join(layouts))]
         else:
@@ -94,19 +93,19 @@ def _join(layouts: Sequence[Layout]) -> Layout:
 
 
 def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
-    """Return the pasts of P layouts, each of them for B rows, padded to one length."""
-    known = [past for past in pasts if past is not None]
-    if not known:
+    """Return the pasts of P layouts, each of them for B rows, padded to one length; None is one of no tokens."""
+    known = next((past for past in pasts if past is not None), None)
+    if known is None:
         return None
-    lengths = torch.cat([past.lengths for past in known])
+    lengths = torch.cat([torch.tensor([0]) if past is None else past.lengths for past in pasts])
     longest = int(lengths.max())
-    layers = []
-    for own in zip(*(past.cache.layers for past in known), strict=True):
-        keys, values = (
-            torch.cat([pad(kept, (0, 0, 0, longest - kept.shape[2])) for kept in sides]).repeat_interleave(rows, dim=0)
-            for sides in ([layer.keys for layer in own], [layer.values for layer in own])
-        )
-        layers.append((keys, values))
+
+    def joined(layer: int, side: Literal["keys", "values"]) -> Tensor:
+        kept = [getattr((past or known).cache.layers[layer], side) for past in pasts]
+        cut = [own[:, :, :length] for own, length in zip(kept, lengths.tolist(), strict=True)]
+        return torch.cat([pad(own, (0, 0, 0, longest - own.shape[2])) for own in cut]).repeat_interleave(rows, dim=0)
+
+    layers = [(joined(layer, "keys"), joined(layer, "values")) for layer in range(len(known.cache.layers))]
     return Past(read_only_cache(layers), lengths.repeat_interleave(rows))
 
 
