@@ -13,8 +13,6 @@ from sentence_transformers import CrossEncoder
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from st_reba.modules.checkpoints import SafeTransformer
-
 from ..lm.attention import LogWeights
 from ..lm.model import LanguageModel
 from ..lm.passes import AttentionCall, Hook
@@ -24,6 +22,7 @@ from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import check_template_length
 from ..text.tokens import special_tokens, tokenize
 from .base import CausalModule
+from .transformer import SafeTransformer
 
 QUERY, DOCUMENTS = "{query}", "{documents}"
 

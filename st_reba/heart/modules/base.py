@@ -13,9 +13,8 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from st_reba.modules.checkpoints import SafeTransformer, modes_of
-
 from ..lm.attention import Bidirectional
+from ..lm.loading import modes_of
 from ..lm.model import depth, open_language_model, resolve_output_layer
 from ..lm.passes import Hook
 from ..settings import NO_LIMIT, check, check_choice, check_flag, check_int, check_tokens, first_not_none
@@ -27,6 +26,7 @@ from ..text.presets import Preset, agreed, normalized
 from ..text.presets import Rows as Rows
 from ..text.presets import preset as preset_of
 from ..text.templates import PREPEND, Template
+from .transformer import SafeTransformer
 from .vectors import ONE_BY_ONE, TokenVectors, last_position, last_token_mask
 
 
@@ -314,7 +314,7 @@ class CausalModule(SafeTransformer):
         """Whether tokens that precede every text of a batch run once, where no gradient is needed."""
         # On an accelerator no fused kernel gives weights behind a past.
         may = self.lm.device.type == "cpu" or not self.BYTES_PER_PAIR
-        return may and self.prefix_caching and not (self.deterministic or self.reads_prefix) and self.lm.continues_past
+        return may and self.prefix_caching and not (self.deterministic or self.reads_prefix)
 
     # Vectors out
 

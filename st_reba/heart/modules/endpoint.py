@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from sentence_transformers.base.modules import InputModule
 
-from st_reba.modules.checkpoints import note_requirement, saved_settings
-
+from ..hub.saved_modules import note_requirement, saved_settings
 from ..settings import check, check_int, describe, first_not_none
 from ..text.presets import normalized, preset
 from ..text.templates import PROMPT, Template

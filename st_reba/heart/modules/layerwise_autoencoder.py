@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
-from st_reba.lm.sizes import MAX_LAYERS
-
+from ..lm.sizes import MAX_LAYERS
 from ..settings import check, check_flag, check_int
 from .moments import Moments
 from .partwise import SHRINKAGE, PartwiseWhitening

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from st_reba.lm import gguf
-from st_reba.lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
-from st_reba.modules.checkpoints import Files
-
+from ..lm import gguf
+from ..lm.checkpoints import Files
+from ..lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
 from ..lm.model import LanguageModel
 from ..lm.passes import Hook
 from ..lm.prefixes import PrefixCache

@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from st_reba.hub.saved_files import fetching, shards_of
-from st_reba.lm import gguf
-from st_reba.lm.loaded import unwrapped
-from st_reba.modules.checkpoints import Files, backbone_of, check_model, read_config
 
+from ..hub.saved_modules import backbone_of
+from ..lm import gguf
+from ..lm.checkpoints import Files, check_model, read_config
+from ..lm.loaded import unwrapped
 from .stored import check_magnitudes
 
 #: Number of the head's rows, tokens of the vocabulary, in a block.

@@ -12,8 +12,7 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from st_reba.modules.checkpoints import note_requirement, saved_settings
-
+from ..hub.saved_modules import note_requirement, saved_settings
 from ..settings import describe
 
 #: Largest absolute value of a weight: the square of a much larger one overflows in float32. Whitening needs at most

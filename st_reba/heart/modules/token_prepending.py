@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from st_reba.modules.checkpoints import ON_THE_HUB, backbone_of
-
+from ..hub.saved_modules import ON_THE_HUB, backbone_of
 from ..lm.model import depth
 from ..lm.passes import Replace
 from ..lm.precision import without_autocast

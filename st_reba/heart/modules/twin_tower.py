@@ -14,10 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from st_reba.hub.saved_files import fetching
-from st_reba.lm.gguf import is_gguf
-from st_reba.modules.checkpoints import Files, SafeTransformer, backbone_of, check_model, read_config
 
+from ..hub.saved_modules import backbone_of
+from ..lm.checkpoints import Files, check_model, read_config
+from ..lm.gguf import is_gguf
 from ..settings import check_int
+from .transformer import SafeTransformer
 
 #: Folder of the second tower in a saved model.
 SECOND = "tower_2"

@@ -1,0 +1,295 @@
+"""Files of third-party checkpoints: configurations that ask for no code, and weights that are all there.
+
+A model's files are written by somebody else. Among the settings that transformers takes from them are some that run
+code, or read and write files elsewhere. A file may set what saving could have written, and nothing else. Arguments of
+the caller are not checked here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, utils
+from transformers.utils.hub import cached_file
+from transformers.utils.import_utils import is_accelerate_available
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from st_reba.hub import saved_files
+from st_reba.hub.saved_files import check_values, quoted, read_object, shown
+
+from .llama_cpp import MODEL_TYPE
+from .sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, in_a_line
+
+#: Attention in plain PyTorch, or in an installed package. Any other name may be that of a kernel on the Hub, which is
+#: code. The last is this package's.
+_PLAIN_ATTENTION = re.compile("eager|sdpa|flex_attention|flash_attention_[234]|st_reba")
+
+# Arguments of transformers that say where a model's files are.
+_WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
+# Most of the parts that a config.json may ask for, by the ends of their names.
+_MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
+# Ends of the names of those parts of a config.json that are configurations of their own.
+_CONFIGS = ("config", "encoder", "decoder")
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# A pickled checkpoint has no header: it holds at most half as many numbers as bytes, and these few do no harm.
+_PICKLED_LEAST = 2**24
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of a model.
+
+    Attributes:
+        name: A directory or a Hub id.
+        arguments: Arguments of ``from_pretrained``, some of which say where the files are.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Arguments that say where the files are."""
+        return {name: self.arguments[name] for name in _WHERE if self.arguments.get(name) is not None}
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (self.name, self.arguments.get("subfolder"))))
+
+    def find(self, name: str) -> Path | None:
+        """Return the path of a file, fetched if need be; None if there is none, or it cannot be had."""
+        try:
+            path = cached_file(self.name, name, **self.where)
+        except OSError:
+            return None
+        return None if path is None else Path(path)
+
+    def of_base(self, name: str) -> Files:
+        """Return those of the model that an adapter is for, which has a revision and a directory of its own."""
+        arguments = {key: value for key, value in self.arguments.items() if key not in ("revision", "subfolder")}
+        return Files(name, arguments)
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint whose configuration has been checked.
+
+    Attributes:
+        config: Its configuration; None if it has code of its own, which may build anything.
+        stored: Number of values that it holds, at most; None if that is not known.
+        file: Name of the file of the configuration, for messages.
+        base: Files of the model that an adapter is for, if they are elsewhere.
+    """
+
+    config: PreTrainedConfig | None
+    stored: int | None
+    file: str
+    base: Files | None
+
+
+def is_plain_attention(value: Any) -> bool:
+    """Return whether a value names attention implementations that are not downloaded."""
+    names = value.values() if isinstance(value, dict) else [value]
+    return all(name is None or (isinstance(name, str) and _PLAIN_ATTENTION.fullmatch(name)) for name in names)
+
+
+def is_dtype(value: Any) -> bool:
+    """Return whether a value names a dtype of PyTorch, or ``"auto"``."""
+    return value == "auto" or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
+
+
+def check_model(
+    name_or_path: str, model_kwargs: Mapping[str, Any] | None, config_kwargs: Mapping[str, Any] | None
+) -> Files | None:
+    """Raise if a model's configuration asks for code, or for more than a model can be. No weight is read.
+
+    If the model is an adapter, the model that it is for is checked too.
+
+    Args:
+        name_or_path: A directory or a Hub id.
+        model_kwargs: Arguments of ``AutoModel.from_pretrained`` that the caller or a checked file gives.
+        config_kwargs: Arguments of ``AutoConfig.from_pretrained``, such as ``subfolder``.
+
+    Returns:
+        Files of the model that an adapter is for, if they are elsewhere.
+
+    Raises:
+        ValueError: If it does.
+    """
+    files = Files(name_or_path, config_kwargs or {})
+    is_chosen = any("attn_implementation" in (given or {}) for given in (model_kwargs, config_kwargs))
+    _check_config(files, is_chosen)
+    path = find_adapter_config_file(name_or_path, **files.where)
+    if path is None:
+        return None
+    adapter, weights = Path(path), Path(path).with_name(_ADAPTER_WEIGHTS)
+    settings = read_object(adapter)
+    check_values(settings, saved_files.ADAPTER, adapter)
+    # An adapter's ranks are dimensions of its weights.
+    rank = max([settings.get("r") or 0, *settings.get("rank_pattern", {}).values()])
+    if weights.is_file() and rank > max((size for shape in _shapes(weights) for size in shape), default=0):
+        raise ValueError(
+            f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large: they are of two "
+            "adapters. Get both from one place."
+        )
+    base = files.of_base(str(settings.get("base_model_name_or_path")))
+    _check_config(base, is_chosen)
+    return None if adapter.with_name(utils.CONFIG_NAME).is_file() else base
+
+
+def _check_config(files: Files, attention_is_chosen: bool) -> None:
+    # Where there is none, loading fails with a message.
+    if path := files.find(utils.CONFIG_NAME):
+        file, config = f"{files}/{utils.CONFIG_NAME}", read_object(path)
+        _check_part(config, file, attention_is_chosen)
+        if "configuration_files" in config:
+            # It may choose another file by transformers' version.
+            _check_part(PreTrainedConfig.get_config_dict(files.name, **files.where)[0], file, attention_is_chosen)
+
+
+def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, path: str = "") -> None:
+    """Check a configuration, or an object at ``path`` within one, and all objects within that."""
+    # An object that is no configuration of its own has other keys.
+    if not path or path.endswith(_CONFIGS):
+        check_values(config, saved_files.LANGUAGE_MODEL, f"{file}, {path}," if path else file)
+    for key, value in config.items():
+        place = f"{path}.{quoted(key)}" if path else quoted(key)
+        is_attention = key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen
+        if is_attention and not is_plain_attention(value):
+            raise ValueError(
+                f"{file} sets {place} to {shown(value)}: that may be a kernel, code from the Hub. Remove it from "
+                'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
+            )
+        if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not is_dtype(value):
+            raise ValueError(
+                f"{file} sets {place} to {shown(value)}: give a type of PyTorch's numbers, such as float32."
+            )
+        most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
+        if most is not None and type(value) is int and value > most:
+            raise ValueError(f"{file} asks for {value} ({place}): st_reba loads models with at most {most}.")
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, dict):
+                _check_part(inner, file, attention_is_chosen, place)
+
+
+def read_config(files: Files) -> PreTrainedConfig:
+    """Read the configuration of a model that :func:`check_model` has checked.
+
+    Raises:
+        ValueError: If transformers cannot read it, or a size in it is out of range.
+    """
+    file = f"{files}/{utils.CONFIG_NAME}"
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(files.name, **files.arguments)
+    except (ImportError, MemoryError, OSError):
+        raise
+    # The configuration's own class may raise any error.
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
+        size = getattr(config.get_text_config(decoder=True), name, None)
+        # An older huggingface_hub takes true for a number.
+        if isinstance(size, bool) or (isinstance(size, int) and not 1 <= size <= MAX_SIZE):
+            raise ValueError(f"{file} sets {name} to {size}: it must be a whole number, from 1 to {MAX_SIZE}.")
+    return config
+
+
+def check_checkpoint(
+    name_or_path: str, model_kwargs: Mapping[str, Any], config_kwargs: Mapping[str, Any]
+) -> Checkpoint:
+    """Check the configuration and the files of a checkpoint. Of a model on the Hub, the files are fetched.
+
+    Args:
+        name_or_path: A directory or a Hub id.
+        model_kwargs: Arguments of ``AutoModel.from_pretrained``.
+        config_kwargs: Arguments of ``AutoConfig.from_pretrained``.
+
+    Raises:
+        ValueError: As :func:`check_model`, or if a file is malformed, or outside the model.
+        OSError: If a shard is missing, or a directory has no weights at all.
+    """
+    base = check_model(name_or_path, model_kwargs, config_kwargs)
+    files = base or Files(name_or_path, config_kwargs)
+    file = f"{files}/{utils.CONFIG_NAME}"
+    if files.arguments.get("trust_remote_code") or model_kwargs.get("trust_remote_code"):
+        return Checkpoint(None, None, file, base)
+    config = read_config(files)
+    weights = _weights(files, model_kwargs, config)
+    return Checkpoint(config, sum(_count(path, config) for path in weights) if weights else None, file, base)
+
+
+def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedConfig) -> list[Path]:
+    """Return the files of a checkpoint, as transformers chooses them; none if the Hub has none."""
+    names = [utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME]
+    if model_kwargs.get("use_safetensors") is False:
+        names = names[2:]
+    if variant := model_kwargs.get("variant"):
+        names = [f"{stem}.{variant}.{suffix}" for stem, _, suffix in (name.rpartition(".") for name in names)]
+    if asked := getattr(config, "transformers_weights", None):
+        names = [asked]
+    path = next(filter(None, map(files.find, names)), None)
+    if path is None and config.model_type != MODEL_TYPE and (directory := Path(str(files))).is_dir():
+        gguf_file = next(directory.glob("*.gguf"), None)
+        instead = "a directory with the whole model" if gguf_file is None else f"the GGUF file in it: {gguf_file}"
+        raise FileNotFoundError(
+            f"{files} has a {utils.CONFIG_NAME} and no weights: none of {', '.join(names)} is there. Give {instead}."
+        )
+    if path is None or path.suffix != ".json":
+        return [] if path is None else [path]
+    shards = []
+    for name in sorted(set(saved_files.shards_of(path).values())):
+        shard = files.find(name)
+        if shard is None:
+            raise FileNotFoundError(f"{path} names {name!r}, which is not there: get the whole checkpoint.")
+        shards.append(shard)
+    return shards
+
+
+def _count(path: Path, config: PreTrainedConfig) -> int:
+    """Return the number of values that a file holds, at most."""
+    size = path.stat().st_size
+    if getattr(config, "quantization_config", None) is not None:
+        return 8 * size
+    if path.suffix != ".safetensors":
+        return max(size // 2, _PICKLED_LEAST)
+    return sum(map(prod, _shapes(path)))
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    try:
+        with safe_open(path, framework="pt") as weights:
+            return [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path}: these weights are damaged or cut short ({error}). Fetch or save them again."
+        ) from error
+
+
+def report_on(files: Files) -> dict[str, Any]:
+    """Return transformers' report on a checkpoint, which is not read if accelerate is installed."""
+    names = (*_WHERE, "key_mapping", "variant")
+    given = {name: value for name, value in files.arguments.items() if name in names}
+    nowhere = {"device_map": "meta"} if is_accelerate_available() else {}
+    _, report = AutoModel.from_pretrained(
+        files.name, **given, output_loading_info=True, ignore_mismatched_sizes=True, **nowhere
+    )
+    return dict(report)
+
+
+def missing_weights(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the weights that a checkpoint lacks, each with what it has instead, if anything.
+
+    Args:
+        report: Result of ``from_pretrained`` for ``output_loading_info=True``.
+    """
+    missing = dict.fromkeys(report["missing_keys"], "")
+    for name, there, wanted in report["mismatched_keys"]:
+        missing[name] = f"{tuple(there)} there, {tuple(wanted)} by its configuration"
+    return missing

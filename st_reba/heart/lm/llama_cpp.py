@@ -1,0 +1,438 @@
+"""GGUF files run by llama.cpp, quantised as they are: states of every token after every layer, and generation.
+
+llama.cpp comes in the wheel of ``xllamacpp``, whose extension exports llama.cpp's C interface. :data:`_FUNCTIONS` lists
+what is called of it. States are read by the callback that llama.cpp calls while it computes a graph (``cb_eval``, in
+the public header since 2023), by the names of its tensors. So neither the layers above the last one that is wanted run,
+nor the output head, which is most of a small model with a large vocabulary.
+
+A text runs alone: products of quantised weights round otherwise in batches of other sizes, by up to 2e-3 of a cosine,
+and an embedding would depend on its batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from st_reba.optional import require
+
+#: Release of xllamacpp that this was tested with.
+TESTED = "2026.10.11549"
+
+#: ``model_type`` of a saved configuration. The weights stay in their GGUF file.
+MODEL_TYPE = "st_reba_llama_cpp"
+
+#: Key of the last hidden states among those of layers, which are counted from 1; 0 is the input of the first.
+END = -1
+
+# Names of tensors in llama.cpp. The input of the first layer is the last of these that an architecture computes.
+_ENTERING = (b"embd", b"inp_embd", b"inp_scaled")
+_ENDS = (b"result_norm", b"result_embd_pooled")
+_LAYER = re.compile(rb"l_out-(\d+)")
+
+#: Number of tokens that run at a time. More are not faster on a CPU, and llama.cpp keeps the logits of each token.
+_PART = 64
+#: The same for a prompt that is continued, of which the logits of one token are kept.
+_PROMPT_PART = 512
+#: Number of tokens that a context has room for at first.
+_ROOM = 512
+
+_Watch = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+_Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_LOG_LEVEL_ERROR = 4
+
+
+class _Opaque(ctypes.Structure):
+    """Structure of llama.cpp that is passed from one function to another, and is smaller than this."""
+
+    _fields_ = [("bytes", ctypes.c_byte * 512)]
+
+
+class _ContextParams(ctypes.Structure):
+    """Beginning of ``llama_context_params``, checked by :data:`_DEFAULTS`."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")),
+        *((name, ctypes.c_uint32) for name in ("n_outputs_max", "n_outputs_max_per_seq")),
+        *((name, ctypes.c_int32) for name in ("n_threads", "n_threads_batch", "ctx_type", "rope_scaling_type")),
+        *((name, ctypes.c_int32) for name in ("pooling_type", "attention_type", "flash_attn_type")),
+        *((name, ctypes.c_float) for name in ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor")),
+        *((name, ctypes.c_float) for name in ("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")),
+        ("yarn_orig_ctx", ctypes.c_uint32),
+        ("defrag_thold", ctypes.c_float),
+        ("cb_eval", ctypes.c_void_p),
+        ("cb_eval_user_data", ctypes.c_void_p),
+        ("type_k", ctypes.c_int32),
+        ("type_v", ctypes.c_int32),
+        ("rest", ctypes.c_byte * 400),
+    ]
+
+
+class _GgufParams(ctypes.Structure):
+    """``gguf_init_params``."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p)]
+
+
+_POOLING_NONE = 0
+#: Type float32 of a value in a header, and of a tensor.
+_HEADER_FLOAT32, _TENSOR_FLOAT32 = 6, 0
+
+#: Flags of ``llama_model_params`` and their place. llama.cpp sets the one that lets it keep copies of weights in
+#: another order. These were not faster, and take half as much memory again.
+_FLAGS, _FLAGS_AT, _KEEPS_COPIES_AT = [0, 0, 1, 0, 0], 72, 74
+
+#: Result of ``llama_context_default_params``. Where a later release has moved a field, some numbers differ.
+_DEFAULTS: Mapping[str, Any] = {
+    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0, "n_threads": 4,
+    "n_threads_batch": 4, "ctx_type": 0, "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1,
+    "flash_attn_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "yarn_ext_factor": -1.0,
+    "yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0, "yarn_orig_ctx": 0, "defrag_thold": -1.0,
+    "cb_eval": None, "cb_eval_user_data": None, "type_k": 1, "type_v": 1,
+}  # fmt: skip
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
+#: Functions of llama.cpp that are called: what each returns, and what it takes.
+_FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
+    "ggml_backend_tensor_get": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
+    "ggml_get_name": (ctypes.c_char_p, [_POINTER]),
+    "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
+    "gguf_find_key": (ctypes.c_int64, [_POINTER, ctypes.c_char_p]),
+    "gguf_find_tensor": (ctypes.c_int64, [_POINTER, ctypes.c_char_p]),
+    "gguf_free": (None, [_POINTER]),
+    "gguf_get_data_offset": (ctypes.c_size_t, [_POINTER]),
+    "gguf_get_kv_type": (_INT, [_POINTER, ctypes.c_int64]),
+    "gguf_get_tensor_offset": (ctypes.c_size_t, [_POINTER, ctypes.c_int64]),
+    "gguf_get_tensor_type": (_INT, [_POINTER, ctypes.c_int64]),
+    "gguf_get_val_f32": (ctypes.c_float, [_POINTER, ctypes.c_int64]),
+    "gguf_get_val_str": (ctypes.c_char_p, [_POINTER, ctypes.c_int64]),
+    "gguf_init_from_file": (_POINTER, [ctypes.c_char_p, _GgufParams]),
+    "llama_backend_init": (None, []),
+    "llama_batch_get_one": (_Opaque, [_POINTER, _INT]),
+    "llama_context_default_params": (_ContextParams, []),
+    "llama_decode": (_INT, [_POINTER, _Opaque]),
+    "llama_free": (None, [_POINTER]),
+    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [_POINTER, _INT]),
+    "llama_get_memory": (_POINTER, [_POINTER]),
+    "llama_init_from_model": (_POINTER, [_POINTER, _ContextParams]),
+    "llama_log_set": (None, [_Log, _POINTER]),
+    "llama_memory_clear": (None, [_POINTER, ctypes.c_bool]),
+    "llama_model_default_params": (_Opaque, []),
+    "llama_model_free": (None, [_POINTER]),
+    "llama_model_get_vocab": (_POINTER, [_POINTER]),
+    "llama_model_has_encoder": (ctypes.c_bool, [_POINTER]),
+    "llama_model_load_from_file": (_POINTER, [ctypes.c_char_p, _Opaque]),
+    "llama_model_n_ctx_train": (_INT, [_POINTER]),
+    "llama_model_n_embd": (_INT, [_POINTER]),
+    "llama_model_n_head": (_INT, [_POINTER]),
+    "llama_model_n_layer": (_INT, [_POINTER]),
+    "llama_set_embeddings": (None, [_POINTER, ctypes.c_bool]),
+    "llama_set_n_threads": (None, [_POINTER, _INT, _INT]),
+    "llama_vocab_is_eog": (ctypes.c_bool, [_POINTER, _INT]),
+    "llama_vocab_n_tokens": (_INT, [_POINTER]),
+}
+
+#: Last error messages of llama.cpp, which returns no reasons.
+_complaints: deque[str] = deque(maxlen=8)
+
+
+@_Log  # type: ignore[untyped-decorator]
+def _note(level: int, message: bytes | None, _: Any) -> None:
+    if level == _LOG_LEVEL_ERROR and message:
+        _complaints.append(message.decode(errors="replace").strip())
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return llama.cpp, ready to be called.
+
+    Raises:
+        ImportError: If xllamacpp is not installed, or is of a release with another interface.
+    """
+    package = require("xllamacpp", "llamacpp", "llama.cpp")
+    found = ctypes.CDLL(package.xllamacpp.__file__)
+    wrong = [name for name in _FUNCTIONS if not hasattr(found, name)]
+    if not wrong:
+        for name, (returns, takes) in _FUNCTIONS.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = returns, takes
+        given = found.llama_context_default_params()
+        wrong = [
+            f"llama_context_params.{name}" for name, default in _DEFAULTS.items() if getattr(given, name) != default
+        ]
+    if wrong:
+        raise ImportError(
+            f"xllamacpp {package.__version__} brings a llama.cpp with another interface ({', '.join(wrong[:3])}): "
+            f'install the release that st_reba was tested with: pip install "xllamacpp=={TESTED}".'
+        )
+    found.llama_log_set(_note, None)
+    found.llama_backend_init()
+    return found
+
+
+class LlamaCpp:
+    """A GGUF file that llama.cpp has loaded, whose weights serve embedding and generation.
+
+    Each of the two has a context, so that one thread embeds while another generates. Two threads that embed wait for
+    each other.
+
+    Args:
+        file: The GGUF file.
+
+    Raises:
+        ImportError: As for :func:`library`.
+        ValueError: If llama.cpp cannot load it, or it is not a decoder.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._library = library()
+        _complaints.clear()
+        params = self._library.llama_model_default_params()
+        # Other flags of a later release stay.
+        if params.bytes[_FLAGS_AT : _FLAGS_AT + len(_FLAGS)] == _FLAGS:
+            params.bytes[_KEEPS_COPIES_AT] = 0
+        model = self._library.llama_model_load_from_file(str(file).encode(), params)
+        if not model:
+            # The first is the cause, the others are its consequences.
+            reason = _complaints[0] if _complaints else "it gives no reason"
+            raise ValueError(
+                f"{file}: llama.cpp cannot load it ({reason}). A file that was cut off must be fetched again; for an "
+                "architecture that is newer than the installed xllamacpp, use a later one."
+            )
+        self._states = _States(self._library, int(self._library.llama_model_n_embd(model)))
+        self._reading = _Context(self._library, model, file, _PART, self._states)
+        self._writing = _Context(self._library, model, file, _PROMPT_PART)
+        weakref.finalize(self, _release, self._library, model, [self._reading, self._writing])
+        if self._library.llama_model_has_encoder(model):
+            raise ValueError(f"{file} has an encoder: st_reba needs a decoder-only (causal) language model.")
+        self.hidden_size = self._states.hidden_size
+        self.layers = int(self._library.llama_model_n_layer(model))
+        self.heads = int(self._library.llama_model_n_head(model))
+        self.positions = int(self._library.llama_model_n_ctx_train(model))
+        self._vocabulary = self._library.llama_model_get_vocab(model)
+        self.vocabulary_size = int(self._library.llama_vocab_n_tokens(self._vocabulary))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LlamaCpp:
+        """Return itself: views of a model share it."""
+        return self
+
+    def __reduce__(self) -> tuple[type[LlamaCpp], tuple[Path]]:
+        """Let another process load the file, which the system keeps in memory once."""
+        return LlamaCpp, (self.file,)
+
+    def final_norm(self) -> tuple[dict[str, NDArray[np.float32]], float]:
+        """Return weight and bias, (D,), of the norm after the last layer, those that there are, and its epsilon."""
+        library, weights, epsilon = self._library, {}, 1e-5
+        header = library.gguf_init_from_file(str(self.file).encode(), _GgufParams(True, None))
+        try:
+            architecture = library.gguf_get_val_str(header, library.gguf_find_key(header, b"general.architecture"))
+            for kind in (b"layer_norm_epsilon", b"layer_norm_rms_epsilon"):
+                key = library.gguf_find_key(header, architecture + b".attention." + kind)
+                if key >= 0 and library.gguf_get_kv_type(header, key) == _HEADER_FLOAT32:
+                    epsilon = library.gguf_get_val_f32(header, key)
+            for name in ("weight", "bias"):
+                place = library.gguf_find_tensor(header, f"output_norm.{name}".encode())
+                if place >= 0 and library.gguf_get_tensor_type(header, place) == _TENSOR_FLOAT32:
+                    offset = library.gguf_get_data_offset(header) + library.gguf_get_tensor_offset(header, place)
+                    weights[name] = np.fromfile(self.file, np.float32, self.hidden_size, offset=offset)
+        finally:
+            library.gguf_free(header)
+        return weights, epsilon
+
+    def states(self, ids: Sequence[int], layers: Collection[int]) -> dict[int, NDArray[np.float32]]:
+        """Return the states of every token of one text.
+
+        Args:
+            ids: Its n token ids.
+            layers: Layers, counted from 1; 0 for the input of the first; :data:`END` for the last hidden states.
+
+        Returns:
+            States after each of these layers, (n, D).
+
+        Raises:
+            ValueError: If llama.cpp does not show one of them in this architecture.
+            RuntimeError: If llama.cpp cannot run it.
+        """
+        with self._reading.lock:
+            self._states.want(layers)
+            self._reading.run(ids, room=len(ids))
+            found = {layer: np.concatenate(parts) for layer, parts in self._states.kept.items() if parts}
+        for layer in layers:
+            if layer not in found or len(found[layer]) != len(ids):
+                shown = "last hidden states" if layer == END else f"the states after layer {layer}"
+                raise ValueError(
+                    f"{self.file.name}: llama.cpp does not show {shown} in this architecture. Use a recipe that does "
+                    "not read them, or load the model in transformers."
+                )
+        return found
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[int]:
+        """Continue a text, token by token, until the model ends it.
+
+        Args:
+            ids: Token ids, special ones included.
+            max_new_tokens: Number of tokens, at most.
+            temperature: 0 takes the most likely token each time.
+            top_p: Probability of the most likely tokens together, from which one is drawn.
+            seed: Seed of the draws; None for another one each time.
+
+        Raises:
+            ValueError: If the model has not enough positions.
+            RuntimeError: If llama.cpp cannot run it.
+        """
+        if not 1 <= len(ids) <= self.positions - max_new_tokens:
+            raise ValueError(
+                f"{len(ids)} tokens and {max_new_tokens} new ones: {self.file.name} has {self.positions} positions, "
+                "and needs one token to go on from. Give less."
+            )
+        draw = np.random.default_rng(seed)
+        with self._writing.lock:
+            new, room = ids, len(ids) + max_new_tokens
+            for count in range(max_new_tokens):
+                self._writing.run(new, room=room, goes_on=count > 0)
+                token = _draw(self._writing.logits(self.vocabulary_size), temperature, top_p, draw)
+                if self._library.llama_vocab_is_eog(self._vocabulary, token):
+                    return
+                yield token
+                new = [token]
+
+
+class _States:
+    """Callback that copies the states of some layers while llama.cpp computes a graph, and then ends it."""
+
+    def __init__(self, library: ctypes.CDLL, hidden_size: int) -> None:
+        self._library = library
+        self.hidden_size = hidden_size
+        self._seen: dict[int, NDArray[np.float32]] = {}
+        #: States of each part of a text, for each layer that is wanted.
+        self.kept: dict[int, list[NDArray[np.float32]]] = {}
+        self._last = END
+        #: Names of tensors that may be the input of the first layer; after the first graph, the one that is.
+        self._entering: Collection[bytes] = _ENTERING
+        self._begun = b""
+
+    def want(self, layers: Collection[int]) -> None:
+        """Copy the states of these layers from now on."""
+        self.kept = {layer: [] for layer in layers}
+        self._last = END if END in layers else max(layers)
+
+    def keep(self) -> None:
+        """Keep what was copied of a part of a text."""
+        for layer, states in self._seen.items():
+            self.kept[layer].append(states)
+        if 0 in self._seen:
+            self._entering = (self._begun,)
+        self._seen = {}
+
+    def __call__(self, tensor: int, asks: bool, _: Any) -> bool:
+        """Return whether the result of a step of a graph is wanted, where llama.cpp asks; else whether to go on."""
+        name = self._library.ggml_get_name(tensor)
+        match = _LAYER.fullmatch(name)
+        layer = int(match[1]) + 1 if match else 0 if name in self._entering else END if name in _ENDS else None
+        if asks:
+            return layer in self.kept
+        states = np.empty((self._library.ggml_nbytes(tensor) // 4 // self.hidden_size, self.hidden_size), np.float32)
+        self._library.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, states.nbytes)
+        self._seen[cast(int, layer)] = states
+        if layer == 0 and len(self._entering) > 1:
+            self._begun = name
+            return True
+        return layer != self._last
+
+
+class _Context:
+    """Context of llama.cpp, made when it is first used, and again when more room is needed."""
+
+    def __init__(self, library: ctypes.CDLL, model: int, file: Path, part: int, states: _States | None = None) -> None:
+        self.lock = threading.Lock()
+        self._library = library
+        self._model = model
+        self._file = file
+        self._part = part
+        self._states = states
+        # An attribute, because llama.cpp has its address.
+        self._watch = None if states is None else _Watch(states)
+        self._pointer: int | None = None
+        self._room = 0
+
+    def run(self, ids: Sequence[int], *, room: int, goes_on: bool = False) -> None:
+        """Run tokens, part by part: from the beginning, or after those that ran before."""
+        if self._room < room:
+            self._make(room)
+        threads = torch.get_num_threads()
+        self._library.llama_set_n_threads(self._pointer, threads, threads)
+        if not goes_on:
+            self._library.llama_memory_clear(self._library.llama_get_memory(self._pointer), False)
+        for start in range(0, len(ids), self._part):
+            part = ids[start : start + self._part]
+            # A variable, because llama.cpp reads it when it decodes.
+            tokens = (_INT * len(part))(*part)
+            batch = self._library.llama_batch_get_one(tokens, len(part))
+            if failed := self._library.llama_decode(self._pointer, batch):
+                raise RuntimeError(f"{self._file}: llama.cpp could not run {len(ids)} tokens (llama_decode: {failed}).")
+            if self._states is not None:
+                self._states.keep()
+
+    def logits(self, vocabulary_size: int) -> NDArray[np.float32]:
+        """Return the logits of the last token that ran, (V,)."""
+        pointer = self._library.llama_get_logits_ith(self._pointer, -1)
+        return np.ctypeslib.as_array(pointer, (vocabulary_size,)).copy()
+
+    def free(self) -> None:
+        """Free its memory."""
+        if self._pointer:
+            self._library.llama_free(self._pointer)
+        self._pointer, self._room = None, 0
+
+    def _make(self, room: int) -> None:
+        self.free()
+        params = self._library.llama_context_default_params()
+        # A power of two, to make few contexts.
+        params.n_ctx = max(_ROOM, 1 << (room - 1).bit_length())
+        params.n_batch = params.n_ubatch = self._part
+        params.pooling_type = _POOLING_NONE
+        params.cb_eval = ctypes.cast(self._watch, ctypes.c_void_p) if self._watch else None
+        self._pointer = self._library.llama_init_from_model(self._model, params)
+        if not self._pointer:
+            raise RuntimeError(
+                f"{self._file}: llama.cpp finds no memory for {params.n_ctx} tokens. Use a smaller max_seq_length."
+            )
+        self._room = params.n_ctx
+        self._library.llama_set_embeddings(self._pointer, self._states is not None)
+
+
+def _release(library: ctypes.CDLL, model: int, contexts: Sequence[_Context]) -> None:
+    """Free the contexts of a model, and then the model."""
+    for context in contexts:
+        context.free()
+    library.llama_model_free(model)
+
+
+def _draw(logits: NDArray[np.float32], temperature: float, top_p: float, draw: np.random.Generator) -> int:
+    if temperature <= 0:
+        return int(logits.argmax())
+    order = np.argsort(-logits)
+    weights = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
+    before = weights.cumsum() - weights
+    kept = weights * (before < top_p * weights.sum())
+    return int(draw.choice(order, p=kept / kept.sum()))

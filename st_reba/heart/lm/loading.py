@@ -1,0 +1,269 @@
+"""Safe loading of models: without code of their files, without random weights, and within bounds.
+
+transformers draws weights that a checkpoint lacks at random, and logs it. Such embeddings are worthless, and others at
+each load, so such a checkpoint is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+
+from st_reba.hub import compat, saved_files
+from st_reba.hub.saved_files import check_values, fetching, read_object
+
+from ..hub.saved_modules import backbone_of
+from ..settings import check, check_tokens
+from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
+from .gguf import as_directory
+from .loaded import body_of
+from .sizes import SizeError, check_size, in_a_line, within_size
+
+# Part of the names of weights that an adapter wraps.
+_ADAPTED = ".base_layer."
+# Number of weights that an error message names.
+_NAMED = 5
+# Former names of sentence-transformers' arguments, which it still reads.
+_FORMER_NAMES = {"model_kwargs": "model_args", "processor_kwargs": "tokenizer_args", "config_kwargs": "config_args"}
+
+#: Name of a model and arguments to load it with, to a directory or a Hub id and arguments.
+Locate = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
+
+
+class MissingWeights(NamedTuple):
+    """Weights that a checkpoint lacks.
+
+    Attributes:
+        checkpoint: Name of the checkpoint.
+        names: Their names, each with what the checkpoint has instead, if anything.
+    """
+
+    checkpoint: str
+    names: Mapping[str, str]
+
+    def check(self, model: PreTrainedModel, needless: Iterable[str] = ()) -> None:
+        """Raise if a model needs any of them.
+
+        Args:
+            model: The model, or what is left of it.
+            needless: Beginnings of the names of weights that are not needed.
+
+        Raises:
+            ValueError: If it does, naming them.
+        """
+        own = {name.replace(_ADAPTED, ".") for name in model.state_dict()} if self.names else set()
+        missing = {name.replace(_ADAPTED, "."): instead for name, instead in self.names.items()}
+        needed = sorted(name for name in missing.keys() & own if not name.startswith(tuple(needless)))
+        if not needed:
+            return
+        names = ", ".join(f"{name} ({missing[name]})" if missing[name] else name for name in needed[:_NAMED])
+        more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
+        count = "1 weight" if len(needed) == 1 else f"{len(needed)} weights"
+        raise ValueError(
+            f"{self.checkpoint} lacks {count} that {type(model).__name__} needs: {names}{more}. transformers "
+            "would draw random numbers for that, others at each load. Get the whole checkpoint, or save the model "
+            "again."
+        )
+
+
+class Loaded(NamedTuple):
+    """A model that was loaded, or whose weights are shared.
+
+    Attributes:
+        transformer: The model, its tokenizer and sentence-transformers' settings.
+        missing: Weights that its checkpoint lacks.
+        poolings: Modes of the pooling with which it was trained as an embedder; none if its files name none.
+    """
+
+    transformer: Transformer
+    missing: MissingWeights
+    poolings: frozenset[str]
+
+
+def load(source: str | PathLike[str] | nn.Module, *, locate: Locate = as_directory, **kwargs: Any) -> Loaded:
+    """Load a model, or share one that is loaded.
+
+    Args:
+        source: A path or Hub id, or those of a GGUF file (see :func:`~st_reba.lm.gguf.as_directory`); or a loaded
+            ``Transformer``, or a language model that the program has loaded with transformers.
+        locate: Finds the files of a path or Hub id.
+        **kwargs: As for sentence-transformers' ``Transformer``; none for a loaded one. For a language model, its
+            ``tokenizer``, ``max_seq_length``, and ``disable_adapter=True`` to read it without peft's adapters.
+
+    Raises:
+        ValueError: If the model's files ask for more than they may, it has no tokenizer, or a setting cannot be used.
+    """
+    source = fspath(source) if isinstance(source, PathLike) else source
+    if isinstance(source, nn.Module) and not isinstance(source, Transformer):
+        source, kwargs = _around(source, **kwargs), {}
+    elif unfit := sorted({"tokenizer", "disable_adapter"} & kwargs.keys()):
+        kind = "a path or Hub id" if isinstance(source, str) else "a Transformer"
+        raise ValueError(
+            f"{unfit[0]} goes with a language model that is already loaded, and {source} is {kind}: leave it out."
+        )
+    _check_settings({**(vars(source) if isinstance(source, Transformer) else {}), **kwargs})
+    if isinstance(source, str):
+        with fetching(source):
+            loaded = _load(*locate(source, kwargs))
+    elif kwargs:
+        raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
+    else:
+        name, poolings = str(source.model.config.name_or_path or ""), getattr(source, "trained_poolings", None)
+        if poolings is None:
+            poolings = _poolings(Files(name, {})) if name else frozenset()
+        loaded = Loaded(source, MissingWeights(name, {}), poolings)
+    compat.check_placement(loaded.transformer.model)
+    tokenizer = loaded.transformer.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{source} has no tokenizer: st_reba embeds text.")
+    check_tokens("the tokenizer's model_max_length", tokenizer.model_max_length)
+    return loaded
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise if a setting of sentence-transformers is one that this package has not."""
+    for name in ("query_length", "document_length", "max_seq_length"):
+        check_tokens(name, settings.get(name))
+    task, backend = settings.get("transformer_task", "feature-extraction"), settings.get("backend", "torch")
+    advice = 'st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.'
+    check("transformer_task", task, task == "feature-extraction", advice)
+    advice = 'st_reba reads hidden states and attention; use backend="torch".'
+    check("backend", backend, backend == "torch", advice)
+    advice = (
+        "a causal language model was not trained to fill in masked tokens, so st_reba adds none to a query. Leave it "
+        "out."
+    )
+    check("query_expansion", expansion := settings.get("query_expansion"), expansion is None, advice)
+
+
+def _around(
+    model: nn.Module,
+    *,
+    tokenizer: Any = None,
+    max_seq_length: int | None = None,
+    disable_adapter: bool = False,
+    **others: Any,
+) -> Transformer:
+    """Return a ``Transformer`` around a view of a loaded language model."""
+    if others:
+        raise ValueError(f"{sorted(others)} cannot be set on a language model that is already loaded: leave them out.")
+    check_tokens("max_seq_length", max_seq_length)
+    body = body_of(model, disable_adapter=disable_adapter)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(
+            f"tokenizer={tokenizer!r}: a loaded language model does not bring its tokenizer. Give it, such as "
+            "tokenizer=AutoTokenizer.from_pretrained(...)."
+        )
+    transformer = compat.around(body, tokenizer)
+    if max_seq_length is not None:
+        transformer.max_seq_length = max_seq_length
+    return transformer
+
+
+def _load(name: str, kwargs: dict[str, Any]) -> Loaded:
+    """Load a checkpoint, once its files are known to be harmless, and note which weights it lacks."""
+    model_kwargs, processor_kwargs, config_kwargs = (
+        {**(kwargs.get(kind) or kwargs.get(former) or {})} for kind, former in _FORMER_NAMES.items()
+    )
+    if "subfolder" not in model_kwargs:
+        name = backbone_of(name)
+    checkpoint = check_checkpoint(name, model_kwargs, config_kwargs)
+    files, tokenizer, base = Files(name, model_kwargs), Files(name, processor_kwargs), checkpoint.base
+    if base is not None and not any(map(tokenizer.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
+        # peft writes no tokenizer; the trainers of others do.
+        tokenizer = tokenizer.of_base(base.name)
+        kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": tokenizer.arguments}
+        kwargs.pop("tokenizer_args", None)
+    file = tokenizer.find(TOKENIZER_CONFIG_FILE)
+    settings = {} if file is None else read_object(file)
+    check_values(settings, saved_files.TOKENIZER, file)
+    if kwargs.get("max_seq_length") is None:
+        # sentence-transformers compares it with the model's positions.
+        length = {**settings, **processor_kwargs}.get("model_max_length")
+        check_tokens("the tokenizer's model_max_length", length)
+    try:
+        transformer = _within_size(name, checkpoint, {**kwargs, "unpad_inputs": False})
+    except ValueError as error:
+        # transformers drops the reason when it looks for any processor.
+        if str(error).startswith("Unrecognized processing class"):
+            _explain_tokenizer(tokenizer)
+        raise
+    report = transformer.loading_report
+    if report is None and not hasattr(transformer.model, "peft_config"):
+        report = report_on(files)
+    missing = MissingWeights(str(files), {} if report is None else missing_weights(report))
+    if base is not None and not missing.names:
+        # For an adapter, transformers reports on the adapter alone.
+        missing = MissingWeights(base.name, missing_weights(report_on(files.of_base(base.name))))
+    return Loaded(transformer, missing, _poolings(files))
+
+
+def _within_size(name: str, checkpoint: Checkpoint, kwargs: dict[str, Any]) -> compat.ReportingTransformer:
+    """Load a model, unless its checkpoint is far too small for it."""
+    if checkpoint.config is not None and checkpoint.stored is not None:
+        try:
+            with compat.tokenizer_apart(), within_size(checkpoint.stored, checkpoint.file):
+                return compat.ReportingTransformer(name, **kwargs)
+        except Exception as error:
+            # If the configuration describes a larger model, or none, any error may come of it.
+            check_size(checkpoint.config, checkpoint.stored, checkpoint.file)
+            if not isinstance(error, SizeError):
+                raise
+    # The size is not known, or layers that share weights had weights of their own while they were built.
+    with compat.tokenizer_apart():
+        return compat.ReportingTransformer(name, **kwargs)
+
+
+def _explain_tokenizer(files: Files) -> None:
+    """Raise the reason for which a tokenizer cannot be read, unless a package, memory or a file is missing.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    try:
+        AutoTokenizer.from_pretrained(files.name, **files.arguments)
+    except (ImportError, MemoryError, OSError):
+        return
+    except Exception as cause:
+        raise ValueError(
+            f"{files}: its tokenizer cannot be read ({in_a_line(cause)}). Get "
+            "tokenizer.json and tokenizer_config.json anew, or save the model again."
+        ) from cause
+
+
+def _poolings(files: Files) -> frozenset[str]:
+    """Return the modes of the pooling that a checkpoint was saved with as an embedder; none if it was not."""
+    path = files.find("1_Pooling/config.json")
+    try:
+        return frozenset() if path is None else modes_of(Pooling.load(str(path.parent)))
+    except (OSError, TypeError, ValueError):
+        return frozenset()
+
+
+def modes_of(pooling: Pooling) -> frozenset[str]:
+    """Return the modes of a pooling, which may have one or several."""
+    modes = pooling.pooling_mode
+    return frozenset({modes} if isinstance(modes, str) else modes)
+
+
+def check_can_be_saved(model: PreTrainedModel) -> None:
+    """Raise if transformers cannot write a model's weights.
+
+    Raises:
+        ValueError: If torchao's ``quantize_`` changed it after it was loaded. A model that transformers quantised has a
+            quantizer, which can.
+    """
+    is_quantized = any(type(parameter.data).__module__.startswith("torchao") for parameter in model.parameters())
+    if is_quantized and getattr(model, "hf_quantizer", None) is None:
+        raise ValueError(
+            f"{type(model).__name__} was quantised after it was loaded, and its configuration does not say how, so it "
+            "cannot be saved. Quantise it on loading instead: "
+            'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
+        )

@@ -1,0 +1,141 @@
+"""Base of the modules with a language model: safe loading, and saving that names this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Self, cast
+
+from sentence_transformers.base.modules import Transformer
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from st_reba.hub import card, compat
+from st_reba.hub.saved_files import check_inside, read_object, without_removed
+
+from ..hub.saved_modules import backbone_of, check_transformer_settings, note_requirement
+from ..lm.gguf import as_directory
+from ..lm.loading import check_can_be_saved, load
+from ..settings import describe
+
+
+class SafeTransformer(Transformer):
+    """sentence-transformers' ``Transformer``, loaded as :func:`~st_reba.lm.loading.load` does.
+
+    A subclass calls :meth:`check_weights` when its model is complete.
+
+    Args:
+        model_name_or_path: See :func:`~st_reba.lm.loading.load`. A loaded model's weights are shared.
+        **kwargs: See there.
+
+    Raises:
+        ValueError: See there.
+    """
+
+    # Batches are padded: that is no setting here, and is not saved.
+    config_keys: list[str] = [key for key in Transformer.config_keys if key != "unpad_inputs"]
+
+    def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **kwargs: Any) -> None:
+        loaded = load(model_name_or_path, locate=self._directory, **kwargs)
+        nn.Module.__init__(self)
+        compat.share(loaded.transformer, self)
+        self.unpad_inputs = False
+        self.model = loaded.transformer.model
+        #: Weights that the checkpoint lacks.
+        self.missing_weights = loaded.missing
+        #: Modes of the pooling with which the model was trained as an embedder; none if its checkpoint names none.
+        self.trained_poolings = loaded.poolings
+
+    def _directory(self, name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the directory or Hub id that a model is loaded from, and the arguments to load it with."""
+        return as_directory(name, kwargs)
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return cast(PreTrainedTokenizerBase, self.tokenizer)
+
+    def on_model_ready(self, model: Any) -> None:
+        """Give a complete pipeline this package's model card. sentence-transformers calls it."""
+        card.adopt(model)
+
+    def extra_repr(self) -> str:
+        return describe(self, [key for key in self.config_keys if key not in Transformer.config_keys])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
+
+    @property
+    def save_in_root(self) -> bool:  # type: ignore[override]
+        """Whether sentence-transformers saves the model in the root, not in a directory of the module's own.
+
+        In the root, a program that reads ``config.json`` and ``1_Pooling`` alone, such as an inference engine, would
+        serve the bare model under the recipe's name. An adapter, which has no ``config.json``, and a model with code of
+        its own stay there, because transformers finds them nowhere else. Version 0.1 saved all in the root.
+        """
+        return hasattr(self.model, "peft_config") or bool(getattr(self.model.config, "auto_map", None))
+
+    def check_weights(self, needless: Iterable[str] = ()) -> None:
+        """Raise if the model has weights that its checkpoint lacks.
+
+        Args:
+            needless: Beginnings of the names of weights that are not needed.
+
+        Raises:
+            ValueError: If there are any, naming them.
+        """
+        self.missing_weights.check(self.model, needless)
+
+    @classmethod
+    def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
+        """Load a saved module.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Path of the module in it, ``path`` in its modules.json. May be left out for a directory.
+            *args: As for sentence-transformers' ``Transformer.load``.
+            **kwargs: See there.
+
+        Raises:
+            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or unknown, or weights are
+                missing.
+        """
+        name = fspath(model_name_or_path)
+        return super().load(name if check_inside(subfolder) else backbone_of(name), subfolder, *args, **kwargs)
+
+    @classmethod
+    def load_config(  # type: ignore[override]
+        cls, model_name_or_path: str, subfolder: str = "", **where: Any
+    ) -> dict[str, Any]:
+        """Load the settings of a saved module.
+
+        Args:
+            model_name_or_path: A directory or a Hub id.
+            subfolder: Path of the module in it.
+            **where: As for sentence-transformers' ``Transformer.load_config``. Former names of the file are not read.
+
+        Raises:
+            ValueError: If the file sets what no saved module would.
+        """
+        name = cls.config_file_name
+        file = "/".join(filter(None, (model_name_or_path, subfolder, name)))
+        settings = without_removed(cls._saved(model_name_or_path, subfolder, **where), cls.__name__, file)
+        check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
+        where["config_filename"] = name
+        return without_removed(super().load_config(model_name_or_path, subfolder, **where), cls.__name__, file)
+
+    @classmethod
+    def _saved(cls, model_name_or_path: str, subfolder: str, **where: Any) -> dict[str, Any]:
+        """Read the file of a saved module; empty if there is none."""
+        path = cls.load_file_path(model_name_or_path, cls.config_file_name, subfolder=subfolder, **where)
+        return {} if path is None else read_object(Path(path))
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Save the model, its tokenizer and the settings, and note that this package is needed to load them.
+
+        Raises:
+            ValueError: If the model was quantised in a way that cannot be saved.
+        """
+        check_can_be_saved(self.model)
+        super().save(output_path, *args, **kwargs)
+        note_requirement(Path(output_path))
