@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from math import ceil
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from ..lm.attention import Bidirectional
 from ..lm.loading import modes_of
@@ -19,7 +20,7 @@ from ..lm.model import depth, open_language_model, resolve_output_layer
 from ..lm.passes import Hook
 from ..settings import NO_LIMIT, check, check_choice, check_flag, check_int, check_tokens, first_not_none
 from ..text.chat import Chat, is_conversation, read_as
-from ..text.layout import NOT_TEXT, Layout
+from ..text.layout import FEATURES, NOT_TEXT, Layout
 from ..text.layouter import TextLayouter
 from ..text.presets import PoolOver as PoolOver
 from ..text.presets import Preset, agreed, normalized
@@ -182,14 +183,15 @@ class CausalModule(SafeTransformer):
 
     @property
     def modalities(self) -> list[Any]:
-        return ["text", "message"] if self._tokenizer.chat_template else ["text"]
+        return ["text", "message"] if getattr(self.tokenizer, "chat_template", None) else ["text"]
 
     @property
     def layouter(self) -> TextLayouter:
         """Templates with the tokenizer that the module has now."""
-        positions = None if self.lm.positions is None else self.lm.positions - self.further_tokens
-        whole = self.tokenization == "whole"
-        return TextLayouter(self._tokenizer, self._templates, whole=whole, positions=positions, end=self.ends_in_eos)
+        positions, whole = self.lm.positions, self.tokenization == "whole"
+        positions = None if positions is None else positions - self.further_tokens
+        tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
+        return TextLayouter(tokenizer, self._templates, whole=whole, positions=positions, end=self.ends_in_eos)
 
     def max_tokens(self, prompt: str = "", length: int | None = None) -> int | None:
         """Return the number of tokens that one copy of a text may have; None for no limit.
@@ -232,7 +234,8 @@ class CausalModule(SafeTransformer):
         asked = {**own.get("text", {}), **of_task, **(processing_kwargs or {}).get("text", {})}
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: use max_length alone.')
-        layouts = self.lay_out(inputs, prompt or "", check_tokens("max_length", asked.get("max_length")))
+        length = asked.get("max_length")
+        layouts = self.lay_out(inputs, prompt or "", length and check_tokens("max_length", length))
         if not self._warned_empty and bool(layouts[0].is_empty.any()):
             self._warned_empty = True
             warnings.warn("A text without tokens is embedded as a zero vector. This warning comes once.", stacklevel=2)
@@ -248,8 +251,9 @@ class CausalModule(SafeTransformer):
         """
         pairs = [self._split(given, prompt, index) for index, given in enumerate(inputs)]
         texts = [normalized(text) if self.normalize_text else text for _, text in pairs]
-        limit = min(self._tokenizer.model_max_length, NO_LIMIT if length is None else length)
-        layouts = self.layouter(texts, [own for own, _ in pairs], limit)
+        layouter = self.layouter
+        limit = min(layouter.tokenizer.model_max_length, NO_LIMIT if length is None else length)
+        layouts = layouter(texts, [own for own, _ in pairs], limit)
         for layout in layouts:
             self.lm.check_ids(layout)
         return layouts
@@ -301,8 +305,10 @@ class CausalModule(SafeTransformer):
 
     def own_hooks(self, layout: Layout) -> tuple[Hook, ...]:
         """Return the hooks of every pass of this module."""
-        count, layers = self.bidirectional_layers, depth(self.model)
-        return (Bidirectional(range(layers - count, layers), layout.attention_mask),) if count else ()
+        if not self.bidirectional_layers:
+            return ()
+        layers = depth(self.model)
+        return (Bidirectional(range(layers - self.bidirectional_layers, layers), layout.attention_mask),)
 
     @property
     def reads_prefix(self) -> bool:
@@ -311,7 +317,7 @@ class CausalModule(SafeTransformer):
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether tokens that precede every text of a batch run once, where no gradient is needed."""
+        """Whether tokens that precede every text of a batch run once, where the model can continue them."""
         # On an accelerator no fused kernel gives weights behind a past.
         may = self.lm.device.type == "cpu" or not self.BYTES_PER_PAIR
         return may and self.prefix_caching and not (self.deterministic or self.reads_prefix)
@@ -330,15 +336,18 @@ class CausalModule(SafeTransformer):
             A text without tokens has one zero vector.
         """
         given = [Layout.from_features(features, number) for number in range(len(self._templates))]
-        layouts, least = given, len(self.layouter.before)
-        if self.caches_prefixes:
-            layouts = self.lm.behind_prefix(*given, least=least)
+        # Special tokens alone are not worth it.
+        least = len(self.layouter.before)
+        layouts = self.lm.behind_prefix(*given, least=least) if self.caches_prefixes else given
         parts = self.parts(layouts)
-        read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
-        vectors = TokenVectors.concatenate(read, parts).with_zeros(given[0].is_empty)
-        used = {name for number, layout in enumerate(given) for name in layout.features(number)}
+        if len(parts) == 1:
+            vectors = self.read(*layouts)
+        else:
+            read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
+            vectors = TokenVectors.concatenate(read, parts)
+        vectors = vectors.with_zeros(given[0].is_empty)
         return {
-            **{name: value for name, value in features.items() if name not in used},
+            **{name: value for name, value in features.items() if not name.startswith(FEATURES)},
             **({ONE_BY_ONE: True} if self.deterministic else {}),
             **vectors.extra,
             "token_embeddings": vectors.states,

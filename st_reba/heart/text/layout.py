@@ -19,7 +19,9 @@ NOT_TEXT = -1
 #: ``copy_index`` of the slot of token prepending, whose id is never read.
 PREPENDED = -2
 
-_PARTS = ("input_ids", "attention_mask", "copy_index")
+#: Beginnings of the names of features. A name that ends in one of them after a "_" would be a column of its own to
+#: sentence-transformers' trainer.
+FEATURES = ("input_ids", "attention_mask", "copy_index")
 
 #: Tokens of one text in its layout: the id and the ``copy_index`` of each.
 Row = list[tuple[int, int]]
@@ -58,13 +60,13 @@ class Layout:
     @classmethod
     def from_features(cls, features: Mapping[str, Any], number: int = 0) -> Layout:
         """Read layout ``number`` of a module's features. sentence-transformers has moved them to the model's device."""
-        ids, mask, copies = (features[_feature(name, number)].cpu() for name in _PARTS)
+        ids, mask, copies = (features[f"{name}_{number}" if number else name].cpu() for name in FEATURES)
         return cls(ids, mask.bool(), copies)
 
     def features(self, number: int = 0) -> dict[str, Tensor]:
         """Return the features from which :meth:`from_features` makes the layout."""
         parts = (self.input_ids, self.attention_mask.long(), self.copy_index)
-        return {_feature(name, number): part for name, part in zip(_PARTS, parts, strict=True)}
+        return {f"{name}_{number}" if number else name: part for name, part in zip(FEATURES, parts, strict=True)}
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -81,6 +83,17 @@ class Layout:
         """Whether each row has no token of text, (B,)."""
         return ~(self.copy_index >= 0).any(dim=1)
 
+    @cached_property
+    def shared_prefix(self) -> tuple[int, ...]:
+        """Tokens before every text and every slot of token prepending, alike in all rows with a text."""
+        real = ~self.is_empty
+        if not real.any():
+            return ()
+        length = int((self.copy_index[real] != NOT_TEXT).int().argmax(dim=1).min())
+        ids = self.input_ids[real, :length]
+        alike = int((ids == ids[:1]).all(dim=0).long().cumprod(dim=0).sum())
+        return tuple(ids[0, :alike].tolist())
+
     def columns(self, columns: slice) -> Layout:
         """Return some of the columns."""
         ids, mask, copies = (part[:, columns] for part in (self.input_ids, self.attention_mask, self.copy_index))
@@ -91,8 +104,3 @@ class Layout:
         longest = max(1, int(self.lengths[rows].max()))
         ids, mask, copies = (part[rows, :longest] for part in (self.input_ids, self.attention_mask, self.copy_index))
         return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies, spans=())
-
-
-def _feature(name: str, number: int) -> str:
-    # A name that ends in "_input_ids" would be a column of its own to sentence-transformers' trainer.
-    return f"{name}_{number}" if number else name
