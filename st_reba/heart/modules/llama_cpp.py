@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from ..lm import gguf
 from ..lm.checkpoints import Files
 from ..lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
 from ..lm.model import LanguageModel
+from ..lm.parts import ModelParts
 from ..lm.passes import Hook
 from ..lm.prefixes import PrefixCache
 from ..lm.views import shallow_copy
+from ..settings import check
 from ..text.layout import Layout
 from .causal import CausalTransformer
 
@@ -75,37 +77,27 @@ class RemoteModel(LanguageModel):
         output_layer: Layer after which to stop, counted from 1; None for the last.
     """
 
-    attention_layers = ()
-    continues_past = False
+    model: LlamaCppModel
 
     def __init__(self, model: LlamaCppModel, output_layer: int | None = None) -> None:
-        shorter = shallow_copy(model)
-        self.model, self.prefixes = shorter, PrefixCache()
-        if output_layer is not None and self.layers:
-            del cast(nn.ModuleList, shorter.layers)[output_layer:]
-            shorter.config.num_hidden_layers = output_layer
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        if not len(self.model.layers):
-            raise ValueError(
-                f"The layers of {type(self.model).__name__} were not found: llama.cpp shows the last states alone of "
-                "this architecture. Use a recipe that reads these, or load the model in transformers."
-            )
-        return [*self.model.layers]
-
-    @property
-    def final_norm(self) -> nn.Sequential:
-        return nn.Sequential(self.model.norm) if self.layers else nn.Sequential()
-
-    def feed_forward_at(self, positions: Tensor, length: int) -> list[Hook]:
-        return []
-
-    def resolve(self, layers: Literal["all"] | Sequence[int], purpose: str) -> NoReturn:
-        raise ValueError(_refusal(f"its attention cannot be {purpose}"))
-
-    def projection(self, layer: int) -> NoReturn:
-        raise ValueError(_refusal("its attention cannot be read"))
+        self.model, self.prefixes = cast(LlamaCppModel, shallow_copy(model)), PrefixCache()
+        config, layers = self.model.config, self.model.layers
+        if output_layer is not None:
+            check("output_layer", output_layer, bool(layers), f"layers of {type(model).__name__} were not found here.")
+            del layers[output_layer:]
+            config.num_hidden_layers = output_layer
+        parts = ModelParts(
+            is_causal=True,
+            attention_layers=(),
+            calls_ours=False,
+            needs_softmax=False,
+            layers=tuple(f"layers.{index}" for index in range(len(layers))),
+            norm=("norm",) if layers else None,
+            projections={},
+            feed_forward=(),
+            widths=(config.hidden_size,) * (len(layers) + 1),
+        )
+        self.model.st_reba_parts = {config.num_hidden_layers: parts}  # type: ignore[assignment]
 
     def _run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:
         places: list[nn.Module] = [*self.model.layers]
@@ -151,6 +143,8 @@ class LlamaCppModel(PreTrainedModel):
     config_class = LlamaCppConfig
     config: LlamaCppConfig
     language_model = RemoteModel
+    layers: nn.ModuleList
+    norm: nn.Module | None
     _supports_sdpa = True
 
     def __init__(self, config: LlamaCppConfig, llama_cpp: LlamaCpp) -> None:
@@ -172,7 +166,7 @@ class LlamaCppModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return what gives the input of the first layer."""
-        return _InputEmbeddings(self)
+        return LlamaCppEmbeddings(self)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -228,7 +222,7 @@ class LlamaCppModel(PreTrainedModel):
         return self.llama_cpp.generate(ids, max_new_tokens, **kwargs)
 
 
-class _InputEmbeddings(nn.Module):
+class LlamaCppEmbeddings(nn.Module):
     """Input embeddings in llama.cpp. ``weight`` has as many rows as there are token ids, and takes no memory."""
 
     def __init__(self, model: LlamaCppModel) -> None:
@@ -238,7 +232,8 @@ class _InputEmbeddings(nn.Module):
         self._token_states = model.token_states
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self._token_states(input_ids.tolist(), [0])[0]
+        rows = input_ids.reshape(-1, input_ids.shape[-1]).tolist()
+        return self._token_states(rows, [0])[0].view(*input_ids.shape, -1)
 
 
 def _checked_file(files: Files, config: LlamaCppConfig) -> Path:
