@@ -255,4 +255,4 @@ def gather_positions(states: Tensor, positions: Tensor) -> Tensor:
 def scatter_positions(states: Tensor, positions: Tensor, values: Tensor) -> Tensor:
     """Return states (B, N, D) with ``values`` (B, D) at one position of each row, (B,)."""
     index = (torch.arange(len(states), device=states.device), positions.to(states.device))
-    return states.index_put(index, values.to(states))
+    return states.index_put(index, values.to(states.device, states.dtype))

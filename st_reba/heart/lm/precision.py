@@ -33,4 +33,4 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
 def weighted_sum(weights: Tensor, states: Tensor) -> Tensor:
     """Sum states (B, N, D) with weights (B, n, N): (B, n, D), in float32 at least."""
     with without_autocast(states.device):
-        return torch.bmm(widen(weights), widen(states))
+        return torch.bmm(widen(weights.to(states.device)), widen(states))

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..lm.attention import Bidirectional
 from ..lm.loading import modes_of
-from ..lm.model import depth, open_language_model, resolve_output_layer
+from ..lm.model import LanguageModel, depth, open_language_model, resolve_output_layer
 from ..lm.passes import Hook
 from ..settings import NO_LIMIT, check, check_choice, check_flag, check_int, check_tokens, first_not_none
 from ..text.chat import Chat, is_conversation, read_as
@@ -142,9 +142,8 @@ class CausalModule(SafeTransformer):
         if output_layer is None and isinstance(preset.output_layer, int):
             output_layer = max(preset.output_layer, -self.whole_depth)
         self.output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, preset.output_layer))
-        #: Language model that runs the passes, up to the output layer.
-        self.lm = open_language_model(self.model, self.output_layer)
-        self.model = self.lm.model
+        self._lm = open_language_model(self.model, self.output_layer)
+        self.model = self._lm.model
         self.model.config.use_cache = False
         # Weights of removed layers may be missing.
         self.check_weights()
@@ -164,6 +163,12 @@ class CausalModule(SafeTransformer):
         self._warned_empty = False
         # Raises if there is no room for a text.
         self.max_tokens()
+
+    @property
+    def lm(self) -> LanguageModel:
+        """Language model that runs the passes, up to the output layer."""
+        # torch.compile puts another object in the model's place.
+        return self._lm if self._lm.model is self.model else self._lm.on(self.model)
 
     # Texts in
 
