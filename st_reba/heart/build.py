@@ -15,6 +15,7 @@ from torch import nn
 from st_reba.data.demo import demo_sentences
 from st_reba.hub.card import add_recipe
 
+from .lm.loaded import is_borrowed
 from .recipes import Recipe, find
 from .recipes.lookup import in_language, matching
 from .recipes.recipe import device_of, mode_of
@@ -85,7 +86,7 @@ def build(
     module = recipe.row.module(cast(Any, model_name_or_path), **arguments)
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
-    if getattr(module, "is_borrowed", False):
+    if is_borrowed(module.model):
         device = device_of(module)
     if recipe.fitted and not recipe.fit_texts:
         recipe = replace(recipe, fit_texts=tuple(demo_sentences()))

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from ..moments import principal_directions
 from ..settings import check, check_int
 from .embedding_transforms import EmbeddingTransform
 from .lm_head import head_blocks
-from .moments import principal_directions
 
 
 class EmbeddingFilter(EmbeddingTransform):
@@ -40,17 +40,17 @@ class EmbeddingFilter(EmbeddingTransform):
 
     config_keys = [*EmbeddingTransform.config_keys, "low"]
 
+    SHAPES = {"directions": "KD"}
+
     directions: Tensor
 
     def __init__(self, directions: Tensor, low: int = 0) -> None:
-        if directions.ndim != 2 or not 1 <= len(directions) <= directions.shape[1]:
-            raise ValueError(f"directions is {tuple(directions.shape)}: give (k, D) with k from 1 to D.")
-        kept, all_there_are = directions.shape
-        most = all_there_are - kept
-        advice = f"with {kept} of {all_there_are} directions kept it is a whole number from 0 to {most}."
-        self.low = check_int("low", low, 0, most, advice)
         super().__init__(directions=directions)
-        self.out_features, self.in_features = kept, all_there_are
+        most = self.in_features - self.out_features
+        advice = (
+            f"with {self.out_features} of {self.in_features} directions kept it is a whole number from 0 to {most}."
+        )
+        self.low = check_int("low", low, 0, most, advice)
 
     @property
     def keep(self) -> tuple[int, int]:

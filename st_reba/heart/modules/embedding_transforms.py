@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ..moments import Moments, embedding_moments, principal_directions
 from ..settings import check, check_int
-from .moments import Moments, embedding_moments, principal_directions
 from .stored import FixedWeights
 from .vectors import ONE_BY_ONE
 
@@ -35,8 +35,10 @@ class EmbeddingTransform(FixedWeights):
     SIZES = ("in_features", "out_features")
     config_keys: list[str] = [*SIZES]
 
-    in_features: int
-    out_features: int
+    def __init__(self, **weights: Tensor) -> None:
+        super().__init__(**weights)
+        self.in_features = self.dimensions["D"]
+        self.out_features = self.dimensions.get("K", self.in_features)
 
     def _transform(self, embedding: Tensor) -> Tensor:
         """Map (B, D) to (B, k), float32 or float64."""
@@ -98,17 +100,8 @@ class FittedTransform(EmbeddingTransform):
             ValueError: If a setting is out of range, or the texts are too few or too similar.
         """
         settings = {name: kwargs.pop(name) for name in cls.FIT_SETTINGS if name in kwargs}
-        cls.check_settings(**settings)
         moments = embedding_moments(model, texts, covariance=cls.NEEDS_COVARIANCE, **kwargs)
         return cls.from_moments(moments, **settings)
-
-    @classmethod
-    def check_settings(cls, **settings: Any) -> None:
-        """Raise if a setting is out of range whatever the embeddings.
-
-        Raises:
-            ValueError: If there is one.
-        """
 
     @classmethod
     def from_moments(cls, moments: Moments, *args: Any, **settings: Any) -> Self:
@@ -141,15 +134,13 @@ class Centering(FittedTransform):
         ValueError: If ``mean`` is not a vector.
     """
 
+    SHAPES = {"mean": "D"}
     NEEDS_COVARIANCE = False
 
     mean: Tensor
 
     def __init__(self, mean: Tensor) -> None:
-        if mean.ndim != 1 or not len(mean):
-            raise ValueError(f"mean is {tuple(mean.shape)}: give (D,).")
         super().__init__(mean=mean)
-        self.in_features = self.out_features = len(mean)
 
     @classmethod
     def from_moments(cls, moments: Moments) -> Self:
@@ -178,16 +169,14 @@ class Standardization(FittedTransform):
         ValueError: If the shapes do not fit each other, or a deviation is not above 0.
     """
 
+    SHAPES = {"mean": "D", "deviation": "D"}
     NEEDS_COVARIANCE = False
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, mean: Tensor, deviation: Tensor) -> None:
-        if mean.ndim != 1 or not len(mean) or mean.shape != deviation.shape:
-            raise ValueError(f"mean is {tuple(mean.shape)} and deviation {tuple(deviation.shape)}: give (D,) for both.")
         super().__init__(mean=mean, deviation=deviation)
-        self.in_features = self.out_features = len(mean)
         if not (self.deviation > 0).all():
             raise ValueError("A deviation is 0 or below: embeddings are divided by them, so give what is above 0.")
 
@@ -225,19 +214,14 @@ class WhiteningTransform(FittedTransform):
         ValueError: If the shapes do not fit each other.
     """
 
+    SHAPES = {"mean": "D", "weight": "KD"}
     FIT_SETTINGS = ("dimension", "shrinkage")
 
     mean: Tensor
     weight: Tensor
 
     def __init__(self, mean: Tensor, weight: Tensor) -> None:
-        check_rows(mean, weight, "weight", fewest=1)
         super().__init__(mean=mean, weight=weight)
-        self.out_features, self.in_features = weight.shape
-
-    @classmethod
-    def check_settings(cls, *, shrinkage: float = SHRINKAGE, **settings: Any) -> None:
-        check_shrinkage(shrinkage, SHRINKAGE, plain=True)
 
     @classmethod
     def from_moments(cls, moments: Moments, *, dimension: int | None = None, shrinkage: float = SHRINKAGE) -> Self:
@@ -255,7 +239,7 @@ class WhiteningTransform(FittedTransform):
         """
         size = len(moments.mean)
         check_count("dimension", dimension, 1, size, "the directions to keep")
-        cls.check_settings(shrinkage=shrinkage)
+        check_shrinkage(shrinkage, SHRINKAGE, plain=True)
         check_that_they_vary(moments)
         variances, directions = principal_directions(moments.covariance)
         kept = _rank_to_keep(moments.count, variances, dimension) if shrinkage == 0 else dimension or size
@@ -302,15 +286,14 @@ class AllButTheTop(FittedTransform):
         ValueError: If the shapes do not fit each other.
     """
 
+    SHAPES = {"mean": "D", "directions": "kD"}
     FIT_SETTINGS = ("removed",)
 
     mean: Tensor
     directions: Tensor
 
     def __init__(self, mean: Tensor, directions: Tensor) -> None:
-        check_rows(mean, directions, "directions", fewest=0)
         super().__init__(mean=mean, directions=directions)
-        self.in_features = self.out_features = len(mean)
 
     @classmethod
     def from_moments(cls, moments: Moments, *, removed: int | None = None) -> Self:
@@ -339,15 +322,6 @@ class AllButTheTop(FittedTransform):
         centred = embedding - self.mean.to(embedding.dtype)
         directions = self.directions.to(embedding.dtype)
         return centred - (centred @ directions.mT) @ directions
-
-
-def check_rows(mean: Tensor, rows: Tensor, name: str, *, fewest: int) -> None:
-    """Raise unless a mean is (D,), and rows are (k, D) with ``fewest``, 0 or 1, to ``fewest`` + D - 1 of them."""
-    if rows.ndim != 2 or not fewest <= len(rows) < rows.shape[1] + fewest or mean.shape != rows.shape[1:]:
-        raise ValueError(
-            f"mean is {tuple(mean.shape)} and {name} {tuple(rows.shape)}: give (D,) and (k, D) with k from "
-            f"{'1 to D' if fewest else '0 to D - 1'}."
-        )
 
 
 def check_count(name: str, value: int | None, least: int, most: int, meaning: str) -> None:

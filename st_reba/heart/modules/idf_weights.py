@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..moments import in_chunks
 from ..text.words import DocumentFrequencies
 from .base import CausalModule
-from .moments import in_chunks
 from .stored import FixedWeights
 
 
@@ -32,14 +32,13 @@ class IdfWeights(FixedWeights):
         ValueError: If they are not a vector, or one is below 0.
     """
 
+    SHAPES = {"weights": "V"}
     SIZES = ("vocabulary_size",)
     config_keys: list[str] = [*SIZES]
 
     weights: Tensor
 
     def __init__(self, weights: Tensor) -> None:
-        if weights.ndim != 1 or not len(weights):
-            raise ValueError(f"weights is {tuple(weights.shape)}: give (V,), one for each token id.")
         super().__init__(weights=weights)
         if (self.weights < 0).any():
             raise ValueError("A weight is below 0: give 0 or more for each token id.")

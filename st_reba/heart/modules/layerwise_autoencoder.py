@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
 from ..lm.sizes import MAX_LAYERS
+from ..moments import Moments
 from ..settings import check, check_flag, check_int
-from .moments import Moments
 from .partwise import SHRINKAGE, PartwiseWhitening
 from .stored import StoredModule
 

@@ -13,11 +13,11 @@ from torch.nn.functional import linear
 
 from st_reba.progress import reading
 
+from ..moments import Moments, in_chunks, principal_directions
 from ..text.words import punctuation_tokens
 from .base import CausalModule
-from .embedding_transforms import EmbeddingTransform, check_count, check_rows
+from .embedding_transforms import EmbeddingTransform, check_count
 from .idf_weights import check_returns_all
-from .moments import Moments, in_chunks, principal_directions
 
 #: Dimension of ColBERT's vectors, and of most indices made for them.
 DIMENSION = 128
@@ -102,15 +102,14 @@ class TokenProjection(EmbeddingTransform):
         ValueError: If the shapes do not fit each other.
     """
 
+    SHAPES = {"mean": "D", "directions": "KD"}
     MAPPED = _TOKENS
 
     mean: Tensor
     directions: Tensor
 
     def __init__(self, mean: Tensor, directions: Tensor) -> None:
-        check_rows(mean, directions, "directions", fewest=1)
         super().__init__(mean=mean, directions=directions)
-        self.out_features, self.in_features = directions.shape
 
     @classmethod
     def fit(

@@ -11,10 +11,10 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ..moments import Moments, principal_directions
 from ..settings import check
 from .base import CausalModule
 from .embedding_transforms import ROUNDING, EmbeddingTransform, FittedTransform, check_shrinkage, check_that_they_vary
-from .moments import Moments, principal_directions
 
 #: Default of the variance that is added to each direction, as a share of the mean variance.
 SHRINKAGE = 10.0
@@ -36,9 +36,9 @@ class _PartTransform(FittedTransform):
 
     def __init__(self, shares: Sequence[float], mean: Tensor, **weights: Tensor) -> None:
         self.shares = check_part_weights(shares)
+        super().__init__(mean=mean, **weights)
         if len(mean) != len(self.shares):
             raise ValueError(f"shares={self.shares} for {len(mean)} parts: give one for each.")
-        super().__init__(mean=mean, **weights)
         self.in_features = mean.numel()
 
     def _part_weights(self, parts: Tensor) -> Tensor:
@@ -95,19 +95,14 @@ class PartwiseWhitening(_PartTransform):
         ValueError: If the shapes do not fit each other, or ``shares`` are not such numbers.
     """
 
+    SHAPES = {"mean": "PD", "weight": "PDD"}
     FIT_SETTINGS = ("shares", "shrinkage")
 
     weight: Tensor
 
     def __init__(self, mean: Tensor, weight: Tensor, shares: Sequence[float]) -> None:
-        if mean.ndim != 2 or not mean.numel() or weight.shape != (*mean.shape, mean.shape[1]):
-            raise ValueError(f"mean is {tuple(mean.shape)} and weight {tuple(weight.shape)}: give (P, D), (P, D, D).")
         super().__init__(shares, mean, weight=weight)
         self.out_features = self.in_features
-
-    @classmethod
-    def check_settings(cls, *, shrinkage: float = SHRINKAGE, **settings: Any) -> None:
-        check_shrinkage(shrinkage, SHRINKAGE, plain=False)
 
     @classmethod
     def from_moments(cls, moments: Moments, *, shares: Sequence[float], shrinkage: float = SHRINKAGE) -> Self:
@@ -121,7 +116,7 @@ class PartwiseWhitening(_PartTransform):
         Raises:
             ValueError: As for :meth:`fit`.
         """
-        cls.check_settings(shrinkage=shrinkage)
+        check_shrinkage(shrinkage, SHRINKAGE, plain=False)
         mean, scales = standardization_of_parts(moments, shares)
         width = mean.shape[1]
         weights = []
@@ -164,15 +159,13 @@ class StandardizedSum(_PartTransform):
         ValueError: If the shapes do not fit each other, or ``shares`` are not such numbers.
     """
 
+    SHAPES = {"mean": "PD", "scale": "PD"}
     NEEDS_COVARIANCE = False
 
     scale: Tensor
 
     def __init__(self, mean: Tensor, scale: Tensor, shares: Sequence[float]) -> None:
-        if mean.ndim != 2 or not mean.numel() or mean.shape != scale.shape:
-            raise ValueError(f"mean is {tuple(mean.shape)} and scale {tuple(scale.shape)}: give (P, D) for both.")
         super().__init__(shares, mean, scale=scale)
-        self.out_features = mean.shape[1]
 
     @classmethod
     def from_moments(cls, moments: Moments, *, shares: Sequence[float]) -> Self:

@@ -23,6 +23,11 @@ LARGEST_WEIGHT = 1e12
 class StoredModule(Module):
     """Base of modules whose directory contains a configuration and weights, and nothing else."""
 
+    #: Settings that are gone, each with the one value that a saved module may have.
+    REMOVED: ClassVar[Mapping[str, Any]] = {}
+    #: Whether there are weights.
+    HAS_WEIGHTS: ClassVar[bool] = True
+
     def extra_repr(self) -> str:
         """Return the settings, by which sentence-transformers' ``merge`` compares two modules."""
         return describe(self, self.config_keys)
@@ -30,7 +35,8 @@ class StoredModule(Module):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save settings and weights, and note in the model's configuration that loading it requires st_reba."""
         self.save_config(output_path)
-        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+        if self.HAS_WEIGHTS:
+            self.save_torch_weights(output_path, safe_serialization=safe_serialization)
         note_requirement(Path(output_path))
 
     @classmethod
@@ -50,10 +56,10 @@ class StoredModule(Module):
                 number or too large, or settings and weights belong to different modules.
         """
         name = fspath(model_name_or_path)
-        settings, where, place = saved_settings(cls, name, subfolder, kwargs)
-        if cls.load_file_path(name, "model.safetensors", **where) is None:
+        settings, where, place = saved_settings(cls, name, subfolder, kwargs, cls.REMOVED)
+        if cls.HAS_WEIGHTS and cls.load_file_path(name, "model.safetensors", **where) is None:
             check_torch_load_is_safe()
-        weights = cls.load_torch_weights(name, **where)
+        weights = cls.load_torch_weights(name, **where) if cls.HAS_WEIGHTS else {}
         try:
             return cls.from_saved(settings, weights)
         except (TypeError, ValueError) as error:
@@ -97,11 +103,15 @@ class FixedWeights(StoredModule):
         ValueError: If one of them is not a floating-point tensor, or has too large a value.
     """
 
+    #: Dimensions of each weight, each a letter, such as ``{"mean": "D", "rows": "kD"}``. Those of capitals are not 0.
+    SHAPES: ClassVar[Mapping[str, str]]
     #: Attributes that follow from the weights. They are saved to recognise the configuration of another module.
     SIZES: ClassVar[tuple[str, ...]]
 
     def __init__(self, **weights: Tensor) -> None:
         super().__init__()
+        #: Size of each dimension by its letter.
+        self.dimensions = match_shapes(self.SHAPES, weights)
         check_magnitudes(weights, type(self).__name__)
         for name, weight in weights.items():
             self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
@@ -125,6 +135,24 @@ class FixedWeights(StoredModule):
                 f"config.json says {saved} and the weights {sizes}. They are of two modules; save the model again."
             )
         return module
+
+
+def match_shapes(shapes: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the size of each dimension, given the letters of each weight's dimensions.
+
+    Raises:
+        ValueError: If the shapes do not fit each other.
+    """
+    sizes: dict[str, int] = {}
+    fits = all(weights[name].ndim == len(letters) for name, letters in shapes.items())
+    for name, letters in shapes.items():
+        for letter, size in zip(letters, weights[name].shape, strict=False):
+            fits &= sizes.setdefault(letter, size) == size and size >= letter.isupper()
+    if not fits:
+        given = " and ".join(f"{name} is {tuple(weights[name].shape)}" for name in shapes)
+        expected = " and ".join(f"({', '.join(letters)})" for letters in shapes.values())
+        raise ValueError(f"{given}: give {expected}.")
+    return sizes
 
 
 def check_magnitudes(weights: Mapping[str, Tensor], module: str) -> None:

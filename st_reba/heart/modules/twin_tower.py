@@ -17,7 +17,6 @@ from st_reba.hub.saved_files import fetching
 
 from ..hub.saved_modules import backbone_of
 from ..lm.checkpoints import Files, check_model, read_config
-from ..lm.gguf import is_gguf
 from ..settings import check_int
 from .transformer import SafeTransformer
 
@@ -242,11 +241,6 @@ def _encoder_config(name: str, arguments: dict[str, Any]) -> PreTrainedConfig:
     Raises:
         ValueError: If it is not that of an encoder like BERT, or asks for more than it may.
     """
-    if is_gguf(name):
-        raise ValueError(
-            f"{name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not read from "
-            "one. Give a directory or Hub id with config.json and safetensors."
-        )
     with fetching(name):
         check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
         config = read_config(Files(name, arguments.get("config_kwargs") or {}))

@@ -17,7 +17,7 @@ from st_reba.progress import reading
 
 from .. import modules
 from ..modules.embedding_transforms import FittedTransform
-from ..modules.moments import Moments, embedding_moments
+from ..moments import Moments, embedding_moments
 from ..text.presets import ENDINGS, TEMPLATES, PromptLanguage, preset
 from ..text.templates import TEXT
 
@@ -448,10 +448,7 @@ def device_of(backbone: nn.Module) -> str:
 
 def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
     """Return the classical embedding of the same architecture and tokenizer with new random weights."""
-    control = modules.CausalTransformer(backbone)
-    control.model = random_model(backbone.model, seed)
-    # Another one on the new model, which has passes of its own.
-    return modules.CausalTransformer(control)
+    return modules.CausalTransformer(random_model(backbone.model, seed), tokenizer=backbone.tokenizer)
 
 
 def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
