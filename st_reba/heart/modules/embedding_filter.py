@@ -40,7 +40,7 @@ class EmbeddingFilter(EmbeddingTransform):
 
     config_keys = [*EmbeddingTransform.config_keys, "low"]
 
-    SHAPES = {"directions": "KD"}
+    SHAPES = {"directions": "kD"}
 
     directions: Tensor
 

@@ -38,7 +38,7 @@ class EmbeddingTransform(FixedWeights):
     def __init__(self, **weights: Tensor) -> None:
         super().__init__(**weights)
         self.in_features = self.dimensions["D"]
-        self.out_features = self.dimensions.get("K", self.in_features)
+        self.out_features = self.dimensions.get("k", self.in_features)
 
     def _transform(self, embedding: Tensor) -> Tensor:
         """Map (B, D) to (B, k), float32 or float64."""
@@ -214,7 +214,7 @@ class WhiteningTransform(FittedTransform):
         ValueError: If the shapes do not fit each other.
     """
 
-    SHAPES = {"mean": "D", "weight": "KD"}
+    SHAPES = {"mean": "D", "weight": "kD"}
     FIT_SETTINGS = ("dimension", "shrinkage")
 
     mean: Tensor
@@ -286,7 +286,7 @@ class AllButTheTop(FittedTransform):
         ValueError: If the shapes do not fit each other.
     """
 
-    SHAPES = {"mean": "D", "directions": "kD"}
+    SHAPES = {"mean": "D", "directions": "nD"}
     FIT_SETTINGS = ("removed",)
 
     mean: Tensor

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 from sentence_transformers.base.modules import InputModule
+from torch import Tensor
 
 from ..endpoint import THIS_MACHINE, Endpoint, EndpointError
 from ..settings import check, check_int, describe, first_not_none

@@ -102,7 +102,7 @@ class TokenProjection(EmbeddingTransform):
         ValueError: If the shapes do not fit each other.
     """
 
-    SHAPES = {"mean": "D", "directions": "KD"}
+    SHAPES = {"mean": "D", "directions": "kD"}
     MAPPED = _TOKENS
 
     mean: Tensor

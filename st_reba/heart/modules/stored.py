@@ -103,7 +103,7 @@ class FixedWeights(StoredModule):
         ValueError: If one of them is not a floating-point tensor, or has too large a value.
     """
 
-    #: Dimensions of each weight, each a letter, such as ``{"mean": "D", "rows": "kD"}``. Those of capitals are not 0.
+    #: Dimensions of each weight, each a letter, such as ``{"mean": "D", "rows": "kD"}``. Only n may be 0.
     SHAPES: ClassVar[Mapping[str, str]]
     #: Attributes that follow from the weights. They are saved to recognise the configuration of another module.
     SIZES: ClassVar[tuple[str, ...]]
@@ -147,10 +147,10 @@ def match_shapes(shapes: Mapping[str, str], weights: Mapping[str, Tensor]) -> di
     fits = all(weights[name].ndim == len(letters) for name, letters in shapes.items())
     for name, letters in shapes.items():
         for letter, size in zip(letters, weights[name].shape, strict=False):
-            fits &= sizes.setdefault(letter, size) == size and size >= letter.isupper()
+            fits &= sizes.setdefault(letter, size) == size and (size > 0 or letter == "n")
     if not fits:
         given = " and ".join(f"{name} is {tuple(weights[name].shape)}" for name in shapes)
-        expected = " and ".join(f"({', '.join(letters)})" for letters in shapes.values())
+        expected = " and ".join(str(tuple(letters)).replace("'", "") for letters in shapes.values())
         raise ValueError(f"{given}: give {expected}.")
     return sizes
 
