@@ -48,9 +48,6 @@ def build(
         option('Weights of the parts of a recipe that has parts (topic, echo-topic, early-late), such as "1,2,2".'),
     ] = None,
     fit_texts: options.FitTexts = None,
-    fit_half: Annotated[
-        int | None, option("Fit on this half of the labelled data of --fit-texts, as compare cuts them.", min=1, max=2)
-    ] = None,
     columns: options.Columns = None,
     separator: options.Separator = None,
     sparse: Annotated[
@@ -95,7 +92,7 @@ def build(
     else:
         refuse(context, "without --multi-vector no token has a vector of its own", "--dimensions")
     if fit_texts is None:
-        refuse(context, "without --fit-texts nothing is read", "--fit-half", "--columns", "--separator")
+        refuse(context, "without --fit-texts nothing is read", "--columns", "--separator")
     if template is not None:
         refuse(context, "--template says which prompt is read", "--prompt-language")
     if engine == "llama.cpp":
@@ -141,7 +138,7 @@ def build(
         else:
             mode = _checked_pooling(chosen, pooling, template, multi_vector)
             by_language = not (prompt_language or template)
-            chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, fit_half, separator)
+            chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, separator)
             chosen = _with_shares(chosen, shares)
     with atomic_directory(out) as scratch:
         built: Any
@@ -245,7 +242,6 @@ def _with_texts(
     dimensions: int | None,
     by_language: bool,
     columns: str | None,
-    half: int | None,
     separator: str | None,
 ) -> Recipe:
     """The recipe with the texts that its filter, or the projection of token vectors, is fitted on.
@@ -256,7 +252,6 @@ def _with_texts(
         dimensions: Of the projection; None: there is none.
         by_language: Whether the language of the user's texts is that of the prompt.
         columns: What theirs are called.
-        half: Of labelled data the half whose texts they are; None: all.
         separator: Of the columns; None: what is usual.
 
     Raises:
@@ -273,7 +268,7 @@ def _with_texts(
             f"--fit-texts is for what is fitted on texts, such as --recipe early-late or "
             f"{chosen.row.key}+whitened; {chosen.name} is not."
         )
-    texts = texts_to_fit(fit_texts, columns, half, separator)
+    texts = texts_to_fit(fit_texts, columns, separator)
     if by_language and fit_texts is not None:
         (chosen,) = in_asked_language([chosen], None, language_of(texts))
     return replace(chosen, fit_texts=tuple(texts))

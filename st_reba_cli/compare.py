@@ -43,6 +43,10 @@ def compare(
     controls: Annotated[
         bool, option("Also score tf-idf, the input embeddings alone, and the best recipes on random weights.")
     ] = True,
+    margin: Annotated[
+        float, option("A cheaper recipe is as good where it is surely less than so many points behind.", min=0)
+    ] = 1.0,
+    seed: Annotated[int, option("Seed of the splits into halves.", min=0)] = 0,
     dry_run: options.DryRun = False,
     against: Annotated[Path | None, file("An older comparison.json: show what has changed since.")] = None,
     saved: Annotated[Path | None, file("A saved comparison.json to show. Nothing is run.")] = None,
@@ -72,66 +76,51 @@ def compare(
     check_recipes(recipes or [])
     name = "" if saved is not None else model_or_demo(model)
 
-    from st_reba.compare import Recipes, forecast, texts_of
+    from st_reba.compare import Splits, forecast, prepared, texts_of
     from st_reba.compare import compare as compared
     from st_reba.compare.answer import build_command
-    from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates
     from st_reba.compare.results import Comparison
+    from st_reba.compare.splits import LEAST_TEXTS
     from st_reba.data.demo import demo_questions
     from st_reba.evaluation import OddOneOutEvaluator
     from st_reba.files import held
-    from st_reba.lm.backbone import depth
     from st_reba.modules import CausalModule, CausalTransformer
     from st_reba.recipes import asked_for
     from st_reba.text.templates import language_of
 
     from . import load as loading
-    from .show import has_page, kept, partial_of, report, running, show, show_changes, write
+    from .show import has_page, kept, partial_of, running, show, show_changes, show_saved, write
 
     context.with_resource(loading.quiet())
     old = None if against is None else Comparison.load(against)
     if saved is not None:
-        found = Comparison.load(saved)
-        with_page = has_page(out)
-        show(found)
-        report(found, out, with_page)
-        if old is not None:
-            show_changes(found, old)
-        if as_json:
-            write_json("compare", **found.as_json())
+        show_saved(Comparison.load(saved), old, out, as_json)
         return
     with_page = has_page(out)
     loading.check_devices(device)
     labelled = loading.read(data, columns, separator, demo, query_prompt, document_prompt)
-    texts = texts_of(labelled)
+    splits = Splits.of(labelled, choose=choose, seed=seed)
     if words is None and data is None and demo in (None, "pairs", "pairs-zh"):
         words = demo_questions("zh" if demo == "pairs-zh" else "en")
     questions = None if words is None else OddOneOutEvaluator.from_csv(words)
     fit_on = loading.texts_to_fit(fit_texts) if fit_texts else []
     asked = asked_for(recipes or ["few"], fit_texts=fit_on)
-    asked = loading.in_asked_language(asked, prompt_language, language_of(texts))
-    if not controls and not any(recipe.fitted for recipe in asked):
+    asked = loading.in_asked_language(asked, prompt_language, language_of(texts_of(splits.data)))
+    fitted = any(recipe.fitted for recipe in asked)
+    if not controls and not fitted:
         why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf"
         refuse(context, why, "--fit-texts")
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
-    # Weights in a file are none to be drawn anew.
+    # Weights in a file cannot be drawn anew.
     random = controls and engine == "transformers"
     # The demo's texts are the package's own.
-    fits_own = data is not None and not fit_texts
-    halves, fit_halves = None, []
-    if choose:
-        try:
-            halves = Halves.of(labelled)
-        except ValueError as error:
-            notes.say(f"{error} Recipes are compared as they are.")
-        else:
-            fit_halves = halves.fit_on if fits_own else []
-            if fits_own and not fit_halves and any(recipe.fitted for recipe in asked):
-                notes.say(
-                    f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
-                    "package: give more texts, or --fit-texts."
-                )
+    fits_own = data is not None and not fit_texts and bool(splits.fit_on)
+    if data is not None and not fit_texts and not fits_own and splits.chooses and fitted:
+        notes.say(
+            f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
+            "package: give more texts, or --fit-texts."
+        )
     if out is not None and not dry_run:
         context.with_resource(held(partial_of(out), "--out"))
     left = None if dry_run else kept(out)
@@ -140,24 +129,21 @@ def compare(
     else:
         where, precision = loading.placement(device, dtype)
         backbone = loading.load(CausalTransformer, name, precision, where, max_seq_length)
-    if halves is not None:
-        asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model))]
-    run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
-    expected = forecast(run, texts, questions, random)
+    run = prepared(backbone, asked, splits, fits_own=fits_own, batch_size=batch_size, controls=controls, kept=left)
+    expected = forecast(run, texts_of(splits.data), questions, random)
     (console if dry_run else notes).say(str(expected))
     if dry_run:
         if as_json:
             write_json("forecast", **asdict(expected), seconds=expected.seconds)
         return
     with running(run, expected.tokens):
-        found = compared(run, labelled, questions, fit_texts=fit_on or None, random=random, halves=halves)
+        found = compared(run, splits, questions, fit_texts=fit_on or None, random=random, margin=margin / 100)
     build = ""
     if found.use:
         build = build_command(
-            found.choice(), name, data if fit_halves else fit_texts, max_seq_length, found.prompts,
-            "" if engine == "llama.cpp" else found.settings.get("precision", ""), columns if fit_halves else None,
-            bool(fit_halves), ["--model", name, "--engine", engine] if engine == "llama.cpp" else [],
-            separator if fit_halves else None,
+            found.choice(), name, data if fits_own else fit_texts, max_seq_length, found.prompts,
+            "" if engine == "llama.cpp" else found.settings.get("precision", ""), columns if fits_own else None,
+            ["--model", name, "--engine", engine] if engine == "llama.cpp" else [], separator if fits_own else None,
         )  # fmt: skip
     about = loading.described(data, demo, labelled)
     found = replace(found, model=model_name(name), data=about, command=context.obj, build=build)

@@ -15,7 +15,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
-from st_reba.compare.choice import Halves
 from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
 from st_reba.data.tables import Data, Labelled, Retrieval, read_data
 from st_reba.encode import Encoder
@@ -74,30 +73,24 @@ def described(data: str | None, demo: str | None, found: Labelled) -> str:
     return f"{len(found)} {items} of {data.rstrip('/').rpartition('/')[2]}"
 
 
-def texts_to_fit(
-    source: str | None, columns: str | None = None, half: int | None = None, separator: str | None = None
-) -> list[str]:
-    """The plain texts that a command fits something on: every command takes the same ones, so that the model that one
-    of them has scored is the model that another one builds.
+def texts_to_fit(source: str | None, columns: str | None = None, separator: str | None = None) -> list[str]:
+    """Return the plain texts that a command fits something on.
+
+    Every command takes the same ones, so that the model that one of them has scored is the model that another builds.
 
     Args:
         source: The user's own, plain or labelled, as for :func:`st_reba.data.tables.read_data`; None: all of those in
             the package.
-        columns: What the columns are called; None: as usual.
-        half: 1 or 2: the texts of that half of labelled data, as ``compare`` cuts them. None: all texts.
-        separator: Of the columns; None: what is usual.
+        columns: Names of the columns; None: as usual.
+        separator: Of the columns; None: the usual one.
 
     Raises:
-        ValueError: If there are no texts, or no halves.
+        ValueError: If there are no texts.
     """
     if source is None:
         return demo_sentences()
-    found = read_data(source, columns, scored=half is not None, separator=separator)
-    if half is None:
-        return found.texts() if isinstance(found, Labelled) else found
-    if not isinstance(found, Labelled):
-        raise ValueError(f"--fit-half {half}: {source} has plain texts, and only labelled data have halves.")
-    return Halves.of(found).parts[half - 1].texts()
+    found = read_data(source, columns, scored=False, separator=separator)
+    return found.texts() if isinstance(found, Labelled) else found
 
 
 def say_fitted(what: str, count: int, source: str | None) -> None:

@@ -19,7 +19,7 @@ from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, ro
 from st_reba.evaluation.tasks import Measure
 from st_reba.optional import require
 
-from .printing import Shown, best_in_bold, console, loading_line, notes
+from .printing import Shown, best_in_bold, console, loading_line, notes, write_json
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -133,6 +133,17 @@ def show_changes(new: Comparison, old: Comparison, to: Console = console) -> Non
     to.print(table)
     for sentence in [*more, f"In brackets: 95% intervals; {TIED}: cannot be told from no difference."]:
         to.print(sentence)
+
+
+def show_saved(found: Comparison, old: Comparison | None, out: Path | None, as_json: bool) -> None:
+    """Show a saved comparison, and write its report if there is to be one."""
+    with_page = has_page(out)
+    show(found)
+    report(found, out, with_page)
+    if old is not None:
+        show_changes(found, old)
+    if as_json:
+        write_json("compare", **found.as_json())
 
 
 def _table(found: Comparison) -> Table:

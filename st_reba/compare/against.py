@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ..evaluation import bootstrap
-from ..evaluation.bootstrap import Estimate, Resampled
+import numpy as np
+
+from ..evaluation.bootstrap import Estimate, interval
 from ..evaluation.tasks import Measure
 from .results import Comparison, Result, has_number
 
@@ -49,9 +50,9 @@ class SideBySide:
 def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
     """Hold a comparison against an older one.
 
-    Where both kept what they measured on each item, and the items are the same, the differences are paired: the same
-    items are resampled for both. Else they are those of two samples that have nothing to do with each other, whose
-    intervals are combined by the squares of their halves, each on its side (Zou and Donner, 2008):
+    Where both kept replicates of the same items, the differences are paired. Else they are those of two samples that
+    have nothing to do with each other, whose intervals are combined by the squares of their halves, each on its side
+    (Zou and Donner, 2008):
 
     .. math:: d - \\sqrt{(x - l_x)^2 + (u_y - y)^2}, \\quad d + \\sqrt{(u_x - x)^2 + (y - l_y)^2}, \\quad d = x - y
 
@@ -76,34 +77,26 @@ def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
         raise ValueError(
             f"The two comparisons have no recipe in common: the old one has {', '.join(former) or 'none'}."
         )
-    items = _paired(new, old)
-    changes = [_change(now, then, task, items) for now, then in both]
-    return SideBySide(task, changes, items is not None, _says(new, old, task, changes, items is not None))
+    paired = (
+        new.replicates is not None
+        and old.replicates is not None
+        and new.replicates.drawn_from == old.replicates.drawn_from
+    )
+    changes = [_change(now, then, new, old, paired) for now, then in both]
+    return SideBySide(task, changes, paired, _says(new, old, task, changes, paired))
 
 
-def _paired(new: Comparison, old: Comparison) -> Resampled | None:
-    """The scores of both on the same items, by ``"new name"`` and ``"old name"``; None if the items differ."""
-    if new.items is None or old.items is None or not new.items.data or new.items.data != old.items.data:
-        return None
-    if (new.items.kind, new.items.first) != (old.items.kind, old.items.first):
-        return None
-    values = {
-        **{f"new {name}": own for name, own in new.items.values.items()},
-        **{f"old {name}": own for name, own in old.items.values.items()},
-    }
-    return replace(new.items, values=values).items()
-
-
-def _change(now: Result, then: Result, task: Measure, items: Resampled | None) -> Difference:
-    new, old = now.scores[task.name], then.scores[task.name]
-    value = new.value - old.value
-    if items is not None and {f"new {now.name}", f"old {now.name}"} <= set(items.recipes):
-        low, high = bootstrap.difference(items, f"new {now.name}", f"old {now.name}")
+def _change(now: Result, then: Result, new: Comparison, old: Comparison, paired: bool) -> Difference:
+    after, before = now.scores[new.tasks[0].name], then.scores[new.tasks[0].name]
+    value = after.value - before.value
+    if paired and new.replicates is not None and old.replicates is not None:
+        drawn = np.subtract(new.replicates.scores[now.name], old.replicates.scores[then.name])
+        low, high = (value + float(end) for end in interval(drawn - np.nanmean(drawn)))
     else:
-        low = value - math.hypot(new.value - new.low, old.high - old.value)
-        high = value + math.hypot(new.high - new.value, old.value - old.low)
-    # Where there is no interval nothing is told.
-    return Difference(now.name, old, new, Estimate(value, low, high, tied=not (low > 0 or high < 0)))
+        low = value - math.hypot(after.value - after.low, before.high - before.value)
+        high = value + math.hypot(after.high - after.value, before.value - before.low)
+    # Without an interval nothing can be told.
+    return Difference(now.name, before, after, Estimate(value, low, high, tied=not (low > 0 or high < 0)))
 
 
 def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool) -> list[str]:
@@ -121,11 +114,9 @@ def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Dif
         )
     if paired:
         how = f"The intervals are paired: both comparisons are of the same {task.unit}."
-    elif new.items is None or old.items is None:
-        how = "The intervals are not paired: what each item gave was not kept."
-    elif new.items.data == old.items.data:
-        how = "The intervals are not paired: one is of all items at once, the other of two halves that choose in turn."
+    elif new.replicates is None or old.replicates is None:
+        how = "The intervals are not paired: one comparison kept no replicates."
     else:
-        how = f"The intervals are not paired: the {task.unit} are others, which may itself be what changed."
+        how = f"The intervals are not paired: the {task.unit} or their splits are others, which may be what changed."
     now, then = (comparison.use or "none" for comparison in (new, old))
     return [first, how, f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."]

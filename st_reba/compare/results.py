@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..evaluation.bootstrap import Estimate, Items, Resampled, Splits, by_halves
+from ..evaluation.bootstrap import Estimate
 from ..evaluation.tasks import Measure
 from ..files import atomic_file
 from ..recipes import Control
@@ -47,22 +47,9 @@ def _nan_for_null(value: object) -> object:
 
 def _nan_in(score: object) -> object:
     """The same for the numbers of a score."""
-    return {name: _nan_for_null(value) for name, value in score.items()} if isinstance(score, dict) else score
-
-
-def _of_the_same_items(items: SavedItems | None) -> SavedItems | None:
-    """Refuses items of which no score can be made."""
-    if items is not None:
-        counts = {len(values) for values in items.values.values()}
-        if len(counts) != 1 or 0 in counts:
-            raise ValueError("every result needs as many values, one or more")
-        if items.first >= min(counts):
-            raise ValueError("the first half must have fewer items than there are")
-        if items.kind == "mean" and items.labels:
-            raise ValueError("a mean has no labels")
-        if items.kind != "mean" and {len(items.labels)} != counts:
-            raise ValueError("there must be as many labels as values of a result")
-    return items
+    if not isinstance(score, dict):
+        return score
+    return {name: value if name == "corrected" else _nan_for_null(value) for name, value in score.items()}
 
 
 @dataclass(frozen=True)
@@ -83,9 +70,10 @@ class Result:
         says: What the recipe does, in a sentence; empty if nothing is known of it.
         called: What to call it in a sentence about other recipes, as a control; empty: its name.
         controls: What it is to be held against.
-        read_at: The layer, the words and the weights that were chosen on each half; empty: the recipe as it is.
-        template: The prompt that was chosen on the first half; empty: the recipe's own.
+        read_at: The layer, the words and the weights that were chosen on all items; empty: the recipe as it is.
+        template: The prompt that was chosen there; empty: the recipe's own.
         shares: How much each part of the vectors counts, as was chosen there; empty: as the recipe has it.
+        chosen: How many halves chose each setting, by what ``read_at`` calls it.
     """
 
     recipe: str
@@ -102,6 +90,7 @@ class Result:
     read_at: str = ""
     template: str = ""
     shares: tuple[float, ...] = ()
+    chosen: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -150,42 +139,24 @@ def best_of(results: Iterable[Result], task: Measure, *, control: bool = False) 
 
 
 @dataclass(frozen=True)
-class SavedItems:
-    """What was measured on each item of the task that decides: what pairs two comparisons of the same items.
+class SavedReplicates:
+    """Bootstrap replicates of the score that decides, which pair two comparisons of the same items.
 
     Attributes:
-        kind: What the score is of the values: see :class:`st_reba.evaluation.bootstrap.Items`.
-        data: Tells the items from others.
-        values: (N,) by result, as precise as float32.
-        labels: (N,); empty where there are none.
-        first: How many items the first half has, where the score is the mean of two halves'; 0: it is of all items.
+        drawn_from: Fingerprint of the items, the splits and the seeds.
+        scores: (B,) by result, as precise as float32.
     """
 
-    kind: Literal["mean", "spearman", "average_precision"]
-    data: str
-    values: dict[str, list[Annotated[float, BeforeValidator(_nan_for_null)]]]
-    labels: list[Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=list)
-    first: Annotated[int, Field(ge=0)] = 0
+    drawn_from: str
+    scores: dict[str, list[Annotated[float, BeforeValidator(_nan_for_null)]]]
 
     @classmethod
-    def of(cls, items: Resampled | None, data: str, first: int = 0) -> SavedItems | None:
-        """Those that a score is made from, of all or of two halves; None where that cannot be written down."""
-        if isinstance(items, Splits) and first:
-            items = items.joined()
-        if not isinstance(items, Items) or items.kind not in ("mean", "spearman", "average_precision"):
-            return None
-        values = {recipe: _shortest(own) for recipe, own in items.values.items()}
-        return cls(items.kind, data, values, _shortest(items.labels), first)
-
-    def items(self) -> Resampled:
-        """The same, to be resampled."""
-        values = {name: np.array(own) for name, own in self.values.items()}
-        return by_halves(Items(self.kind, values, np.array(self.labels)), self.first)
-
-
-def _shortest(values: Any) -> list[float]:
-    """The numbers with the fewest digits that are the same in float32."""
-    return [float(str(value)) for value in np.asarray(list(values), dtype=np.float32)]
+    def of(cls, drawn_from: str, drawn: Mapping[str, Any]) -> SavedReplicates:
+        """Return replicates with the fewest digits that are the same in float32."""
+        return cls(
+            drawn_from,
+            {name: [float(str(value)) for value in np.asarray(own, dtype=np.float32)] for name, own in drawn.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -208,13 +179,12 @@ class Comparison:
         answer: Which recipe to use, its score, and the score without a recipe, in one line: what to show first.
         use: Name of the result that the answer says to use; empty where it says to use none.
         build: The command that builds that one; empty where there is none.
-        items: What was measured on each item of the first task; None where that cannot be told.
+        replicates: Of the first task; None in a comparison of 0.8.
         prompts: What stood before a ``"query"`` and before a ``"document"``; none where there are no roles.
-        judged: What choosing among all candidates on one half scores on the other; None: nothing was chosen.
     """
 
-    #: For :meth:`load`, which takes nothing for something else: it reads what others may have written.
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    #: For :meth:`load`: fields of older versions are ignored.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
     model: str
     data: str
@@ -230,9 +200,8 @@ class Comparison:
     answer: str = ""
     use: str = ""
     build: str = ""
-    items: Annotated[SavedItems | None, AfterValidator(_of_the_same_items)] = None
+    replicates: SavedReplicates | None = None
     prompts: dict[str, str] = field(default_factory=dict)
-    judged: Annotated[Estimate, BeforeValidator(_nan_in)] | None = None
 
     def save(self, path: Path) -> None:
         """Write all of it as JSON, the answer first; where there is no number, there is null.
