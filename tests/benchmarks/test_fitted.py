@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from st_reba.compare.choice import Halves
 
 import fitted
 from fitted import OTHER, OWN, PACKAGE, Domain
 from real.kept import behind
-from st_reba.compare.choice import Halves
 from st_reba.data.tables import Pairs
 
 

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from st_reba.compare.choice import Halves
 from typer.main import get_command
 
 from st_reba import CausalTransformer, LayerwiseAutoencoder, ReBAModule
-from st_reba.compare.choice import Halves
 from st_reba.compare.results import Comparison
 from st_reba.data.tables import read_data
 from st_reba.encode import place_of
