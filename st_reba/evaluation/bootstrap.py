@@ -170,8 +170,8 @@ def _pearson_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
 
 def _spearman_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
     if weights.shape[1] > EXACT:
-        signs = _mean_signs(labels)
-        return _linear(weights, lambda values: _spearman_influence(values, labels, signs))
+        by_label = _Order(labels)
+        return _linear(weights, lambda values: _spearman_influence(_Order(values), by_label))
     side = _midranks(labels, weights)
     return lambda values: np.stack([_correlation(_midranks(own, weights), side, weights) for own in values])
 
@@ -254,26 +254,18 @@ def _correlation(first: Array, second: Array, weights: Array) -> Array:
     )
 
 
-def _mean_signs(values: Array) -> Array:
-    """Return for each item the share of values below it less the share above it, (N,)."""
-    order = _Order(values)
-    counts = order.sums(np.ones(len(values)))
-    return order.spread((2 * np.cumsum(counts) - counts) / len(values) - 1)
-
-
 def _signed_mean(amounts: Array, order: _Order) -> Array:
     """Return for each item z the mean over items i of sign(value_i - value_z) amount_i, (N,)."""
     sums = order.sums(amounts)
     return order.spread(sums.sum() + sums - 2 * np.cumsum(sums)) / len(amounts)
 
 
-def _spearman_influence(values: Array, labels: Array, label_signs: Array) -> tuple[float, Array]:
+def _spearman_influence(by_value: _Order, by_label: _Order) -> tuple[float, Array]:
     r"""Return Spearman's correlation and the influence of each item on it.
 
     .. math:: \rho = \frac{E[uv]}{\sqrt{E[u^2] E[v^2]}}, \quad u = E_{x'}[\mathrm{sign}(x - x')]
     """
-    by_value, by_label = _Order(values), _Order(labels)
-    u, v = _mean_signs(values), label_signs
+    u, v = (-_signed_mean(np.ones(len(order.place)), order) for order in (by_value, by_label))
     moments = [float(np.mean(product)) for product in (u * v, u * u, v * v)]
     changes = [
         u * v + _signed_mean(v, by_value) + _signed_mean(u, by_label) - 3 * moments[0],
