@@ -23,7 +23,7 @@ Values = Callable[[int, int], Array]
 
 
 @dataclass(frozen=True)
-class Row:
+class CrossFitted:
     """Cross-fitted scores of one recipe.
 
     Attributes:
@@ -58,7 +58,7 @@ class CrossFit:
         self._weights = draw_weights(splits.groups)
         self._scorers: dict[int, Callable[[Array], Array]] = {}
 
-    def row(self, values: Values, candidates: int = 1) -> Row:
+    def row(self, values: Values, candidates: int = 1) -> CrossFitted:
         """Score one recipe.
 
         Args:
@@ -78,7 +78,7 @@ class CrossFit:
         if candidates > 1:
             on_all = scorer(self.kind, self._weights[:1], () if self.labels is None else self.labels)
             built = int(_best(on_all(values(self.whole, self.whole)))[0])
-        return Row(float(total[0]), total[1:], tuple(chosen), built)
+        return CrossFitted(float(total[0]), total[1:], tuple(chosen), built)
 
     def _score(self, half: int, values: Array) -> Array:
         """Return the scores of (C, n) values of a half, (C, 1 + B)."""

@@ -33,7 +33,7 @@ from ..text.templates import language_of
 from .answer import MARGIN, WITHOUT, answer_of, headline, reasons
 from .candidates import in_short, with_candidates
 from .cost import FINALISTS, seconds_of, unit_of_cost
-from .crossfit import CrossFit, Row
+from .crossfit import CrossFit, CrossFitted
 from .recipes import Recipes, listed_of
 from .results import Comparison, Result, SavedReplicates
 from .splits import Splits
@@ -150,7 +150,7 @@ class _Table:
         self.task = self.tasks[-1]
         self.score = self.task.scores[0]
         self.fit = CrossFit(splits, self.score.kind, self.score.labels)
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, CrossFitted] = {}
         self.recipes: dict[str, list[Recipe]] = {}
         self.tf_idf_texts = 0
 
