@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from st_reba.compare.choice import Halves
 from torch import Tensor
 
 import records
@@ -29,7 +30,6 @@ from real.kept import behind
 from real.models import MODELS
 from real.sets import texts_by_class
 from runs import kept, options, parser, pooled
-from st_reba.compare.choice import Halves
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import bootstrap

@@ -157,7 +157,7 @@ class _Table:
     def add_tf_idf(self, texts: Sequence[str]) -> None:
         """Add the control without a model, counted on texts."""
         ranker = TfIdf(self.first.backbone, texts)
-        measured = [task.deciding(ranker)[self.score.of] for task in self.tasks]
+        measured = [task.measure(ranker)[self.score.of] for task in self.tasks]
         self.rows[TF_IDF_RESULT] = self.fit.row(lambda fitted, half: measured[half][None])
 
     def add(self, recipes: Recipes) -> None:
@@ -176,7 +176,7 @@ class _Table:
                     matrices[prompt] = recipes.matrix(key, list(places[prompt]), prompt, fitted)
                 return matrices[prompt][[places[prompt][text] for text in texts]]
 
-            return self.tasks[half].deciding(Vectors(look_up))[self.score.of]
+            return self.tasks[half].measure(Vectors(look_up))[self.score.of]
 
         candidates: dict[str, list[Recipe]] = {}
         for recipe in recipes.all:

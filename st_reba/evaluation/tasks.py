@@ -9,7 +9,6 @@ gives the scores of ST's own evaluators of the same task, under the same names; 
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,6 @@ from pydantic import Field
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import pairwise_cos_sim, semantic_search
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -190,10 +187,6 @@ class Task(BaseEvaluator):
     def measure(self, similarity: Any) -> Measured:
         """What each item gives, (N,), by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
 
-    def deciding(self, similarity: Any) -> Measured:
-        """Of that at least what the score that decides is made of."""
-        return self.measure(similarity)
-
     @property
     @abstractmethod
     def scores(self) -> list[Score]:
@@ -333,7 +326,7 @@ class RetrievalTask(Task):
 
 
 class ClassesTask(Task):
-    """Texts in classes: how often the nearest texts tell a text's class, and how well clusters agree with the classes.
+    """Texts in classes: how often the nearest texts tell a text's class.
 
     A text that is alone in its class is never right: no other text has its class. :func:`st_reba.data.tables.read_data`
     leaves such texts out.
@@ -356,11 +349,6 @@ class ClassesTask(Task):
         return [("", self.data.texts())]
 
     def measure(self, similarity: Similarity) -> Measured:
-        vectors = similarity.unit_vectors(self.data.texts())
-        return {"right": self._right(vectors), "agreement": self._agreement(vectors)}
-
-    def deciding(self, similarity: Similarity) -> Measured:
-        # Without k-means, which would take most of the time of a choice among hundreds.
         return {"right": self._right(similarity.unit_vectors(self.data.texts()))}
 
     def _right(self, vectors: Any) -> Array:
@@ -373,16 +361,6 @@ class ClassesTask(Task):
         _, nearest = NearestNeighbors(n_neighbors=count, metric="cosine").fit(vectors).kneighbors()
         return accuracy_shares(self.classes, nearest, min(self.neighbours, count))
 
-    def _agreement(self, vectors: Any) -> Array:
-        """What each text adds to the V-measure of clusters."""
-        if not self.scorable or not np.isfinite(vectors.sum()):
-            return np.full(len(self.data), np.nan)
-        with warnings.catch_warnings():
-            # Fewer different vectors than clusters, where many texts look the same.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            clusters = KMeans(len(self.sizes), n_init=10, random_state=0).fit_predict(vectors)
-        return v_measure_shares(self.classes, clusters)
-
     @property
     def scores(self) -> list[Score]:
         count, chance = len(self.data), float(self.sizes.max() / len(self.data))
@@ -392,15 +370,7 @@ class ClassesTask(Task):
             f"Naming the largest class every time scores {100 * chance:.1f}."
         )
         nearest = Measure("Classes", f"{self.neighbours}-NN accuracy x 100", chance=chance, note=note, unit=self.unit)
-        note = (
-            f"V-measure of the classes of {count} texts and of as many clusters, by k-means on vectors of length one; "
-            "the interval takes the clusters as they are."
-        )
-        clusters = Measure("Clusters", "V-measure x 100", note=note, unit=self.unit)
-        return [
-            Score(nearest, "right", name="knn_accuracy", has_interval=count >= LEAST_CLASSIFIED),
-            Score(clusters, "agreement", name="v_measure"),
-        ]
+        return [Score(nearest, "right", name="knn_accuracy", has_interval=count >= LEAST_CLASSIFIED)]
 
     @property
     def scorable(self) -> bool:
@@ -440,34 +410,6 @@ def accuracy_shares(classes: ArrayLike, nearest: NDArray[np.int64], count: int) 
     accuracy = correct.mean()
     influence = (number - 1) * accuracy - (correct.sum() - correct + left_out)
     return np.asarray(accuracy + influence - influence.mean())
-
-
-def v_measure_shares(classes: ArrayLike, clusters: ArrayLike) -> Array:
-    r"""What each text adds to the V-measure of a clustering (Rosenberg and Hirschberg, EMNLP 2007); their mean is it.
-
-    .. math:: V = 2 - 2 \frac{H(C, K)}{H(C) + H(K)}
-
-    the harmonic mean of homogeneity and completeness. A share is V plus its influence function at the text, so that
-    resampled means give the interval of the delta method. V of resampled texts would not: texts that are drawn twice
-    make it too high, by more than an interval is wide where there are many classes.
-
-    Args:
-        classes: C, (N,), at least two different ones.
-        clusters: K, (N,).
-
-    Returns:
-        (N,).
-    """
-    labels, found = np.asarray(classes), np.asarray(clusters)
-    _, both = np.unique(np.stack([labels, found]), axis=1, return_inverse=True)
-
-    def surprise(values: NDArray[Any]) -> Array:
-        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-        return np.asarray(-np.log(counts / len(values))[places])
-
-    joint, apart = surprise(both.ravel()), surprise(labels) + surprise(found)
-    ratio = joint.mean() / apart.mean()
-    return np.asarray(2 - 2 * ratio - 2 / apart.mean() * (joint - ratio * apart))
 
 
 def task_of(data: Labelled, batch_size: int = 32, neighbours: int | None = None) -> Task:

@@ -17,13 +17,11 @@ from sentence_transformers.sentence_transformer.evaluation import (
     TripletEvaluator,
 )
 from sentence_transformers.util import cos_sim
-from sklearn.cluster import KMeans
-from sklearn.metrics import v_measure_score
 
 from st_reba.data.demo import demo_retrieval
 from st_reba.data.tables import Classes, Pairs, Retrieval, Triplets, read_data
 from st_reba.evaluation.embedded import Embedded, stand_in
-from st_reba.evaluation.tasks import Measure, Vectors, task_of, v_measure_shares
+from st_reba.evaluation.tasks import Measure, Vectors, task_of
 
 WORDS = [f"text {number}" for number in range(60)]
 
@@ -148,34 +146,6 @@ def test_the_nearest_vote(labels, seed):
     assert not any(right for right, label in zip(expected, labels, strict=True) if labels.count(label) == 1)
 
 
-def test_clusters_and_the_evaluator():
-    data = texts_in("abcabcaabbccd" * 4)
-    vectors = vectors_of(data)
-    rows = np.stack([(vector / vector.norm()).numpy() for vector in vectors.values()])
-    clusters = KMeans(4, n_init=10, random_state=0).fit_predict(rows)
-    expected = v_measure_score(list(data.labels.values()), clusters)
-    task = task_of(data)
-    measured = task.measure(similar(vectors))
-    assert 0.2 < measured["agreement"].mean() == pytest.approx(expected, abs=1e-6)
-    model = stand_in(Embedded(lambda texts, prompt: {"x": torch.stack([vectors[text] for text in texts])}), "x")
-    assert task(model) == {"knn_accuracy": measured["right"].mean(), "v_measure": pytest.approx(expected, abs=1e-6)}
-    assert task.primary_metric == "knn_accuracy"
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=60))
-def test_shares_are_v_measure_and_its_influence(drawn):
-    """Their mean is V; and what V loses as a text counts a little less is as much as its share says."""
-    classes, clusters = np.transpose(drawn)
-    assume(len(set(classes.tolist())) > 1)
-    shares = v_measure_shares(classes, clusters)
-    assert shares.mean() == pytest.approx(v_measure_score(classes, clusters), abs=1e-9)
-    many, step = 500, 1 / (500 * len(drawn))
-    for place in (0, len(drawn) - 1):
-        less = [np.delete(np.tile(column, many), place) for column in (classes, clusters)]
-        lost = v_measure_score(classes, clusters) - v_measure_score(*less)
-        assert (shares[place] - shares.mean()) * step == pytest.approx(lost, abs=1e-2 * step)
-
-
 @pytest.mark.parametrize("labels", ["aaaa", "abcd"])
 def test_labels_that_leave_nothing_to_score(labels):
     task = task_of(texts_in(labels))
@@ -189,7 +159,6 @@ def test_a_recipe_without_numbers_has_no_score_and_one_that_tells_nothing_apart_
     [alike, broken] = (
         task.measure(similar(dict.fromkeys(data.labels, torch.full((3,), value)))) for value in (1.0, math.nan)
     )
-    assert alike["agreement"].mean() == pytest.approx(0, abs=1e-9)
     assert {name: own.shape for name, own in alike.items()} == {name: own.shape for name, own in broken.items()}
     assert all(np.isnan(own).all() for own in broken.values())
     assert not recwarn.list
