@@ -58,19 +58,28 @@ class CrossFit:
         self._weights = draw_weights(splits.groups)
         self._scorers: dict[int, Callable[[Array], Array]] = {}
 
-    def row(self, values: Values, candidates: int = 1) -> CrossFitted:
+    def row(self, values: Values, candidates: int = 1, *, fitted: bool = True) -> CrossFitted:
         """Score one recipe.
 
         Args:
             values: Item values of its candidates, the recipe as it is first.
             candidates: C.
+            fitted: Whether the values depend on what filters are fitted on; if not, each half is scored once.
         """
+        scores: dict[tuple[int, int], Array] = {}
+
+        def scored(choosing: int, half: int) -> Array:
+            key = (choosing if fitted else 0, half)
+            if key not in scores:
+                scores[key] = self._score(half, values(choosing, half))
+            return scores[key]
+
         total, chosen = np.zeros(len(self._weights)), []
         for choosing, scoring in self.splits.directions:
-            found = self._score(scoring, values(choosing, scoring))
+            found = scored(choosing, scoring)
             picked: Indices = np.zeros(len(total), dtype=np.int64)
             if candidates > 1:
-                picked = _best(found if choosing == scoring else self._score(choosing, values(choosing, choosing)))
+                picked = _best(scored(choosing, choosing))
             chosen.append(int(picked[0]))
             total += np.take_along_axis(found, picked[None], axis=0)[0]
         total /= len(chosen)

@@ -158,7 +158,7 @@ class _Table:
         """Add the control without a model, counted on texts."""
         ranker = TfIdf(self.first.backbone, texts)
         measured = [task.measure(ranker)[self.score.of] for task in self.tasks]
-        self.rows[TF_IDF_RESULT] = self.fit.row(lambda fitted, half: measured[half][None])
+        self.rows[TF_IDF_RESULT] = self.fit.row(lambda _, half: measured[half][None], fitted=False)
 
     def add(self, recipes: Recipes) -> None:
         """Embed the texts with some recipes, and score these."""
@@ -187,8 +187,9 @@ class _Table:
             def values(fitted: int, half: int, keys: Sequence[str] = keys) -> Array:
                 return np.stack([measured(key, fitted, half) for key in keys])
 
+            fitted = len(recipes.fit_on) > 1 and any(recipe.fitted and not recipe.fit_texts for recipe in own)
             self.recipes[name] = own
-            self.rows[name] = self.fit.row(values, len(own))
+            self.rows[name] = self.fit.row(values, len(own), fitted=fitted)
 
     @property
     def replicated(self) -> Replicated:
