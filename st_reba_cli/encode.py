@@ -134,7 +134,7 @@ def encode(
                 engine=runner, overwrite=overwrite, on_progress=tell,
             )  # fmt: skip
         except KeyboardInterrupt:
-            kept = f"{job.place_of(out).work if '://' in out else out}.partial"
+            kept = f"{job.destination_of(out).work if '://' in out else out}.partial"
             console.say(f"Stopped. The same command goes on from {kept}.")
             raise typer.Exit(130) from None
     resumed = f", {made.resumed:,} of them from an interrupted run" if made.resumed else ""

@@ -27,7 +27,7 @@ from typer.main import get_command
 from st_reba import CausalTransformer, LayerwiseAutoencoder, ReBAModule
 from st_reba.compare.results import Comparison
 from st_reba.data.tables import read_data
-from st_reba.encode import place_of
+from st_reba.encode import destination_of
 from st_reba.recipes import find
 from st_reba_cli import app
 
@@ -185,7 +185,7 @@ def test_a_killed_run_to_a_url_goes_on(script, desk):
     line = ["encode", "saved", many, "--batch-size", "4", "--chunk-size", "16", "--out"]
     url = f"file://{Path.cwd()}/away/v.npy"
     running = script.start(*line, url, cwd=Path.cwd())
-    work = Path(f"{place_of(url).work}.partial")
+    work = Path(f"{destination_of(url).work}.partial")
     deadline = time.monotonic() + 60
     while len(list(work.glob("parts/part-*"))) < 3:
         assert time.monotonic() < deadline, running.output

@@ -16,26 +16,26 @@ from ..data.sources import asking, is_remote
 from ..files import flush_directory
 from ..optional import require
 
-#: A file, or the files of a folder: name (empty for a file), size, and a value that changes when it is written.
-Looks = list[list[str | int]]
-#: Called with how many bytes are uploaded, and of how many.
+#: Files of an output: name (empty for a single file), size, and a value that changes when the file is written.
+Stat = list[list[str | int]]
+#: Called with the number of uploaded bytes and of all bytes.
 OnBytes = Callable[[int, int], None]
 
-#: The last file of a folder on an object store: the folder is whole if it is there.
+#: Last file written to a folder on an object store: it marks the folder as complete.
 SUCCESS = "_SUCCESS"
-#: Protocols of object stores: a file is there whole when its upload ends, and not before. A move would be a copy.
+#: Protocols of object stores, where a file appears only when its upload is complete, and a move is a copy.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hf"}
-#: Files that are uploaded between two calls of ``on_bytes``; fsspec sends several at a time where it can.
-_TOGETHER = 64
+#: Files uploaded between two calls of ``on_bytes``, some of them in parallel.
+_FILES_PER_CALL = 64
 
 
 class Local:
-    """A file, or a directory, on this machine.
+    """File or directory on this machine.
 
     Attributes:
-        path: Its path.
+        path: Absolute path.
         work: Path that names the run's folder.
-        suffix: Of its name.
+        suffix: Suffix of the name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,44 +45,44 @@ class Local:
     def __str__(self) -> str:
         return str(self.path)
 
-    def looks(self) -> Looks | None:
-        """Return what tells the present content from a later one; None: nothing is there."""
-        return looks(self.path)
+    def stat(self) -> Stat | None:
+        """Return the files at the destination, or None if there are none."""
+        return stat(self.path)
 
-    def take(self, finished: Path, before: Looks | None, replaced: Path, on_bytes: OnBytes) -> None:
-        """Move what is finished, a file or a directory, to its place.
+    def commit(self, finished: Path, before: Stat | None, replaced: Path, on_bytes: OnBytes) -> None:
+        """Move the finished output to its destination.
 
         Args:
             finished: File or directory to move.
-            before: Result of :meth:`looks` when the run began.
-            replaced: Path on the same disk for a directory that was there.
-            on_bytes: Not called: a move takes no time.
+            before: Result of :meth:`stat` when the run began.
+            replaced: Path on the same disk for the directory that is replaced.
+            on_bytes: Not called, as a move takes no time.
 
         Raises:
-            FileExistsError: If something else is there now: it is left as it is, and so is what is finished.
+            FileExistsError: If the destination has changed. Nothing is moved then.
         """
         _check_same(self, before)
         if finished.is_dir() and before is not None:
-            # No system replaces a directory that holds something in one step.
+            # No system replaces a directory that is not empty in one step.
             os.replace(self.path, replaced)
         os.replace(finished, self.path)
         flush_directory(self.path.parent)
 
 
 class Remote:
-    """A file, or a folder, at a URL that fsspec writes to.
+    """File or folder at a URL that fsspec writes to.
 
     Args:
-        url: Such as ``"s3://bucket/vectors.npy"``; without a suffix, a folder.
+        url: URL such as ``"s3://bucket/vectors.npy"``. Without a suffix, it names a folder.
 
     Attributes:
-        path: Its path if the URL names a file of this machine; else None.
+        path: Path of a ``file://`` URL, else None.
         work: Path that names the run's folder on this machine.
-        suffix: Of its name.
+        suffix: Suffix of the name.
 
     Raises:
-        ImportError: If a package is missing that writes there.
-        ValueError: If nothing can be written to such a URL.
+        ImportError: If a package is missing that writes to the URL.
+        ValueError: If the URL cannot be written.
     """
 
     def __init__(self, url: str) -> None:
@@ -97,13 +97,13 @@ class Remote:
         is_bucket = self._is_store and "/" not in self._path.strip("/")
         if not name or is_bucket or protocols & {"http", "https"}:
             raise ValueError(
-                f"--out {url}: nothing is written there. Give the URL of a file or a folder that can be written, such "
-                "as s3://bucket/vectors.parquet."
+                f"--out {url} cannot be written. Give the URL of a file or a folder, such as "
+                "s3://bucket/vectors.parquet."
             )
         if "hf" in protocols and not self._has_repository():
             raise ValueError(
-                f"--out {url}: the Hub has no such repository, or does not show it to you. Make it first, or log in "
-                "with `hf auth login`."
+                f"--out {url}: the Hub has no such repository, or you may not see it. Create it first, or log in with "
+                "`hf auth login`."
             )
         self.path = Path(self._path) if "file" in protocols else None
         self.suffix = PurePosixPath(name).suffix
@@ -113,14 +113,14 @@ class Remote:
     def __str__(self) -> str:
         return self._url
 
-    def looks(self) -> Looks | None:
-        """Return what tells the present content from a later one; None: nothing is there."""
+    def stat(self) -> Stat | None:
+        """Return the files at the destination, or None if there are none."""
         utils = require("fsspec.utils", "data", "A remote --out")
         with self._asking():
             self._filesystem.invalidate_cache()
             try:
                 found = self._filesystem.find(self._path, detail=True)
-                # Of a file, some file systems find the name alone.
+                # Some file systems return only the name of a single file.
                 infos = {name: info or self._filesystem.info(name) for name, info in sorted(found.items())}
             except FileNotFoundError:
                 return None
@@ -130,26 +130,26 @@ class Remote:
             for name, info in infos.items()
         ] or None
 
-    def take(self, finished: Path, before: Looks | None, replaced: Path, on_bytes: OnBytes) -> None:
-        """Upload what is finished; it stays on this machine, too.
+    def commit(self, finished: Path, before: Stat | None, replaced: Path, on_bytes: OnBytes) -> None:
+        """Upload the finished output, and keep the local copy.
 
-        An object store shows a file when all of it is there; of a folder, :data:`SUCCESS` comes last. Elsewhere it is
-        uploaded next to its place, under a hidden name, and moved.
+        On an object store, files appear when they are complete, and :data:`SUCCESS` is written last to a folder. On
+        other file systems, the output is uploaded under a hidden name next to its destination, and then moved.
 
         Args:
-            finished: A file or a directory.
-            before: Result of :meth:`looks` when the run began.
-            replaced: Not used: what is there is removed.
-            on_bytes: Called as the upload goes on.
+            finished: File or directory to upload.
+            before: Result of :meth:`stat` when the run began.
+            replaced: Not used: the previous output is removed.
+            on_bytes: Called during the upload.
 
         Raises:
-            FileExistsError: If something else is there now: it is left as it is.
-            OSError: If it cannot be written; the upload may be tried again.
+            FileExistsError: If the destination has changed. Nothing is uploaded then.
+            OSError: If the upload fails. It may be repeated.
         """
         _check_same(self, before)
         is_folder = finished.is_dir()
         with self._asking():
-            # An empty folder, too: what is moved to it would come to lie in it.
+            # Also if it is empty: a move to an existing folder goes into it.
             if self._filesystem.isdir(self._path):
                 self._filesystem.rm(self._path, recursive=True)
             if self._is_store:
@@ -157,12 +157,12 @@ class Remote:
                 if is_folder:
                     self._filesystem.pipe_file(f"{self._path}/{SUCCESS}", b"")
                 return
-            above, _, name = self._path.rpartition("/")
-            scratch = f"{above}/.{name}.uploading"
-            # A killed upload has left it.
+            parent, _, name = self._path.rpartition("/")
+            scratch = f"{parent}/.{name}.uploading"
+            # A killed upload may have left it.
             if self._filesystem.exists(scratch):
                 self._filesystem.rm(scratch, recursive=True)
-            self._filesystem.makedirs(scratch if is_folder else above, exist_ok=True)
+            self._filesystem.makedirs(scratch if is_folder else parent, exist_ok=True)
             self._put(finished, scratch, on_bytes)
             self._filesystem.mv(scratch, self._path, recursive=is_folder)
 
@@ -178,35 +178,34 @@ class Remote:
         files = sorted(source.iterdir()) if source.is_dir() else [source]
         sizes = [path.stat().st_size for path in files]
         on_bytes(0, sum(sizes))
-        for start in range(0, len(files), _TOGETHER):
-            some = files[start : start + _TOGETHER]
-            targets = [f"{target}/{path.name}" if source.is_dir() else target for path in some]
-            self._filesystem.put([str(path) for path in some], targets)
-            on_bytes(sum(sizes[: start + _TOGETHER]), sum(sizes))
+        for start in range(0, len(files), _FILES_PER_CALL):
+            end = start + _FILES_PER_CALL
+            targets = [f"{target}/{path.name}" if source.is_dir() else target for path in files[start:end]]
+            self._filesystem.put([str(path) for path in files[start:end]], targets)
+            on_bytes(sum(sizes[:end]), sum(sizes))
 
     def _asking(self) -> AbstractContextManager[None]:
         return asking(self._url, to_write=True)
 
 
-#: One of the two.
-Place = Local | Remote
+#: Destination of an output.
+Destination = Local | Remote
 
 
-def place_of(out: str | Path) -> Place:
-    """Return the place that a user names.
+def destination_of(out: str | Path) -> Destination:
+    """Return the destination at a path or URL.
 
     Raises:
-        ImportError: If a package is missing that writes there.
-        ValueError: If nothing can be written to such a URL.
+        ImportError: If a package is missing that writes to the URL.
+        ValueError: If the URL cannot be written.
     """
     return Remote(str(out)) if is_remote(out) else Local(Path(out))
 
 
-def looks(path: Path) -> Looks | None:
-    """Return what tells a file, or a folder of files, from a later one; None: there is none.
+def stat(path: Path) -> Stat | None:
+    """Return names, sizes and times of writing of a file or of the files in a folder, or None if there is none.
 
-    Names, sizes and times of writing: they are the same wherever it is moved on its disk, and on every machine that
-    shares it.
+    They do not change when the files are moved on their disk, and are the same on every machine that shares it.
     """
     if not path.exists():
         return None
@@ -214,15 +213,15 @@ def looks(path: Path) -> Looks | None:
     return [[name, status.st_size, status.st_mtime_ns] for name, status in files.items()]
 
 
-def part_of(found: Looks | None, whole: Sequence[Sequence[Any]]) -> bool:
-    """Whether there are files, and all have the names and sizes of files of the whole: an upload has begun."""
-    sizes = {SUCCESS: 0, **{name: size for name, size, _ in whole}}
-    return found is not None and all(sizes.get(name) == size for name, size, _ in found)
+def has_begun(uploaded: Stat | None, whole: Sequence[Sequence[Any]] | None) -> bool:
+    """Whether an upload of the whole has begun: all uploaded files have the names and sizes of files of the whole."""
+    sizes = {SUCCESS: 0, **{name: size for name, size, _ in whole or ()}}
+    return bool(whole and uploaded) and all(sizes.get(name) == size for name, size, _ in uploaded or ())
 
 
-def _check_same(place: Place, before: Looks | None) -> None:
-    if place.looks() != before:
+def _check_same(destination: Destination, before: Stat | None) -> None:
+    if destination.stat() != before:
         raise FileExistsError(
-            f"{place} appeared, or was written, while this ran: it is left as it is, and all that is done is kept. "
-            "Move it elsewhere, and the same command ends the run."
+            f"{destination} was written by another program during the run: it is left as it is, and finished work is "
+            "kept. Move it elsewhere, then run the same command again to finish."
         )
