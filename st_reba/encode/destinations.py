@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub import cached_assets_path
 
-from ..data.sources import asking, is_remote
+from ..data.sources import file_system_errors, is_remote
 from ..files import flush_directory
 from ..optional import require
 
@@ -88,7 +88,7 @@ class Remote:
     def __init__(self, url: str) -> None:
         self._url = url if url.endswith("://") else url.rstrip("/")
         core = require("fsspec.core", "data", "A remote --out")
-        with self._asking():
+        with self._errors():
             self._filesystem, self._path = core.url_to_fs(self._url)
         protocols = self._filesystem.protocol
         protocols = {protocols} if isinstance(protocols, str) else set(protocols)
@@ -116,7 +116,7 @@ class Remote:
     def stat(self) -> Stat | None:
         """Return the files at the destination, or None if there are none."""
         utils = require("fsspec.utils", "data", "A remote --out")
-        with self._asking():
+        with self._errors():
             self._filesystem.invalidate_cache()
             try:
                 found = self._filesystem.find(self._path, detail=True)
@@ -148,7 +148,7 @@ class Remote:
         """
         _check_same(self, before)
         is_folder = finished.is_dir()
-        with self._asking():
+        with self._errors():
             # Also if it is empty: a move to an existing folder goes into it.
             if self._filesystem.isdir(self._path):
                 self._filesystem.rm(self._path, recursive=True)
@@ -167,7 +167,7 @@ class Remote:
             self._filesystem.mv(scratch, self._path, recursive=is_folder)
 
     def _has_repository(self) -> bool:
-        with self._asking():
+        with self._errors():
             try:
                 self._filesystem.resolve_path(self._path)
             except FileNotFoundError:
@@ -184,8 +184,8 @@ class Remote:
             self._filesystem.put([str(path) for path in files[start:end]], targets)
             on_bytes(sum(sizes[:end]), sum(sizes))
 
-    def _asking(self) -> AbstractContextManager[None]:
-        return asking(self._url, to_write=True)
+    def _errors(self) -> AbstractContextManager[None]:
+        return file_system_errors(self._url, to_write=True)
 
 
 #: Destination of an output.

@@ -215,7 +215,7 @@ def test_the_bytes_of_a_local_run_and_nothing_left(out, scheme, fake, texts, mem
     interrupted(fake, texts, url)
     assert found(memory) == {}
     monkeypatch.setattr(MemoryFileSystem, "put_file", broken)
-    with pytest.raises(OSError, match=rf"{url} cannot be written \(no route to host\)\. What is done is kept on this"):
+    with pytest.raises(OSError, match=rf"{url} cannot be written \(no route to host\)\. Finished work is kept on this"):
         encode_file(fake, texts, url, chunk_size=8)
     assert set(found(memory)) & set(expected) == parts
     made = encode_file(fake, texts, url, chunk_size=8)
