@@ -15,13 +15,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
-from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
+from st_reba.data.demo import demo_pairs, demo_questions, demo_retrieval, demo_sentences
 from st_reba.data.tables import Data, Labelled, Retrieval, read_data
 from st_reba.encode import Encoder
+from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.evaluation.tasks import NO_LABELS
 from st_reba.files import is_full
 from st_reba.hub.saved_files import check_saved, fetching
-from st_reba.modules import CausalModule, LlamaCppTransformer
+from st_reba.modules import CausalModule, CausalTransformer, LlamaCppTransformer
 from st_reba.recipes import Recipe
 from st_reba.recipes.lookup import in_language
 from st_reba.text.templates import PromptLanguage
@@ -71,6 +72,13 @@ def described(data: str | None, demo: str | None, found: Labelled) -> str:
     if data is None:
         return f"{len(found)} demo {items} in {LANGUAGES['zh' if demo and demo.endswith('-zh') else 'en']}"
     return f"{len(found)} {items} of {data.rstrip('/').rpartition('/')[2]}"
+
+
+def questions(words: Path | None, data: str | None, demo: str | None) -> OddOneOutEvaluator | None:
+    """Return the word-sense questions of a file, or those in the language of the demo pairs; None: none."""
+    if words is None and data is None and demo in (None, "pairs", "pairs-zh"):
+        words = demo_questions("zh" if demo == "pairs-zh" else "en")
+    return None if words is None else OddOneOutEvaluator.from_csv(words)
 
 
 def texts_to_fit(source: str | None, columns: str | None = None, separator: str | None = None) -> list[str]:
@@ -216,6 +224,16 @@ def load_llama_cpp(model: str, max_seq_length: int | None = None) -> LlamaCppTra
     if max_seq_length is not None:
         module.max_seq_length = max_seq_length
     return module
+
+
+def load_backbone(
+    model: str, engine: str, dtype: str, device: str | None, max_seq_length: int | None
+) -> CausalTransformer | LlamaCppTransformer:
+    """Load a language model by either engine."""
+    if engine == "llama.cpp":
+        return load_llama_cpp(model, max_seq_length)
+    where, precision = placement(device, dtype)
+    return load(CausalTransformer, model, precision, where, max_seq_length)
 
 
 def load_saved(model: str, revision: str | None, *, dtype: str, device: str | None) -> SentenceTransformer:

@@ -1,4 +1,4 @@
-"""Two comparisons side by side: whether a new model, prompt or version changed anything."""
+"""Differences between two comparisons: whether a new model, prompt or version changed anything."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..evaluation.bootstrap import Estimate, interval
+from ..evaluation.bootstrap import Array, Estimate, half_widths
 from ..evaluation.tasks import Measure
 from .results import Comparison, Result, has_number
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What one recipe scored before, what it scores now, and the difference.
+    """Scores of one recipe in two comparisons.
 
     Attributes:
-        name: Of the result, in both.
-        old: Its score before.
-        new: Its score now.
-        difference: The new one less the old one, with its 95% interval; tied if that holds 0.
+        name: Name of the result in both.
+        old: Score in the older comparison.
+        new: Score in the newer one.
+        difference: The new score less the old one, with its interval; tied if that contains 0.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """What two comparisons have in common.
+    """Differences between two comparisons.
 
     Attributes:
-        task: What decides in the new one.
-        changes: Of the recipes and controls that both have, in the new one's order.
+        task: Task that decides in the newer one.
+        changes: Differences of all recipes and controls that both have, in the newer one's order.
         paired: Whether the differences are of the same items.
-        says: What changed, in sentences: whether anything did, how that was told, and what the answers were.
+        says: Sentences: whether anything changed, how the intervals were made, and both answers.
     """
 
     task: Measure
@@ -48,17 +48,17 @@ class SideBySide:
 
 
 def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
-    """Hold a comparison against an older one.
+    """Compare a comparison with an older one.
 
-    Where both kept replicates of the same items, the differences are paired. Else they are those of two samples that
-    have nothing to do with each other, whose intervals are combined by the squares of their halves, each on its side
-    (Zou and Donner, 2008):
+    Differences are paired, with simultaneous intervals, if both comparisons have replicates of the same items.
+    Otherwise the two are independent samples, and half-widths of their intervals add up by their squares, each on its
+    side (Zou and Donner, 2008):
 
     .. math:: d - \\sqrt{(x - l_x)^2 + (u_y - y)^2}, \\quad d + \\sqrt{(u_x - x)^2 + (y - l_y)^2}, \\quad d = x - y
 
     Args:
-        new: What is asked about.
-        old: What it is held against.
+        new: The newer comparison.
+        old: The older one.
 
     Raises:
         ValueError: If they were scored by different metrics, or have no result in common.
@@ -77,46 +77,58 @@ def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
         raise ValueError(
             f"The two comparisons have no recipe in common: the old one has {', '.join(former) or 'none'}."
         )
-    paired = (
-        new.replicates is not None
-        and old.replicates is not None
-        and new.replicates.drawn_from == old.replicates.drawn_from
-    )
-    changes = [_change(now, then, new, old, paired) for now, then in both]
-    return SideBySide(task, changes, paired, _says(new, old, task, changes, paired))
+    drawn = _paired_replicates(new, old, [result.name for result, _ in both])
+    below, above = _independent_widths(both, task) if drawn is None else [half_widths(drawn)] * 2
+    changes = []
+    for (now, then), less, more in zip(both, below, above, strict=True):
+        after, earlier = now.scores[task.name], then.scores[task.name]
+        value = after.value - earlier.value
+        low, high = float(value - less), float(value + more)
+        # Nothing is told apart without an interval.
+        changed = Estimate(value, low, high, tied=not (low > 0 or high < 0))
+        changes.append(Difference(now.name, earlier, after, changed))
+    return SideBySide(task, changes, drawn is not None, _sentences(new, old, task, changes, drawn is not None))
 
 
-def _change(now: Result, then: Result, new: Comparison, old: Comparison, paired: bool) -> Difference:
-    after, before = now.scores[new.tasks[0].name], then.scores[new.tasks[0].name]
-    value = after.value - before.value
-    if paired and new.replicates is not None and old.replicates is not None:
-        drawn = np.subtract(new.replicates.scores[now.name], old.replicates.scores[then.name])
-        low, high = (value + float(end) for end in interval(drawn - np.nanmean(drawn)))
-    else:
-        low = value - math.hypot(after.value - after.low, before.high - before.value)
-        high = value + math.hypot(after.high - after.value, before.value - before.low)
-    # Without an interval nothing can be told.
-    return Difference(now.name, before, after, Estimate(value, low, high, tied=not (low > 0 or high < 0)))
+def _paired_replicates(new: Comparison, old: Comparison, names: Sequence[str]) -> Array | None:
+    """Return the differences of both comparisons' replicates, (M, B); None if they are not of the same items."""
+    now, then = new.replicates, old.replicates
+    if now is None or then is None or now.drawn_from != then.drawn_from:
+        return None
+    return np.array([np.subtract(now.scores[name], then.scores[name]) for name in names])
 
 
-def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool) -> list[str]:
+def _independent_widths(both: Sequence[tuple[Result, Result]], task: Measure) -> Array:
+    """Return the widths of the intervals of differences below and above these, (2, M)."""
+
+    def widths(pair: tuple[Result, Result]) -> tuple[float, float]:
+        # An interval is around the corrected score, where there is one.
+        now, then = (result.scores[task.name] for result in pair)
+        return (
+            math.hypot(now.best_guess - now.low, then.high - then.best_guess),
+            math.hypot(now.high - now.best_guess, then.best_guess - then.low),
+        )
+
+    return np.transpose([widths(pair) for pair in both])
+
+
+def _sentences(
+    new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool
+) -> list[str]:
     changed = [change for change in changes if not change.difference.tied]
     results = f"{len(changes)} result{'' if len(changes) == 1 else 's'}"
     largest = max(changed or changes, key=lambda change: abs(change.difference.value))
     sign = "+" if largest.difference.value > 0 else ""
     by = f"{largest.name} by {sign}{task.show_with_interval(largest.difference)}"
-    if not changed:
-        first = f"Nothing changed beyond the interval, of {results}; most of all {by}."
+    if changed:
+        first = f"{len(changed)} of {results} changed beyond the interval, most of all {by}."
     else:
-        first = (
-            f"{len(changed)} of {results} changed beyond the interval, most of all {by}. Of "
-            "twenty that stay the same about one does so by chance."
-        )
+        first = f"Nothing changed beyond the interval, of {results}; most of all {by}."
     if paired:
         how = f"The intervals are paired: both comparisons are of the same {task.unit}."
     elif new.replicates is None or old.replicates is None:
-        how = "The intervals are not paired: one comparison kept no replicates."
+        how = "The intervals are not paired: one comparison has no replicates."
     else:
-        how = f"The intervals are not paired: the {task.unit} or their splits are others, which may be what changed."
+        how = f"The intervals are not paired: the {task.unit} or their splits differ, which may be what changed."
     now, then = (comparison.use or "none" for comparison in (new, old))
     return [first, how, f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."]

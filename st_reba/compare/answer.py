@@ -144,7 +144,8 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
     elif not answer.others:
         found.append("It is surely ahead of every control.")
     else:
-        found.append(f"It is not surely ahead of {'; '.join(control.in_words for control in answer.others)}.")
+        first, *more = [control.in_words for control in answer.others]
+        found.append(f"It is not surely ahead of {first}{f', nor of {len(more)} other controls' if more else ''}.")
     if answer.cheaper is not None and answer.cheaper.cost and answer.best.cost:
         share = 100 * answer.cheaper.cost / answer.best.cost
         found.append(
@@ -152,56 +153,42 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
             f"{column.show(answer.margin)} behind."
         )
     if not math.isnan(answer.least):
-        least = column.show(answer.least)
-        found.append(f"These {len(splits.data)} {column.unit} can tell differences of {least} or more.")
+        found.append(
+            f"Intervals are 95% for all rows at once. These {len(splits.data)} {column.unit} can tell differences of "
+            f"{column.show(answer.least)} or more."
+        )
     return found
 
 
 def build_command(
     result: Result,
-    model: str,
-    fit_texts: str | None = None,
-    max_seq_length: int | None = None,
+    model: Mapping[str, object],
+    fit_texts: Mapping[str, object] | None = None,
     prompts: Mapping[str, str] | None = None,
-    precision: str = "",
-    columns: str | None = None,
-    named: Sequence[str] = (),
-    separator: str | None = None,
 ) -> str:
-    """What to type to have a recipe as a model of its own.
+    """Return the command that builds a recipe.
 
     Args:
-        result: What it scored.
-        model: As ``--model`` takes it.
-        fit_texts: What a filter was fitted on; None: what ``st-reba build`` takes by itself.
-        max_seq_length: Tokens of one copy of a text, at most; None: the model's own.
-        prompts: What stood before a query and before a document.
-        precision: Of the weights, such as ``"float32"``, on which depends what is fitted; empty: the model's own.
-        columns: What the columns of ``fit_texts`` are called, as ``--columns`` takes it; None: as usual.
-        named: The options that name what is built on, such as an engine; empty: ``--model``.
-        separator: Of those columns; None: what is usual.
+        result: Result of the recipe.
+        model: Options that name and run the model, ``--model`` first; those whose value is None are left out.
+        fit_texts: Options that name the texts to fit on, ``--fit-texts`` first; likewise. None: none.
+        prompts: Prompts of queries and documents.
     """
-    recipe = find(result.spec)
-    words = ["st-reba", "build", *(named or ("--model", model)), "--recipe", result.spec]
-    if result.pooling != recipe.pooling:
-        words += ["--pooling", result.pooling]
-    if result.template:
-        words += ["--template", result.template]
-    if result.shares:
-        words += ["--shares", ",".join(f"{share / min(result.shares):g}" for share in result.shares)]
-    if fit_texts is not None and recipe.fitted:
-        words += ["--fit-texts", fit_texts]
-        words += ["--columns", columns] if columns else []
-        words += ["--separator", separator] if separator else []
-        if recipe.row.chinese and not result.template:
-            # Otherwise their script would choose.
-            words += ["--prompt-language", "en"]
-    if max_seq_length is not None:
-        words += ["--max-seq-length", str(max_seq_length)]
-    if precision:
-        words += ["--dtype", precision]
-    # An empty one keeps away what the template's authors put there, and what this comparison did not.
-    own = dict(preset(recipe.row.settings.get("template", "")).prompts)
-    for role, prompt in {**dict.fromkeys(own, ""), **(prompts or {})}.items():
-        words += [f"--{role}-prompt", prompt]
-    return shlex.join([*words, "--out", f"my-{recipe.row.key}"])
+    recipe, texts = find(result.spec), fit_texts or {}
+    fits = recipe.fitted and texts.get("--fit-texts") is not None
+    # The presets of a template are kept away by empty prompts.
+    roles = dict.fromkeys(dict(preset(recipe.row.settings.get("template", "")).prompts), "") | dict(prompts or {})
+    options = {
+        **model,
+        "--recipe": result.spec,
+        "--pooling": None if result.pooling == recipe.pooling else result.pooling,
+        "--template": result.template or None,
+        "--shares": ",".join(f"{share / min(result.shares):g}" for share in result.shares) or None,
+        **(texts if fits else {}),
+        # Else the script of the texts would choose.
+        "--prompt-language": "en" if fits and recipe.row.chinese and not result.template else None,
+        **{f"--{role}-prompt": prompt for role, prompt in roles.items()},
+        "--out": f"my-{recipe.row.key}",
+    }
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return shlex.join(["st-reba", "build", *given])

@@ -374,7 +374,7 @@ class Replicated:
         if self.best is not None:
             centre[self._place[self.best]] -= excess
         drawn = self._transformed(self.drawn)
-        width = drawn.std(axis=1) * _largest(drawn, 1 - LEVEL, two_sided=True)
+        width = half_widths(drawn)
         middle = self._transformed(centre)
         return self._back(middle - width), self._back(middle + width)
 
@@ -437,6 +437,19 @@ def _statistics(drawn: Array, two_sided: bool = False) -> Array:
 def _largest(drawn: Array, share: float, two_sided: bool = False) -> float:
     """Return the quantile over replicates of the largest statistic of (M, B)."""
     return float(np.quantile(_statistics(drawn, two_sided).max(axis=0), share))
+
+
+def half_widths(drawn: Array) -> Array:
+    """Return half the width of the simultaneous intervals of M rows, (M,), from their replicates.
+
+    Args:
+        drawn: (M, B). Replicates with a NaN are left out; if these are more than a tenth, there are no intervals.
+    """
+    proper = ~np.isnan(drawn).any(axis=0)
+    if proper.mean() < 1 - _MOST_UNDEFINED:
+        return np.full(len(drawn), np.nan)
+    drawn = drawn[:, proper]
+    return np.asarray(drawn.std(axis=1) * _largest(drawn, 1 - LEVEL, two_sided=True))
 
 
 def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estimate]:

@@ -127,9 +127,11 @@ class Measure:
             return ""
         return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
 
-    def show_with_interval(self, estimate: Estimate) -> str:
-        """Both."""
-        return f"{self.show(estimate.value)} {self.show_interval(estimate)}".rstrip()
+    def show_with_interval(self, estimate: Estimate, mark: str = "") -> str:
+        """Return the value, behind it a mark, the corrected value of the best recipe, and the interval."""
+        value = f"{self.show(estimate.value)}{mark}"
+        corrected = "" if estimate.corrected is None else f", corrected {self.show(estimate.corrected)}"
+        return f"{value}{corrected} {self.show_interval(estimate)}".rstrip()
 
 
 @dataclass(frozen=True)
