@@ -138,14 +138,16 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
         )
     if answer.plain is not None:
         ahead = column.show(score.best_guess - answer.plain.scores[column.name].value)
-        found.append(f"Without a recipe you have {WITHOUT[answer.plain.name]}. The recipe is {ahead} above it.")
+        by = f" The recipe is {ahead} above it." if answer.ahead else ""
+        found.append(f"Without a recipe you have {WITHOUT[answer.plain.name]}.{by}")
     if not answer.beaten and not answer.others:
         found.append("No control was run beside it.")
     elif not answer.others:
         found.append("It is surely ahead of every control.")
     else:
         first, *more = [control.in_words for control in answer.others]
-        found.append(f"It is not surely ahead of {first}{f', nor of {len(more)} other controls' if more else ''}.")
+        nor = f", nor of {len(more)} other control{'s' * (len(more) > 1)}" if more else ""
+        found.append(f"It is not surely ahead of {first}{nor}.")
     if answer.cheaper is not None and answer.cheaper.cost and answer.best.cost:
         share = 100 * answer.cheaper.cost / answer.best.cost
         found.append(

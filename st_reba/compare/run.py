@@ -152,7 +152,6 @@ class _Table:
         self.fit = CrossFit(splits, self.score.kind, self.score.labels)
         self.rows: dict[str, CrossFitted] = {}
         self.recipes: dict[str, list[Recipe]] = {}
-        self.tf_idf_texts = 0
 
     def add_tf_idf(self, texts: Sequence[str]) -> None:
         """Add the control without a model, counted on texts."""
@@ -237,7 +236,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
     replicated = table.replicated
     answer = answer_of(results, table.score.column, replicated, margin)
     if answer is None:
-        line, why = f"There is no answer: no recipe has a score on {task.column.name}.{_why_none(table)}", []
+        line, why = f"There is no answer: {_why_none(table)}", []
     else:
         line, why = headline(answer, task.column), reasons(answer, task.column, splits, len(replicated.own))
     inputs = inputs_of(splits.data)
@@ -309,11 +308,14 @@ def _drawn_from(splits: Splits) -> str:
 
 
 def _why_none(table: _Table) -> str:
-    """Return why no recipe has a score; empty where nothing tells."""
+    """Return why there is no answer, as a clause and what to do."""
+    if all(name in WITHOUT or candidates[0].control for name, candidates in table.recipes.items()):
+        return "nothing but the embeddings that need no recipe was compared. Give --recipes that has more."
     labels, unit = table.fit.labels, table.task.unit
+    what = f"no recipe has a score on {table.score.column.name}."
     if labels is not None and np.ptp(labels) == 0:
-        return f" All labels are alike: give {unit} whose labels differ."
-    return " Similarities are not numbers, or the same for all: give texts that differ, or take another --dtype."
+        return f"{what} All labels are alike: give {unit} whose labels differ."
+    return f"{what} Similarities are not numbers, or the same for all: give texts that differ, or take another --dtype."
 
 
 def _senses(recipes: Recipes, words: OddOneOutEvaluator) -> dict[str, Array]:

@@ -119,7 +119,7 @@ def _labels(data: Labelled) -> Sequence[object]:
     if isinstance(data, Pairs):
         return data.scores
     if isinstance(data, Retrieval):
-        return [sorted(data.documents[name] for name in data.relevant[query]) for query in data.queries]
+        return [tuple(sorted(data.documents[name] for name in data.relevant[query])) for query in data.queries]
     return [""] * len(data)
 
 

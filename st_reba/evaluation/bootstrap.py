@@ -355,7 +355,7 @@ class Replicated:
         low, high = self._intervals(self.excess if corrects else 0.0)
         found = {}
         for place, name in enumerate(self.names):
-            corrected = self.corrected if corrects and name == self.best else None
+            corrected = self.corrected if corrects and self.sure and name == self.best else None
             tied = place in self.own and self.tied(name)
             found[name] = Estimate(float(self.scores[place]), float(low[place]), float(high[place]), tied, corrected)
         return found
