@@ -45,7 +45,7 @@ def test_a_dry_run_on_the_demo_texts(desk):
     assert re.search(rf"{told}.* Memory: about \d+\.\d GB at the peak, .* weights\.", output)
     assert written(desk) == before
     output = typed("compare --dry-run --model shallow --demo pairs-zh --recipes prompteol")
-    assert "The texts are in Chinese, and so asks PromptEOL; --prompt-language en keeps the English prompt." in output
+    assert "The texts are in Chinese, and so are the prompts of PromptEOL. --prompt-language en keeps" in output
 
 
 def test_what_is_shown():

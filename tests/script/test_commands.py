@@ -222,7 +222,7 @@ def test_push(script, desk):
 
 def test_a_shell_completes(script, desk):
     for line, found in (
-        ("st-reba bu", {"build"}), ("st-reba build --fit-h", {"--fit-half"}),
+        ("st-reba bu", {"build"}), ("st-reba build --fit-t", {"--fit-texts"}),
         ("st-reba build --recipe echo-t", {"echo-topic"}),
         ("st-reba build --recipe classical+white", {"classical+whitened"}),
     ):  # fmt: skip

@@ -98,7 +98,7 @@ def test_the_command(serve, models, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     url = serve(model.encode)
-    assert f"Equal: {url}/v1/embeddings gives the vectors of {path}." in typed(f"verify {url} {line}")
+    assert f"Equal: {url}/v1/embeddings returns the vectors of {path}." in typed(f"verify {url} {line}")
     fault = serve(models["last"].encode)
     assert "- the prompt is missing" in typed(f"verify {fault} {line}", expect=1)
     # One that is there, for a machine that is not.
@@ -108,5 +108,5 @@ def test_the_command(serve, models, tmp_path, monkeypatch):
     card = tmp_path / "model" / "config_sentence_transformers.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "model_type": "SparseEncoder"}))
     told = typed(f"verify {url} {line}", expect=1)
-    assert "is a SparseEncoder, and verify compares one vector a text" in told
+    assert "is a SparseEncoder: give a SentenceTransformer" in told
     assert "begins with http:// or https://" in typed(f"verify localhost --model {path}", expect=1)
