@@ -170,7 +170,9 @@ def _table(found: Comparison) -> Table:
         table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
         if random and number == 0:
             table.add_column("Random", justify="right", style="dim", no_wrap=True)
-    table.add_column("Read", max_width=_READ_WIDTH)
+    chosen = any(result.read_at for result in found.results)
+    if chosen:
+        table.add_column("Read", max_width=_READ_WIDTH)
     for name in ("Text/s", "Cost"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = rows(found)
@@ -182,7 +184,8 @@ def _table(found: Comparison) -> Table:
             cells.append(_cell(task, cell, with_interval=number == 0))
             if random and number == 0:
                 cells.append("" if cell is None or cell.random is None else task.show(cell.random.value))
-        cells.append(result.read_at)
+        if chosen:
+            cells.append(result.read_at)
         cells.append("" if result.sentences_per_second is None else measured(result.sentences_per_second))
         cells.append("" if result.cost is None else f"{measured(result.cost)}x")
         ends = following is not None and result.control != following.result.control
@@ -211,7 +214,7 @@ def _legend(found: Comparison) -> list[str]:
         columns.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
     marks = f"The best is first. {_ADVISED.strip()}: recipe to use. " if found.use else "The best is first. "
     if any(score.corrected is not None for result in found.results for score in result.scores.values()):
-        marks += "Its second score is corrected for being the best of many. "
+        marks += "A second score is corrected for being the best of many recipes. "
     marks += f"In brackets: 95% intervals; {TIED}: cannot be told from the best."
     if found.on_random_weights:
         marks += f" Random: {found.tasks[0].name} on random weights, for the best alone."

@@ -95,6 +95,8 @@ def _paired_replicates(new: Comparison, old: Comparison, names: Sequence[str]) -
     now, then = new.replicates, old.replicates
     if now is None or then is None or now.drawn_from != then.drawn_from:
         return None
+    if not set(names) <= now.scores.keys() & then.scores.keys():
+        return None
     return np.array([np.subtract(now.scores[name], then.scores[name]) for name in names])
 
 

@@ -182,8 +182,8 @@ def cost_figure(comparison: Comparison) -> Figure:
         (x, y), score, colour = points[result.name], result.scores[task.name], colours[result.name]
         ends = [score.low * task.scale, score.high * task.scale]
         axes.plot([x, x], ends, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
-        # The corrected score of the best, which its interval is around.
-        axes.plot([x], [score.best_guess * task.scale], "_", color=colour, markersize=10, zorder=2)
+        if score.corrected is not None:
+            axes.plot([x], [score.corrected * task.scale], "_", color=colour, markersize=10, zorder=2)
         size, above = (10, 4) if result is choice else (7, 3)
         dot: dict[str, Any] = {"markersize": size, "markeredgecolor": SURFACE, "zorder": above}
         axes.plot([x], [y], markers[result.pooling], color=colour, **dot)

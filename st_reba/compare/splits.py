@@ -15,6 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ..data.tables import Classes, Labelled, Pairs, Retrieval
+from ..evaluation.tasks import NO_LABELS
 
 Indices = NDArray[np.int64]
 
@@ -61,7 +62,12 @@ class Splits:
             data: Labelled items. Their order changes nothing; a copy of an item counts once.
             choose: Whether anything is to be chosen.
             seed: Seed of the splits.
+
+        Raises:
+            ValueError: If the texts have no labels.
         """
+        if not isinstance(data, Labelled):
+            raise ValueError(NO_LABELS)
         ordered = in_order(data)
         notes = []
         if copies := len(data) - len(ordered):
