@@ -113,11 +113,11 @@ def test_what_a_stopped_run_goes_on_as(settings, tmp_path, monkeypatch):
     half, run = {"model_kwargs": {"dtype": "bfloat16"}}, {"num_train_epochs": 2, "save_steps": 2}
     straight = train_bellm(settings(half, **run), tmp_path / "straight", progress=False)
     stop(train_bellm, settings(half, **run), tmp_path / "broken", 3)
-    with pytest.raises(ValueError, match="a run with rank=4, but now it is rank=8"):
+    with pytest.raises(ValueError, match="a run with rank=4, but this run has rank=8"):
         train_bellm(settings({**half, "rank": 8}, **run), tmp_path / "broken", progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(bellm, "weights_digest", lambda model: "another")
-        with pytest.raises(ValueError, match="a run with other frozen_weights, but now it is other frozen_weights"):
+        with pytest.raises(ValueError, match="a run with other frozen_weights, but this run has other frozen_weights"):
             train_bellm(settings(half, **run), tmp_path / "broken", progress=False)
     moved = (tmp_path / "triplets.tsv").rename(tmp_path / "moved.tsv")
     resumed = train_bellm(settings({**half, "triplets": str(moved)}, **run), tmp_path / "broken", progress=False)
