@@ -340,7 +340,7 @@ class Replicated:
     @cached_property
     def excess(self) -> float:
         """Amount by which the best of a replicate exceeds its own score, on average over replicates."""
-        if not self.sure:
+        if not self.sure or not self.own:
             return 0.0
         centred = self._centred[self.own]
         best = (self.scores[self.own][:, None] + centred).argmax(axis=0)

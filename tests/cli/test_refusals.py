@@ -46,7 +46,7 @@ NO_FILE = "does not exist"
 TAKEN = "full exists and is not an empty directory: choose another"
 NO_SUCH = "no/such-model: there is no such directory, and it cannot be downloaded from the Hub ("
 DAMAGED = "model.safetensors: these weights are damaged or cut short ("
-SAVED = "--saved shows what was found before, beside --against if that is given. Leave"
+SAVED = "--saved runs nothing, and goes with --against, --out and --json alone. Leave"
 NO_COLUMN = "has no column 'q1': its first row is a cat 0, a dog 0, 0. Give these names or, without a header, numbers"
 
 #: By command: options after its line, the exit code, and the message that comes at once. 2: click's own messages.
@@ -128,7 +128,10 @@ LATER: dict[str, list[tuple[str, str]]] = {
     "compare": [
         ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
         ("--data pairs.tsv --query-prompt find:", "--query-prompt and --document-prompt are for retrieval"),
-        ("--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls", "--fit-texts: it is for recipes"),
+        (
+            "--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls",
+            "--fit-texts: it is for tf-idf",
+        ),
         ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
         ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "there is no Chinese prompt for classic"),
     ],

@@ -200,7 +200,7 @@ def test_every_task_has_every_control(data, column, shallow_path):
 @pytest.mark.parametrize(
     ("names", "data", "why"),
     [
-        (["classical"], FEW,
+        (["classical"], PAIRS,
          "nothing but the embeddings that need no recipe was compared. Give --recipes that has more."),
         (["echo-2"], Pairs(TEXTS, TEXTS[::-1], [2.0] * 5),
          "no recipe has a score on STS. All labels are alike: give labelled pairs whose labels differ."),
