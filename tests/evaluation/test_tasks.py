@@ -162,6 +162,17 @@ def test_labels_that_leave_nothing_to_score(labels):
     assert all(np.isnan(own).all() and len(own) for own in task.measure(similar(vectors_of(task.data))).values())
 
 
+def test_shares_of_the_nearest_vote_spread_as_samples_do():
+    """Five classes of ten texts, drawn 200 times."""
+    draw, data = np.random.default_rng(0), texts_in([f"class {number % 5}" for number in range(50)])
+    centres, task = draw.normal(size=(5, 8)), task_of(data)
+    drawn = [torch.from_numpy(centres[task.classes] + draw.normal(size=(50, 8))) for _ in range(200)]
+    measured = [task.measure(Vectors(lambda texts, role, own=own: own))["right"] for own in drawn]
+    shares = np.stack(measured)
+    spread = shares.std(axis=1).mean() / np.sqrt(50)
+    assert 0.9 < spread / shares.mean(axis=1).std() < 1.2
+
+
 def test_a_recipe_without_numbers_has_no_score_and_one_that_tells_nothing_apart_a_low_one(recwarn):
     data = texts_in("ab" * 10 + "c")
     task = task_of(data)
