@@ -242,7 +242,7 @@ class TestInputs:
         ({"model": "no/such-model"}, {}, r"nor a model on the Hub \(.+[^.]\)\. Check the name, or"),
         ({"revision": "main"}, {}, "is a directory: give a revision only for models on the Hub"),
         ({"chunk_overlap": 4}, {}, "chunk_overlap=4 needs chunk_tokens"),
-        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give the tokens of a chunk, 1 or more"),
+        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give at least 1 token per chunk"),
         ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: give each column once, and rename"),
         ({}, {"out": ".."}, "holds files other than shards"),
     ],
