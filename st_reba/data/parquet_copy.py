@@ -51,7 +51,7 @@ class TextFiles:
 
     Attributes:
         files: Files in order: see :func:`st_reba.data.sources.files_of`.
-        column: Column of the texts, except in plain text. None stands for ``"text"`` or one of its known synonyms.
+        column: Column of the texts, except in plain text. None means ``"text"`` or one of its known synonyms.
         keep: Columns to keep with the texts. Plain text has only ``"text"``.
         separator: Separator of the columns: see :meth:`st_reba.data.sources.File.separate`.
     """

@@ -190,7 +190,7 @@ def _object(file: File, line: int, text: str, at: int | None = None) -> tuple[di
         row, end = (_JSON.decode(text), len(text)) if at is None else _JSON.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
         if line == 1 and at is None and text.startswith("{") and not text.rstrip().endswith("}"):
-            raise ValueError(f"{file.name} is one JSON document. Give an array of objects, or one a line.") from None
+            raise ValueError(f"{file.name} is one JSON document. Give an array of objects, or JSON lines.") from None
         raise ValueError(f"{place(file, line)}: not JSON ({error}).") from None
     if not isinstance(row, dict):
         raise ValueError(f"{place(file, line)}: {str(row)[:20]} is JSON, but a row is a JSON object.")

@@ -54,8 +54,8 @@ class Pairs(_Items):
         first: First text of each pair.
         second: Second text of each pair.
         scores: Similarity of each pair, higher for more similar texts.
-        two_classes: Whether the scores are labels of two classes, the higher one for similar pairs. None stands for
-            whether there are two different scores.
+        two_classes: Whether the scores are labels of two classes, the higher one for similar pairs. Defaults to whether
+            there are two different scores.
     """
 
     first: list[str]

@@ -119,9 +119,9 @@ class Remote:
         with self._errors():
             self._filesystem.invalidate_cache()
             try:
-                found = self._filesystem.find(self._path, detail=True)
+                files = self._filesystem.find(self._path, detail=True)
                 # Some file systems return only the name of a single file.
-                infos = {name: info or self._filesystem.info(name) for name, info in sorted(found.items())}
+                infos = {name: info or self._filesystem.info(name) for name, info in sorted(files.items())}
             except FileNotFoundError:
                 return None
         inside = re.compile(re.escape(self._path.strip("/")) + "/?")

@@ -119,7 +119,7 @@ class Encoder:
         )
         if self.prompt_name is not None and self.prompt_name not in model.prompts:
             names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
-            raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Give one of these, or prompt.')
+            raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Give its text as prompt.')
         return model
 
     def encode(

@@ -176,7 +176,7 @@ def _many(kind: type, setting: Setting[Any]) -> Setting[Any]:
         values: Any = value.values() if isinstance(value, dict) else value
         return isinstance(value, kind) and all(map(setting.allowed, values))
 
-    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and of each value: {setting.says}")
+    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and for each value, {setting.says}")
 
 
 def _file(name: str) -> Setting[Any]:

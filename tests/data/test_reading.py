@@ -413,7 +413,7 @@ def test_parts():
          "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is not a character. A row"),
         ("t.json", '[\n  {"sentence1": "a", "sentence2": "b", "score": 1},\n  {"sentence1": "a"}]',
          r"t.json, line 3 lacks sentence2, score \(pairs\)"),
-        ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or one a line."),
+        ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or JSON lines."),
         ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
         ("s/2.csv", as_csv([("a", "b", "1_000")]), "s/2.csv, line 2: score: '1_000' is not a number"),
         ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns, .* End the name of the file in .csv"),
