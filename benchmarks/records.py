@@ -39,6 +39,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "batches": ("module", "model", "precision"),
     "serving": ("model", "clients", "quantity"),
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
+    "compare_errors": ("quantity", "metric", "items", "recipes", "candidates", "case"),
     "compared": ("version", "model", "set", "metric"),
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "loaded": ("model", "precision", "quantity"),
@@ -51,12 +52,12 @@ FRACTIONS = ("score", "difference", "ahead")
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
         ("depth", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs",
-         "seed", "seeds", "ahead_seeds", "texts", "steps", "sets"), pl.Int64,
+         "seed", "seeds", "ahead_seeds", "texts", "steps", "sets", "items", "recipes", "candidates", "runs"), pl.Int64,
     ),
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "ahead_low", "ahead_high", "value", "control_score", "control_ahead",
          "control_low", "control_high", "plain_score", "plain_ahead", "plain_low", "plain_high", "seconds", "size",
-         "rate", "distance"),
+         "rate", "distance", "at_least", "at_most"),
         pl.Float64,
     ),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from real.sets import COLLECTIONS, Collection
 from runs import device, kept, now, options, parser
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.rankings import Hits, reranked
+from st_reba.evaluation.rankings import Hits
 from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.modules import AttentionRerankModule
 from st_reba.modules.attention_reranking import TEMPLATE
@@ -95,6 +95,13 @@ def measure(model: RealModel, collection: Collection, given: argparse.Namespace)
             "depth": given.depth if place else 0, "reading": reading, **beside(sure, [place]), **ahead,
             "seconds": seconds.get(reading), "machine": records.machine(device(), given.threads), **records.today(),
         }  # fmt: skip
+
+
+def reranked(hits: Hits, scores: Sequence[float]) -> Hits:
+    """Return the first documents in the order of new scores, and behind them the others as they were."""
+    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
+    indices = [hits[position][0] for position in order] + [index for index, _ in hits[len(scores) :]]
+    return [(index, -float(rank)) for rank, index in enumerate(indices)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

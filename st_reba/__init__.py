@@ -1,6 +1,6 @@
 """Text embeddings from decoder-only language models, without training, as sentence-transformers modules.
 
-Importing this package makes its modules known: ``SentenceTransformer("path-or-id")`` then loads models that use them.
+After ``import st_reba``, ``SentenceTransformer("path-or-id")`` loads models with these modules.
 """
 
 from . import modules
@@ -44,7 +44,7 @@ from .recipes import Row, register
 from .text.templates import META_TASKS, TEMPLATES, in_context, in_terms_of
 from .version import __version__
 
-#: Every public name, and no room: what a star import gives.
+#: Public names, without subpackages.
 __all__ = [
     "META_TASKS",
     "TEMPLATES",

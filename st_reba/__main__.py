@@ -1,4 +1,4 @@
-"""``python -m st_reba``: the command, for launchers that start a module, such as ``accelerate launch -m st_reba``."""
+"""Command ``python -m st_reba``, for launchers of modules such as ``accelerate launch -m st_reba``."""
 
 from st_reba_cli import app
 

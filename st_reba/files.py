@@ -1,4 +1,4 @@
-"""Files and directories that are what they should be, and are written wholly or not at all."""
+"""Atomic writing of files and directories."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import IO, Any, Literal
 
 from filelock import FileLock, Timeout
 
-# What the system says where there is no room: on the disk, or in the user's share of it.
+# Error numbers for a full disk and an exceeded quota.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-#: What safetensors says, in the system's words.
+#: Messages of safetensors, in the system's words.
 _FULL_WORDS = re.compile(r"No space left on device|Disk quota exceeded")
-#: What NumPy and PyTorch say of a file that took less than was written, where the system's error is not handed on.
+#: Messages of NumPy and PyTorch for an incomplete write, which hide the system's error.
 _CUT_SHORT = re.compile(
     r"\d+ requested and \d+ written$|basic_ios::clear: iostream error$"
     r"|\[enforce fail at inline_container\.cc:\d+\] \. (PytorchStreamWriter failed|unexpected pos \d+ vs \d+)"
@@ -27,24 +27,24 @@ _CUT_SHORT = re.compile(
 
 
 class NoRoomError(OSError):
-    """A disk is full, or a quota is used up: told in a sentence."""
+    """Error for a full disk or an exceeded quota, with a message for the user."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room left to write, and is not yet a :class:`NoRoomError`."""
+    """Whether an error means a full disk or an exceeded quota, and is not yet a :class:`NoRoomError`."""
     if isinstance(error, NoRoomError):
         return False
     text = str(error)
     if getattr(error, "errno", None) in _FULL or _FULL_WORDS.search(text):
         return True
-    # PyTorch raises an error of its own while it handles the system's.
+    # PyTorch raises its own error while it handles that of the system.
     system = getattr(error.__context__, "errno", None)
     return bool(_CUT_SHORT.match(text)) and (system is None or system in _FULL)
 
 
 @contextmanager
-def _room(path: Path, advice: str) -> Iterator[None]:
-    """Say of a full disk that it is full, whatever the library that was writing calls it."""
+def _full_disk_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Raise the errors of libraries for a full disk as :class:`NoRoomError`."""
     try:
         yield
     except Exception as error:
@@ -52,41 +52,41 @@ def _room(path: Path, advice: str) -> Iterator[None]:
             raise
         raise NoRoomError(
             f"{path} could not be written: there is no room left on the disk ({error}), and nothing is left "
-            f"half-written. {advice}."
+            f"half-written. {remedy}."
         ) from error
 
 
-def check_free(out: Path, called: str) -> None:
-    """Refuse a directory that already holds something.
+def check_free(out: Path, option: str) -> None:
+    """Check that a path is free, or an empty directory.
 
     Args:
-        out: Where a directory shall be written.
-        called: What the user knows it as, such as ``"--out"``.
+        out: Path of a directory to write.
+        option: Name of the option that sets it, such as ``"--out"``.
 
     Raises:
-        ValueError: If something lies there already.
+        ValueError: If the path is a file or a directory with files.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not an empty directory: choose another {called}, or remove it.")
+        raise ValueError(f"{out} exists and is not an empty directory: choose another {option}, or remove it.")
 
 
 @contextmanager
-def held(out: Path, called: str) -> Iterator[None]:
-    """Have a place alone, by a hidden lock beside it.
+def held(out: Path, option: str) -> Iterator[None]:
+    """Lock a path by a hidden file next to it.
 
     Args:
-        out: A file or a directory; directories above it are made.
-        called: As in :func:`check_free`.
+        out: Path of a file or a directory, whose parents are created.
+        option: Name of the option that sets it.
 
     Raises:
-        ValueError: If another process has it.
+        ValueError: If another process has locked the path.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(out.with_name(f".{out.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f"{out} is in use: another process is writing it. Wait, or choose another {called}.") from None
+        raise ValueError(f"{out} is in use: another process is writing it. Wait, or choose another {option}.") from None
     try:
         yield
     finally:
@@ -95,21 +95,21 @@ def held(out: Path, called: str) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_directory(out: Path, called: str = "--out") -> Iterator[Path]:
-    """A directory to write in, which is moved to ``out`` when all is written, and removed on an error.
+def atomic_directory(out: Path, option: str = "--out") -> Iterator[Path]:
+    """Yield a directory that is moved to ``out`` at the end of the block, or removed on an error.
 
     Args:
-        out: Where it shall lie; directories above it are made.
-        called: As in :func:`check_free`.
+        out: Path of the directory, whose parents are created.
+        option: Name of the option that sets it.
 
     Raises:
-        ValueError: If something lies there already, or another process is writing there.
+        ValueError: If the path is not free, or another process has locked it.
         NoRoomError: If the disk is full.
     """
-    check_free(out, called)
+    check_free(out, option)
     with (
-        _room(out, f"Make room in {out.parent}, or choose another {called}"),
-        held(out, called),
+        _full_disk_errors(out, f"Make room in {out.parent}, or choose another {option}"),
+        held(out, option),
         tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch,
     ):
         whole = Path(scratch) / "whole"
@@ -125,19 +125,19 @@ _SCRATCH = ".writing-"
 
 @contextmanager
 def atomic_file(path: Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
-    """A stream whose content becomes ``path`` when all of it is on the disk; on an error ``path`` stays as it was.
+    """Yield a stream whose content replaces ``path`` at the end of the block, and is removed on an error.
 
     Args:
-        path: The file.
-        mode: ``"wb"``: bytes. ``"w"``: text, in UTF-8, with the line ends that it is given.
+        path: Path of the file.
+        mode: ``"wb"`` for bytes, or ``"w"`` for text in UTF-8 with unchanged line ends.
 
     Raises:
         NoRoomError: If the disk is full.
     """
-    # A name of its own: another worker may be writing the same file, with the same bytes.
+    # A unique name, as another worker may be writing the same file with the same bytes.
     scratch = path.with_name(f"{_SCRATCH}{uuid.uuid4().hex}")
     try:
-        with _room(path, "Make room, and run the same again"):
+        with _full_disk_errors(path, "Make room, and run the same again"):
             with scratch.open("wb") if mode == "wb" else scratch.open("w", encoding="utf-8", newline="") as stream:
                 yield stream
                 stream.flush()
@@ -149,13 +149,13 @@ def atomic_file(path: Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]
 
 
 def remove_scratch(directory: Path) -> None:
-    """Remove what a killed process was writing."""
+    """Remove the incomplete files of killed processes."""
     for path in directory.glob(f"{_SCRATCH}*"):
         path.unlink(missing_ok=True)
 
 
 def flush_directory(path: Path) -> None:
-    """See to it that what was moved into a directory, or out of it, is on the disk."""
+    """Flush a directory's entries to the disk."""
     if os.name != "nt":  # Windows has no handle on a directory to flush.
         directory = os.open(path, os.O_RDONLY)
         try:

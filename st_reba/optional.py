@@ -1,4 +1,4 @@
-"""Packages that only some jobs need, with a sentence where they are missing or broken."""
+"""Import of optional packages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 
 def require(name: str, extra: str, purpose: str) -> Any:
-    """A module of an optional package.
+    """Import a module of an optional package.
 
     Args:
-        name: Such as ``"matplotlib.figure"``.
-        extra: The extra of this package that brings it.
-        purpose: What needs it, as a sentence begins.
+        name: Name of the module, such as ``"matplotlib.figure"``.
+        extra: Extra of st_reba that installs the package.
+        purpose: Feature that needs the package, as the beginning of the message.
 
     Raises:
-        ImportError: If it is not installed, saying what needs it and how to install it; or if it is installed and
-            cannot be imported, saying why.
+        ImportError: If the package is not installed, or cannot be imported.
     """
     package = name.partition(".")[0]
     install = f'pip install "st-reba[{extra}]"'
@@ -27,11 +26,11 @@ def require(name: str, extra: str, purpose: str) -> Any:
         if error.name == package:
             raise ImportError(f"{purpose} needs {package}: {install}.") from None
         cause: Exception = error
-    # A library that does not fit its other half, a file that is cut short: any error ends an import.
+    # A broken package may raise any error.
     except Exception as error:
         cause = error
-    said = " ".join(str(cause).split()) or "no message"
+    reason = " ".join(str(cause).split()) or "no message"
     raise ImportError(
-        f"{purpose} needs {package}, which is installed and cannot be imported ({type(cause).__name__}: {said}). "
+        f"{purpose} needs {package}, which is installed and cannot be imported ({type(cause).__name__}: {reason}). "
         f"Install it anew: {install}, with --force-reinstall if that changes nothing."
     ) from cause

@@ -1,7 +1,7 @@
-"""Run a program that loads models by their paths, and does not import st_reba itself.
+"""Run a program that loads models by their paths, but does not import st_reba.
 
-``python -m st_reba.run PROGRAM [ARGS]`` runs a script or an installed program, and ``python -m st_reba.run -m MODULE
-[ARGS]`` a module, as ``python`` would, in this process. Signals and the exit status are the program's own.
+``python -m st_reba.run PROGRAM [ARGS]`` runs a script or an installed program in this process, and ``python -m
+st_reba.run -m MODULE [ARGS]`` runs a module. Signals and exit status are those of the program.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def _refuse(message: str) -> NoReturn:
 
 
 def main() -> None:
-    """Run what ``sys.argv`` names. Python has imported st_reba by then, as this module is in it."""
+    """Run the program in ``sys.argv``. Python has already imported st_reba, as the package of this module."""
     match sys.argv[1:]:
         case ["-m", name, *_]:
             sys.argv = sys.argv[2:]
             try:
-                found = find_spec(name) is not None
+                exists = find_spec(name) is not None
             except ModuleNotFoundError:
-                found = False
-            if not found:
+                exists = False
+            if not exists:
                 _refuse(f"There is no module {name}: give one that is installed here.")
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         case [name, *_] if not name.startswith("-"):
-            # Programs of this Python come before those of others.
+            # This Python's programs come first.
             path = name if Path(name).is_file() else shutil.which(name, path=sysconfig.get_path("scripts"))
             path = path or shutil.which(name)
             if path is None:

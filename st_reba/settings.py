@@ -1,4 +1,4 @@
-"""A setting is declared once: its name, what it may be, and the sentence that says so."""
+"""Settings: their names, their allowed values, and the messages for other values."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Generic, TypeVar
 
 _Value = TypeVar("_Value")
 
-#: Where tokenizers and sentence-transformers keep "no limit".
+#: Value of tokenizers and sentence-transformers for "no limit".
 NO_LIMIT = int(1e30)
 
 
 @dataclass(frozen=True)
 class Setting(Generic[_Value]):
-    """What a setting may be.
+    """Declaration of a setting.
 
     Attributes:
-        name: As it is passed and saved.
-        allowed: Whether a value may stand; any value is given, of any type.
-        says: What is allowed and what to do, as the end of a refusal.
+        name: Name of the argument, which is also saved.
+        allowed: Function that returns whether a value of any type is allowed.
+        says: Allowed values and remedy, as the end of an error message.
     """
 
     name: str
@@ -27,10 +27,10 @@ class Setting(Generic[_Value]):
     says: str
 
     def check(self, value: _Value) -> _Value:
-        """The value.
+        """Return the value if it is allowed.
 
         Raises:
-            ValueError: If it may not stand.
+            ValueError: If the value is not allowed.
         """
         if not self.allowed(value):
             raise ValueError(f"{self.name}={value!r}: {self.says}")
@@ -38,7 +38,7 @@ class Setting(Generic[_Value]):
 
 
 def whole(name: str, least: int, most: int | None = None, says: str = "") -> Setting[int]:
-    """A whole number in a range."""
+    """Return a setting for whole numbers in a range."""
     return Setting(
         name,
         lambda value: type(value) is int and least <= value and (most is None or value <= most),
@@ -47,12 +47,12 @@ def whole(name: str, least: int, most: int | None = None, says: str = "") -> Set
 
 
 def flag(name: str) -> Setting[bool]:
-    """True or False."""
+    """Return a setting for True or False."""
     return Setting(name, lambda value: isinstance(value, bool), "use True or False.")
 
 
 def choice(name: str, *values: str, says: str = "") -> Setting[Any]:
-    """One of some strings."""
+    """Return a setting for one of several strings."""
     listed = ", ".join(f'"{value}"' for value in values[:-1])
     return Setting(
         name, lambda value: isinstance(value, str) and value in values, says or f'use {listed} or "{values[-1]}".'
@@ -60,7 +60,7 @@ def choice(name: str, *values: str, says: str = "") -> Setting[Any]:
 
 
 def tokens(name: str) -> Setting[int | None]:
-    """A number of tokens; None, or transformers' huge one: no limit."""
+    """Return a setting for a number of tokens, in which None or transformers' huge number means no limit."""
     return Setting(
         name,
         lambda value: (
@@ -71,7 +71,7 @@ def tokens(name: str) -> Setting[int | None]:
 
 
 def layers_or_all(name: str) -> Setting[Any]:
-    """All layers, or a list of their indices; whether the model has these is not asked here."""
+    """Return a setting for all layers or a list of indices, which are not checked against a model."""
     return Setting(
         name,
         lambda value: (
@@ -83,10 +83,10 @@ def layers_or_all(name: str) -> Setting[Any]:
 
 
 def optional(setting: Setting[_Value]) -> Setting[_Value | None]:
-    """The same, or None."""
+    """Return the setting with None as another allowed value."""
     return Setting(setting.name, lambda value: value is None or setting.allowed(value), setting.says)
 
 
 def described(module: object, names: Iterable[str]) -> str:
-    """What a module has of these settings, as its ``extra_repr``: ``repetitions=2, rows='all'``."""
+    """Return a module's settings for ``extra_repr``, such as ``repetitions=2, rows='all'``."""
     return ", ".join(f"{name}={getattr(module, name)!r}" for name in names)

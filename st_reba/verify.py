@@ -1,4 +1,4 @@
-"""Comparison of a server's vectors with those of the saved model that it is to serve."""
+"""Comparison of a server's vectors with those of its saved model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .modules.endpoint import Endpoint, EndpointError
 
 __all__ = ["TOLERANCES", "Endpoint", "EndpointError", "Verdict", "verify"]
 
-#: Largest distance of two vectors of length 1 that rounding alone explains, on other kernels as well.
+#: Largest distance between vectors of length 1 that rounding causes, also with different kernels.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-#: Poolings that servers have.
+#: Pooling modes of servers.
 _POOLINGS = {"mean": "the mean of all tokens", "lasttoken": "the last token", "cls": "the first token"}
 
 
@@ -29,9 +29,9 @@ class Verdict:
     """Result of :func:`verify`.
 
     Attributes:
-        distance: Greatest distance of the two vectors of a text, both of length 1; 2 if they have other sizes.
-        tolerance: Largest distance allowed.
-        causes: What the server does otherwise, as far as it is known; none if the vectors are equal.
+        distance: Largest distance between the two vectors of a text, scaled to length 1, or 2 if their sizes differ.
+        tolerance: Largest allowed distance.
+        causes: Probable causes of the differences, or an empty list if the vectors are equal.
     """
 
     distance: float
@@ -40,25 +40,25 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Whether the server gives the model's vectors."""
+        """Whether the server returns the model's vectors."""
         return not self.causes
 
 
 def verify(
     endpoint: Endpoint, model: SentenceTransformer, *, prompt_name: str | None = None, tolerance: float | None = None
 ) -> Verdict:
-    """Embed twenty texts of the package by a server and by a saved model, and compare the vectors.
+    """Compare a server's vectors of twenty demo texts with those of its saved model.
 
     Args:
         endpoint: The server.
-        model: The model that it is to serve.
-        prompt_name: Name of the model's prompt that the server should use; None: its default prompt, if any.
-        tolerance: Largest distance of two vectors of length 1; None: that of the model's precision in
+        model: Model that the server should run.
+        prompt_name: Name of the model's prompt that the server should use. None uses the default prompt, if any.
+        tolerance: Largest allowed distance between vectors of length 1. None uses that of the model's precision in
             :data:`TOLERANCES`.
 
     Raises:
         EndpointError: If the server does not answer.
-        ValueError: If the model has no such prompt.
+        ValueError: If the model has no prompt named ``prompt_name``.
     """
     if prompt_name is not None and prompt_name not in model.prompts:
         names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
@@ -69,45 +69,47 @@ def verify(
     name = prompt_name or model.default_prompt_name
     prompt = (model.prompts[name] or "") if name else ""
     texts = [*demo_sentences("en")[:12], *demo_sentences("zh")[:8]]
-    there, here = endpoint.embed(texts), _embed(model, texts, prompt)
-    distance = _distance(there, here)
+    served, expected = endpoint.embed(texts), _embed(model, texts, prompt)
+    distance = _distance(served, expected)
     causes = []
     if distance > tolerance:
-        readings = _readings(model, prompt)
-        found = (cause for cause, own, words in readings if _distance(there, _embed(own, texts, words)) <= tolerance)
-        other = f"it has {there.shape[1]} values, the model's {here.shape[1]}"
+        sizes = f"it has {served.shape[1]} values, the model's {expected.shape[1]}"
         unknown = "neither another pooling nor a missing prompt explains it: another model, recipe or precision?"
-        causes.append(other if there.shape != here.shape else next(found, unknown))
-    lengths = [np.linalg.norm(vectors, axis=1) for vectors in (there, here)]
+        variants = _variants(model, prompt)
+        known = (
+            cause for cause, other, words in variants if _distance(served, _embed(other, texts, words)) <= tolerance
+        )
+        causes.append(sizes if served.shape != expected.shape else next(known, unknown))
+    lengths = [np.linalg.norm(vectors, axis=1) for vectors in (served, expected)]
     if not np.allclose(lengths[0], lengths[1], rtol=max(tolerance, 1e-3)):
-        spans = [f"{own.min():.3g} to {own.max():.3g}" for own in lengths]
-        causes.append(f"normalising: its vectors have lengths of {spans[0]}, and the model's of {spans[1]}")
+        ranges = [f"{norms.min():.3g} to {norms.max():.3g}" for norms in lengths]
+        causes.append(f"normalization: its vectors have lengths of {ranges[0]}, and the model's of {ranges[1]}")
     return Verdict(distance, tolerance, causes)
 
 
-def _readings(model: SentenceTransformer, prompt: str) -> Iterator[tuple[str, SentenceTransformer, str]]:
-    """Yield other ways to read texts, each with its name: without the prompt, by another one, in another pooling."""
+def _variants(model: SentenceTransformer, prompt: str) -> Iterator[tuple[str, SentenceTransformer, str]]:
+    """Yield variants of a model and a prompt, each after its description: other prompts, and other poolings."""
     others = {other: f'the prompt is that of "{name}"' for name, other in model.prompts.items()}
-    # The model's own prompt comes first.
+    # The expected prompt comes first.
     prompts = {prompt: "", **others, "": "the prompt is missing"} | {prompt: ""}
-    pooled = {"": model}
-    for place, part in enumerate(model.children()):
+    models = {"": model}
+    for index, part in enumerate(model.children()):
         for mode in _POOLINGS if isinstance(part, Pooling) else ():
-            other = copy.copy(model)
+            variant = copy.copy(model)
             pooling = Pooling(part.embedding_dimension, mode, part.include_prompt)
-            other._modules = {**model._modules, list(model._modules)[place]: pooling}
-            pooled[f"pooling is {_POOLINGS[mode]}, and the model's {part.pooling_mode}"] = other
-    for (words, said), (cause, own) in product(prompts.items(), pooled.items()):
-        yield ", and ".join(filter(None, (said, cause))), own, words or ""
+            variant._modules = {**model._modules, list(model._modules)[index]: pooling}
+            models[f"pooling is {_POOLINGS[mode]}, and the model's {part.pooling_mode}"] = variant
+    for (other, prompt_cause), (pooling_cause, variant) in product(prompts.items(), models.items()):
+        yield ", and ".join(filter(None, (prompt_cause, pooling_cause))), variant, other or ""
 
 
 def _embed(model: SentenceTransformer, texts: list[str], prompt: str) -> NDArray[np.float64]:
     return np.asarray(model.encode(texts, prompt=prompt, show_progress_bar=False), dtype=np.float64)
 
 
-def _distance(some: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """Return the greatest distance of two rows, both scaled to length 1; 2, the most there is, of other sizes."""
-    if some.shape != others.shape:
+def _distance(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Return the largest distance between two rows of length 1, or 2, its maximum, if their sizes differ."""
+    if first.shape != second.shape:
         return 2.0
-    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(min=1e-12) for rows in (some, others)]
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(min=1e-12) for rows in (first, second)]
     return float(np.linalg.norm(unit[0] - unit[1], axis=1).max())

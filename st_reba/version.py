@@ -1,8 +1,8 @@
-"""The version, and what a saved model asks of the machine that loads it."""
+"""Version, and requirements of saved models."""
 
 __version__ = "1.0.0.dev0"
 
-#: For ``requirements`` in a saved model's config_sentence_transformers.json: ST checks it before it loads anything.
+#: Value of ``requirements`` in a model's config_sentence_transformers.json, which ST checks before it loads a module.
 REQUIREMENT = {
     "st_reba": {
         "specifier": f">={__version__}",

@@ -1,4 +1,4 @@
-"""The ``st-reba`` command: one file a subcommand; here, all of them, and the form of errors and warnings."""
+"""The ``st-reba`` command: its subcommands, one file each, and the format of errors and warnings."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from . import build, compare, encode, export, push, recipes, serve, train, verif
 from .options import option
 from .printing import console, notes, printable
 
-#: What PyTorch, NumPy and the system say where memory is not there.
+#: Messages of PyTorch, NumPy and the system about missing memory.
 _NO_MEMORY = re.compile(r"out of memory|(allocate|enough) memory", re.IGNORECASE)
 
 
 class Commands(TyperGroup):
-    """All subcommands. An error that a user can put right is a sentence; any other keeps its trace."""
+    """Group of all subcommands. An error that a user can fix is printed as a sentence; others keep their traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # The page of a comparison shows it.
+        # The report of a comparison shows the command.
         ctx.obj = shlex.join(["st-reba", *args])
-        # Then stdout is the object's alone.
+        # Stdout is for the JSON object alone.
         console.stderr = "--json" in args
-        # A shell does it where the path is a word of its own.
-        own = re.compile(r"(--(?!\S*(?:prompt|template)=)[\w-]+=)~(?=/|$)")
+        # A shell expands ~ at the start of a word, not in --out=~/vectors.
+        home = re.compile(r"(--(?!\S*(?:prompt|template)=)[\w-]+=)~(?=/|$)")
         return super().parse_args(
-            ctx, [own.sub(lambda found: found[1] + os.path.expanduser("~"), word) for word in args]
+            ctx, [home.sub(lambda match: match[1] + os.path.expanduser("~"), word) for word in args]
         )
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
@@ -47,49 +47,49 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         if os.getpid() == 1:
-            # The system ignores a signal for which process 1, as of a container, has no handler.
+            # The system ignores signals for which process 1, such as that of a container, has no handler.
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with warnings.catch_warnings(), _escaped():
-            warnings.showwarning = _noted
+            warnings.showwarning = _print_warning
             try:
                 return super().invoke(ctx)
             except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
                 no_memory = _lacks_memory(error)
                 if ctx.params.get("traceback") or (isinstance(error, RuntimeError) and not no_memory):
                     raise
-                # A command that has written something has imported st_reba; a refusal need not wait for it.
+                # Only a command that imported st_reba writes files, and importing it here would take seconds.
                 files = sys.modules.get("st_reba.files")
-                full = f"The disk is full ({error}): make room, also for temporary files (TMPDIR)."
-                said = full if files is not None and files.is_full(error) else error
+                full = f"The disk is full ({error}): free some space, also for temporary files (TMPDIR)."
+                message = full if files is not None and files.is_full(error) else error
                 if no_memory:
                     first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-                    said = f"There is not enough memory ({first}): take a smaller model, or a machine with more."
-                notes.say(Text.assemble(("Error:", "red"), f" {said}"))
+                    message = f"There is not enough memory ({first}): use a smaller model, or a machine with more."
+                notes.say(Text.assemble(("Error:", "red"), f" {message}"))
                 raise typer.Exit(1) from None
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Return whether memory is not there: in the system's words, or in those of PyTorch for a processor or a device."""
-    by_name = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    return by_name or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
+    """Return whether the system, or PyTorch on a CPU or another device, ran out of memory."""
+    by_type = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return by_type or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
 @contextmanager
 def _escaped() -> Iterator[None]:
-    """Escape control characters of what was mistyped, as names of files may hold any; suggest only what is near."""
+    """Escape control characters in usage errors, which may quote file names, and suggest only similar options."""
     try:
         yield
     except Exception as error:
-        # Errors of usage are of other classes in other versions of typer, and each has a message.
+        # The classes of usage errors differ between versions of typer, but all have a message.
         if isinstance(message := getattr(error, "message", None), str):
             error.message = printable(message)  # type: ignore[attr-defined]
-        if near := getattr(error, "possibilities", None):
-            error.possibilities = get_close_matches(error.option_name, near, cutoff=0.75)  # type: ignore[attr-defined]
+        if names := getattr(error, "possibilities", None):
+            error.possibilities = get_close_matches(error.option_name, names, cutoff=0.75)  # type: ignore[attr-defined]
         raise
 
 
-def _noted(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """A warning without the place in the code that gave it; those that are for programmers are left out."""
+def _print_warning(message: Warning | str, category: type[Warning], *location: Any, **more: Any) -> None:
+    """Print a warning without its location in the code; skip deprecation warnings."""
     if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning)):
         notes.say(Text.assemble(("Note:", "yellow"), f" {message}"))
 
@@ -99,7 +99,7 @@ app = typer.Typer(
     cls=Commands,
     help="Text embeddings from decoder-only language models, without training.",
     no_args_is_help=True,
-    # rich's tables cut the names of options where a terminal is narrow.
+    # rich's tables cut the names of options in a narrow terminal.
     rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
@@ -113,7 +113,7 @@ for command in (
 @app.callback(invoke_without_command=True)
 def main(
     version: Annotated[bool, option("Show the version and exit.", "--version")] = False,
-    traceback: Annotated[bool, option("Show where in the code an error was raised.", "--traceback")] = False,
+    traceback: Annotated[bool, option("Show the traceback of an error.", "--traceback")] = False,
 ) -> None:
     if version:
         console.print(installed_version("st_reba"))

@@ -1,4 +1,4 @@
-"""``python -m st_reba_cli``: the command, which imports what is large when it runs, as the installed script does."""
+"""Entry point of ``python -m st_reba_cli``."""
 
 from . import app
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,13 +37,17 @@ def compare(
     choose: Annotated[
         bool,
         option(
-            "Try other layers, words and weights of each recipe: choose on one half of the data, score on the other."
+            "Try other layers, words and weights of each recipe: one half of the data chooses, the other is scored."
         ),
     ] = True,
     prompt_language: options.PromptLanguage = None,
     controls: Annotated[
         bool, option("Also score tf-idf, the input embeddings alone, and the best recipes on random weights.")
     ] = True,
+    margin: Annotated[
+        float, option("A cheaper recipe is as good if it is surely less than this many points behind.", min=0)
+    ] = 1.0,
+    seed: Annotated[int, option("Seed of the splits into halves.", min=0)] = 0,
     dry_run: options.DryRun = False,
     against: Annotated[Path | None, file("An older comparison.json: show what has changed since.")] = None,
     saved: Annotated[Path | None, file("A saved comparison.json to show. Nothing is run.")] = None,
@@ -55,13 +60,13 @@ def compare(
     engine: options.Engine = "transformers",
     as_json: options.Json = False,
 ) -> None:
-    """Find the recipe that suits a model and texts, beside controls.
+    """Find the recipe that suits a model and texts, with controls.
 
     The answer is the first line. Scores have 95% intervals. Without --data it runs on labelled texts in the package.
     """
     if saved is not None:
         others = [name for name in typed(context) if name not in ("--saved", "--against", "--out", "--json")]
-        refuse(context, "--saved shows what was found before, beside --against if that is given", *others)
+        refuse(context, "--saved runs nothing, and goes with --against, --out and --json alone", *others)
     if engine == "llama.cpp":
         refuse(context, "llama.cpp runs a file's weights as they are, where it runs", "--dtype", "--device")
     if data is not None:
@@ -72,98 +77,68 @@ def compare(
     check_recipes(recipes or [])
     name = "" if saved is not None else model_or_demo(model)
 
-    from st_reba.compare import Recipes, forecast, texts_of
+    from st_reba.compare import Splits, forecast, prepared, texts_of
     from st_reba.compare import compare as compared
     from st_reba.compare.answer import build_command
-    from st_reba.compare.choice import LEAST_TEXTS, Halves, with_candidates
     from st_reba.compare.results import Comparison
-    from st_reba.data.demo import demo_questions
-    from st_reba.evaluation import OddOneOutEvaluator
-    from st_reba.files import held
-    from st_reba.lm.backbone import depth
-    from st_reba.modules import CausalModule, CausalTransformer
+    from st_reba.compare.splits import LEAST_TEXTS
     from st_reba.recipes import asked_for
     from st_reba.text.templates import language_of
 
     from . import load as loading
-    from .show import has_page, kept, partial_of, report, running, show, show_changes, write
+    from .show import has_page, kept, present, running, save_model
 
     context.with_resource(loading.quiet())
     old = None if against is None else Comparison.load(against)
+    page = has_page(out)
     if saved is not None:
-        found = Comparison.load(saved)
-        with_page = has_page(out)
-        show(found)
-        report(found, out, with_page)
-        if old is not None:
-            show_changes(found, old)
-        if as_json:
-            write_json("compare", **found.as_json())
+        present(Comparison.load(saved), old, out, page, as_json)
         return
-    with_page = has_page(out)
     loading.check_devices(device)
     labelled = loading.read(data, columns, separator, demo, query_prompt, document_prompt)
-    texts = texts_of(labelled)
-    if words is None and data is None and demo in (None, "pairs", "pairs-zh"):
-        words = demo_questions("zh" if demo == "pairs-zh" else "en")
-    questions = None if words is None else OddOneOutEvaluator.from_csv(words)
+    splits = Splits.of(labelled, choose=choose, seed=seed)
+    questions = loading.questions(words, data, demo)
     fit_on = loading.texts_to_fit(fit_texts) if fit_texts else []
     asked = asked_for(recipes or ["few"], fit_texts=fit_on)
-    asked = loading.in_asked_language(asked, prompt_language, language_of(texts))
-    if not controls and not any(recipe.fitted for recipe in asked):
-        why = "it is for recipes that are fitted on texts, such as early-late, and for tf-idf"
-        refuse(context, why, "--fit-texts")
+    asked = loading.in_asked_language(asked, prompt_language, language_of(texts_of(splits.data)))
+    fitted = any(recipe.fitted for recipe in asked)
+    if not controls and not fitted:
+        refuse(context, "it is for tf-idf and recipes that are fitted on texts, such as early-late", "--fit-texts")
     if not controls and not any(recipe.words for recipe in asked):
         refuse(context, "none of the recipes has embeddings of words, as echo-2 has", "--words")
-    # Weights in a file are none to be drawn anew.
-    random = controls and engine == "transformers"
     # The demo's texts are the package's own.
     fits_own = data is not None and not fit_texts
-    halves, fit_halves = None, []
-    if choose:
-        try:
-            halves = Halves.of(labelled)
-        except ValueError as error:
-            notes.say(f"{error} Recipes are compared as they are.")
-        else:
-            fit_halves = halves.fit_on if fits_own else []
-            if fits_own and not fit_halves and any(recipe.fitted for recipe in asked):
-                notes.say(
-                    f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
-                    "package: give more texts, or --fit-texts."
-                )
-    if out is not None and not dry_run:
-        context.with_resource(held(partial_of(out), "--out"))
-    left = None if dry_run else kept(out)
-    if engine == "llama.cpp":
-        backbone: CausalModule = loading.load_llama_cpp(name, max_seq_length)
-    else:
-        where, precision = loading.placement(device, dtype)
-        backbone = loading.load(CausalTransformer, name, precision, where, max_seq_length)
-    if halves is not None:
-        asked = [each for recipe in asked for each in with_candidates(recipe, depth(backbone.model))]
-    run = Recipes(backbone, asked, batch_size=batch_size, controls=controls, kept=left, fit_on=fit_halves)
-    expected = forecast(run, texts, questions, random)
-    (console if dry_run else notes).say(str(expected))
+    if fits_own and fitted and splits.chooses and not splits.fit_on:
+        notes.say(
+            f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
+            "package: give more texts, or --fit-texts."
+        )
+    left = context.with_resource(kept(None if dry_run else out))
+    backbone = loading.load_backbone(name, engine, dtype, device, max_seq_length)
+    run = prepared(backbone, asked, splits, fits_own=fits_own, batch_size=batch_size, controls=controls, kept=left)
+    # Weights in a GGUF file are not drawn anew.
+    random = controls and engine == "transformers"
+    expected = forecast(run, texts_of(splits.data), questions, random)
     if dry_run:
+        console.say(str(expected))
         if as_json:
             write_json("forecast", **asdict(expected), seconds=expected.seconds)
         return
+    notes.say(str(expected))
     with running(run, expected.tokens):
-        found = compared(run, labelled, questions, fit_texts=fit_on or None, random=random, halves=halves)
-    build = ""
+        found = compared(run, splits, questions, fit_texts=fit_on or None, random=random, margin=margin / 100)
+    found = replace(found, model=model_name(name), data=loading.described(data, demo, labelled), command=context.obj)
     if found.use:
+        runs = {"--engine": engine} if engine == "llama.cpp" else {"--dtype": found.settings.get("precision")}
+        fits = {"--fit-texts": data, "--columns": columns, "--separator": separator}
+        own = fits_own and splits.fit_on
         build = build_command(
-            found.choice(), name, data if fit_halves else fit_texts, max_seq_length, found.prompts,
-            "" if engine == "llama.cpp" else found.settings.get("precision", ""), columns if fit_halves else None,
-            bool(fit_halves), ["--model", name, "--engine", engine] if engine == "llama.cpp" else [],
-            separator if fit_halves else None,
-        )  # fmt: skip
-    about = loading.described(data, demo, labelled)
-    found = replace(found, model=model_name(name), data=about, command=context.obj, build=build)
-    show(found, [] if recipes else ["--recipes all compares every recipe."])
-    write(found, run, out, with_page, save_best)
-    if old is not None:
-        show_changes(found, old)
-    if as_json:
-        write_json("compare", **found.as_json())
+            found.choice(),
+            {"--model": name, **runs, "--max-seq-length": max_seq_length},
+            fits if own else {"--fit-texts": fit_texts},
+            found.prompts,
+        )
+        found = replace(found, build=build)
+    hints = [] if recipes else ["--recipes all compares every recipe."]
+    save = None if save_best is None else partial(save_model, found, run, save_best)
+    present(found, old, out, page, as_json, save, hints)

@@ -18,7 +18,7 @@ def encode(
     model: Annotated[
         str,
         argument(
-            "A saved model of sentence-transformers: a directory or a Hub id.",
+            "A saved SentenceTransformer: a directory or a Hub id.",
             "MODEL",
             callback=check_model,
         ),
@@ -26,8 +26,8 @@ def encode(
     texts: Annotated[
         str,
         argument(
-            "Texts: .txt (one a line), .tsv, .csv, .jsonl or .parquet; a folder of shards; a remote path (s3://, "
-            "hf://, https://); a data set of the Hub.",
+            "Texts: a .txt (one per line), .tsv, .csv, .jsonl or .parquet file; a folder of shards; a remote path "
+            "(s3://, hf://, https://); a dataset on the Hub.",
             "INPUT",
             callback=check_source,
         ),
@@ -35,65 +35,66 @@ def encode(
     out: Annotated[
         str,
         option(
-            "Where the vectors go: an .npy, a .parquet or, without a suffix, a directory of Parquet shards. To a URL "
-            "(s3://, gs://, hf://) they are uploaded when all are there."
+            "Output of the vectors: an .npy or .parquet file or, without a suffix, a directory of Parquet shards. A "
+            "URL (s3://, gs://, hf://) receives the finished output."
         ),
     ],
-    column: Annotated[str | None, option('The column that has the texts. Default: "text".')] = None,
+    column: Annotated[str | None, option('Column of the texts. Default: "text".')] = None,
     keep: Annotated[
         list[str] | None,
         option(
-            "A column to write beside the vectors, to Parquet alone; may be repeated. Cells of .csv and .tsv are text."
+            "Column to write along with the vectors, to Parquet only; may be repeated. Cells of .csv and .tsv are text."
         ),
     ] = None,
     separator: options.Separator = None,
     precision: Annotated[
         Literal["float32", "binary", "ubinary"],
-        option("Type of the numbers that are written."),
+        option("Type of the values to write."),
     ] = "float32",
-    truncate_dim: Annotated[int | None, option("Keep this many values of each vector, the first ones.", min=1)] = None,
+    truncate_dim: Annotated[int | None, option("Keep only the first values of each vector, this many.", min=1)] = None,
     normalize: Annotated[bool, option("Scale vectors to length 1.")] = False,
-    prompt_name: Annotated[str | None, option("Put the model's prompt of this name before each text.")] = None,
-    prompt: Annotated[str | None, option("Put this prompt before each text.")] = None,
+    prompt_name: Annotated[str | None, option("Name of a prompt of the model to put before each text.")] = None,
+    prompt: Annotated[str | None, option("Prompt to put before each text.")] = None,
     chunk_tokens: Annotated[
         int | None,
         option(
-            "Write a vector for each chunk of this many tokens, read within its whole text; to Parquet alone.", min=1
+            "Write one vector per chunk of this many tokens, read in the context of its text; to Parquet only.", min=1
         ),
     ] = None,
-    chunk_overlap: Annotated[int, option("Tokens that a chunk shares with the next one.", min=0)] = 0,
+    chunk_overlap: Annotated[int, option("Number of tokens that consecutive chunks share.", min=0)] = 0,
     batch_size: options.BatchSize = 32,
     chunk_size: Annotated[
-        int | None, option("Texts that are sorted by length, encoded and saved together. Default: up to 2,048.", min=1)
+        int | None,
+        option("Number of texts that are sorted by length, encoded and saved together. Default: up to 2,048.", min=1),
     ] = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "auto",
     device: Annotated[
         str | None,
-        option('Where the model runs: cpu, cuda; several as "cuda:0,cuda:1". Default: the fastest there is.'),
+        option('Device of the model: cpu, cuda; or several: "cuda:0,cuda:1". Default: the fastest available.'),
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"], option("Run on this machine, or on the Ray cluster that RAY_ADDRESS names.")
+        Literal["local", "ray"], option("Run on this machine, or on the Ray cluster at RAY_ADDRESS.")
     ] = "local",
     workers: Annotated[
-        int | None, option("With --engine ray: how many copies of the model run. Default: 1.", min=1)
+        int | None, option("With --engine ray: number of copies of the model. Default: 1.", min=1)
     ] = None,
     overwrite: Annotated[
-        bool, option("Replace what --out has, and what a stopped run with other settings has left.")
+        bool, option("Replace an existing --out, and the output of a stopped run with other settings.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Turn a file of texts, of any size, into a file of vectors.
+    """Encode a file of texts, of any size, to a file of vectors.
 
-    If a run is stopped or killed, the same command goes on where it was, and the output is the same.
+    If a run is stopped or killed, the same command resumes it, and the output is the same.
     """
     if workers is not None and engine != "ray":
-        raise ValueError("--workers is for --engine ray; on this machine name the devices: --device cuda:0,cuda:1.")
+        raise ValueError("--workers is for --engine ray. On this machine list the devices: --device cuda:0,cuda:1.")
     for name in filter(None, (column, *(keep or ()))):
         check_columns(texts, name, separator)
     path = Path(out)
     if keep and path.suffix == ".npy":
-        raise ValueError("An .npy holds vectors alone: keep columns with an --out that ends in .parquet.")
+        raise ValueError("--keep: an .npy file holds vectors alone. Give an --out that ends in .parquet.")
     if "://" in out:
         check_url(out, "http", "https")
     else:
@@ -109,7 +110,7 @@ def encode(
 
     context.with_resource(quiet())
 
-    # SIGTERM, which schedulers send, ends the run as Ctrl-C does, so that worker processes are closed.
+    # SIGTERM, which schedulers send, ends the run like Ctrl-C, so that worker processes are closed.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     context.call_on_close(lambda: signal.signal(signal.SIGTERM, before or signal.SIG_DFL))
 
@@ -125,19 +126,19 @@ def encode(
             dtype=placement(runner.device, dtype)[1], precision=precision,
         )  # fmt: skip
 
-        def tell(stage: str, done: int, total: int | None) -> None:
+        def on_progress(stage: str, done: int, total: int | None) -> None:
             shown.stage(stage, done, total, "MB" if stage in (job.COPYING, job.HASHING, job.UPLOADING) else "texts")
 
         try:
-            made = job.encode_file(
+            result = job.encode_file(
                 encoder, texts, out, column=column, keep=keep or (), separator=separator, chunk_size=chunk_size,
-                engine=runner, overwrite=overwrite, on_progress=tell,
+                engine=runner, overwrite=overwrite, on_progress=on_progress,
             )  # fmt: skip
         except KeyboardInterrupt:
-            kept = f"{job.place_of(out).work if '://' in out else out}.partial"
-            console.say(f"Stopped. The same command goes on from {kept}.")
+            partial = f"{job.destination_of(out).work if '://' in out else out}.partial"
+            console.say(f"Stopped. The same command resumes from {partial}.")
             raise typer.Exit(130) from None
-    resumed = f", {made.resumed:,} of them from an interrupted run" if made.resumed else ""
-    console.say(f"Wrote {made.rows:,} vectors of {made.texts:,} texts to {out}{resumed}.")
+    resumed = f", {result.resumed:,} of them from an interrupted run" if result.resumed else ""
+    console.say(f"Wrote {result.rows:,} vectors of {result.texts:,} texts to {out}{resumed}.")
     if as_json:
-        write_json("encode", path=out, rows=made.rows, texts=made.texts, resumed=made.resumed)
+        write_json("encode", path=out, rows=result.rows, texts=result.texts, resumed=result.resumed)

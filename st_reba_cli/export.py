@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .options import model_or_demo, option, place, refuse
+from .options import directory, model_or_demo, option, refuse
 from .printing import Shown, console, loading_line
 
 
@@ -16,39 +16,39 @@ def export(
     context: typer.Context,
     model: options.Model = None,
     static: Annotated[
-        Path | None, place("Directory to write a StaticEmbedding to, a whitened table of a vector a token.", "--static")
+        Path | None,
+        directory("Directory to write a StaticEmbedding to: a whitened table of one vector per token.", "--static"),
     ] = None,
     plain: Annotated[
         Path | None,
-        place("Directory to write a saved model of st_reba to, as one that inference engines serve.", "--plain"),
+        directory("Directory to write a saved model of st_reba to, in a form that inference engines serve.", "--plain"),
     ] = None,
     pieces: Annotated[
-        bool, option("With --plain: tokenise a template and the bare text separately, as engines do.")
+        bool, option("With --plain: tokenize the template and the text separately, as engines do.")
     ] = False,
     layer: Annotated[
         int | None,
         option(
-            "With --static: the layer after which tokens are read; 0: input embeddings. Default: a quarter of the "
-            "depth.",
+            "With --static: layer after which tokens are read; 0: input embeddings. Default: a quarter of the depth.",
             min=0,
         ),
     ] = None,
     dimensions: Annotated[
-        int | None, option("With --static: values of a vector, by principal components. Default: all.", min=1)
+        int | None, option("With --static: dimensions of a vector, by principal components. Default: all.", min=1)
     ] = None,
     fit_texts: options.FitTexts = None,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
 ) -> None:
-    """Write a model in a form that runs elsewhere, without st_reba."""
+    """Export a model to a form that runs without st_reba."""
     if (static is None) == (plain is None):
-        raise ValueError("What is exported is one of --static, --plain: give one of them, with a directory.")
+        raise ValueError("Give either --static or --plain, with a directory.")
     model = model_or_demo(model)
     if static is not None:
-        refuse(context, "it says how --plain tokenises", "--pieces")
+        refuse(context, "it is for --plain", "--pieces")
     else:
-        of_static = ("--layer", "--dimensions", "--fit-texts", "--dtype")
-        refuse(context, "for --static alone, as --plain writes the model as it is", *of_static)
+        names = ("--layer", "--dimensions", "--fit-texts", "--dtype")
+        refuse(context, "for --static alone, as --plain writes the model unchanged", *names)
 
     from st_reba.encode import Encoder
     from st_reba.export import save_plain, static_model
@@ -69,14 +69,14 @@ def export(
                 on_progress=lambda done, total: shown.stage("Reading the vocabulary", done, total, "tokens"),
             )  # fmt: skip
             made.save_pretrained(str(scratch))
-        said = f"Wrote {static}. Load"
+        message = f"Wrote {static}. Load"
     if plain is not None:
         with usable(model, device):
-            # In the precision of its weights, which is what is written.
+            # The export keeps the precision of the weights.
             loaded = Encoder(model).pinned().load(device or "cpu")
         with atomic_directory(plain, "--plain") as scratch:
             save_plain(loaded, scratch, pieces=pieces)
         engines = f"Serve it with any engine that has {type(loaded[0].model).__name__}, or load"
-        said = f"Wrote {plain}, which gives the same vectors. {engines}"
+        message = f"Wrote {plain}, which gives the same vectors. {engines}"
     line = loading_line("SentenceTransformer", static or plain, imports="")
-    console.say(f"{said} it with: {line}; it needs sentence-transformers alone.")
+    console.say(f"{message} it with: {line}; it needs sentence-transformers alone.")

@@ -1,4 +1,4 @@
-"""What commands load: texts, labelled or to fit on; models, placed, in a precision; and libraries kept quiet."""
+"""Loading of data and models for commands."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 from transformers.utils import logging as transformers_logging
 
-from st_reba.compare.choice import Halves
-from st_reba.data.demo import demo_pairs, demo_retrieval, demo_sentences
+from st_reba.data.demo import demo_pairs, demo_questions, demo_retrieval, demo_sentences
 from st_reba.data.tables import Data, Labelled, Retrieval, read_data
 from st_reba.encode import Encoder
+from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.evaluation.tasks import NO_LABELS
 from st_reba.files import is_full
 from st_reba.hub.saved_files import check_saved, fetching
-from st_reba.modules import CausalModule, LlamaCppTransformer
+from st_reba.modules import CausalModule, CausalTransformer, LlamaCppTransformer
 from st_reba.recipes import Recipe
 from st_reba.recipes.lookup import in_language
 from st_reba.text.templates import PromptLanguage
@@ -32,7 +32,7 @@ from .printing import console, notes
 
 Module = TypeVar("Module", bound=CausalModule)
 
-#: By the code of a language, its name.
+#: Names of languages by their codes.
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 
 
@@ -44,142 +44,144 @@ def read(
     query_prompt: str | None,
     document_prompt: str | None,
 ) -> Labelled:
-    """Read what is to be measured on, or the demo texts, and say in a line what was read.
+    """Read the labelled data, or the demo texts without any, and print what was read.
 
     Raises:
-        ValueError: If a row cannot be read, or has no label, or there are prompts for what has no queries.
-        OSError: If something is not there.
+        ValueError: If a row cannot be read or has no label, or there are prompts without queries.
+        OSError: If a file is missing.
     """
     if data is not None:
-        found: Data = read_data(data, columns, notes.say, separator=separator)
+        texts: Data = read_data(data, columns, notes.say, separator=separator)
     else:
         kind, _, language = (demo or "pairs").partition("-")
-        found = read_data((demo_retrieval if kind == "retrieval" else demo_pairs)("zh" if language else "en"))
+        texts = read_data((demo_retrieval if kind == "retrieval" else demo_pairs)("zh" if language else "en"))
     if prompts := prompts_of(query_prompt, document_prompt):
-        if not isinstance(found, Retrieval):
-            raise ValueError("--query-prompt and --document-prompt are for retrieval: nothing else here has queries.")
-        found = replace(found, prompts=prompts)
-    if not isinstance(found, Labelled):
+        if not isinstance(texts, Retrieval):
+            raise ValueError(
+                "--query-prompt and --document-prompt are for retrieval: these data have no queries. Leave them out."
+            )
+        texts = replace(texts, prompts=prompts)
+    if not isinstance(texts, Labelled):
         raise ValueError(f"{data}: {NO_LABELS}")
-    return found
+    return texts
 
 
-def described(data: str | None, demo: str | None, found: Labelled) -> str:
-    """Return what is scored, in a few words."""
-    items = found.noun
-    if isinstance(found, Retrieval):
-        items = f"{items} on {len(found.documents)} documents"
+def described(data: str | None, demo: str | None, labelled: Labelled) -> str:
+    """Return a short description of the data."""
+    items = labelled.noun
+    if isinstance(labelled, Retrieval):
+        items = f"{items} on {len(labelled.documents)} documents"
     if data is None:
-        return f"{len(found)} demo {items} in {LANGUAGES['zh' if demo and demo.endswith('-zh') else 'en']}"
-    return f"{len(found)} {items} of {data.rstrip('/').rpartition('/')[2]}"
+        return f"{len(labelled)} demo {items} in {LANGUAGES['zh' if demo and demo.endswith('-zh') else 'en']}"
+    return f"{len(labelled)} {items} of {data.rstrip('/').rpartition('/')[2]}"
 
 
-def texts_to_fit(
-    source: str | None, columns: str | None = None, half: int | None = None, separator: str | None = None
-) -> list[str]:
-    """The plain texts that a command fits something on: every command takes the same ones, so that the model that one
-    of them has scored is the model that another one builds.
+def questions(words: Path | None, data: str | None, demo: str | None) -> OddOneOutEvaluator | None:
+    """Return the word-sense questions of a file, or those in the language of the demo pairs; None: none."""
+    if words is None and data is None and demo in (None, "pairs", "pairs-zh"):
+        words = demo_questions("zh" if demo == "pairs-zh" else "en")
+    return None if words is None else OddOneOutEvaluator.from_csv(words)
+
+
+def texts_to_fit(source: str | None, columns: str | None = None, separator: str | None = None) -> list[str]:
+    """Return the plain texts to fit a filter or weights on.
+
+    They are the same in every command, so that ``build`` builds the model that ``compare`` scored.
 
     Args:
-        source: The user's own, plain or labelled, as for :func:`st_reba.data.tables.read_data`; None: all of those in
-            the package.
-        columns: What the columns are called; None: as usual.
-        half: 1 or 2: the texts of that half of labelled data, as ``compare`` cuts them. None: all texts.
-        separator: Of the columns; None: what is usual.
+        source: Plain or labelled texts, as for :func:`st_reba.data.tables.read_data`; None: the sentences of the
+            package.
+        columns: Names of the columns; None: the default names.
+        separator: Separator of the columns; None: the default.
 
     Raises:
-        ValueError: If there are no texts, or no halves.
+        ValueError: If there are no texts.
     """
     if source is None:
         return demo_sentences()
-    found = read_data(source, columns, scored=half is not None, separator=separator)
-    if half is None:
-        return found.texts() if isinstance(found, Labelled) else found
-    if not isinstance(found, Labelled):
-        raise ValueError(f"--fit-half {half}: {source} has plain texts, and only labelled data have halves.")
-    return Halves.of(found).parts[half - 1].texts()
+    texts = read_data(source, columns, scored=False, separator=separator)
+    return texts.texts() if isinstance(texts, Labelled) else texts
 
 
 def say_fitted(what: str, count: int, source: str | None) -> None:
-    """Say what is fitted on how many texts, and whose they are if they are not the user's own."""
+    """Print what is fitted, on how many texts, and whether these are the package's."""
     texts = "texts" if source else "sentences of the package"
-    more = "" if source else " For better vectors give fifty texts or more of your own: --fit-texts."
-    console.say(f"Fitting {what} on {count} {texts}.{more}")
+    hint = "" if source else " For better vectors give fifty texts or more of your own: --fit-texts."
+    console.say(f"Fitting {what} on {count} {texts}.{hint}")
 
 
 def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, texts: PromptLanguage) -> list[Recipe]:
-    """The recipes with prompts in the language that is asked for, or else in that of the texts, which is told.
+    """Return the recipes with prompts in the requested language, or else in that of the texts, and print the latter.
 
     Args:
-        recipes: As they are named.
-        asked: ``--prompt-language``.
-        texts: What :func:`st_reba.text.templates.language_of` finds the texts in.
+        recipes: The recipes.
+        asked: Value of ``--prompt-language``.
+        texts: Language of the texts, from :func:`st_reba.text.templates.language_of`.
 
     Raises:
-        ValueError: If none of the recipes can ask in the language that is asked for.
+        ValueError: If no recipe has a prompt in the requested language.
     """
     if asked is not None and not any(asked in recipe.row.prompt_languages for recipe in recipes):
+        keys = ", ".join(dict.fromkeys(recipe.key for recipe in recipes))
         raise ValueError(
-            f"--prompt-language {asked}: {', '.join(dict.fromkeys(recipe.key for recipe in recipes))} cannot "
-            f"ask in {LANGUAGES[asked]}. Leave --prompt-language out, or give a recipe that can, such as prompteol."
+            f"--prompt-language {asked}: there is no {LANGUAGES[asked]} prompt for {keys}. Leave --prompt-language "
+            "out, or give a recipe that has one, such as prompteol."
         )
-    turned = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
-    if names := dict.fromkeys(row.name for row in turned):
-        asks = "asks" if len(names) == 1 else "ask"
+    chinese = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
+    if names := dict.fromkeys(row.name for row in chinese):
         notes.say(
-            f"The texts are in {LANGUAGES[texts]}, and so {asks} {', '.join(names)}; --prompt-language en keeps the "
-            "English prompt."
+            f"The texts are in {LANGUAGES[texts]}, and so are the prompts of {', '.join(names)}. --prompt-language en "
+            "keeps English prompts."
         )
     return in_language(recipes, asked or texts)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what libraries log, and without their bars: a command says itself what it has to say, and theirs would
-    stand before errors, once for each time a model is loaded."""
+    """Silence the logs and progress bars of libraries, which would precede errors each time a model is loaded."""
     transformers_logging.disable_progress_bar()
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
-    of_st = logging.getLogger("sentence_transformers")
-    level = of_st.level
-    of_st.setLevel(logging.ERROR)
+    logger = logging.getLogger("sentence_transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        of_st.setLevel(level)
+        logger.setLevel(level)
         transformers_logging.set_verbosity(before)
 
 
 def check_devices(device: str | None) -> None:
-    """See that PyTorch can put something on a device, or on several with commas between.
+    """Check that PyTorch can use a device, or several separated by commas.
 
     Raises:
-        ValueError: If it cannot, with what it says.
+        ValueError: If it cannot.
     """
     names = [] if device is None else [part.strip() for part in device.split(",")]
     if len({name.partition(":")[0] for name in names}) > 1:
-        # What runs on several refuses different kinds, in words of its own.
+        # Multi-process encoding raises its own error for devices of different types.
         return
     for name in names:
         try:
-            # What a device computes comes back; "meta" takes everything and computes nothing.
+            # item() needs a value from the device: "meta" accepts every tensor and computes nothing.
             torch.zeros(1, device=name, dtype=torch.float32).item()
-        # Each backend refuses with an error of another type.
+        # The type of the error differs between backends.
         except Exception as error:
             raise ValueError(
-                f"--device {name}: PyTorch {torch.__version__} cannot use it here ({_first_line(error)}). Give cpu, or "
-                f"one that is there; without --device it is {get_device_name()}."
+                f"--device {name}: PyTorch {torch.__version__} cannot use it here ({_first_line(error)}). Give cpu or "
+                f"another available device; the default is {get_device_name()}."
             ) from error
 
 
 @contextmanager
 def usable(model: str, device: str | None = None) -> Iterator[None]:
-    """Check model and devices; if the model then does not come from the Hub, say so by its name.
+    """Check model and devices, and name the model in errors of the Hub within the block.
 
     Raises:
         ValueError: As :func:`check_model`, :func:`check_devices` and :func:`st_reba.hub.saved_files.check_saved`; or if
             the model's weights cannot be read.
-        OSError: If the Hub does not give the model.
+        OSError: If the model cannot be downloaded from the Hub.
     """
     check_devices(device)
     check_model(model)
@@ -191,7 +193,7 @@ def usable(model: str, device: str | None = None) -> Iterator[None]:
         if is_full(error):
             raise
         raise ValueError(
-            f"The model {model}: its weights are damaged or cut short ({_first_line(error)}). Fetch or save it again."
+            f"The model {model} has damaged or incomplete weights ({_first_line(error)}). Download or save it again."
         ) from error
 
 
@@ -200,7 +202,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def placement(device: str | None, dtype: str) -> tuple[str, str]:
-    """Return where to run and in which precision: float32 on a CPU, unless another is asked for."""
+    """Return the device and the precision; the default precision on a CPU is float32."""
     device = device or get_device_name()
     return device, "float32" if dtype == "auto" and device == "cpu" else dtype
 
@@ -217,7 +219,7 @@ def load(
 
 
 def load_llama_cpp(model: str, max_seq_length: int | None = None) -> LlamaCppTransformer:
-    """A GGUF file at its own size."""
+    """Load a GGUF file in llama.cpp, at its own precision."""
     with usable(model):
         module = LlamaCppTransformer(model)
     if max_seq_length is not None:
@@ -225,7 +227,17 @@ def load_llama_cpp(model: str, max_seq_length: int | None = None) -> LlamaCppTra
     return module
 
 
-def load_saved(model: str, revision: str | None, *, dtype: str, device: str | None) -> SentenceTransformer:
-    """Load a saved model to be run."""
+def load_backbone(
+    model: str, engine: str, dtype: str, device: str | None, max_seq_length: int | None
+) -> CausalTransformer | LlamaCppTransformer:
+    """Load a language model by either engine."""
+    if engine == "llama.cpp":
+        return load_llama_cpp(model, max_seq_length)
     where, precision = placement(device, dtype)
-    return Encoder(model=model, revision=revision, dtype=precision).pinned().load(where)
+    return load(CausalTransformer, model, precision, where, max_seq_length)
+
+
+def load_saved(model: str, revision: str | None, *, dtype: str, device: str | None) -> SentenceTransformer:
+    """Load a saved model on a device, in a precision."""
+    device, precision = placement(device, dtype)
+    return Encoder(model=model, revision=revision, dtype=precision).pinned().load(device)

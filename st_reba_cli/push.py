@@ -12,21 +12,21 @@ from .printing import console, loading_line, write_json
 
 def push(
     directory: Annotated[Path, argument("A saved SentenceTransformer.", "MODEL_DIR", exists=True, file_okay=False)],
-    repo_id: Annotated[str, argument("The repository on the Hub. It is made if there is none.", "ORG/NAME")],
+    repo_id: Annotated[str, argument("Repository on the Hub, created if it does not exist.", "ORG/NAME")],
     private: Annotated[
-        bool, option("Make the repository private, and refuse one that is public.", "--private")
+        bool, option("Create the repository as private; an existing one must be private.", "--private")
     ] = False,
-    revision: Annotated[str | None, option("Branch to push to. Default: the main one.")] = None,
+    revision: Annotated[str | None, option("Branch to push to. Default: main.")] = None,
     create_pr: Annotated[bool, option("Open a pull request instead of pushing.", "--create-pr")] = False,
-    message: Annotated[str | None, option("Message of the commit.")] = None,
+    message: Annotated[str | None, option("Commit message.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Upload a saved model, after a check that it is complete.
+    """Check that a saved model is complete, and upload it to the Hub.
 
-    The token is the one you logged in with, or HF_TOKEN.
+    The token is that of your login, or HF_TOKEN.
     """
     if repo_id.count("/") != 1:
-        raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
+        raise ValueError(f'"{repo_id}" is not the name of a repository: give "org/name" or "user/name".')
 
     from st_reba.hub import push as hub
 

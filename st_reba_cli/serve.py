@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from . import options
-from .options import KEY_VARIABLE, argument, check_key, check_model, option, separated
+from .options import API_KEY_ENV, argument, check_key, check_model, option, separated
 from .printing import console, notes
 
 MIB = 2**20
@@ -21,48 +21,46 @@ def serve(
     model: Annotated[
         str | None,
         argument(
-            "A SentenceTransformer, which answers /v1/embeddings: a directory or a Hub id.",
+            "SentenceTransformer for /v1/embeddings: a directory or a Hub id.",
             "[MODEL]",
             callback=check_model,
         ),
     ] = None,
     rerank: Annotated[
         str | None,
-        option("A CrossEncoder, or an AttentionReranker, which answers /rerank.", callback=check_model),
+        option("CrossEncoder or AttentionReranker for /rerank.", callback=check_model),
     ] = None,
-    model_name: Annotated[
-        str | None, option("The name of MODEL in requests. Default: the last part of its path.")
-    ] = None,
+    model_name: Annotated[str | None, option("Name of MODEL in requests. Default: the last part of its path.")] = None,
     host: Annotated[
-        str, option("Address to listen at. 127.0.0.1: only this machine is heard; 0.0.0.0: others, too.")
+        str, option("Address to listen on. 127.0.0.1: only for this machine; 0.0.0.0: for others, too.")
     ] = "127.0.0.1",
-    port: Annotated[int, option("Port to listen at. 0: any that is free.", min=0, max=65535)] = 8000,
+    port: Annotated[int, option("Port to listen on. 0: any free port.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
         option(
-            "The key that each request must have; several with commas. Other users of this machine can see the option, "
-            "and not the variable.",
-            envvar=KEY_VARIABLE,
+            "Key that each request must have, or several separated by commas. Other users of this machine can see the "
+            "option, but not the variable.",
+            envvar=API_KEY_ENV,
             show_envvar=True,
             callback=check_key,
         ),
     ] = None,
-    truncate: Annotated[bool, option("Cut texts that are too long for the model; --no-truncate refuses them.")] = True,
-    batch_tokens: Annotated[int, option("Tokens in one batch, at most, padding included.", min=1)] = 8192,
-    batch_size: Annotated[int, option("Texts in one batch, at most.", min=1)] = 256,
+    truncate: Annotated[bool, option("Truncate texts too long for the model; --no-truncate refuses them.")] = True,
+    batch_tokens: Annotated[int, option("Maximum tokens per batch, padding included.", min=1)] = 8192,
+    batch_size: Annotated[int, option("Maximum texts per batch.", min=1)] = 256,
     queue_tokens: Annotated[
-        int, option("Tokens that wait, at most. A request beyond that is refused (429), to be sent again later.", min=1)
+        int, option("Maximum tokens in the queue. Further requests are refused (429), to be sent again later.", min=1)
     ] = MIB,
-    max_inputs: Annotated[int, option("Texts in one request, at most.", min=1)] = 2048,
-    max_body: Annotated[int, option("Size of one request in MiB, at most.", min=1)] = 8,
+    max_inputs: Annotated[int, option("Maximum texts per request.", min=1)] = 2048,
+    max_body: Annotated[int, option("Maximum size of a request in MiB.", min=1)] = 8,
     revision: options.Revision = None,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's form.
+    """Serve a model over HTTP, with OpenAI's API.
 
-    The paths are /v1/embeddings, /rerank, /v1/models, /health and /metrics. After SIGTERM the server answers the
-    requests that it has, and ends.
+    The paths are /v1/embeddings, /rerank, /v1/models, /health and /metrics. On SIGTERM the server answers all requests
+    that it has received, and stops.
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
@@ -73,12 +71,12 @@ def serve(
         raise ValueError("An API key is empty (--api-key, ST_REBA_API_KEY): give a key, or leave it out.")
     if not all(key.isascii() and key.isprintable() for key in keys):
         raise ValueError(
-            "An API key (--api-key, ST_REBA_API_KEY) has other characters than printable ASCII, and clients send those "
-            "in different ways: give a key of letters, digits and marks."
+            "An API key (--api-key, ST_REBA_API_KEY) has characters other than printable ASCII, which clients encode "
+            "in different ways: use ASCII letters, digits and punctuation."
         )
 
-    # Before what takes seconds to import.
-    notes.say(f"Loading {' and '.join(filter(None, (model, rerank)))}; the address follows when requests are heard.")
+    # Printed before imports that take seconds.
+    notes.say(f"Loading {' and '.join(filter(None, (model, rerank)))}; the address follows when the server is ready.")
 
     from st_reba.optional import require
 
@@ -93,7 +91,7 @@ def serve(
     from st_reba.serve.batches import Limits
     from st_reba.serve.models import Embedder, check_kind, load_reranker
 
-    with bound(host, port) as own:
+    with bound(host, port) as listener:
         limits = Limits(
             body_bytes=max_body * MIB, inputs=max_inputs, batch_tokens=batch_tokens, batch_texts=batch_size,
             queue_tokens=queue_tokens,
@@ -108,17 +106,17 @@ def serve(
             with usable(rerank, device):
                 where, precision = placement(device, dtype)
                 reranker = load_reranker(_last_part(rerank), rerank, None, where, precision, truncate)
-        server, url = Server(embedder, reranker, limits, keys), url_of(own)
-        if not keys and not ipaddress.ip_address(own.getsockname()[0]).is_loopback:
-            said = f" {host} is open to other machines, and there is no --api-key."
-            notes.say(Text.assemble(("Note:", "yellow"), said))
+        server, url = Server(embedder, reranker, limits, keys), url_of(listener)
+        if not keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+            message = f" {host} is open to other machines, and there is no --api-key."
+            notes.say(Text.assemble(("Note:", "yellow"), message))
 
-        def tell() -> None:
+        def print_address() -> None:
             console.say(f"{', '.join(server.models)} at {url}")
             if embedder is not None:
                 console.say(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
 
-        answer_requests(server, own, started=tell)
+        answer_requests(server, listener, started=print_address)
     console.print("Stopped; every request was answered.")
 
 

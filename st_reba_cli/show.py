@@ -1,9 +1,9 @@
-"""What ``compare`` shows: running recipes with a progress bar, and showing what was found."""
+"""Output of ``compare``: a bar of progress, the comparison as a table, its report and its JSON."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,23 +14,24 @@ from rich.text import Text
 
 from st_reba.compare import Recipes, TensorCache
 from st_reba.compare.against import side_by_side
-from st_reba.compare.report import save_best, write_report, write_results
+from st_reba.compare.report import save_best, write_report
 from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, rows
 from st_reba.evaluation.tasks import Measure
+from st_reba.files import held
 from st_reba.optional import require
 
-from .printing import Shown, best_in_bold, console, loading_line, notes
+from .printing import Shown, best_in_bold, console, loading_line, notes, write_json
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
 _NAME_WIDTH = 24
 _READ_WIDTH = 14
-#: Before the name of the recipe that the answer says to use.
+#: Mark of the recipe to use.
 _ADVISED = "→ "
 
 
 def has_page(out: Path | None) -> bool:
-    """Whether a report is to have a page; tells early if the packages for it are missing."""
+    """Return whether a report gets a page; say it early if the packages for it are missing."""
     if out is None:
         return False
     try:
@@ -42,19 +43,22 @@ def has_page(out: Path | None) -> bool:
     return True
 
 
-def kept(out: Path | None) -> TensorCache | None:
-    """What a stopped run with the same ``--out`` has left, and what this one will leave if it is stopped."""
+@contextmanager
+def kept(out: Path | None) -> Iterator[TensorCache | None]:
+    """Give the cache of embeddings, locked: a stopped run leaves it, and the same command goes on from there."""
     if out is None:
-        return None
-    directory = partial_of(out)
-    if directory.is_dir() and any(directory.glob("*.safetensors")):
-        notes.say(f"Going on from {directory}, which a stopped run has left.")
-    return TensorCache(directory)
+        yield None
+        return
+    directory = _partial(out)
+    with held(directory, "--out"):
+        if directory.is_dir() and any(directory.glob("*.safetensors")):
+            notes.say(f"Going on from {directory}, which a stopped run has left.")
+        yield TensorCache(directory)
 
 
 @contextmanager
 def running(recipes: Recipes, total: float | None) -> Iterator[None]:
-    """A progress bar of ``total`` tokens while recipes run."""
+    """Show a bar of progress of ``total`` tokens while recipes run."""
     with Shown("Comparing", "tokens", total) as shown:
         recipes.on_progress = lambda step, tokens: shown.more(tokens, step)
         try:
@@ -65,53 +69,74 @@ def running(recipes: Recipes, total: float | None) -> Iterator[None]:
             raise
 
 
-def partial_of(out: Path) -> Path:
-    """Where what was embedded lies until all is written."""
+def _partial(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def report(found: Comparison, out: Path | None, with_page: bool) -> None:
-    """Write the report, if there is to be one."""
-    if out is not None:
-        written = write_report(found, out, "--out") if with_page else write_results(found, out, "--out")
-        console.say(f"Report: {written}")
-        shutil.rmtree(partial_of(out), ignore_errors=True)
+def present(
+    found: Comparison,
+    old: Comparison | None,
+    out: Path | None,
+    page: bool,
+    as_json: bool,
+    save: Callable[[], None] | None = None,
+    hints: Sequence[str] = (),
+) -> None:
+    """Print a comparison, write its report, and save the best recipe.
 
-
-def write(found: Comparison, recipes: Recipes, out: Path | None, with_page: bool, best: Path | None) -> None:
-    """Write the report and the best recipe, this one even if the other cannot be written."""
+    Args:
+        found: The comparison.
+        old: An older one, whose differences are printed; None: none.
+        out: Directory of the report; None: none.
+        page: Whether the report gets a page.
+        as_json: Whether JSON is printed as well.
+        save: Saves the best recipe, even if the report cannot be written; None: nothing is saved.
+        hints: Sentences to end with.
+    """
+    show(found, hints)
     try:
-        report(found, out, with_page)
+        if out is not None:
+            console.say(f"Report: {write_report(found, out, '--out', page)}")
+            shutil.rmtree(_partial(out), ignore_errors=True)
     finally:
-        if best is not None:
-            save_best(found, recipes, best)
-            line = loading_line("SentenceTransformer", best)
-            console.say(f"Wrote {found.choice().name} to {best}. Load it with: {line}")
+        if save is not None:
+            save()
+    if old is not None:
+        show_changes(found, old)
+    if as_json:
+        write_json("compare", **found.as_json())
+
+
+def save_model(found: Comparison, recipes: Recipes, out: Path) -> None:
+    """Save the best recipe, and say how it is loaded."""
+    save_best(found, recipes, out)
+    line = loading_line("SentenceTransformer", out)
+    console.say(f"Wrote {found.choice().name} to {out}. Load it with: {line}")
 
 
 def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:
-    """Print a comparison, the answer first, and then what to type.
+    """Print a comparison, the answer first, and then the command that builds the recipe.
 
     Args:
-        found: What to show.
-        hints: What else could be typed.
-        to: Where.
+        found: The comparison.
+        hints: Sentences to end with.
+        to: Console to print to.
     """
-    # In a pipe the first line is all of it.
+    # In a pipe the first line is the whole answer.
     to.print(Text(found.answer, style="bold"), soft_wrap=not to.is_terminal)
     if found.build:
         # On one line, however long: it is there to be copied.
         to.print(Text(f"\n{found.build}\n", style="cyan"), soft_wrap=True)
-    # Not the table's own title, which would be broken where the table ends.
+    # The table's own title would be broken where the table ends.
     run_in = ", ".join(filter(None, (found.settings.get("precision"), found.settings.get("device"))))
     to.print(Text(f"{found.model} on {found.data}{f' ({run_in})' if run_in else ''}", style="italic"))
     to.print(_table(found))
-    for sentence in [*found.verdict, *_legend(found), *_left_out(found), *hints]:
+    for sentence in [*_left_out(found), *found.verdict, *_legend(found), *hints]:
         to.print(sentence)
 
 
 def show_changes(new: Comparison, old: Comparison, to: Console = console) -> None:
-    """Print what has changed since an older comparison, that first.
+    """Print the differences from an older comparison.
 
     Raises:
         ValueError: If the two have nothing in common.
@@ -120,23 +145,22 @@ def show_changes(new: Comparison, old: Comparison, to: Console = console) -> Non
     first, *more = found.says
     to.print()
     to.print(Text(first, style="bold"), soft_wrap=not to.is_terminal)
-    to.print(Text(f"{new.model} on {new.data}, beside {old.model} on {old.data}, {old.date}", style="italic"))
+    to.print(Text(f"{new.model} on {new.data}; before: {old.model} on {old.data}, {old.date}", style="italic"))
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("Recipe", max_width=_NAME_WIDTH + 6)
     for name in ("Before", "Now", "Difference"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in found.changes:
-        ahead = change.difference
-        shown = f"{found.task.show(ahead.value)} {found.task.show_interval(ahead)}".rstrip()
-        told = Text(f"{TIED}{shown}") if ahead.tied else Text(shown, style="bold")
-        table.add_row(change.name, found.task.show(change.old.value), found.task.show(change.new.value), told)
+        shown = found.task.show_with_interval(change.difference)
+        text = Text(f"{TIED}{shown}") if change.difference.tied else Text(shown, style="bold")
+        table.add_row(change.name, found.task.show(change.old.value), found.task.show(change.new.value), text)
     to.print(table)
     for sentence in [*more, f"In brackets: 95% intervals; {TIED}: cannot be told from no difference."]:
         to.print(sentence)
 
 
 def _table(found: Comparison) -> Table:
-    """One row a recipe, the best first and controls last; what it scores on random weights beside it."""
+    """Return one row a recipe, the best first and controls last."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     # Long names take a second line, so that the numbers have room.
     table.add_column("Recipe", max_width=_NAME_WIDTH)
@@ -149,8 +173,7 @@ def _table(found: Comparison) -> Table:
     chosen = any(result.read_at for result in found.results)
     if chosen:
         table.add_column("Read", max_width=_READ_WIDTH)
-    timed = any(result.cost is not None for result in found.results)
-    for name in ("Text/s", "Cost") if timed else ():
+    for name in ("Text/s", "Cost"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = rows(found)
     for row, following in zip(shown, [*shown, None][1:], strict=True):
@@ -163,43 +186,46 @@ def _table(found: Comparison) -> Table:
                 cells.append("" if cell is None or cell.random is None else task.show(cell.random.value))
         if chosen:
             cells.append(result.read_at)
-        if timed:
-            cells.append("" if result.sentences_per_second is None else measured(result.sentences_per_second))
-            cells.append("" if result.cost is None else f"{measured(result.cost)}x")
+        cells.append("" if result.sentences_per_second is None else measured(result.sentences_per_second))
+        cells.append("" if result.cost is None else f"{measured(result.cost)}x")
         ends = following is not None and result.control != following.result.control
         table.add_row(*cells, style="dim" if result.control else None, end_section=ends)
     return table
 
 
 def _cell(task: Measure, cell: Cell | None, with_interval: bool) -> Text:
-    """A value, marked if it is the best (bold) or cannot be told from it."""
+    """Return a value, marked if it is the best (bold) or cannot be told from it; the corrected one on a second line."""
     if cell is None:
         return Text()
-    text = task.show(cell.score.value)
+    score, interval = cell.score, ""
     if with_interval:
-        text = f"{text} {task.show_interval(cell.score, decimals=0 if task.scale > 1 else 2):>9}"
+        interval = f" {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
     # In front, so that the numbers stand below each other.
-    return Text.assemble(TIED if cell.tied else "", best_in_bold(text, cell.best))
+    mark, value = TIED if cell.tied else "", task.show(score.value)
+    if score.corrected is None:
+        return Text.assemble(mark, best_in_bold(f"{value}{interval}", cell.best))
+    return best_in_bold(f"{value}{' ' * len(interval)}\n{task.show(score.corrected)}{interval}", cell.best)
 
 
 def _legend(found: Comparison) -> list[str]:
-    """What the columns are, and where the others are."""
-    told = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
+    """Return what the columns and marks mean."""
+    columns = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
     if hidden := found.tasks[_SHOWN_TASKS:]:
-        told.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
-    last = f"The best stands first. {_ADVISED.strip()}: what to use. " if found.use else "The best stands first. "
-    last += f"In brackets: 95% intervals; {TIED}: cannot be told from the best."
+        columns.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
+    marks = f"The best is first. {_ADVISED.strip()}: recipe to use. " if found.use else "The best is first. "
+    if any(score.corrected is not None for result in found.results for score in result.scores.values()):
+        marks += "A second score is corrected for being the best of many recipes. "
+    marks += f"In brackets: 95% intervals; {TIED}: cannot be told from the best."
     if found.on_random_weights:
-        last += f" Random: {found.tasks[0].name} on random weights, for the best alone."
+        marks += f" Random: {found.tasks[0].name} on random weights, for the best alone."
     if any(result.read_at for result in found.results):
-        last += " Read: what was chosen on the first half / on the second. @27: after layer 27."
-    if any(result.cost is not None for result in found.results):
-        last += " Cost: time beside Classical under the same pooling, on a CPU the processor's, as for Text/s."
-    return [*told, last]
+        marks += " Read: settings that all items choose. @27: after layer 27."
+    return [*columns, f"{marks} Cost: time as a multiple of Classical's under the same pooling; on a CPU, as Text/s, "
+            "of the processor."]  # fmt: skip
 
 
 def _left_out(found: Comparison) -> list[str]:
-    """What could not be run, by the reason."""
+    """Return the recipes that could not run, by the reason."""
     reasons: dict[str, list[str]] = {}
     for recipe, reason in found.skipped:
         reasons.setdefault(reason, []).append(recipe)

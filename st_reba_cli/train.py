@@ -15,20 +15,21 @@ from .printing import console, loading_line
 
 def train(
     context: typer.Context,
-    method: Annotated[Literal["bellm", "freeze", "jtcse"], argument("The method to train.")],
+    method: Annotated[Literal["bellm", "freeze", "jtcse"], argument("Method to train.")],
     config: Annotated[
-        Path, file("A YAML file: model, data (triplets, pairs or texts) and settings; docs/train.md has every key.")
+        Path,
+        file("YAML file with the model, data (triplets, pairs or texts) and settings; docs/train.md has all keys."),
     ],
-    out: Annotated[Path, option("Directory of the run. If the run is stopped, the same command goes on.")],
+    out: Annotated[Path, option("Directory of the run. If the run is stopped, the same command resumes it.")],
 ) -> None:
     """Train a method of the papers on your data.
 
-    There is a progress bar, checkpoints that resume, and a ready model at the end.
+    A run shows its progress, saves checkpoints and writes a model that is ready to load.
     """
     check_free(out / "model", "--out")
     with suppress(yaml.YAMLError, UnicodeDecodeError):
-        given = yaml.safe_load(config.read_text(encoding="utf-8"))
-        for key, value in given.items() if isinstance(given, dict) else ():
+        entries = yaml.safe_load(config.read_text(encoding="utf-8"))
+        for key, value in entries.items() if isinstance(entries, dict) else ():
             if isinstance(value, str) and key in ("model", "second_model"):
                 check_model(value)
             elif isinstance(value, str) and key in ("triplets", "pairs", "texts", "sentences", "evaluation"):
@@ -49,7 +50,7 @@ def train(
     }
     kind, run = kinds[method]
     settings = training.read_settings(config, kind)
-    # Before anything is written. Data may come from the Hub, too: each model is asked for alone.
+    # Check the models before anything is written, and apart from data, which may come from the Hub, too.
     for model in (settings.model, getattr(settings, "second_model", None)):
         if model is not None:
             with usable(model):
@@ -60,7 +61,7 @@ def train(
     except training.DivergedError as error:
         raise ValueError(str(error)) from None
     except KeyboardInterrupt:
-        console.say(f"Stopped. The same command goes on from the last checkpoint in {out}.")
+        console.say(f"Stopped. The same command resumes from the last checkpoint in {out}.")
         raise typer.Exit(130) from None
     if is_main():
         for directory in [out / "model", *([out / "adapter"] if method == "bellm" else [])]:

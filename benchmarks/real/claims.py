@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.bootstrap import Resampled
+from st_reba.evaluation.bootstrap import Items
 from st_reba.recipes import find
 
 from .cosines import beside
@@ -66,7 +66,7 @@ def on_pairs(language: str) -> list[Claim]:
 def differences(
     claims: Sequence[Claim],
     readings: Mapping[Variant, Any],
-    statistic: Callable[[dict[str, Any]], Resampled],
+    statistic: Callable[[dict[str, Any]], Items],
     name: str,
 ) -> Iterator[Row]:
     """Yield a row for each claim whose readings were run.

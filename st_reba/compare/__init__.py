@@ -3,7 +3,8 @@
 from ..evaluation.embedded import TensorCache
 from .cost import forecast
 from .recipes import Recipes
-from .run import compare, texts_of
+from .run import compare, prepared, texts_of
+from .splits import Splits
 from .sweep import RecipeSweep
 
-__all__ = ["RecipeSweep", "Recipes", "TensorCache", "compare", "forecast", "texts_of"]
+__all__ = ["RecipeSweep", "Recipes", "Splits", "TensorCache", "compare", "forecast", "prepared", "texts_of"]

@@ -1,26 +1,27 @@
-"""Two comparisons side by side: whether a new model, prompt or version changed anything."""
+"""Differences between two comparisons: whether a new model, prompt or version changed anything."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ..evaluation import bootstrap
-from ..evaluation.bootstrap import Estimate, Resampled
+import numpy as np
+
+from ..evaluation.bootstrap import Array, Estimate, half_widths
 from ..evaluation.tasks import Measure
 from .results import Comparison, Result, has_number
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What one recipe scored before, what it scores now, and the difference.
+    """Scores of one recipe in two comparisons.
 
     Attributes:
-        name: Of the result, in both.
-        old: Its score before.
-        new: Its score now.
-        difference: The new one less the old one, with its 95% interval; tied if that holds 0.
+        name: Name of the result in both.
+        old: Score in the older comparison.
+        new: Score in the newer one.
+        difference: The new score less the old one, with its interval; tied if that contains 0.
     """
 
     name: str
@@ -31,13 +32,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """What two comparisons have in common.
+    """Differences between two comparisons.
 
     Attributes:
-        task: What decides in the new one.
-        changes: Of the recipes and controls that both have, in the new one's order.
+        task: Task that decides in the newer one.
+        changes: Differences of all recipes and controls that both have, in the newer one's order.
         paired: Whether the differences are of the same items.
-        says: What changed, in sentences: whether anything did, how that was told, and what the answers were.
+        says: Sentences: whether anything changed, how the intervals were made, and both answers.
     """
 
     task: Measure
@@ -47,17 +48,17 @@ class SideBySide:
 
 
 def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
-    """Hold a comparison against an older one.
+    """Compare a comparison with an older one.
 
-    Where both kept what they measured on each item, and the items are the same, the differences are paired: the same
-    items are resampled for both. Else they are those of two samples that have nothing to do with each other, whose
-    intervals are combined by the squares of their halves, each on its side (Zou and Donner, 2008):
+    Differences are paired, with simultaneous intervals, if both comparisons have replicates of the same items.
+    Otherwise the two are independent samples, and half-widths of their intervals add up by their squares, each on its
+    side (Zou and Donner, 2008):
 
     .. math:: d - \\sqrt{(x - l_x)^2 + (u_y - y)^2}, \\quad d + \\sqrt{(u_x - x)^2 + (y - l_y)^2}, \\quad d = x - y
 
     Args:
-        new: What is asked about.
-        old: What it is held against.
+        new: The newer comparison.
+        old: The older one.
 
     Raises:
         ValueError: If they were scored by different metrics, or have no result in common.
@@ -76,56 +77,60 @@ def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
         raise ValueError(
             f"The two comparisons have no recipe in common: the old one has {', '.join(former) or 'none'}."
         )
-    items = _paired(new, old)
-    changes = [_change(now, then, task, items) for now, then in both]
-    return SideBySide(task, changes, items is not None, _says(new, old, task, changes, items is not None))
+    drawn = _paired_replicates(new, old, [result.name for result, _ in both])
+    below, above = _independent_widths(both, task) if drawn is None else [half_widths(drawn)] * 2
+    changes = []
+    for (now, then), less, more in zip(both, below, above, strict=True):
+        after, earlier = now.scores[task.name], then.scores[task.name]
+        value = after.value - earlier.value
+        low, high = float(value - less), float(value + more)
+        # Nothing is told apart without an interval.
+        changed = Estimate(value, low, high, tied=not (low > 0 or high < 0))
+        changes.append(Difference(now.name, earlier, after, changed))
+    return SideBySide(task, changes, drawn is not None, _sentences(new, old, task, changes, drawn is not None))
 
 
-def _paired(new: Comparison, old: Comparison) -> Resampled | None:
-    """The scores of both on the same items, by ``"new name"`` and ``"old name"``; None if the items differ."""
-    if new.items is None or old.items is None or not new.items.data or new.items.data != old.items.data:
+def _paired_replicates(new: Comparison, old: Comparison, names: Sequence[str]) -> Array | None:
+    """Return the differences of both comparisons' replicates, (M, B); None if they are not of the same items."""
+    now, then = new.replicates, old.replicates
+    if now is None or then is None or now.drawn_from != then.drawn_from:
         return None
-    if (new.items.kind, new.items.first) != (old.items.kind, old.items.first):
+    if not set(names) <= now.scores.keys() & then.scores.keys():
         return None
-    values = {
-        **{f"new {name}": own for name, own in new.items.values.items()},
-        **{f"old {name}": own for name, own in old.items.values.items()},
-    }
-    return replace(new.items, values=values).items()
+    return np.array([np.subtract(now.scores[name], then.scores[name]) for name in names])
 
 
-def _change(now: Result, then: Result, task: Measure, items: Resampled | None) -> Difference:
-    new, old = now.scores[task.name], then.scores[task.name]
-    value = new.value - old.value
-    if items is not None and {f"new {now.name}", f"old {now.name}"} <= set(items.recipes):
-        low, high = bootstrap.difference(items, f"new {now.name}", f"old {now.name}")
-    else:
-        low = value - math.hypot(new.value - new.low, old.high - old.value)
-        high = value + math.hypot(new.high - new.value, old.value - old.low)
-    # Where there is no interval nothing is told.
-    return Difference(now.name, old, new, Estimate(value, low, high, tied=not (low > 0 or high < 0)))
+def _independent_widths(both: Sequence[tuple[Result, Result]], task: Measure) -> Array:
+    """Return the widths of the intervals of differences below and above these, (2, M)."""
+
+    def widths(pair: tuple[Result, Result]) -> tuple[float, float]:
+        # An interval is around the corrected score, where there is one.
+        now, then = (result.scores[task.name] for result in pair)
+        return (
+            math.hypot(now.best_guess - now.low, then.high - then.best_guess),
+            math.hypot(now.high - now.best_guess, then.best_guess - then.low),
+        )
+
+    return np.transpose([widths(pair) for pair in both])
 
 
-def _says(new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool) -> list[str]:
+def _sentences(
+    new: Comparison, old: Comparison, task: Measure, changes: Sequence[Difference], paired: bool
+) -> list[str]:
     changed = [change for change in changes if not change.difference.tied]
     results = f"{len(changes)} result{'' if len(changes) == 1 else 's'}"
     largest = max(changed or changes, key=lambda change: abs(change.difference.value))
     sign = "+" if largest.difference.value > 0 else ""
     by = f"{largest.name} by {sign}{task.show_with_interval(largest.difference)}"
-    if not changed:
-        first = f"Nothing changed beyond the interval, of {results}; most of all {by}."
+    if changed:
+        first = f"{len(changed)} of {results} changed beyond the interval, most of all {by}."
     else:
-        first = (
-            f"{len(changed)} of {results} changed beyond the interval, most of all {by}. Of "
-            "twenty that stay the same about one does so by chance."
-        )
+        first = f"Nothing changed beyond the interval, of {results}; most of all {by}."
     if paired:
         how = f"The intervals are paired: both comparisons are of the same {task.unit}."
-    elif new.items is None or old.items is None:
-        how = "The intervals are not paired: what each item gave was not kept."
-    elif new.items.data == old.items.data:
-        how = "The intervals are not paired: one is of all items at once, the other of two halves that choose in turn."
+    elif new.replicates is None or old.replicates is None:
+        how = "The intervals are not paired: one comparison has no replicates."
     else:
-        how = f"The intervals are not paired: the {task.unit} are others, which may itself be what changed."
+        how = f"The intervals are not paired: the {task.unit} or their splits differ, which may be what changed."
     now, then = (comparison.use or "none" for comparison in (new, old))
     return [first, how, f"To use: {now}, as before." if now == then else f"To use: {now}; before: {then}."]

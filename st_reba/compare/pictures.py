@@ -1,4 +1,4 @@
-"""The pictures of a report: the axis of its forest plot, and score against cost. Lengths are in points.
+"""Pictures of a report: the axis of its forest plot, and score against cost. Lengths are in points.
 
 They are drawn without a display, and without pyplot's global state.
 """
@@ -10,8 +10,6 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from itertools import pairwise
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from .results import Comparison, Result, has_number, rank
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 
 BLUE = "#2a6fbb"
@@ -33,29 +32,32 @@ MUTED = "#59636e"
 GRID = "#e4e4e4"
 SURFACE = "#ffffff"
 
-_FALLBACKS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans GB", "Heiti SC",
-    "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Arial Unicode MS",
+_MARKERS = "os^DvP"
+#: Steps between ticks: these times a power of ten.
+_ROUND = (1, 2, 5, 10)
+#: Places of a name at its point, the best first: to the right and up, and its alignment.
+_Place = tuple[float, float, str, str]
+_PLACES: Sequence[_Place] = (
+    (8, 0, "left", "center"), (-8, 0, "right", "center"), (6, 6, "left", "bottom"), (6, -6, "left", "top"),
+    (-6, 6, "right", "bottom"), (-6, -6, "right", "top"),
 )  # fmt: skip
 
 
 @contextmanager
 def drawing_style(size: float = 11) -> Iterator[None]:
-    """Fonts and colours of a report's figures: text is text (no formulas), in any script there is a font for.
+    """Set fonts and colours of the figures; text is never a formula.
 
     Args:
-        size: Of the text, in points.
+        size: Size of the text, in points.
     """
     from matplotlib import rc_context
 
     settings: Any = {
-        # Where an SVG is shown there may be none of them.
-        "font.family": [*_families(), "sans-serif"],
+        # A browser may have none of matplotlib's own fonts.
+        "font.family": ["DejaVu Sans", "sans-serif"],
         "font.size": size,
-        "axes.titlesize": size + 1,
         "axes.edgecolor": GREY,
         "axes.labelcolor": MUTED,
-        "axes.titlecolor": INK,
         "axes.unicode_minus": True,
         "legend.fontsize": size - 1,
         "legend.labelcolor": MUTED,
@@ -70,76 +72,37 @@ def drawing_style(size: float = 11) -> Iterator[None]:
         "ytick.labelcolor": MUTED,
     }
     with rc_context(settings), warnings.catch_warnings():
-        # An SVG is set by the browser, which has other fonts; elsewhere `drawable` has its say.
+        # The browser, which sets the SVG, may have the character.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 
 def freeze(figure: Figure) -> None:
-    """Lay a figure out now, and once: what is drawn later moves nothing."""
+    """Lay a figure out now, and once."""
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
 
 
-def drawable(text: str) -> str:
-    """The text with each run of characters that no installed font has as one ellipsis, instead of empty boxes."""
-    known = _characters()
-    shown = ""
-    for character in text:
-        if ord(character) in known or character == "\n":
-            shown += character
-        elif not shown.endswith("…"):
-            shown += "…"
-    return shown
-
-
 def printable(text: str, limit: int = 60) -> str:
-    """The text as a figure has room for it: on one line, without control characters, which an SVG cannot hold.
+    """Return a text on one line, without control characters, which an SVG cannot hold.
 
     Args:
         text: Anything.
-        limit: Characters, at most; what is longer ends in an ellipsis.
+        limit: Most characters; a longer text ends in an ellipsis.
     """
     clean = "".join(" " if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text)
     line = " ".join(clean.split())
     return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
 
 
-@lru_cache(maxsize=1)
-def _families() -> list[str]:
-    """matplotlib's own font and those for other scripts that are installed here."""
-    from matplotlib.font_manager import fontManager
-
-    installed = set(fontManager.get_font_names())
-    return ["DejaVu Sans", *(family for family in _FALLBACKS if family in installed)]
-
-
-@lru_cache(maxsize=1)
-def _characters() -> frozenset[int]:
-    from matplotlib.font_manager import findfont, get_font
-
-    return frozenset(code for family in _families() for code in get_font(findfont(family)).get_charmap())
-
-
-_MARKERS = "os^DvP"
-#: Steps between ticks: these times a power of ten.
-_ROUND = (1, 2, 5, 10)
-_Place = tuple[float, float, str, str]
-#: Where a name may stand at its point, the best place first: to the right and up, and how it is aligned there.
-_PLACES: Sequence[_Place] = (
-    (8, 0, "left", "center"), (-8, 0, "right", "center"), (6, 6, "left", "bottom"), (6, -6, "left", "top"),
-    (-6, 6, "right", "bottom"), (-6, -6, "right", "top"),
-)  # fmt: skip
-
-
 def timed(comparison: Comparison) -> list[Result]:
-    """The recipes that have a cost and a score on the first task."""
+    """Return the recipes that have a cost and a score on the first task."""
     own = [result for result in comparison.results if not result.control]
     return [result for result in own if result.cost is not None and has_number(result, comparison.tasks[0])]
 
 
 def levels(comparison: Comparison) -> list[Result]:
-    """The strongest control of each sort on the first task, the best first."""
+    """Return the strongest control of each sort on the first task, the best first."""
     task = comparison.tasks[0]
     untrained = {result.name for result in comparison.on_random_weights.values()}
     strongest: dict[str, Result] = {}
@@ -151,7 +114,7 @@ def levels(comparison: Comparison) -> list[Result]:
 
 
 def round_axis(comparison: Comparison) -> tuple[Callable[[float], float], list[str]]:
-    """The axis of the first task's scores: where a value stands on it, in percent, and its ticks, evenly spread."""
+    """Return the axis of the first task's scores: the place of a value, in percent, and evenly spread ticks."""
     from matplotlib.ticker import MaxNLocator
 
     task = comparison.tasks[0]
@@ -167,7 +130,7 @@ def round_axis(comparison: Comparison) -> tuple[Callable[[float], float], list[s
 
 
 def pareto_front(results: Iterable[Result], task: Measure) -> list[Result]:
-    """Those that nothing cheaper equals or beats, from the cheapest to the dearest, of those that were timed."""
+    """Return the timed results that nothing cheaper equals or beats, the cheapest first."""
     costly = [(result.cost, rank(result, task), result) for result in results if result.cost is not None]
     front: list[Result] = []
     for _, place, result in sorted(costly, key=lambda entry: entry[:2]):
@@ -177,7 +140,7 @@ def pareto_front(results: Iterable[Result], task: Measure) -> list[Result]:
 
 
 def cost_figure(comparison: Comparison) -> Figure:
-    """Cost against the first task's score, with intervals and the Pareto front; controls are levels to be beaten.
+    """Draw cost against the first task's score, with intervals and the Pareto front; controls are lines.
 
     Args:
         comparison: A recipe of it at least must have both a cost and a score.
@@ -186,6 +149,7 @@ def cost_figure(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
+    from matplotlib.transforms import Bbox
 
     task, choice, results = comparison.tasks[0], comparison.choice(), timed(comparison)
     front = pareto_front(results, task)
@@ -196,7 +160,7 @@ def cost_figure(comparison: Comparison) -> Figure:
 
     # Narrow, so that names can be read where a page is 390 pixels wide.
     figure = Figure(figsize=(430 / 72, 360 / 72), dpi=144, layout="constrained")
-    # Names have a measured size before anything is saved.
+    # Names are measured before anything is saved.
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
@@ -218,6 +182,8 @@ def cost_figure(comparison: Comparison) -> Figure:
         (x, y), score, colour = points[result.name], result.scores[task.name], colours[result.name]
         ends = [score.low * task.scale, score.high * task.scale]
         axes.plot([x, x], ends, color=colour, linewidth=1.2, alpha=0.55, zorder=2)
+        if score.corrected is not None:
+            axes.plot([x], [score.corrected * task.scale], "_", color=colour, markersize=10, zorder=2)
         size, above = (10, 4) if result is choice else (7, 3)
         dot: dict[str, Any] = {"markersize": size, "markeredgecolor": SURFACE, "zorder": above}
         axes.plot([x], [y], markers[result.pooling], color=colour, **dot)
@@ -241,14 +207,23 @@ def cost_figure(comparison: Comparison) -> Figure:
     figure.legend(*zip(*key, strict=True), loc="outside lower left", ncols=3, **beside)
     freeze(figure)
 
-    # The most telling first: where there is no room, a name is left out.
+    # Where there is no room, later names are left out.
     results.sort(key=lambda result: (result is not choice, result not in front, rank(result, task)))
-    _name_points(axes, results, points, controls, choice, task)
+    pixels = axes.transData.transform(list(points.values()))
+    taken = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in pixels]
+    for result in results:
+        text = f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}"
+        style = {"color": INK, "fontweight": "bold" if result is choice else "normal"}
+        _name(axes, fill(text, 22), points[result.name], _PLACES, taken, **style)
+    for level in controls:
+        at = (axes.get_xlim()[1], level.scores[task.name].value * task.scale)
+        places = [(-2, 2, "right", "bottom"), (-2, -2, "right", "top")]
+        _name(axes, fill(printable(level.in_words), 30), at, places, taken, color=MUTED)
     return figure
 
 
 def _cost_axis(axes: Axes, costs: Sequence[float]) -> None:
-    """From the cheapest to the dearest with room for names, on a logarithmic scale if recipes lie far apart."""
+    """Set the axis of costs, logarithmic if recipes lie far apart, with room for names."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = min(costs), max(costs)
@@ -266,59 +241,27 @@ def _cost_axis(axes: Axes, costs: Sequence[float]) -> None:
     axes.set_xlabel("time as a multiple of the classical embedding's")
 
 
-def _name_points(
-    axes: Axes,
-    results: Sequence[Result],
-    points: dict[str, tuple[float, float]],
-    controls: Sequence[Result],
-    choice: Result,
-    task: Measure,
+def _name(
+    axes: Axes, text: str, at: tuple[float, float], places: Sequence[_Place], taken: list[Bbox], **style: Any
 ) -> None:
-    """Names at their points and levels, none over another or over a point, nor beyond the axes.
+    """Write a name at the first of these places where it covers nothing; nowhere if there is none.
 
-    Where there is no such place, the name is left out: the forest plot has all of them. A line is covered only for the
-    name of a recipe that is to use, on the front, or tied with the best.
+    Args:
+        axes: The axes.
+        text: The name.
+        at: The point.
+        places: Places at the point.
+        taken: Boxes not to be covered, in pixels, of points and names; this one is added.
+        **style: Style of the text.
     """
-    from matplotlib.transforms import Bbox
-
-    def seen(first: tuple[float, float], last: tuple[float, float], margin: float) -> Bbox:
-        """Where a line between two points is seen."""
-        (left, low), (right, high) = axes.transData.transform([first, last])
-        return Bbox.from_extents(left - margin, min(low, high) - margin, right + margin, max(low, high) + margin)
-
-    taken, lines = [seen(point, point, 9) for point in points.values()], []
-    for result in results:
-        score, (x, _) = result.scores[task.name], points[result.name]
-        if math.isfinite(score.low) and math.isfinite(score.high):
-            lines.append(seen((x, score.low * task.scale), (x, score.high * task.scale), 2))
-    front = pareto_front(results, task)
-    for one, other in pairwise(front):
-        (x, y), (x_end, y_end) = points[one.name], points[other.name]
-        lines += [seen((x, y), (x_end, y), 2), seen((x_end, y), (x_end, y_end), 2)]
-    left, right = axes.get_xlim()
-    heights = {control.name: control.scores[task.name].value * task.scale for control in controls}
-    lines += [seen((left, height), (right, height), 1) for height in heights.values()]
-
-    def name(text: str, at: tuple[float, float], places: Sequence[_Place], over_lines: bool, **style: Any) -> None:
-        for kept_free in ([*taken, *lines], taken) if over_lines else ([*taken, *lines],):
-            for x, y, side, height in places:
-                placed = axes.annotate(
-                    text, at, (x, y), textcoords="offset points", ha=side, va=height, fontsize="small",
-                    bbox={"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}, **style,
-                )  # fmt: skip
-                box = placed.get_window_extent()
-                inside = all(axes.bbox.contains(*corner) for corner in box.corners())
-                if inside and not any(box.overlaps(other) for other in kept_free):
-                    taken.append(box)
-                    return
-                placed.remove()
-
-    for result in results:
-        telling = result is choice or result in front or result.scores[task.name].tied
-        weight = "bold" if result is choice else "normal"
-        text = fill(f"{printable(result.recipe, 38)}, {printable(result.pooling, 14)}", 22)
-        name(text, points[result.name], _PLACES, telling, color=INK, fontweight=weight)
-    for control in controls:
-        above_or_below = [(-2, 2, "right", "bottom"), (-2, -2, "right", "top")]
-        text, at = fill(printable(control.in_words), 30), (right, heights[control.name])
-        name(text, at, above_or_below, over_lines=False, color=MUTED)
+    for x, y, side, height in places:
+        placed = axes.annotate(
+            text, at, (x, y), textcoords="offset points", ha=side, va=height, fontsize="small",
+            bbox={"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}, **style,
+        )  # fmt: skip
+        box = placed.get_window_extent()
+        inside = all(axes.bbox.contains(*corner) for corner in box.corners())
+        if inside and not any(box.overlaps(other) for other in taken):
+            taken.append(box)
+            return
+        placed.remove()

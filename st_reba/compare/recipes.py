@@ -339,7 +339,7 @@ class Recipes:
         """Embed texts, those that have not been yet, with all recipes: :meth:`vectors` looks them up."""
         self._embedded.add(texts, prompt)
 
-    def vectors(self, key: str, texts: Sequence[str], prompt: str | None = None, fitted_on: int = 0) -> Tensor:
+    def matrix(self, key: str, texts: Sequence[str], prompt: str | None = None, fitted_on: int = 0) -> Tensor:
         """What the recipe of this result gives for B texts behind a prompt, (B, D), float32, on the CPU.
 
         Args:

@@ -1,25 +1,25 @@
-"""What a comparison found: plain data, for whoever shows it (the terminal, a report, a model card)."""
+"""Results of a comparison: plain data that the terminal, a report and a model card show."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..evaluation.bootstrap import Estimate, Items, Resampled, Splits, by_halves
+from ..evaluation.bootstrap import Estimate
 from ..evaluation.tasks import Measure
 from ..files import atomic_file
 from ..recipes import Control
 from ..version import __version__
 
-#: Stands beside what cannot be told from the best, wherever scores are shown.
+#: Mark of a score that cannot be told from the best.
 TIED = "\N{ALMOST EQUAL TO}"
 
 #: More names than this are a count.
@@ -27,13 +27,13 @@ LISTED = 3
 
 
 def listed(names: Iterable[str], what: str) -> str:
-    """Up to three names, or else how many there are of what."""
+    """Return up to three names, or their number."""
     found = list(names)
     return "; ".join(found) if len(found) <= LISTED else f"{len(found)} {what}"
 
 
 def measured(value: float) -> str:
-    """A time, a speed or a cost to two significant digits: what follows varies from run to run."""
+    """Return a time, a speed or a cost to two significant digits; further ones vary from run to run."""
     if not value > 0 or math.isinf(value):
         return f"{value:g}"
     rounded = float(f"{value:.1e}")
@@ -41,51 +41,38 @@ def measured(value: float) -> str:
 
 
 def _nan_for_null(value: object) -> object:
-    """What :meth:`Comparison.save` has written null for."""
+    """Return NaN for the null that :meth:`Comparison.save` writes for it."""
     return math.nan if value is None else value
 
 
 def _nan_in(score: object) -> object:
-    """The same for the numbers of a score."""
-    return {name: _nan_for_null(value) for name, value in score.items()} if isinstance(score, dict) else score
-
-
-def _of_the_same_items(items: SavedItems | None) -> SavedItems | None:
-    """Refuses items of which no score can be made."""
-    if items is not None:
-        counts = {len(values) for values in items.values.values()}
-        if len(counts) != 1 or 0 in counts:
-            raise ValueError("every result needs as many values, one or more")
-        if items.first >= min(counts):
-            raise ValueError("the first half must have fewer items than there are")
-        if items.kind == "mean" and items.labels:
-            raise ValueError("a mean has no labels")
-        if items.kind != "mean" and {len(items.labels)} != counts:
-            raise ValueError("there must be as many labels as values of a result")
-    return items
+    """Return a score with NaN for null; no score has no ``corrected``."""
+    if not isinstance(score, dict):
+        return score
+    return {name: value if name == "corrected" else _nan_for_null(value) for name, value in score.items()}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one recipe gave.
+    """Result of one recipe or control.
 
     Attributes:
-        recipe: Its name, such as ``"ReBA-2"``.
-        pooling: How token vectors became one, such as ``"mean"``.
-        control: Whether it is there to be beaten.
+        recipe: Name of the recipe, such as ``"ReBA-2"``.
+        pooling: Pooling of the token vectors, such as ``"mean"``.
+        control: Whether it is a control.
         scores: Estimates by task name; a task that does not apply to the recipe is missing.
-        sentences_per_second: How many of the timed texts it embeds a second, run alone: of the processor's time on a
-            CPU, as the cost is, else (and on Windows) by the clock; None if it was not timed.
+        sentences_per_second: Texts that it embeds a second, run alone; in processor time on a CPU, else (and on
+            Windows) by the clock. None if it was not timed.
         cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
-        same_as: Other recipes whose embeddings have the same direction under this pooling, by definition: the result is
-            theirs, too.
-        spec: The recipe as ``st-reba build --recipe`` takes it; empty if it is none.
-        says: What the recipe does, in a sentence; empty if nothing is known of it.
-        called: What to call it in a sentence about other recipes, as a control; empty: its name.
-        controls: What it is to be held against.
-        read_at: The layer, the words and the weights that were chosen on each half; empty: the recipe as it is.
-        template: The prompt that was chosen on the first half; empty: the recipe's own.
-        shares: How much each part of the vectors counts, as was chosen there; empty: as the recipe has it.
+        same_as: Other recipes that are equal to it under this pooling, by definition.
+        spec: Recipe as ``st-reba build --recipe`` takes it; empty if there is none.
+        says: Sentence that describes the recipe; may be empty.
+        called: Name in a sentence about other recipes; empty: :attr:`name`.
+        controls: Controls of this recipe.
+        read_at: Settings that all items choose: layer, words, weights of parts; empty: the recipe as it is.
+        template: Prompt that all items choose; empty: the recipe's own.
+        shares: Weights of parts that all items choose; empty: the recipe's own.
+        chosen: Number of halves that chose each setting, by its name in ``read_at``.
     """
 
     recipe: str
@@ -102,6 +89,7 @@ class Result:
     read_at: str = ""
     template: str = ""
     shares: tuple[float, ...] = ()
+    chosen: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -110,38 +98,35 @@ class Result:
 
     @property
     def in_line(self) -> str:
-        """The same as the answer has it: the pooling in brackets."""
+        """Name in the answer: the pooling in brackets."""
         pooling = "last token" if self.pooling == "last" else self.pooling
         return f"{self.recipe} ({pooling})" if pooling else self.recipe
 
     @property
     def label(self) -> str:
-        """The recipe as a table's row shows it: with those that it stands for."""
+        """Name in a table: the recipe and those that are equal to it."""
         return " = ".join([self.recipe, *self.same_as])
 
     @property
     def in_words(self) -> str:
-        """What to call it in a sentence."""
+        """Name in a sentence."""
         return self.called or self.name
 
 
-# Which results are better than which
-
-
 def has_number(result: Result, task: Measure) -> bool:
-    """Whether a result has a score on a task, and one that is not NaN."""
+    """Return whether a result has a score on a task that is not NaN."""
     return task.name in result.scores and not math.isnan(result.scores[task.name].value)
 
 
 def rank(result: Result, task: Measure) -> float:
-    """A key that sorts the best first and those without a number last."""
+    """Return a key that sorts the best first and results without a number last."""
     if not has_number(result, task):
         return math.inf
     return -result.scores[task.name].value
 
 
 def best_of(results: Iterable[Result], task: Measure, *, control: bool = False) -> Result | None:
-    """The best recipe, or the best control, on a task; the earliest of equals, None if none has a number there."""
+    """Return the best recipe, or the best control, on a task; the earliest of equals, None if none has a number."""
     scored = [result for result in results if result.control is control and has_number(result, task)]
     return min(scored, key=lambda result: rank(result, task), default=None)
 
@@ -150,71 +135,51 @@ def best_of(results: Iterable[Result], task: Measure, *, control: bool = False) 
 
 
 @dataclass(frozen=True)
-class SavedItems:
-    """What was measured on each item of the task that decides: what pairs two comparisons of the same items.
+class SavedReplicates:
+    """Bootstrap replicates of the score that decides, which pair two comparisons of the same items.
 
     Attributes:
-        kind: What the score is of the values: see :class:`st_reba.evaluation.bootstrap.Items`.
-        data: Tells the items from others.
-        values: (N,) by result, as precise as float32.
-        labels: (N,); empty where there are none.
-        first: How many items the first half has, where the score is the mean of two halves'; 0: it is of all items.
+        drawn_from: Fingerprint of the items, the splits and the seeds.
+        scores: (B,) by result, as precise as float32.
     """
 
-    kind: Literal["mean", "spearman", "average_precision"]
-    data: str
-    values: dict[str, list[Annotated[float, BeforeValidator(_nan_for_null)]]]
-    labels: list[Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=list)
-    first: Annotated[int, Field(ge=0)] = 0
+    drawn_from: str
+    scores: dict[str, list[Annotated[float, BeforeValidator(_nan_for_null)]]]
 
     @classmethod
-    def of(cls, items: Resampled | None, data: str, first: int = 0) -> SavedItems | None:
-        """Those that a score is made from, of all or of two halves; None where that cannot be written down."""
-        if isinstance(items, Splits) and first:
-            items = items.joined()
-        if not isinstance(items, Items) or items.kind not in ("mean", "spearman", "average_precision"):
-            return None
-        values = {recipe: _shortest(own) for recipe, own in items.values.items()}
-        return cls(items.kind, data, values, _shortest(items.labels), first)
-
-    def items(self) -> Resampled:
-        """The same, to be resampled."""
-        values = {name: np.array(own) for name, own in self.values.items()}
-        return by_halves(Items(self.kind, values, np.array(self.labels)), self.first)
-
-
-def _shortest(values: Any) -> list[float]:
-    """The numbers with the fewest digits that are the same in float32."""
-    return [float(str(value)) for value in np.asarray(list(values), dtype=np.float32)]
+    def of(cls, drawn_from: str, drawn: Mapping[str, Any]) -> SavedReplicates:
+        """Return replicates with the fewest digits that are the same in float32."""
+        return cls(
+            drawn_from,
+            {name: [float(str(value)) for value in np.asarray(own, dtype=np.float32)] for name, own in drawn.items()},
+        )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every recipe on one model and one set of data.
+    """All recipes on one model and one set of data.
 
     Attributes:
-        model: As the user named it; a file by its name.
-        data: What it was measured on, in words.
-        tasks: The columns; the first one decides which recipe is best.
-        results: The rows, controls among them.
-        verdict: What the answer rests on, and what else the numbers say, one sentence each: the best recipe, whether it
-            beats the controls, what is tied with it.
-        skipped: Recipes that this model cannot run, and why.
-        lengths: Tokens of each text, for a histogram.
-        settings: What was set, by name.
-        versions: Of the packages that matter, by name.
-        command: The command that made it, as typed.
-        date: Of the day, ISO 8601.
-        answer: Which recipe to use, its score, and the score without a recipe, in one line: what to show first.
-        use: Name of the result that the answer says to use; empty where it says to use none.
-        build: The command that builds that one; empty where there is none.
-        items: What was measured on each item of the first task; None where that cannot be told.
-        prompts: What stood before a ``"query"`` and before a ``"document"``; none where there are no roles.
-        judged: What choosing among all candidates on one half scores on the other; None: nothing was chosen.
+        model: Name of the model as it was given; of a file, the file's name.
+        data: Description of the data.
+        tasks: Columns of the table; the first one decides which recipe is best.
+        results: Rows of the table, controls among them.
+        verdict: Sentences that say what the answer rests on.
+        skipped: Names of recipes that could not run, each with the reason.
+        lengths: Number of tokens of each text.
+        settings: Values by name.
+        versions: Versions of packages by name.
+        command: Command that made the comparison, as typed.
+        date: Day, ISO 8601.
+        answer: Recipe to use, its score, and the score without a recipe, in one line.
+        use: Name of the result to use; empty for none.
+        build: Command that builds that recipe; empty for none.
+        replicates: Bootstrap replicates of the first task; None in a comparison of 0.8.
+        prompts: Prompts of the roles ``"query"`` and ``"document"``.
     """
 
-    #: For :meth:`load`, which takes nothing for something else: it reads what others may have written.
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    #: Lets :meth:`load` ignore the fields of older versions.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
     model: str
     data: str
@@ -230,12 +195,11 @@ class Comparison:
     answer: str = ""
     use: str = ""
     build: str = ""
-    items: Annotated[SavedItems | None, AfterValidator(_of_the_same_items)] = None
+    replicates: SavedReplicates | None = None
     prompts: dict[str, str] = field(default_factory=dict)
-    judged: Annotated[Estimate, BeforeValidator(_nan_in)] | None = None
 
     def save(self, path: Path) -> None:
-        """Write all of it as JSON, the answer first; where there is no number, there is null.
+        """Write JSON, the answer first; NaN becomes null.
 
         Raises:
             OSError: If it cannot be written.
@@ -244,43 +208,37 @@ class Comparison:
             json.dump(self.as_json(), file, ensure_ascii=False, indent=1)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, the answer first, as JSON has it; where there is no number, there is None."""
+        """Return a JSON object, the answer first; NaN becomes None."""
         # pydantic writes null for NaN.
-        told = json.loads(_schema().dump_json(self))
-        return {"answer": self.answer, "build": self.build, **told}
+        return {"answer": self.answer, "build": self.build, **json.loads(_schema().dump_json(self))}
 
     @classmethod
     def load(cls, path: Path) -> Comparison:
-        """Read what :meth:`save` wrote.
+        """Read a comparison that :meth:`save` of this version or of 0.8 wrote.
 
         Raises:
-            ValueError: If it is no comparison, or one of a version that has other fields.
+            ValueError: If it is no such comparison.
             OSError: If it cannot be read.
         """
         try:
             return _schema().validate_json(path.read_bytes())
         except ValidationError as error:
             raise ValueError(
-                f"{path} is no comparison that st_reba {__version__} reads ({_first_fault(error)}): give the "
-                "comparison.json of a report, written by this version, or run the comparison again."
+                f"{path} is no comparison that st_reba {__version__} reads ({_first_fault(error)}). Give the "
+                "comparison.json of a report, or run the comparison again."
             ) from None
 
     def choice(self) -> Result:
-        """The recipe to use: what the answer names, or else the best here.
+        """Return the recipe to use, or else the best.
 
         Raises:
-            ValueError: If no recipe has a number on the first task, or the one to use is not among the results.
+            ValueError: If no recipe has a score on the first task.
         """
-        if not self.use:
-            return self.best()
-        found = next((result for result in self.results if result.name == self.use), None)
-        if found is None:
-            raise ValueError(f"{self.use}, which is to be used, is not among the results.")
-        return found
+        return next((result for result in self.results if result.name == self.use), None) or self.best()
 
     @property
     def on_random_weights(self) -> dict[str, Result]:
-        """What was run on random weights, by the name of the result that it is the control of."""
+        """Controls on random weights, by the name of the result whose control they are."""
         named = {result.name: result for result in self.results}
         return {
             result.name: named[control.name]
@@ -290,15 +248,14 @@ class Comparison:
         }
 
     def best(self) -> Result:
-        """The recipe, not a control, with the best score on the first task; the earliest of equals.
+        """Return the recipe with the best score on the first task; the earliest of equals.
 
         Raises:
-            ValueError: If no recipe has a number there.
+            ValueError: If no recipe has a score there.
         """
-        task = self.tasks[0]
-        found = best_of(self.results, task)
+        found = best_of(self.results, self.tasks[0])
         if found is None:
-            raise ValueError(f"No recipe has a number for {task.name!r}, the task that decides which is best.")
+            raise ValueError(f"No recipe has a score on {self.tasks[0].name!r}, which decides which is best.")
         return found
 
 
@@ -307,13 +264,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Cell:
-    """One score as tables show it.
+    """One cell of the table.
 
     Attributes:
-        score: With its interval.
+        score: Score and interval.
         best: Whether no recipe of its column is better; never for a control.
         tied: Whether it cannot be told from the best; never for a control, nor for the best.
-        random: The same on random weights; None where it was not run on them.
+        random: Score on random weights; None where there is none.
     """
 
     score: Estimate
@@ -324,10 +281,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One result as tables show it.
+    """One row of the table.
 
     Attributes:
-        result: What the row is of.
+        result: Result that the row shows.
         cells: One for each task; None where the task does not apply.
     """
 
@@ -336,18 +293,18 @@ class TableRow:
 
 
 def rows(comparison: Comparison, results: Iterable[Result] | None = None) -> list[TableRow]:
-    """A comparison as a table: the terminal, the page, the card and the CSV only lay it out.
+    """Return the rows that the terminal, the report, the card and the CSV lay out.
 
     Args:
-        comparison: What was found.
-        results: Those to show, in their order. None: all of them, the best on the first task first and controls last;
-            what was run on random weights stands beside its recipe.
+        comparison: The comparison.
+        results: Results to show, in this order. None: all, the best on the first task first and controls last; a
+            control on random weights has no row, but a cell in its recipe's row.
     """
     random = comparison.on_random_weights
     if results is None:
-        beside = {result.name for result in random.values()}
-        shown = [result for result in comparison.results if result.name not in beside]
-        results = sorted(shown, key=lambda result: (result.control, rank(result, comparison.tasks[0])))
+        untrained = {result.name for result in random.values()}
+        kept = [result for result in comparison.results if result.name not in untrained]
+        results = sorted(kept, key=lambda result: (result.control, rank(result, comparison.tasks[0])))
     best = {task.name: best_of(comparison.results, task) for task in comparison.tasks}
 
     def cell(result: Result, task: Measure) -> Cell | None:
@@ -357,8 +314,8 @@ def rows(comparison: Comparison, results: Iterable[Result] | None = None) -> lis
         leads = best[task.name]
         own = not result.control and leads is not None and has_number(result, task)
         is_best = own and leads is not None and score.value == leads.scores[task.name].value
-        untrained = random[result.name].scores.get(task.name) if result.name in random else None
-        return Cell(score, is_best, own and score.tied and not is_best, untrained)
+        beside = random[result.name].scores.get(task.name) if result.name in random else None
+        return Cell(score, is_best, own and score.tied and not is_best, beside)
 
     return [TableRow(result, [cell(result, task) for task in comparison.tasks]) for result in results]
 
@@ -368,15 +325,12 @@ def rows(comparison: Comparison, results: Iterable[Result] | None = None) -> lis
 
 @cache
 def _schema() -> TypeAdapter[Comparison]:
-    """What a saved comparison looks like: its fields and their types."""
+    """Return the fields of a saved comparison and their types."""
     return TypeAdapter(Comparison)
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first thing that is wrong in a file, after the key where it is."""
+    """Return the first fault of a file, behind its key."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, fault["loc"]))
     what = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "unexpected_keyword_argument":
-        what = "this version knows no such field"
-    return f"{where}: {what[0].lower()}{what[1:]}" if where else what
+    return ": ".join([*[".".join(map(str, fault["loc"]))] * bool(fault["loc"]), f"{what[0].lower()}{what[1:]}"])

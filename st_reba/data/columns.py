@@ -1,4 +1,4 @@
-"""Tables of all kinds to columns of values: what columns are called, here and by others, and what their cells hold."""
+"""Tables: names of columns, here and in published files, and values of cells."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from .rows import LONGEST, TOO_LONG, check_characters, listed, parquet_schema, place, rows
+from .rows import LONGEST, TOO_LONG, check_characters, listed, parquet_schema, place, read_rows
 from .sources import TO_MEASURE, File, files_of
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """Column of a table.
 
     Attributes:
-        name: Its name here.
-        others: Names that published files use for it, with spaces between; capitals do not count, and a hyphen or a
-            space in a title is an underscore.
-        read: Cell to value; a ValueError says what is wrong with the cell.
-        needed: Whether a table must have it.
+        name: Name of the column.
+        others: Names in published files, separated by spaces. Case is ignored, and a hyphen or a space in a title
+            counts as an underscore.
+        read: Function from a cell to its value, which raises a ValueError for an invalid cell.
+        needed: Whether a table must have the column.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Column:
     needed: bool = True
 
     def find(self, header: Collection[str]) -> str | None:
-        """Return the title of the column in a header, or None if it does not have it."""
+        """Return the title of the column in a header, or None if the column is missing."""
         if self.name in header:
             return self.name
         titles = {_plain(title): title for title in reversed(list(header))}
@@ -43,13 +43,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """Kind of the rows of a table.
+    """Kind of rows of a table.
 
     Attributes:
         name: Noun for the rows, such as ``"pairs"``.
-        columns: In the order that they have where there is no header.
-        option: Option that says which column of a file is which; empty: there is none.
-        headed: Whether a file must name its columns.
+        columns: Columns in the order of a file without a header.
+        option: Option that names the columns of a file, or an empty string if there is none.
+        headed: Whether a file must have a header.
     """
 
     name: str
@@ -60,44 +60,43 @@ class Schema:
     @property
     def needed(self) -> list[str]:
         """Names of the columns that a table must have."""
-        # A kept column may be called as that of the texts.
+        # Without duplicates: a kept column may have the name of the texts' column.
         return list(dict.fromkeys(column.name for column in self.columns if column.needed))
 
     def find(self, header: Collection[str]) -> dict[str, str]:
-        """Return the titles in a header of the columns that it has, by their names."""
+        """Return the titles of the columns that a header has, by the columns' names."""
         titles = {column.name: column.find(header) for column in self.columns}
         return {name: title for name, title in titles.items() if title is not None}
 
-    def asked(self, columns: str) -> dict[str, str]:
-        """Return a user's titles by the columns' names; nothing if they do not fit.
+    def parse(self, columns: str) -> dict[str, str]:
+        """Return the titles that a user gives, by the columns' names; empty if they do not fit the schema.
 
         Args:
-            columns: As ``--columns`` has it: ``"sentence1=question1,sentence2=question2,score=is_duplicate"``, or
-                the titles alone in the order of :attr:`columns`; a number is a place, from 1.
+            columns: Value of ``--columns``, such as ``"sentence1=question1,sentence2=question2,score=is_duplicate"``,
+                or titles alone, in the order of :attr:`columns`. A number is a position, from 1.
         """
         parts = [part.strip() for part in columns.split(",")]
-        every = [column.name for column in self.columns]
+        names = [column.name for column in self.columns]
         if not any("=" in part for part in parts):
-            names = every if len(parts) == len(every) else self.needed
+            names = names if len(parts) == len(names) else self.needed
             return dict(zip(names, parts, strict=True)) if len(parts) == len(names) else {}
-        found = {name.strip(): title.strip() for name, _, title in (part.partition("=") for part in parts)}
-        return found if set(self.needed) <= found.keys() <= set(every) and all(found.values()) else {}
+        titles = {name.strip(): title.strip() for name, _, title in (part.partition("=") for part in parts)}
+        return titles if set(self.needed) <= titles.keys() <= set(names) and all(titles.values()) else {}
 
 
 @dataclass
 class Table:
-    """A table that is read.
+    """Table with its values.
 
     Attributes:
         schema: Kind of its rows.
-        titles: By the columns' names, the file's: places, from 1, if it has none.
+        titles: Titles in the file by the columns' names, or positions from 1 if the file has no header.
         every: All titles of the file.
-        unsure: Place of the first row, if the file does not name its columns, or names them in words that are not
-            known here; else empty.
-        name: Name of the table for its user.
-        values: Read cells by the columns' names.
-        places: File and line (of Parquet the row) of each row.
-        uneven: Rows with another number of columns than the first of their file.
+        unsure: Place of the first row if the file has no known header, else an empty string.
+        name: Name of the table in messages.
+        values: Values by the columns' names.
+        places: File and line (in Parquet, the row) of each row.
+        uneven: Number of rows that have more or fewer columns than the first row of their file.
     """
 
     schema: Schema
@@ -110,23 +109,23 @@ class Table:
     uneven: int = 0
 
     def where(self, row: int) -> str:
-        """Name the place of a row, for messages."""
+        """Return the place of a row, for messages."""
         return place(*self.places[row])
 
     @property
     def unread(self) -> list[str]:
-        """Titles of the columns that are not read."""
+        """Titles of the unused columns."""
         return [title for title in self.every if title not in self.titles.values()]
 
     @property
-    def in_words(self) -> str:
-        """Columns that are read, and those that are not."""
+    def description(self) -> str:
+        """Used and unused columns, for messages."""
         if self.unsure:
             uneven = f"; rows with another number of columns than the first: {self.uneven:,}" if self.uneven else ""
             return f"columns: {', '.join(self.schema.needed)}, in this order: there is no header{uneven}"
         names = [name if title == name else f"{title} as {name}" for name, title in self.titles.items()]
-        left = f"; not read: {', '.join(self.unread)}" if self.unread else ""
-        return f"columns: {', '.join(names)}{left}"
+        unread = f"; not read: {', '.join(self.unread)}" if self.unread else ""
+        return f"columns: {', '.join(names)}{unread}"
 
 
 def read_table(
@@ -136,84 +135,84 @@ def read_table(
     splits: Sequence[str] = TO_MEASURE,
     separator: str | None = None,
 ) -> Table:
-    """Read a table, whose files may be many.
+    """Read a table from one or more files.
 
     Args:
-        source: As for :func:`st_reba.data.sources.files_of`. Each of its files may have a header of its own.
-        schemas: Possible kinds of rows: the first that the columns fit is taken.
-        columns: Titles of the columns, as :meth:`Schema.asked` takes them; None: their usual names.
-        splits: As for :func:`st_reba.data.sources.files_of`.
-        separator: See :meth:`st_reba.data.sources.File.separate`.
+        source: Source of the files: see :func:`st_reba.data.sources.files_of`. Each file may have its own header.
+        schemas: Possible kinds of rows, of which the first that fits the columns is used.
+        columns: Titles of the columns: see :meth:`Schema.parse`. None looks for the known names.
+        splits: Preferred splits: see :func:`st_reba.data.sources.files_of`.
+        separator: Separator of the columns: see :meth:`st_reba.data.sources.File.separate`.
 
     Raises:
-        ValueError: If a row is malformed, naming file and line; or there is none; or no schema fits.
-        FileNotFoundError: If there is nothing of that name.
-        OSError: If it cannot be read.
-        ImportError: If a package is missing that reads it.
+        ValueError: If a row is malformed, there are no rows, or no schema fits. The message names file and line.
+        FileNotFoundError: If the source does not exist.
+        OSError: If the source cannot be read.
+        ImportError: If a package is missing that reads the source.
     """
-    if columns is not None and not any(schema.asked(columns) for schema in schemas):
-        ways = " or ".join(f"{','.join(f'{name}=...' for name in each.needed)} ({each.name})" for each in schemas)
-        raise ValueError(f"--columns {columns}: give {ways}, with the file's own names, or places from 1.")
+    if columns is not None and not any(schema.parse(columns) for schema in schemas):
+        ways = [f"{','.join(f'{name}=...' for name in schema.needed)} ({schema.name})" for schema in schemas]
+        raise ValueError(f"--columns {columns}: give {' or '.join(ways)}, with names in the file or positions from 1.")
     table: Table | None = None
-    found: list[list[Any]] = []
+    rows: list[list[Any]] = []
     places: list[tuple[File, int]] = []
-    # Files of other machines are copied to this one, until they are read.
+    # Remote files are copied here while they are read.
     with tempfile.TemporaryDirectory(prefix="st-reba-") as scratch:
         for file in files_of(source, splits, Path(scratch)):
             file.separate(separator)
-            own, content = opened(file, [table.schema] if table else schemas, columns)
-            table = table or own
+            shard, content = opened(file, [table.schema] if table else schemas, columns)
+            table = table or shard
             for line, values in content:
-                found.append(values)
+                rows.append(values)
                 places.append((file, line))
-            if table and own and own is not table:
-                table.uneven += own.uneven
-    if table is None or not found:
+            if table and shard and shard is not table:
+                table.uneven += shard.uneven
+    if table is None or not rows:
         raise ValueError(f"{source} holds no rows. {_rows_are(schemas)}")
-    cells = zip(*found, strict=True)
-    by_name = {column.name: list(own) for column, own in zip(table.schema.columns, cells, strict=True)}
+    cells = zip(*rows, strict=True)
+    by_name = {column.name: list(values) for column, values in zip(table.schema.columns, cells, strict=True)}
     return replace(table, name=str(source), values=by_name, places=places)
 
 
 def opened(
-    file: File, schemas: Sequence[Schema], asked: str | None = None
+    file: File, schemas: Sequence[Schema], columns: str | None = None
 ) -> tuple[Table | None, Iterator[tuple[int, list[Any]]]]:
-    """Return the header of a file, None if there is no row; and the line and the values of each row.
+    """Return the header of a file, or None if it has no rows, and the line and values of each row.
 
-    Args and errors as for :func:`read_table`.
+    Arguments and errors are those of :func:`read_table`.
     """
     if file.kind == "parquet":
-        table = _header(file, 1, parquet_schema(file).names, schemas, asked)
-        # Other columns may be large: vectors, images.
-        return table, _values(file, table, rows(file, list(table.titles.values())), asked)
-    content = rows(file)
+        table = _header(file, 1, parquet_schema(file).names, schemas, columns)
+        # Unused columns may be large, such as vectors or images.
+        return table, _values(file, table, read_rows(file, list(table.titles.values())), columns)
+    content = read_rows(file)
     if file.kind == "txt":
-        # Every line is a row, also an empty one, which a table has none of.
+        # A table has no empty rows.
         content = ((line, [text]) for line, text in content if text.strip())
     first = next(content, None)
     if first is None:
         return None, content
     names = list(first[1]) if file.kind == "jsonl" else [cell.strip() for cell in first[1]]
-    table = _header(file, first[0], names, schemas, asked)
+    table = _header(file, first[0], names, schemas, columns)
     if file.kind == "jsonl" or table.unsure:
         content = chain([first], content)
-    return table, _values(file, table, content, asked)
+    return table, _values(file, table, content, columns)
 
 
 def _header(file: File, line: int, names: list[str], schemas: Sequence[Schema], asked: str | None) -> Table:
-    """Find the columns of a file by their names, or by the cells of its first row, which may be names."""
+    """Return an empty table with the columns that a header, or the first row, has."""
     where, in_cells = place(file, line), file.kind not in ("jsonl", "parquet")
-    places = [str(number) for number, _ in enumerate(names, 1)]
+    positions = [str(number) for number, _ in enumerate(names, 1)]
     if file.kind == "txt" and len(titles := _known(re.split(r"[,;\t]", names[0]), schemas)) > 1:
         raise ValueError(f"{where}: names columns, {listed(titles)}. End the name of the file in .csv or .tsv.")
-    # No line of plain text names columns.
-    if file.kind != "txt" and (named := _named(names, schemas, asked)) is not None:
-        if twice := [title for title in named[1].values() if names.count(title) > 1]:
-            raise ValueError(f"{where}: several columns are called {listed(twice)}, in {listed(names)}.")
-        return Table(*named, names)
-    if asked is not None and in_cells and (named := _named(places, schemas, asked)) is not None:
-        return Table(*named, places, where)
-    # One name that is known, in its place, is enough to tell a header.
+    # Plain text has no header.
+    if file.kind != "txt" and (match := _match(names, schemas, asked)) is not None:
+        if repeated := [title for title in match[1].values() if names.count(title) > 1]:
+            raise ValueError(f"{where}: several columns are called {listed(repeated)}, in {listed(names)}.")
+        return Table(*match, names)
+    if asked is not None and in_cells and (match := _match(positions, schemas, asked)) is not None:
+        return Table(*match, positions, where)
+    # One known name in its position is enough to recognize a header.
     alike = [schema.columns for schema in schemas if 1 < len(schema.columns) == len(names)]
     known = any(column.find([name]) for columns in alike for column, name in zip(columns, names, strict=True))
     if asked is not None or not in_cells or schemas[0].headed or known or len(_known(names, schemas)) > 1:
@@ -221,15 +220,15 @@ def _header(file: File, line: int, names: list[str], schemas: Sequence[Schema], 
     schema = next((schema for schema in schemas if len(schema.needed) == len(names)), None)
     if schema is None:
         raise ValueError(f"{where}: {len(names)} columns, and no header that names them. {_rows_are(schemas, names)}")
-    return Table(schema, dict(zip(schema.needed, places, strict=True)), places, where)
+    return Table(schema, dict(zip(schema.needed, positions, strict=True)), positions, where)
 
 
-def _named(
+def _match(
     header: Collection[str], schemas: Sequence[Schema], asked: str | None
 ) -> tuple[Schema, dict[str, str]] | None:
-    """Return the first schema that titles fit, and the title of each of its columns by its name; None if none fits."""
+    """Return the first schema that fits a header and the titles by its columns' names, or None if none fits."""
     for schema in schemas:
-        titles = schema.find(header) if asked is None else schema.asked(asked)
+        titles = schema.find(header) if asked is None else schema.parse(asked)
         if set(schema.needed) <= titles.keys() and set(titles.values()) <= set(header):
             return schema, titles
     return None
@@ -243,33 +242,33 @@ def _values(
     for line, row in content:
         titles = table.titles
         if file.kind == "jsonl" and asked is None and list(row) != table.every:
-            # Lines of JSON may differ in their names, and in how many columns they have.
+            # Lines of JSON may have different names, and different numbers of columns.
             titles = schema.find(row)
             if not set(schema.needed) <= titles.keys():
                 raise _unfit(place(file, line), row, [schema])
-        values, said = [], ""
+        values, prefix = [], ""
         try:
             if isinstance(row, list):
                 if len(row) != len(table.every):
-                    # A user's places are there whatever comes after them.
+                    # Positions that a user gives are valid in a longer or shorter row, too.
                     if asked is None or not table.unsure or len(row) < max(map(int, titles.values())):
                         raise ValueError(f"{len(row)} columns where {len(table.every)} are expected")
                     table.uneven += 1
                 row = dict(zip(table.every, row, strict=False))
             for column in schema.columns:
-                said = f"{column.name}: "
+                prefix = f"{column.name}: "
                 values.append(column.read(row.get(titles.get(column.name))))
         except ValueError as error:
             where = place(file, line)
             names = list(row.values()) if where == table.unsure else None
-            raise ValueError(f"{where}: {said}{str(error).rstrip('.')}. {_rows_are([schema], names)}") from None
+            raise ValueError(f"{where}: {prefix}{str(error).rstrip('.')}. {_rows_are([schema], names)}") from None
         yield line, values
 
 
 def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked: str | None = None) -> ValueError:
-    """Make the refusal of titles that fit no schema."""
+    """Return the error for a header that fits no schema."""
     if asked is not None:
-        wanted = next(titles for schema in schemas if (titles := schema.asked(asked)))
+        wanted = next(titles for schema in schemas if (titles := schema.parse(asked)))
         missing = [title for title in wanted.values() if title not in header]
         return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
     lacking = [[name for name in schema.needed if name not in schema.find(header)] for schema in schemas]
@@ -278,30 +277,31 @@ def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked
 
 
 def _rows_are(schemas: Sequence[Schema], names: Sequence[str] | None = None) -> str:
-    """Say what a row is; and what to do about a file with other names, or in another order: these may be its names."""
-    said = f"A row is {'; or '.join(', '.join(schema.needed) for schema in schemas)}."
+    """Describe a row, and the remedy if the columns have other names or another order, for an error message."""
+    rows = f"A row is {'; or '.join(', '.join(schema.needed) for schema in schemas)}."
     if names is None:
-        return said
+        return rows
     if not (option := schemas[0].option):
-        return f"{said} Give the columns these names."
-    one = option == "--column"
-    fit = one or any(len(schema.needed) == len(names) for schema in schemas)
-    by_name = f" ({option} {shlex.quote(','.join(names[:1] if one else names))})" if fit and may_name(names) else ""
-    if one:
-        return f"{said} If the column has another name, say so{by_name}."
+        return f"{rows} Give the columns these names."
+    is_single = option == "--column"
+    fits = is_single or any(len(schema.needed) == len(names) for schema in schemas)
+    quoted = shlex.quote(",".join(names[:1] if is_single else names))
+    example = f" ({option} {quoted})" if fits and may_name(names) else ""
+    if is_single:
+        return f"{rows} If the column has another name, give it{example}."
     return (
-        f"{said} If the columns have other names or another order, say with {option} which is what, by names{by_name} "
-        "or, without a header, by places from 1."
+        f"{rows} If the columns have other names or another order, give {option} with their names{example} or, without "
+        "a header, with their positions from 1."
     )
 
 
 def may_name(cells: Iterable[str]) -> bool:
-    """Whether cells may be names of columns that ``--columns`` takes."""
+    """Whether cells can be names of columns in ``--columns``."""
     return all(re.fullmatch(r"[^,=\n]{1,40}", cell) for cell in cells)
 
 
 def _known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:
-    """Return the titles of a header that some schema knows."""
+    """Return the titles of a header that are known to a schema."""
     return [title for title in header if any(column.find([title]) for schema in schemas for column in schema.columns)]
 
 
@@ -331,7 +331,8 @@ def _text_if_any(cell: Any) -> str:
 
 
 def _identifier(cell: Any, noun: str = "identifier") -> str:
-    """Read a text or a whole number: pandas writes 1 as 1.0 where another row of its column has none."""
+    """Read a text or a whole number."""
+    # pandas writes 1 as 1.0 if the column has a missing value.
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     if isinstance(cell, bool) or not isinstance(cell, (str, int)) or not str(cell).strip():
@@ -340,28 +341,28 @@ def _identifier(cell: Any, noun: str = "identifier") -> str:
 
 
 def _label(cell: Any) -> str:
-    """Read a text, a number, or true or false."""
+    """Read a text, a number or a boolean."""
     if isinstance(cell, bool) or (isinstance(cell, float) and math.isfinite(cell) and not cell.is_integer()):
         return str(cell).lower()
     return _identifier(cell, "label")
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Callable[[Any], float]:
-    """Return a reader of numbers within a range; true and false are 1 and 0."""
+    """Return a function that reads numbers within a range, with true as 1 and false as 0."""
 
     def read(cell: Any) -> float:
         word = cell.strip().lower() if isinstance(cell, str) else cell
         try:
-            # To Python 1_000 is a number.
-            found = math.nan if "_" in str(word) else float({"true": 1, "false": 0}.get(word, word))
+            # Python would read 1_000.
+            value = math.nan if "_" in str(word) else float({"true": 1, "false": 0}.get(word, word))
         except (TypeError, ValueError):
-            found = math.nan
-        if not least <= found <= most or math.isinf(found):
+            value = math.nan
+        if not least <= value <= most or math.isinf(value):
             if isinstance(cell, str) and re.fullmatch(r"\s*-?\d+,\d+\s*", cell):
                 raise ValueError(f"{cell!r} has a comma. Write decimals with a point, as in 0.8") from None
             within = "a number" if math.isinf(most) else f"a number from {least:g} to {most:g}"
             raise ValueError(f"{cell!r} is not {within}")
-        return found
+        return value
 
     return read
 

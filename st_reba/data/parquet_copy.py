@@ -1,6 +1,6 @@
-"""Files of texts, of any kind and size, as one Parquet file whose row group i is chunk i.
+"""Copy of text files of any kind and size as one Parquet file, whose row groups are the chunks.
 
-To write it is to check every row; it is read in any order, a chunk at a time.
+Writing the copy checks every row. Chunks are read from it in any order.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .columns import TEXTS, Column, Schema, any_text, opened
-from .rows import BATCH, listed, parquet_batches, parquet_schema, rows
+from .rows import BATCH, listed, parquet_batches, parquet_schema, read_rows
 from .sources import File
 
 _TEXT = TEXTS.columns[0]
 
 
 class ParquetCopy:
-    """A copy that :meth:`TextFiles.copy` has written.
+    """Copy written by :meth:`TextFiles.copy`.
 
     Attributes:
-        starts: The row at which each chunk begins, from 0, and the number of all rows.
+        starts: First row of each chunk, from 0, and the number of all rows.
     """
 
     def __init__(self, path: Path | pa.NativeFile) -> None:
@@ -39,21 +39,21 @@ class ParquetCopy:
         return len(self.starts) - 1
 
     def read(self, number: int) -> tuple[list[str], pa.Table]:
-        """Return the texts of a chunk, and what is kept of them."""
+        """Return the texts and the kept columns of a chunk."""
         table = self._file.read_row_group(number)
-        # By their places: a kept column may be called as that of the texts.
+        # By position, as a kept column may have the name of the texts' column.
         return table.column(0).to_pylist(), table.select(list(range(1, table.num_columns)))
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files of texts, which are read as one.
+    """Text files that are read as one.
 
     Attributes:
-        files: In order: see :func:`st_reba.data.sources.files_of`.
-        column: Column of the texts, in all but plain text; ``"text"`` if None, or one of the names that others use.
-        keep: Columns to keep with the texts; of plain text there is ``"text"`` alone.
-        separator: What separates columns: see :meth:`st_reba.data.sources.File.separate`.
+        files: Files in order: see :func:`st_reba.data.sources.files_of`.
+        column: Column of the texts, except in plain text. None means ``"text"`` or one of its known synonyms.
+        keep: Columns to keep with the texts. Plain text has only ``"text"``.
+        separator: Separator of the columns: see :meth:`st_reba.data.sources.File.separate`.
     """
 
     files: Sequence[File]
@@ -62,32 +62,32 @@ class TextFiles:
     separator: str | None = None
 
     def check(self) -> None:
-        """See that the files have the columns that are asked for, as far as their beginning tells.
+        """Check that the first file has the text column and the kept columns.
 
         Raises:
-            ValueError: If they have not.
+            ValueError: If a column is missing.
         """
         next(self._rows(self.files[0], self.keep), None)
 
     def copy(self, stream: IO[bytes], smallest: int, largest: int, on_rows: Callable[[int], None]) -> None:
-        """Write the texts and what is kept of them to a Parquet file.
+        """Write the texts and the kept columns to a Parquet file.
 
-        A kept column has the type that holds all of its values unchanged; cells are strings.
+        A kept column has the type that holds all of its values unchanged. Cells of TSV and CSV are strings.
 
         Args:
-            stream: Opened for writing.
+            stream: Stream to write to.
             smallest: Rows of the first chunks.
-            largest: Rows of the last ones: see :func:`chunk_end`.
-            on_rows: Called with how many rows have been read.
+            largest: Rows of the last chunks: see :func:`chunk_end`.
+            on_rows: Called with the number of rows read.
 
         Raises:
-            ValueError: If a row is no text, or has a kept value that cannot be written as it is, naming file and line;
-                or if there is no row.
+            ValueError: If a text is invalid, a kept value cannot be written unchanged, or there are no rows. The
+                message names file and line.
         """
         schema = pa.schema([pa.field("text", pa.large_string()), *self._kept(on_rows)])
         done, held = 0, schema.empty_table()
         with pq.ParquetWriter(stream, schema, compression="zstd", use_compliant_nested_type=False) as writer:
-            for where, columns in (each for file in self.files for each in self._batches(file)):
+            for where, columns in (batch for file in self.files for batch in self._batches(file)):
                 arrays = []
                 for field, values in zip(schema, columns, strict=True):
                     with _unchanged(where, field.name):
@@ -104,7 +104,7 @@ class TextFiles:
                 raise ValueError(f"{self.files[0].name} holds no texts.")
 
     def _kept(self, on_rows: Callable[[int], None]) -> pa.Schema:
-        """Find the types that hold every kept value of all files unchanged: of JSON no row is enough to tell them."""
+        """Return the types that hold every kept value unchanged, for which all rows of JSON must be read."""
         fields: dict[str, pa.Field] = {}
         done = 0
         for file in self.files if self.keep else ():
@@ -123,13 +123,13 @@ class TextFiles:
             if pa.types.is_null(field.type) and self.files[0].kind == "jsonl":
                 raise ValueError(f'{self.files[0].name}: "{name}" has no value in any row: do not keep it.')
             with _unchanged(self.files[0].name, name):
-                # Parquet can hold that type.
+                # Not all types can be written to Parquet and read again.
                 pq.write_table(pa.schema([field]).empty_table(), written := io.BytesIO())
                 pq.read_table(written)
         return pa.schema(list(fields.values()))
 
     def _batches(self, file: File) -> Iterator[tuple[str, list[Any]]]:
-        """Yield the place of some rows at a time, and their columns: the texts, then what is kept."""
+        """Yield batches of rows: their place for messages, and their columns, the texts first."""
         content = self._rows(file, self.keep)
         if file.kind == "parquet" and self.keep:
             content = self._rows(file, ())
@@ -141,30 +141,29 @@ class TextFiles:
             yield f"{file.name}, lines {lines[0]} to {lines[-1]}", list(zip(*values, strict=True))
 
     def _rows(self, file: File, keep: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the line of each row, its text and what is kept of it."""
+        """Yield the line of each row, and its text and kept values."""
         file.separate(self.separator)
         if file.kind == "txt":
             if self.column is not None:
-                said = f'{file.name}: plain text has no column "{self.column}"'
-                raise ValueError(f"{said}. Leave out --column, or give JSON lines.")
+                reason = f'plain text has no column "{self.column}"'
+                raise ValueError(f"{file.name}: {reason}. Leave out --column, or give JSON lines.")
             if any(name != "text" for name in keep):
-                said = f'{file.name}: plain text has no columns to keep but "text" itself'
-                raise ValueError(f"{said}, not {listed(keep)}.")
+                reason = f"plain text has no columns to keep such as {listed(keep)}"
+                raise ValueError(f'{file.name}: {reason}. Keep "text", or give JSON lines.')
             # An empty line is an empty text, so that rows stay aligned.
-            return ((line, [text, *(text for _ in keep)]) for line, text in rows(file))
+            return ((line, [text, *(text for _ in keep)]) for line, text in read_rows(file))
         others = _TEXT.others if self.column is None else ""
-        # A line of JSON may lack a kept column that another line has.
+        # Some lines of JSON may lack a kept column.
         kept = (Column(name, "", lambda cell: cell, needed=file.kind != "jsonl") for name in keep)
         columns = (Column(self.column or "text", others, any_text), *kept)
         return opened(file, [Schema("texts", columns, "--column", headed=self.column is not None or len(keep) > 0)])[1]
 
 
 def chunk_end(row: int, smallest: int, largest: int) -> int:
-    """Return the row at which the chunk ends that holds a row.
+    """Return the end of the chunk that contains a row.
 
-    The first eight chunks have ``smallest`` rows, and whenever there are twice as many rows in front of a chunk, chunks
-    have twice as many, up to ``largest``. So little is lost where a run of few texts is killed, and a run of many has
-    few chunks.
+    The first eight chunks have ``smallest`` rows. The size doubles whenever the number of preceding rows has doubled,
+    up to ``largest``. So a killed run of few texts loses little, and a run of many texts has few chunks.
     """
     size = min(smallest, largest)
     while size < largest and row >= 8 * size:
@@ -174,11 +173,11 @@ def chunk_end(row: int, smallest: int, largest: int) -> int:
 
 @contextmanager
 def _unchanged(where: str, name: str) -> Iterator[None]:
-    """Refuse values that no type holds."""
+    """Raise a ValueError for values that no type holds."""
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise ValueError(
-            f'{where}: no one type holds all values of "{name}" unchanged ({error}). Write them as strings, or do not '
-            "keep the column."
+            f'{where}: no single type holds all values of "{name}" unchanged ({error}). Write them as strings, or do '
+            "not keep the column."
         ) from None

@@ -1,4 +1,4 @@
-"""The rows of a file, one after another, each with its line."""
+"""Rows of a file, each with its line."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ import pyarrow.parquet as pq
 
 from .sources import File, foreign, native_file
 
-#: Bytes that a line, a row of CSV or a text in Parquet may have: no model reads a text of so many, and memory must hold
-#: any one of them.
+#: Limit in bytes of a line, a row of CSV or a text in Parquet, each of which must fit into memory.
 LONGEST = 1 << 25
 TOO_LONG = f"longer than {LONGEST >> 20} MiB. Cut it into several texts"
-#: Characters that a file may have that is one JSON array: it is read as a whole.
+#: Limit in characters of a file that is one JSON array, which is read as a whole.
 LONGEST_ARRAY = 8 * LONGEST
-#: Rows that are read at once.
+#: Rows read at once.
 BATCH = 1 << 10
 
 _NO_SEPARATORS = re.compile(r'(?m)(?:^|(?<=[\t;|,]))"[^"]*(?:""[^"]*)*"|(?<=\d),(?=\d)')
 
-# A document in a cell is longer than the standard library allows unless told otherwise.
+# The default limit of the csv module is too low for documents in cells.
 csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
 
 
-def rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a file, and the line of each (of Parquet the row), from 1.
+def read_rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file, each after its line (in Parquet, its row), from 1.
 
-    A line is a row, but for CSV, where a quoted cell may run over several: the first of these is named. Of plain text
-    every line is one; elsewhere those of white space alone are passed over.
+    A row is a line, except in CSV, where a quoted cell may span several lines, and the first is given. Blank lines are
+    rows of plain text, and skipped in other files.
 
     Args:
-        file: Says what it is: see :attr:`File.kind`.
-        columns: Of Parquet, what is read of it; all if None.
+        file: File to read.
+        columns: Columns of a Parquet file to read. None reads all.
 
     Yields:
-        Of plain text the line; of TSV and CSV the list of cells; of JSON lines and Parquet the object.
+        The line of plain text, the list of cells of TSV and CSV, or the object of JSON lines and Parquet.
 
     Raises:
-        ValueError: If a line is not UTF-8, or no row, naming file and line; or the file cannot be read to its end.
+        ValueError: If a line is not UTF-8 or not a row, or the file is damaged. The message names file and line.
     """
     if file.kind == "parquet":
         for before, batch in parquet_batches(file, columns):
@@ -67,32 +66,32 @@ def rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int
 
 
 def place(file: File, line: int) -> str:
-    """Name a line of a file, or a row of Parquet, for messages."""
+    """Return the name of a line of a file, or of a row of Parquet, for messages."""
     return f"{file.name}, {'row' if file.kind == 'parquet' else 'line'} {line}"
 
 
 def parquet_schema(file: File) -> pa.Schema:
-    """Read the names and types of the columns of a Parquet file.
+    """Return the names and types of the columns of a Parquet file.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the file is not a Parquet file.
     """
     try:
         schema = pq.ParquetFile(native_file(file.path)).schema_arrow
-        _ = schema.names  # Decoded only now.
+        _ = schema.names  # Names are decoded on access.
         return schema
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        # The system's own errors name the file; those of Arrow have no number.
+        # Errors of the system, which have a number, name the file themselves.
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"{file.name} is not a Parquet file, or a damaged one ({error}).") from None
 
 
 def parquet_batches(file: File, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield some rows of a Parquet file at a time, and the number of rows before them.
+    """Yield batches of rows of a Parquet file, each after the number of preceding rows.
 
     Raises:
-        ValueError: If it cannot be read, or holds text that is not UTF-8.
+        ValueError: If the file cannot be read, or holds text that is not UTF-8.
     """
     done = 0
     try:
@@ -105,15 +104,15 @@ def parquet_batches(file: File, columns: Sequence[str] | None) -> Iterator[tuple
 
 
 def _lines(file: File) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, with its end; of one that is too long no more is read than it may have."""
+    """Yield the number and text of each line, including its line end."""
     with file.open() as stream:
         for line in count(1):
             try:
                 raw = stream.readline(LONGEST + 1)
                 if len(raw) > LONGEST:
                     raise ValueError(f"{place(file, line)}: {TOO_LONG}.")
-                if line == 1 and (what := foreign(raw)):
-                    raise ValueError(f"{file.name} is {what}")
+                if line == 1 and (format_and_remedy := foreign(raw)):
+                    raise ValueError(f"{file.name} is {format_and_remedy}")
                 text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{place(file, line)}: not UTF-8 ({error.reason}). Save the file as UTF-8.") from None
@@ -146,9 +145,13 @@ def _cells(file: File) -> Iterator[tuple[int, list[str]]]:
 
 
 def _separator(file: File, sample: str) -> str:
-    """Return what separates the columns of a file; refuse a file that has another one than its name tells."""
+    """Return the separator of a file's columns, a comma or a tab.
+
+    Raises:
+        ValueError: If another separator is likely.
+    """
     usual = "\t" if file.kind == "tsv" else ","
-    # Neither quoted marks nor decimal commas separate columns.
+    # Quoted separators and decimal commas do not count.
     lines = [line for line in _NO_SEPARATORS.sub("", sample).split("\n") if line.strip()]
     counts = {mark: {line.count(mark) for line in lines} for mark in "\t;|,"}
     steady = min(counts[usual]) if len(counts[usual]) == 1 else 0
@@ -156,50 +159,50 @@ def _separator(file: File, sample: str) -> str:
         return "\t"
     if steady:
         return usual
-    for mark, found in counts.items():
-        # In few lines, texts may have one each.
-        if len(found) == 1 < len(lines) and min(found) >= (2 if mark == "," or len(lines) < 10 else 1):
+    for mark, per_line in counts.items():
+        # In a file of few lines, each may contain one by chance.
+        if len(per_line) == 1 < len(lines) and min(per_line) >= (2 if mark == "," or len(lines) < 10 else 1):
             remedy = f'Give --separator "{mark}", or save it with {"tabs" if usual != "," else "commas"}'
             raise ValueError(f'{file.name}: columns are separated by "{mark}". {remedy}.')
     return usual
 
 
 def _array(file: File, text: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a file that is one array, and the line at which each begins."""
+    """Yield the objects of a file that is one array, each after the line where it begins."""
     text += "\n"
     for _, more in lines:
         text += more
         if len(text) > LONGEST_ARRAY:
-            raise ValueError(f"{file.name}: an array of more than {LONGEST_ARRAY >> 20} MiB. Give an object a line.")
+            raise ValueError(f"{file.name}: an array of more than {LONGEST_ARRAY >> 20} MiB. Give JSON lines.")
     mark, at, line = re.match(r"\s*\[\s*(\]\s*\Z)?", text), 0, 1
     while mark and "]" not in mark[0]:
         line, at = line + text.count("\n", at, mark.end()), mark.end()
-        found, end = _object(file, line, text, at)
-        yield line, found
+        row, end = _object(file, line, text, at)
+        yield line, row
         mark = _AFTER_OBJECT.match(text, end)
     if mark is None:
         raise ValueError(f"{place(file, line)}: not JSON (no comma or ] after an object, or text after the array).")
 
 
 def _object(file: File, line: int, text: str, at: int | None = None) -> tuple[dict[str, Any], int]:
-    """Return the object that a text is; or the one that begins at a place in it, and where that ends."""
+    """Return the object in a text, or the one that begins at a character, and where it ends."""
     try:
-        found, end = (_JSON.decode(text), len(text)) if at is None else _JSON.raw_decode(text, at)
+        row, end = (_JSON.decode(text), len(text)) if at is None else _JSON.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
         if line == 1 and at is None and text.startswith("{") and not text.rstrip().endswith("}"):
-            raise ValueError(f"{file.name} is one JSON document. Give an array of objects, or one a line.") from None
+            raise ValueError(f"{file.name} is one JSON document. Give an array of objects, or JSON lines.") from None
         raise ValueError(f"{place(file, line)}: not JSON ({error}).") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{place(file, line)}: {str(found)[:20]} is JSON, but a row is a JSON object.")
-    return found, end
+    if not isinstance(row, dict):
+        raise ValueError(f"{place(file, line)}: {str(row)[:20]} is JSON, but a row is a JSON object.")
+    return row, end
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{listed(sorted({name for name in names if names.count(name) > 1}))} more than once")
-    return found
+    return row
 
 
 def _decimal(digits: str) -> float:
@@ -209,21 +212,21 @@ def _decimal(digits: str) -> float:
 
 
 _AFTER_OBJECT = re.compile(r"\s*(,|\]\s*\Z)\s*")
-_JSON = json.JSONDecoder(object_pairs_hook=_once, parse_float=_decimal)
+_JSON = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_float=_decimal)
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names in quotes."""
+    """Return names in quotes, separated by commas."""
     return ", ".join(f'"{name}"' for name in names) or "nothing"
 
 
 def check_characters(text: str, name: str) -> None:
-    """Refuse what is no text.
+    """Check that a text consists of characters.
 
     Raises:
-        ValueError: If there is half of a surrogate pair in it.
+        ValueError: If the text holds half of a surrogate pair.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name} holds half of a surrogate pair, which is no character.") from None
+        raise ValueError(f"{name} holds half of a surrogate pair, which is not a character.") from None

@@ -1,4 +1,4 @@
-"""Files of a user's data: a file, a folder of shards, a remote path, or a data set of the Hub."""
+"""Sources of data: a file, a folder of shards, a remote path, or a data set of the Hub."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..optional import require
 #: Kinds of content by suffix.
 KINDS = {f".{kind}": kind for kind in ("txt", "tsv", "csv", "jsonl", "parquet")}
 KINDS |= dict.fromkeys((".ndjson", ".json"), "jsonl")
-#: Compressions of text files by their last suffix; all but xz as pyarrow names them.
+#: Compressions of text files by their last suffix, with pyarrow's names for all but xz.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 FORMATS = (
     "plain text (.txt, one text a line), .tsv, .csv, JSON lines (.jsonl, .ndjson) or Parquet (.parquet); all but the "
     "last also compressed (.gz, .bz2, .xz, .zst)"
 )
 _SHEET = "Save a sheet as .csv, in UTF-8."
-#: What begins with some bytes, and what to do about it.
+#: Formats that are not read, by their first bytes, each with a remedy.
 _SIGNATURES = {
     b"PK\x03\x04": f"an Excel workbook or another ZIP file. {_SHEET}",
     b"\xd0\xcf\x11\xe0": f"an Excel workbook. {_SHEET}",
@@ -37,22 +37,22 @@ _SIGNATURES = {
 }
 for _end, _head in zip(COMPRESSIONS, (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), strict=True):
     _SIGNATURES[_head] = f"compressed. End its name so, as in table.csv{_end}."
-#: Words that file names have for splits: of train, test and validation.
+#: Words for splits in file names: train, test and validation.
 _SPLIT = re.compile(r"(?:^|[^a-z])(?:(train)(?:ing)?|(test)(?:ing)?|dev|val(?:id(?:ation)?)?)(?=$|[^a-z])")
-#: Order of preference among the parts of a data set, where none is asked for: to measure on, and to train on.
+#: Default splits in order of preference, for measuring and for training.
 TO_MEASURE = ("test", "validation", "train")
 TO_TRAIN = ("train",)
-#: To read all that there is: a folder as a whole; of the splits of a data set one has to be named.
+#: No preference: a folder is read as a whole, and a data set with several splits needs a named one.
 ALL: tuple[str, ...] = ()
 
-# A web server's answers where there is no such file, or no longer.
-_NOT_THERE = (404, 410)
-# No backslash: C:\data\pairs is a path of Windows.
+# HTTP statuses of missing files.
+_NOT_FOUND = (404, 410)
+# Without backslashes, which are in paths of Windows such as C:\data\pairs.
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """Return the kind and the compression that the end of a file name tells; the kind is empty if it tells none."""
+    """Return the kind and the compression of a file by its suffixes, or an empty kind if they are unknown."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
     compression = suffixes.pop() if suffixes[-1:] and suffixes[-1] in COMPRESSIONS else ""
     kind = KINDS.get(suffixes[-1], "") if suffixes else ""
@@ -60,30 +60,30 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def foreign(head: bytes) -> str:
-    """Return what a file is that is no text in UTF-8, as its first line tells, and what to do; empty: nothing tells."""
-    told = (what for signature, what in _SIGNATURES.items() if head.startswith(signature))
+    """Return the format and the remedy for a file whose first bytes are not UTF-8 text, or an empty string."""
+    formats = (name for signature, name in _SIGNATURES.items() if head.startswith(signature))
     utf_16 = b"\0" in head or head.startswith((b"\xff\xfe", b"\xfe\xff"))
-    return next(told, "UTF-16. Save the file as UTF-8." if utf_16 else "")
+    return next(formats, "UTF-16. Save the file as UTF-8." if utf_16 else "")
 
 
 def native_file(path: Path) -> pyarrow.OSFile:
-    """Open a file of this machine, whose name Arrow encodes only if it is UTF-8."""
+    """Open a local file in Arrow, also if its name is not UTF-8."""
     return pyarrow.OSFile(os.fsencode(path))
 
 
 class File:
-    """A file on this machine.
+    """File on this machine.
 
     Args:
         path: Path of the file.
-        name: Name in messages; the path if empty.
+        name: Name in messages. Defaults to the path.
 
     Attributes:
-        kind: ``"txt"``, ``"tsv"``, ``"csv"``, ``"jsonl"`` or ``"parquet"``, by its suffix.
-        separator: What separates its columns; None: what is usual.
+        kind: Kind by suffix: ``"txt"``, ``"tsv"``, ``"csv"``, ``"jsonl"`` or ``"parquet"``.
+        separator: Separator of the columns. None detects a comma or a tab.
 
     Raises:
-        ValueError: If it can be read only once, or is of no known kind.
+        ValueError: If the file can be read only once, or has an unknown format.
     """
 
     def __init__(self, path: Path, name: str = "") -> None:
@@ -91,19 +91,17 @@ class File:
         self.kind, self._compression = kind_of(path.name)
         self.separator: str | None = None
         if path.exists() and not path.is_file():
-            raise ValueError(
-                f"{self.name} is a pipe or a device, but texts are read more than once: write them to a file."
-            )
+            raise ValueError(f"{self.name} is a pipe or a device, which cannot be read twice: write it to a file.")
         if not self.kind:
             with path.open("rb") as stream:
-                what = foreign(stream.read(8))
-            raise ValueError(f"{self.name} is {what}" if what else f"{self.name}: of no known format. Give {FORMATS}.")
+                known = foreign(stream.read(8))
+            raise ValueError(f"{self.name} {f'is {known}' if known else f'has an unknown format. Give {FORMATS}.'}")
 
     def separate(self, separator: str | None) -> None:
-        """Set what separates its columns: one character, ``"tab"`` or ``"comma"``; None: what is usual.
+        """Set the separator of the columns: one character, ``"tab"``, ``"comma"``, or None to detect it.
 
         Raises:
-            ValueError: If it is none, or the file has no separators.
+            ValueError: If the separator is invalid, or the file is neither TSV nor CSV.
         """
         self.separator = {"tab": "\t", "\\t": "\t", "comma": ","}.get(str(separator), separator)
         usable = self.kind in ("csv", "tsv") and re.fullmatch(r'[^"\r\n]', self.separator or "")
@@ -111,7 +109,7 @@ class File:
             raise ValueError(f"{self.name}: --separator {separator!r} is for .csv and .tsv: one character, or tab.")
 
     def open(self) -> BinaryIO:
-        """Open it to read its bytes after decompression."""
+        """Open the file to read its decompressed bytes."""
         if self._compression == ".xz":
             return cast(BinaryIO, lzma.open(self.path))
         stream = pyarrow.input_stream(native_file(self.path), compression=COMPRESSIONS.get(self._compression))
@@ -119,46 +117,45 @@ class File:
 
 
 def is_remote(source: str | Path) -> bool:
-    """Whether fsspec is to find it: ``s3://``, ``hf://``, ``gs://``, ``https://`` ..."""
+    """Whether a source is a URL for fsspec: ``s3://``, ``hf://``, ``gs://``, ``https://`` ..."""
     return "://" in str(source)
 
 
 def files_of(source: str | Path, splits: Sequence[str], scratch: Path) -> list[File]:
-    """Return the files that a name stands for, in the order of their names, in which numbers count as numbers.
+    """Return the files of a source, sorted by name, with numbers in names sorted by value.
 
     Args:
-        source: A file; a folder, of which the files of a known kind are shards of one table; a pattern such as
-            ``"data/train-*.parquet"``; a path that fsspec knows, to any of these; or a data set that
-            ``datasets.load_dataset`` knows, ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``.
-        splits: Order of preference among splits, where there are several and none is named; a folder in which only
-            some names have a split's word is refused. :data:`ALL`: a folder is read as a whole.
-        scratch: Folder for copies of files that are not on this machine. A copy of an earlier call is used again if the
-            file has not changed.
+        source: Path of a file; of a folder, whose files of a known kind are shards of one table; a pattern such as
+            ``"data/train-*.parquet"``; a URL for fsspec of any of these; or a data set for ``datasets.load_dataset``:
+            ``NAME``, ``NAME:SUBSET`` or ``NAME:SUBSET:SPLIT``.
+        splits: Splits in order of preference, for sources with several. A folder in which only some names contain a
+            word for a split is refused. :data:`ALL` reads a folder as a whole.
+        scratch: Folder for copies of remote files. A copy of an earlier call is reused if the file is unchanged.
 
     Raises:
-        FileNotFoundError: If there is nothing of that name.
-        ValueError: If a folder holds no table, or more than one; or a file is of no known kind.
+        FileNotFoundError: If the source does not exist.
+        ValueError: If a folder holds no table or more than one, or a file has an unknown format.
         OSError: If a remote path cannot be read.
-        ImportError: If a package is missing that reads it.
+        ImportError: If a package is missing that reads the source.
     """
-    here = files_here(source, splits)
-    if here is not None:
-        return here
+    files = files_here(source, splits)
+    if files is not None:
+        return files
     name = str(source)
-    return _fetched(name, splits, scratch) if is_remote(name) else [_of_the_hub(name, splits, scratch)]
+    return _fetch(name, splits, scratch) if is_remote(name) else [_from_hub(name, splits, scratch)]
 
 
 def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
-    """Return the files that a name stands for; None if they are not on this machine, and to be copied to it.
+    """Return the files of a source on this machine, or None if the source is remote.
 
-    Args and errors as for :func:`files_of`.
+    Arguments and errors are those of :func:`files_of`.
     """
     name = str(source)
     path = Path(name)
     if is_remote(name):
         return None
     if path.is_dir():
-        paths = [path / each for each in _shards(name, [each.name for each in path.iterdir()], splits)]
+        paths = [path / shard for shard in _shards(name, [entry.name for entry in path.iterdir()], splits)]
     elif path.exists():
         paths = [path]
     elif has_magic(name):
@@ -169,122 +166,122 @@ def files_here(source: str | Path, splits: Sequence[str]) -> list[File] | None:
         raise FileNotFoundError(f"{name}: there is no such file. Check the name.")
     else:
         return None
-    return [File(each) for each in paths]
+    return [File(path) for path in paths]
 
 
-def _of_the_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
-    """Load a data set of the Hub as a Parquet file."""
+def _from_hub(name: str, splits: Sequence[str], scratch: Path) -> File:
+    """Write a data set of the Hub to a Parquet file."""
     title, subset, split, *_ = [*name.split(":"), "", ""]
     path = scratch / "rows.parquet"
     try:
         datasets = require("datasets", "data", f"{name}: there is no such file or folder; a data set of the Hub")
-        found = datasets.load_dataset(title, subset or None, split=split or None)
+        data = datasets.load_dataset(title, subset or None, split=split or None)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{name!r} is no file or folder, and datasets cannot load it either: {' '.join(str(error).split())}"
+            f"{name!r} is not a file or folder, and datasets cannot load it: {' '.join(str(error).split())}"
         ) from None
     if not split:
-        split = next((each for each in splits if each in found), next(iter(found)) if len(found) == 1 else "")
+        split = next((name for name in splits if name in data), next(iter(data)) if len(data) == 1 else "")
         if not split:
-            raise ValueError(f"{name} has the splits {', '.join(found)}: name one, {title}:{subset}:SPLIT.")
-        found = found[split]
+            raise ValueError(f"{name} has the splits {', '.join(data)}: give one, as in {title}:{subset}:SPLIT.")
+        data = data[split]
     scratch.mkdir(parents=True, exist_ok=True)
-    found.to_parquet(path)
+    data.to_parquet(path)
     return File(path, f"{title}{f', {subset}' if subset else ''}, split {split}")
 
 
-def _fetched(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
+def _fetch(name: str, splits: Sequence[str], scratch: Path) -> list[File]:
     """Copy the files of a remote path."""
     core = require("fsspec.core", "data", "A remote path")
     inside: dict[str, str] = {}
-    with asking(name):
+    with file_system_errors(name):
         filesystem, path = core.url_to_fs(name)
         paths = [path]
         if has_magic(path):
             paths = sorted(filesystem.glob(path), key=_natural)
             if not paths:
                 raise FileNotFoundError(path)
-        # To ask for a folder where a suffix tells a file would be to list it, which not every server can.
+        # Not with a suffix of a file: some servers cannot list a folder, which isdir does.
         elif not kind_of(_file_name(path))[0] and filesystem.isdir(path):
-            inside = {_file_name(each): each for each in filesystem.ls(path, detail=False)}
+            inside = {_file_name(entry): entry for entry in filesystem.ls(path, detail=False)}
             paths = []
-    paths = paths or [inside[each] for each in _shards(name, list(inside), splits)]
-    with asking(name):
-        # A folder of its own for each, so that it keeps its name, by whose end it is read.
-        places = [scratch / f"{number:06}" / _file_name(each) for number, each in enumerate(paths)]
-        names = [name if each == path else str(filesystem.unstrip_protocol(each)) for each in paths]
-        # A file system's checksum differs for a file that was written in a file's place.
-        wanted = json.dumps([[each, filesystem.checksum(each)] for each in paths])
+    paths = paths or [inside[shard] for shard in _shards(name, list(inside), splits)]
+    with file_system_errors(name):
+        # In separate folders, so that files keep their names and suffixes.
+        copies = [scratch / f"{number:06}" / _file_name(remote) for number, remote in enumerate(paths)]
+        names = [name if remote == path else str(filesystem.unstrip_protocol(remote)) for remote in paths]
+        # The checksum of a file system changes when a file is replaced.
+        checksums = json.dumps([[remote, filesystem.checksum(remote)] for remote in paths])
         copied = scratch / "copied.json"
-        if not (copied.is_file() and copied.read_text("utf-8") == wanted):
+        if not (copied.is_file() and copied.read_text("utf-8") == checksums):
             shutil.rmtree(scratch, ignore_errors=True)
-            for each, place in zip(paths, places, strict=True):
-                place.parent.mkdir(parents=True)
-                filesystem.get_file(each, str(place))
-            # Last: if it is there, all are whole.
-            copied.write_text(wanted, "utf-8")
-    return [File(place, shown) for place, shown in zip(places, names, strict=True)]
+            for remote, copy in zip(paths, copies, strict=True):
+                copy.parent.mkdir(parents=True)
+                filesystem.get_file(remote, str(copy))
+            # Written last, as a mark that all copies are complete.
+            copied.write_text(checksums, "utf-8")
+    return [File(copy, remote) for copy, remote in zip(copies, names, strict=True)]
 
 
 @contextmanager
-def asking(name: str, to_write: bool = False) -> Iterator[None]:
-    """Raise errors of a file system as a sentence: each has types of its own."""
+def file_system_errors(name: str, to_write: bool = False) -> Iterator[None]:
+    """Raise the errors of file systems, which have types of their own, as OSError or ImportError with one message."""
     try:
         yield
     except ImportError as error:
-        # fsspec names the package, and its cause the module that it could not import.
-        missing = getattr(error.__cause__, "name", None)
-        more = f": pip install {missing}" if missing else ""
-        raise ImportError(f"{name}: fsspec cannot use it here ({str(error).strip()}){more}.") from None
+        # The error names the package to install, and its cause the missing module.
+        module = getattr(error.__cause__, "name", None)
+        remedy = f": pip install {module}" if module else ""
+        raise ImportError(f"{name}: fsspec cannot use it here ({str(error).strip()}){remedy}.") from None
     except Exception as error:
         if is_full(error):
             raise
-        # Over http, fsspec calls every failure a missing file: a refused connection, a timeout, a wrong password.
-        reason = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-        said = str(reason).strip() or type(reason).__name__
+        # Over http, fsspec raises FileNotFoundError also for a refused connection, a timeout or a wrong password.
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+        reason = str(cause).strip() or type(cause).__name__
         if to_write:
-            kept = "What is done is kept on this machine, and the same command goes on"
-            raise OSError(f"{name} cannot be written ({said}). {kept}.") from error
-        if isinstance(reason, FileNotFoundError) or getattr(reason, "status", None) in _NOT_THERE:
+            remedy = "Finished work is kept on this machine: run the same command again to resume"
+            raise OSError(f"{name} cannot be written ({reason}). {remedy}.") from error
+        if isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) in _NOT_FOUND:
             raise FileNotFoundError(f"{name}: there is no such file. Check the name.") from None
-        raise OSError(f"{name} cannot be read ({said}).") from error
+        raise OSError(f"{name} cannot be read ({reason}).") from error
 
 
 def _file_name(path: str) -> str:
-    """Return the last part of a path or an address, without what is asked of a server behind it."""
+    """Return the last part of a path or a URL, without its query."""
     return re.sub(r"[?#].*", "", path).rstrip("/").rpartition("/")[2]
 
 
 def _shards(name: str, inside: Sequence[str], splits: Sequence[str]) -> list[str]:
-    """Return the names of the files in a folder that are one table, in order."""
-    seen = [each for each in inside if not each.startswith((".", "_"))]
-    tables = sorted((each for each in seen if kind_of(each)[0]), key=_natural)
-    # JSON next to shards holds what is known about them.
-    tables = [each for each in tables if not each.lower().endswith(".json")] or tables
+    """Return the names of the files in a folder that are shards of one table, in order."""
+    visible = [file for file in inside if not file.startswith((".", "_"))]
+    tables = sorted((file for file in visible if kind_of(file)[0]), key=_natural)
+    # JSON next to other shards holds metadata.
+    tables = [file for file in tables if not file.lower().endswith(".json")] or tables
     if not tables:
-        there = ", ".join(sorted(seen)[:5]) or "nothing"
+        content = ", ".join(sorted(visible)[:5]) or "nothing"
         raise ValueError(
-            f"{name} is a directory without a table in it ({there}): give a file, or a folder of {FORMATS}."
+            f"{name} is a directory without a table in it ({content}): give a file, or a folder of {FORMATS}."
         )
-    of_split: dict[str, list[str]] = {}
-    for each in tables:
-        words = _SPLIT.findall(each.lower())
-        of_split.setdefault("".join(words[-1]) or "validation" if words else "", []).append(each)
-    if splits and len(of_split) > 1:
-        asked = next((each for each in splits if each in of_split), "")
-        # Where some names have no split's word, the others may have one by chance.
-        if not asked or "" in of_split:
-            parts = ", ".join(f"{each or 'none in the name'} ({names[0]})" for each, names in of_split.items())
+    by_split: dict[str, list[str]] = {}
+    for file in tables:
+        words = _SPLIT.findall(file.lower())
+        by_split.setdefault("".join(words[-1]) or "validation" if words else "", []).append(file)
+    if splits and len(by_split) > 1:
+        preferred = next((split for split in splits if split in by_split), "")
+        # If some names have no word for a split, the others may have one by chance.
+        if not preferred or "" in by_split:
+            parts = ", ".join(f"{split or 'none in the name'} ({files[0]})" for split, files in by_split.items())
             raise ValueError(
                 f'{name} holds files of several splits, {parts}: give a pattern, such as "{name}/*train*".'
             )
-        tables = of_split[asked]
-    if len(kinds := sorted({kind_of(each)[0] for each in tables})) > 1:
+        tables = by_split[preferred]
+    if len(kinds := sorted({kind_of(file)[0] for file in tables})) > 1:
         raise ValueError(f"{name} holds files of several kinds, {', '.join(kinds)}: give one file, or a pattern.")
     return tables
 
 
 def _natural(path: object) -> list[tuple[int, str]]:
-    """Return a key by which 10 comes after 9."""
+    """Return a sorting key by which 10 comes after 9."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), part) if part.isdecimal() else (-1, part) for part in parts]

@@ -1,4 +1,4 @@
-"""What recipes are measured on: the user's own tables and texts, labelled or not, whatever files they come in."""
+"""Data that recipes are measured on: labelled tables, or plain texts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self, TypeAlias
 from .columns import CLASSES, CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, may_name, read_table
 from .sources import is_remote
 
-#: Fewer different texts than this have no spread to measure.
+#: Least number of different texts, as fewer have no spread to measure.
 LEAST_TEXTS = 3
 
-#: Called with a line that says what was read.
+#: Called with a line that describes the data.
 Tell = Callable[[str], None]
 
 
@@ -27,19 +27,19 @@ class _Items:
     noun: ClassVar[str]
 
     def items(self) -> list[tuple[str, ...]]:
-        """Return the texts of each item that belong to it alone."""
+        """Return the texts of each item, without those that all items share."""
         raise NotImplementedError
 
     def part(self, indices: Sequence[int]) -> Self:
-        """Return some of the items."""
+        """Return the items at the indices."""
         raise NotImplementedError
 
     def head(self, count: int) -> Self:
-        """Return the first few."""
+        """Return the first items."""
         return self.part(range(count))
 
     def texts(self) -> list[str]:
-        """Return every text once: the first ones of all items, then the second ones."""
+        """Return the distinct texts: the first texts of all items, then the second ones."""
         return list(dict.fromkeys(chain(*zip(*self.items(), strict=True))))
 
     def __len__(self) -> int:
@@ -48,14 +48,14 @@ class _Items:
 
 @dataclass(frozen=True)
 class Pairs(_Items):
-    """Sentence pairs with a graded similarity, or in two classes; the three lists are equally long.
+    """Text pairs with graded similarities or labels of two classes, as three lists of equal length.
 
     Attributes:
-        first: Texts.
-        second: As many others.
-        scores: More is more alike.
-        two_classes: Whether the scores are labels of two classes, the higher the one of pairs that are alike; None:
-            whether there are two different ones.
+        first: First text of each pair.
+        second: Second text of each pair.
+        scores: Similarity of each pair, higher for more similar texts.
+        two_classes: Whether the scores are labels of two classes, the higher one for similar pairs. Defaults to whether
+            there are two different scores.
     """
 
     first: list[str]
@@ -73,13 +73,13 @@ class Pairs(_Items):
         return list(zip(self.first, self.second, strict=True))
 
     def part(self, indices: Sequence[int]) -> Pairs:
-        first, second, scores = _picked(indices, self.first, self.second, self.scores)
+        first, second, scores = _select(indices, self.first, self.second, self.scores)
         return Pairs(first, second, scores, self.two_classes)
 
 
 @dataclass(frozen=True)
 class Triplets(_Items):
-    """Texts with one that is alike and one that is less so; the three lists are equally long."""
+    """Anchors, each with a similar and a less similar text, as three lists of equal length."""
 
     anchors: list[str]
     positives: list[str]
@@ -91,18 +91,18 @@ class Triplets(_Items):
         return list(zip(self.anchors, self.positives, self.negatives, strict=True))
 
     def part(self, indices: Sequence[int]) -> Triplets:
-        return Triplets(*_picked(indices, self.anchors, self.positives, self.negatives))
+        return Triplets(*_select(indices, self.anchors, self.positives, self.negatives))
 
 
 @dataclass(frozen=True)
 class Retrieval(_Items):
-    """Queries, and which of many documents are relevant to each.
+    """Queries and documents, with the relevant documents of each query.
 
     Attributes:
-        queries: By their identifiers; each has something relevant.
-        documents: By theirs; a title comes before the text.
-        relevant: By the queries' identifiers, those of documents, in order.
-        prompts: Text before a ``"query"`` and before a ``"document"`` when it is embedded.
+        queries: Queries by identifier. Each has at least one relevant document.
+        documents: Documents by identifier. A title precedes the text.
+        relevant: Identifiers of the relevant documents, in order, by the query's identifier.
+        prompts: Prompts for ``"query"`` and ``"document"``.
     """
 
     queries: dict[str, str]
@@ -113,35 +113,35 @@ class Retrieval(_Items):
     noun: ClassVar[str] = "queries"
 
     def items(self) -> list[tuple[str, ...]]:
-        """Return the text of each query. The documents belong to all of them."""
+        """Return the text of each query, as all queries share the documents."""
         return [(text,) for text in self.queries.values()]
 
     def texts(self) -> list[str]:
-        """Return every text once, the queries first."""
+        """Return the distinct texts, queries first."""
         return list(dict.fromkeys([*self.queries.values(), *self.documents.values()]))
 
     def part(self, indices: Sequence[int]) -> Retrieval:
-        """Return some of the queries, among all documents."""
-        (names,) = _picked(indices, list(self.queries))
+        """Return the queries at the indices, with all documents."""
+        (names,) = _select(indices, list(self.queries))
         queries = {name: self.queries[name] for name in names}
         return replace(self, queries=queries, relevant={name: self.relevant[name] for name in names})
 
     def head(self, count: int) -> Retrieval:
-        """Return the first few queries, among their relevant documents and as large a share of the others."""
+        """Return the first queries, with their relevant documents and an equal share of the other documents."""
         part = self.part(range(count))
-        asked = {name for names in part.relevant.values() for name in names}
-        others = [name for name in self.documents if name not in asked]
+        relevant = {name for names in part.relevant.values() for name in names}
+        others = [name for name in self.documents if name not in relevant]
         random.Random(0).shuffle(others)
-        kept = asked.union(others[: len(others) * count // len(self)])
+        kept = relevant.union(others[: len(others) * count // len(self)])
         return replace(part, documents={name: text for name, text in self.documents.items() if name in kept})
 
 
 @dataclass(frozen=True)
 class Classes(_Items):
-    """Texts, each of one class.
+    """Texts with classes.
 
     Attributes:
-        labels: By the text, the name of its class.
+        labels: Names of the classes by text.
     """
 
     labels: dict[str, str]
@@ -152,16 +152,16 @@ class Classes(_Items):
         return [(text,) for text in self.labels]
 
     def part(self, indices: Sequence[int]) -> Classes:
-        return Classes(dict(*_picked(indices, list(self.labels.items()))))
+        return Classes(dict(*_select(indices, list(self.labels.items()))))
 
 
-def _picked(indices: Sequence[int], *columns: list[Any]) -> list[list[Any]]:
+def _select(indices: Sequence[int], *columns: list[Any]) -> list[list[Any]]:
     return [[column[index] for index in indices] for column in columns]
 
 
-#: What has labels.
+#: Data with labels.
 Labelled: TypeAlias = Pairs | Triplets | Retrieval | Classes
-#: What recipes are measured on; plain texts have no labels.
+#: Data that recipes are measured on. Plain texts have no labels.
 Data: TypeAlias = Labelled | list[str]
 
 
@@ -173,27 +173,27 @@ def read_data(
     scored: bool = True,
     separator: str | None = None,
 ) -> Data:
-    """Read pairs, triplets, a retrieval task, texts with labels or plain texts, whichever a source holds.
+    """Read the data of a source: pairs, triplets, a retrieval task, texts with labels, or plain texts.
 
-    A table is known by the names of its columns; without a header, rows of two texts and a number are pairs, and rows
-    of two columns a text and its label. A file that ends in ``.txt`` holds plain texts, one a line. A folder with
+    The names of the columns decide what a table holds. Without a header, rows of two texts and a number are pairs, and
+    rows of two columns are texts with labels. A ``.txt`` file holds plain texts, one per line. A folder with
     ``corpus``, ``queries`` and ``qrels`` is a retrieval task.
 
     Args:
-        source: As for :func:`st_reba.data.sources.files_of`.
-        columns: Titles of the columns: see :meth:`st_reba.data.columns.Schema.asked`.
-        tell: Called with a line that says what was read.
-        scored: Whether the labels of texts are to score by: texts that are alone in their class are left out then, and
-            two classes must be left. Else such texts are plain ones, whatever their labels.
-        separator: See :meth:`st_reba.data.sources.File.separate`.
+        source: Source of the files: see :func:`st_reba.data.sources.files_of`.
+        columns: Titles of the columns: see :meth:`st_reba.data.columns.Schema.parse`.
+        tell: Called with a line that describes the data.
+        scored: Whether labels of texts are used for scores. Texts that are alone in their class are then left out, and
+            at least two classes must remain. Otherwise labels are ignored, and the texts are plain.
+        separator: Separator of the columns: see :meth:`st_reba.data.sources.File.separate`.
 
     Raises:
-        ValueError: If a row does not fit, naming file and line; or if the labels leave nothing to score.
-        FileNotFoundError: If there is nothing of that name.
-        OSError: If it cannot be read.
-        ImportError: If a package is missing that reads it.
+        ValueError: If a row is invalid, or the labels leave nothing to score. The message names file and line.
+        FileNotFoundError: If the source does not exist.
+        OSError: If the source cannot be read.
+        ImportError: If a package is missing that reads the source.
     """
-    if columns is None and separator is None and (retrieval := _in_layout_of_beir(source)) is not None:
+    if columns is None and separator is None and (retrieval := _beir_tables(source)) is not None:
         return read_retrieval(*retrieval, tell=tell)
     table = read_table(source, (PAIRS, TRIPLETS, CLASSES, TEXTS), columns, separator=separator)
     schema = table.schema
@@ -204,14 +204,14 @@ def read_data(
     if schema is not TRIPLETS:
         return _texts(table, tell, or_labels=schema is TEXTS and columns is None)
     triplets = Triplets(*table.values.values())
-    tell(f"{source}: {len(triplets):,} triplets; {table.in_words}.")
+    tell(f"{source}: {len(triplets):,} triplets; {table.description}.")
     return triplets
 
 
 def read_pairs(source: str | Path, columns: str | None = None, tell: Tell = lambda line: None) -> Pairs:
-    """Read pairs of texts with a score.
+    """Read text pairs with scores.
 
-    Args and errors as for :func:`read_data`; a source without pairs is refused.
+    Arguments and errors are those of :func:`read_data`. A source without pairs raises a ValueError.
     """
     return _pairs(read_table(source, [PAIRS], columns), columns, tell)
 
@@ -223,57 +223,57 @@ def read_retrieval(
     prompts: Mapping[str, str] | None = None,
     tell: Tell = lambda line: None,
 ) -> Retrieval:
-    """Read a retrieval task, in the layout of BEIR.
+    """Read a retrieval task in the layout of BEIR.
 
     Args:
-        queries: With the columns ``_id`` and ``text``.
-        corpus: The documents, with ``_id`` and ``text``, and ``title`` if there are titles.
-        qrels: With ``query-id``, ``corpus-id`` and ``score``; above 0 is relevant. Queries without anything relevant
-            are left out.
-        prompts: As :attr:`Retrieval.prompts`.
-        tell: Called with a line that says what was read.
+        queries: Table with the columns ``_id`` and ``text``.
+        corpus: Table of documents with the columns ``_id`` and ``text``, and optionally ``title``.
+        qrels: Table with the columns ``query-id``, ``corpus-id`` and ``score``, where a score above 0 is relevant.
+            Queries without relevant documents are left out.
+        prompts: Prompts for :attr:`Retrieval.prompts`.
+        tell: Called with a line that describes the data.
 
     Raises:
-        ValueError: If a row does not fit, naming file and line; or if an identifier is there twice, or a judgement is
-            of a query or a document that is not there; or nothing is relevant.
-        FileNotFoundError: If there is nothing of one of these names.
+        ValueError: If a row is invalid, an identifier is repeated or unknown, or nothing is relevant. The message
+            names file and line.
+        FileNotFoundError: If a table does not exist.
     """
-    asked, documents = _by_identifier(read_table(queries, [QUERIES])), _by_identifier(read_table(corpus, [CORPUS]))
-    relevant: dict[str, dict[str, None]] = {query: {} for query in asked}
+    texts, documents = _by_identifier(read_table(queries, [QUERIES])), _by_identifier(read_table(corpus, [CORPUS]))
+    relevant: dict[str, dict[str, None]] = {query: {} for query in texts}
     table = read_table(qrels, [QRELS])
     for row, (query, document, score) in enumerate(zip(*table.values.values(), strict=True)):
-        for name, known, what, where in ((query, asked, "query", queries), (document, documents, "document", corpus)):
+        for name, known, noun, where in ((query, texts, "query", queries), (document, documents, "document", corpus)):
             if name not in known:
-                raise ValueError(f'{table.where(row)}: there is no {what} "{name}" in {where}.')
+                raise ValueError(f'{table.where(row)}: there is no {noun} "{name}" in {where}.')
         # The last judgement counts.
         if score > 0:
             relevant[query][document] = None
         else:
             relevant[query].pop(document, None)
-    kept = {query: text for query, text in asked.items() if relevant[query]}
+    kept = {query: text for query, text in texts.items() if relevant[query]}
     if not kept:
-        raise ValueError(f"{qrels}: nothing is relevant: no score is above 0.")
-    found = Retrieval(kept, documents, {query: tuple(relevant[query]) for query in kept}, prompts or {})
-    alone, judged = len(asked) - len(kept), sum(map(len, found.relevant.values()))
-    left = f"; left out, for nothing is relevant to them: {alone:,} of {len(asked):,} queries" if alone else ""
-    told = f"{len(kept):,} queries, {len(documents):,} documents, {judged:,} judged relevant"
-    tell(f"{queries}, {corpus}, {qrels}: {told}{left}.")
-    return found
+        raise ValueError(f"{qrels}: no document is relevant, as no score is above 0.")
+    task = Retrieval(kept, documents, {query: tuple(relevant[query]) for query in kept}, prompts or {})
+    lacking, judged = len(texts) - len(kept), sum(map(len, task.relevant.values()))
+    left_out = f"; left out, without relevant documents: {lacking:,} of {len(texts):,} queries" if lacking else ""
+    counts = f"{len(kept):,} queries, {len(documents):,} documents, {judged:,} judged relevant"
+    tell(f"{queries}, {corpus}, {qrels}: {counts}{left_out}.")
+    return task
 
 
 def _by_identifier(table: Table) -> dict[str, str]:
     titles = table.values.get("title") or [""] * len(table.places)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for row, (name, title, text) in enumerate(zip(table.values["_id"], titles, table.values["text"], strict=True)):
-        if name in found:
+        if name in texts:
             kind = table.schema.name
-            raise ValueError(f'{table.where(row)}: "{name}" stands twice: give each of the {kind} an _id.')
-        found[name] = f"{title} {text}".strip()
-    return found
+            raise ValueError(f'{table.where(row)}: "{name}" is repeated: give each of the {kind} its own _id.')
+        texts[name] = f"{title} {text}".strip()
+    return texts
 
 
-def _in_layout_of_beir(source: str | Path) -> tuple[Path, Path, Path] | None:
-    """Return the three tables in a folder, if it is one of BEIR's."""
+def _beir_tables(source: str | Path) -> tuple[Path, Path, Path] | None:
+    """Return the three tables of a folder in the layout of BEIR, or None for other sources."""
     if is_remote(source) or not Path(source).is_dir():
         return None
     paths = {path.name.partition(".")[0]: path for path in sorted(Path(source).iterdir())}
@@ -283,21 +283,21 @@ def _in_layout_of_beir(source: str | Path) -> tuple[Path, Path, Path] | None:
 
 
 def _texts(table: Table, tell: Tell, or_labels: bool) -> list[str]:
-    """Return plain texts; ``or_labels``: tell how another column would be read as their labels."""
+    """Return plain texts, and describe them; with ``or_labels``, also how to read labels."""
     texts = [text.strip() for text in table.values["text"]]
-    how = f"read without labels; {table.in_words}"
+    description = f"read without labels; {table.description}"
     if table.places[0][0].kind == "txt":
-        how = "one a line"
+        description = "one a line"
         if tabs := [row for row, text in enumerate(texts) if "\t" in text]:
             raise ValueError(
                 f"{table.where(tabs[0])}: has a tab, and plain texts have none. If tabs separate columns, end the name "
                 "of the file in .tsv."
             )
     if (different := len(set(texts))) < LEAST_TEXTS:
-        raise ValueError(f"{table.name}: {different} different texts; at least {LEAST_TEXTS} are needed.")
+        raise ValueError(f"{table.name}: {different} different texts. Give at least {LEAST_TEXTS}.")
     if or_labels and table.unread:
-        how += f" (--columns {table.titles['text']},NAME reads the column NAME as labels)"
-    tell(f"{table.name}: {len(texts):,} plain texts, {how}.")
+        description += f" (--columns {table.titles['text']},NAME reads the column NAME as labels)"
+    tell(f"{table.name}: {len(texts):,} plain texts, {description}.")
     return texts
 
 
@@ -305,50 +305,50 @@ def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
     first, second, scores = table.values.values()
     pairs = Pairs(first, second, scores)
     if len(different := set(pairs.scores)) < 2:
-        raise ValueError(f"{table.name}: {len(pairs)} pairs of one score leave nothing to rank.")
+        raise ValueError(f"{table.name}: all {len(pairs)} pairs have one score. Give at least two different scores.")
     titles = list(table.titles.values())
     inference = (titles[0].strip().lower(), titles[2].strip().lower()) in (("premise", "label"), ("premise", "labels"))
     if columns is None and inference and different <= {-1.0, 0.0, 1.0, 2.0}:
         raise ValueError(
-            f"{table.name}: {titles[2]} numbers the classes of inference, and a higher number is not more alike. Make "
-            f"a score of it; or, if it is one, say so: --columns {','.join(titles)}."
+            f"{table.name}: {titles[2]} seems to number the classes of inference, and is no score of similarity. Give "
+            f"scores, or read it as one with --columns {','.join(titles)}."
         )
     least, most = min(different), max(different)
-    told = f"with scores from {least:g} to {most:g}"
+    labels = f"with scores from {least:g} to {most:g}"
     if pairs.two_classes:
-        alike = pairs.scores.count(most)
-        told = f"in two classes, {alike:,} alike ({most:g}) and {len(pairs) - alike:,} not ({least:g})"
-    tell(f"{table.name}: {len(pairs):,} pairs {told}; {table.in_words}.")
+        similar = pairs.scores.count(most)
+        labels = f"in two classes, {similar:,} similar ({most:g}) and {len(pairs) - similar:,} not ({least:g})"
+    tell(f"{table.name}: {len(pairs):,} pairs {labels}; {table.description}.")
     return pairs
 
 
 def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
-    """Return the texts that share their label with another one: without that, no neighbour has the class of a text."""
-    first: dict[str, str] = {}
-    again = others = 0
+    """Return the texts that share their label with another text, which a nearest neighbour could have."""
+    labels: dict[str, str] = {}
+    repeated = relabelled = 0
     for text, label in zip(*table.values.values(), strict=True):
-        # A text that is there again counts once: it would be its own neighbour.
-        again += text in first
-        others += first.setdefault(text, label) != label
-    sizes = Counter(first.values())
-    classes = Classes({text: label for text, label in first.items() if sizes[label] > 1})
+        # A repeated text counts once, as it would be its own nearest neighbour.
+        repeated += text in labels
+        relabelled += labels.setdefault(text, label) != label
+    sizes = Counter(labels.values())
+    classes = Classes({text: label for text, label in labels.items() if sizes[label] > 1})
     row = [table.values[name][0] for name in ("text", "label")]
-    in_doubt = table.unsure and columns is None and sizes[row[1]] == 1 < max(sizes.values())
-    title, other = row if in_doubt and may_name(row) else (table.titles["text"], table.titles["label"])
+    may_be_header = table.unsure and columns is None and sizes[row[1]] == 1 < max(sizes.values())
+    title, other = row if may_be_header and may_name(row) else (table.titles["text"], table.titles["label"])
     remedy = (
-        "Two columns are a text and its label; pairs have a third one, their score. "
-        f"--columns {title},{other} says which is the text, which the label; --columns {title} reads plain texts."
+        f"--columns {title},{other} reads texts with labels, --columns {title} plain texts; pairs need a third column, "
+        "their score."
     )
-    if in_doubt:
+    if may_be_header:
         raise ValueError(
-            f'{table.where(0)}: no other text has the label "{row[1]}". Does this line name the columns? {remedy}'
+            f'{table.where(0)}: no other text has the label "{row[1]}", so this line may name the columns. {remedy}'
         )
-    if (found := sum(size > 1 for size in sizes.values())) < 2:
+    if (count := sum(size > 1 for size in sizes.values())) < 2:
         raise ValueError(
-            f"{table.name}: labels that two texts or more have: {found} of {len(sizes):,}; two are needed. {remedy}"
+            f"{table.name}: {count} of {len(sizes):,} labels have two texts or more; two are needed. {remedy}"
         )
-    left = f"; left out, for the same text stands before: {again:,}, {others:,} with another label" if again else ""
-    if alone := len(first) - len(classes):
-        left += f"; left out, for no other text has their label: {alone:,}"
-    tell(f"{table.name}: {len(classes):,} texts in {found:,} classes{left}; {table.in_words}.")
+    left_out = f"; left out, as repeated texts: {repeated:,}, {relabelled:,} with another label" if repeated else ""
+    if lonely := len(labels) - len(classes):
+        left_out += f"; left out, for no other text has their label: {lonely:,}"
+    tell(f"{table.name}: {len(classes):,} texts in {count:,} classes{left_out}; {table.description}.")
     return classes

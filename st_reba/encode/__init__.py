@@ -1,11 +1,11 @@
-"""Files of texts to files of vectors, of any size: what ``st-reba encode`` runs, usable without it."""
+"""Encoding of text files of any size into files of vectors, with or without ``st-reba encode``."""
 
 from .chunks import Engine, LocalEngine, RayEngine
+from .destinations import destination_of
 from .encoder import Encoder
 from .job import COPYING, HASHING, UPLOADING, Encoded, encode_file
-from .places import place_of
 
 __all__ = [
-    "COPYING", "HASHING", "UPLOADING", "Encoded", "Encoder", "Engine", "LocalEngine", "RayEngine", "encode_file",
-    "place_of",
+    "COPYING", "HASHING", "UPLOADING", "Encoded", "Encoder", "Engine", "LocalEngine", "RayEngine", "destination_of",
+    "encode_file",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Chunks of the copied input to parts of the output: in this process, in several, or on Ray."""
+"""Engines that encode the chunks of an input: in this process, in several processes, or on Ray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..optional import require
 from .encoder import Encoder
 from .workspace import Workspace, check_unchanged, write_part
 
-#: Called after each batch with how many texts more have been read by the model.
+#: Called after each batch with its number of texts.
 OnTexts = Callable[[int], None]
 
 _POLL_S = 0.1
@@ -32,12 +32,12 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a worker needs to know. Plain data, for worker processes.
+    """Job of the workers: plain data, which can be sent to other processes.
 
     Attributes:
-        model: The model's files on this machine, each with what :func:`~st_reba.encode.places.looks` returns for it.
-        encoder: Makes the vectors.
-        workspace: The run's folder, with the texts.
+        model: Files of the model on this machine, each with its :func:`~st_reba.encode.destinations.stat`.
+        encoder: Model and settings.
+        workspace: Folder of the run, with the texts.
     """
 
     model: Mapping[Path, object]
@@ -46,12 +46,11 @@ class Plan:
 
 
 class Worker:
-    """A model on a device, which encodes chunks of a plan.
+    """Worker that encodes chunks of a plan with one model on one device.
 
     Args:
         plan: The job.
-        device: Device on which the model is loaded when it is first used: errors of loading are errors of
-            :meth:`encode`.
+        device: Device of the model. It is loaded on first use, so :meth:`encode` raises the errors of loading.
         on_texts: Called after each batch.
     """
 
@@ -69,11 +68,11 @@ class Worker:
         return ParquetCopy(native_file(self._plan.workspace.texts))
 
     def encode(self, numbers: Sequence[int]) -> None:
-        """Encode chunks. A chunk that is there already is left as it is, so doing one twice is harmless.
+        """Encode chunks, except those that are already encoded.
 
         Raises:
-            ValueError: If the model's files are not those that the run began with.
-            OSError: If a chunk could not be written.
+            ValueError: If the model's files have changed since the run began.
+            OSError: If a chunk cannot be written.
         """
         for number in numbers:
             part = self._plan.workspace.part(number)
@@ -86,30 +85,30 @@ class Worker:
 
 
 class Engine(Protocol):
-    """Encodes chunks somewhere.
+    """Place where workers run.
 
     Attributes:
-        device: The kind of device, such as ``"cpu"`` or ``"cuda"``: results may differ in their last bits between them.
+        device: Kind of device, such as ``"cpu"`` or ``"cuda"``. Vectors may differ in their last bits between kinds.
     """
 
     device: str
 
     def run(self, plan: Plan, todo: Sequence[int], on_texts: OnTexts) -> None:
-        """Encode the chunks of these numbers, in any order, by one :class:`Worker` or several.
+        """Encode the numbered chunks, in any order, with one or more :class:`Worker` objects.
 
-        What was started for it is ended on an error, too. ``on_texts`` is told of each batch.
+        Processes that it starts have ended when it returns or raises.
         """
 
 
 class LocalEngine:
-    """This machine.
+    """Engine that runs on this machine.
 
     Args:
-        devices: One device: the model runs in this process. Several (a name may come twice): each has a process with a
-            model of its own, which ends when this process ends, however it does. The output is the same.
+        devices: With one device, the model runs in this process. With several (a name may be repeated), each device
+            has a process with its own model, which ends when this process ends. The output is the same.
 
     Raises:
-        ValueError: If no device is given, or they are not of one kind.
+        ValueError: If no device is given, or the devices are of different kinds.
     """
 
     def __init__(self, devices: Sequence[str] = ("cpu",)) -> None:
@@ -123,12 +122,12 @@ class LocalEngine:
         if len(self.devices) == 1:
             Worker(plan, self.devices[0], on_texts).encode(todo)
             return
-        # A fresh interpreter: CUDA, and threads that hold locks, do not survive a fork.
+        # CUDA, and threads that hold locks, do not survive a fork.
         context = multiprocessing.get_context("spawn")
-        told = context.SimpleQueue()
-        # Workers end when nobody can write to it any more.
-        alive, ours = context.Pipe(duplex=False)
-        pool = ProcessPoolExecutor(len(self.devices), context, _begin, (told, alive))
+        counts = context.SimpleQueue()
+        # Workers exit when the write end of this pipe is closed.
+        read_end, write_end = context.Pipe(duplex=False)
+        pool = ProcessPoolExecutor(len(self.devices), context, _begin, (counts, read_end))
         try:
             futures = {
                 pool.submit(_encode, plan, device, todo[number :: len(self.devices)])
@@ -136,17 +135,17 @@ class LocalEngine:
             }
             while futures:
                 done, futures = wait(futures, _POLL_S, FIRST_EXCEPTION)
-                while not told.empty():
-                    on_texts(told.get())
+                while not counts.empty():
+                    on_texts(counts.get())
                 for future in done:
                     future.result()
         except BrokenProcessPool:
             raise ChildProcessError(
-                f"A process on {', '.join(dict.fromkeys(self.devices))} has died; it may have run out of memory. What "
-                "is done is kept, and the same command goes on."
+                f"A process on {', '.join(dict.fromkeys(self.devices))} has died; it may have run out of memory. "
+                "Finished chunks are kept: run the same command again to resume."
             ) from None
         finally:
-            ours.close()
+            write_end.close()
             pool.shutdown(cancel_futures=True)
 
 
@@ -154,18 +153,18 @@ class LocalEngine:
 _on_texts: OnTexts
 
 
-def _begin(told: Any, alive: connection.Connection) -> None:
-    """Prepare a worker process."""
+def _begin(counts: Any, read_end: connection.Connection) -> None:
+    """Initialize a worker process."""
     global _on_texts
 
-    def end_with_parent() -> None:
-        alive.poll(None)
+    def exit_with_parent() -> None:
+        read_end.poll(None)
         os._exit(1)
 
-    # Ctrl-C reaches every process of a terminal: the parent ends its workers itself.
+    # A terminal sends Ctrl-C to every process, and the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    _on_texts = told.put
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    _on_texts = counts.put
 
 
 def _encode(plan: Plan, device: str, numbers: Sequence[int]) -> None:
@@ -173,26 +172,26 @@ def _encode(plan: Plan, device: str, numbers: Sequence[int]) -> None:
 
 
 class RayEngine:
-    """A Ray cluster: the one that ``RAY_ADDRESS`` names, or one on this machine.
+    """Engine that runs on a Ray cluster: the one at ``RAY_ADDRESS``, or a local one.
 
-    Actors read the copy of the input and write their parts themselves, so every node must see the output's folder at
-    the same path; only chunk numbers travel. Ray starts an actor that died again and repeats what it was doing; as a
-    part is written whole or not at all, under its number, no row is lost and none is there twice.
+    Actors read the copied input and write their parts themselves, so every node must see the output's folder at the
+    same path. Ray restarts an actor that dies and repeats its task. A part is written whole or not at all, so no row
+    is lost or duplicated.
 
     Args:
-        workers: Actors; each holds a model, and a GPU or a CPU core.
-        device: ``"cuda"`` or ``"cpu"``; what the cluster has if None.
+        workers: Number of actors, each with its own model and a GPU or a CPU core.
+        device: ``"cuda"`` or ``"cpu"``. None uses GPUs if the cluster has any.
 
     Raises:
         ImportError: If Ray is not installed.
-        ValueError: If ``workers`` is not positive, or the device is another.
+        ValueError: If ``workers`` is not positive, or ``device`` is neither.
     """
 
     def __init__(self, workers: int = 1, device: str | None = None) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers}: give a whole number from 1.")
         if device not in (None, "cpu", "cuda"):
-            raise ValueError(f'device "{device}": on a Ray cluster give "cpu" or "cuda"; Ray picks which.')
+            raise ValueError(f'device="{device}": give "cpu" or "cuda" for a Ray cluster.')
         ray = require("ray", "ray", "The ray engine")
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
@@ -203,20 +202,20 @@ class RayEngine:
         import ray
         from ray.util.queue import Queue
 
-        again = {"max_restarts": -1, "max_task_retries": -1}
-        told = Queue(actor_options={"num_cpus": 0, **again})
-        actor = ray.remote(**{"num_gpus" if self.device == "cuda" else "num_cpus": 1}, **again)(Worker)
-        actors = [actor.remote(plan, self.device, told.put) for _ in range(min(self.workers, len(todo)))]
-        waiting = [own.encode.remote(todo[number :: len(actors)]) for number, own in enumerate(actors)]
+        retries = {"max_restarts": -1, "max_task_retries": -1}
+        counts = Queue(actor_options={"num_cpus": 0, **retries})
+        remote = ray.remote(**{"num_gpus" if self.device == "cuda" else "num_cpus": 1}, **retries)(Worker)
+        actors = [remote.remote(plan, self.device, counts.put) for _ in range(min(self.workers, len(todo)))]
+        tasks = [actor.encode.remote(todo[number :: len(actors)]) for number, actor in enumerate(actors)]
         try:
-            while waiting:
-                done, waiting = ray.wait(waiting, timeout=1)
-                while not told.empty():
-                    on_texts(told.get())
+            while tasks:
+                done, tasks = ray.wait(tasks, timeout=1)
+                while not counts.empty():
+                    on_texts(counts.get())
                 ray.get(done)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         finally:
-            for each in actors:
-                ray.kill(each)
-            told.shutdown(force=True)
+            for actor in actors:
+                ray.kill(actor)
+            counts.shutdown(force=True)

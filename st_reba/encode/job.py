@@ -1,4 +1,4 @@
-"""A file of texts to a file of vectors."""
+"""Run that encodes a file of texts into a file of vectors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..files import atomic_file
 from ..hub.push import saved_class
 from ..version import __version__
 from .chunks import Engine, LocalEngine, Plan
+from .destinations import Destination, Remote, destination_of, has_begun, stat
 from .encoder import Encoder, model_files
-from .places import Place, Remote, looks, part_of, place_of
 from .workspace import (
     EMBEDDING,
     OF_CHUNKS,
@@ -32,14 +32,13 @@ from .workspace import (
     kind_of,
 )
 
-#: Called with the stage, how many texts of it are done, and of how many (None while that is unknown).
+#: Called with the stage, the number of finished texts, and the number of all texts (None while it is unknown).
 OnProgress = Callable[[str, int, int | None], None]
 
-#: Stages that are told of in megabytes: fetching an input that is not on this machine, reading model and input for
-#: their digests, and sending an output to another machine.
+#: Stages measured in megabytes: fetching a remote input, hashing the model and the input, uploading the output.
 COPYING, HASHING, UPLOADING = "Copying", "Hashing", "Uploading"
 _MEGABYTE = 10**6
-#: Rows of a chunk, and batches of the first chunks, where nothing else is asked for.
+#: Default rows of a chunk, and default batches of the first chunks.
 _CHUNK_SIZE = 2048
 _FIRST_BATCHES = 4
 
@@ -49,12 +48,12 @@ _PACKAGES = ("sentence-transformers", "transformers", "torch", "numpy")
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a run gave.
+    """Result of a run.
 
     Attributes:
-        rows: Vectors in the output.
-        texts: Those of the input; as many, unless they were cut into chunks.
-        resumed: How many of them were encoded by an interrupted run.
+        rows: Number of vectors in the output.
+        texts: Number of texts in the input: as many as vectors, unless texts were cut into chunks.
+        resumed: Number of texts that an interrupted run had encoded.
     """
 
     rows: int
@@ -75,52 +74,51 @@ def encode_file(
     overwrite: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Encoded:
-    """Encode a file of any size; memory does not grow with it.
+    """Encode a file of any size in constant memory.
 
-    The input is copied first, to a Parquet file in ``OUT.partial``: so every row is checked before the first is
-    encoded, and so is every kept value, since a column's type is the one that holds them all. Chunks are then encoded
-    one by one and kept there until all are done; a run that was killed goes on from them when it is called again, and
-    the output is the same, byte for byte, on the same hardware with the same number of threads. It goes on with the
-    same model and the same input alone, which are known by digests of their whole files.
+    The input is first copied to a Parquet file in ``OUT.partial``, so every row and kept value is checked before the
+    first text is encoded. Chunks are then encoded one by one and kept there until all are done. An interrupted run
+    resumes when it is called again, if the model and the input are unchanged, which digests of their files verify. The
+    output is then the same, byte for byte, on the same hardware with the same number of threads.
 
     Args:
-        encoder: The model and how it is used.
-        texts: Plain text, TSV, CSV, JSON lines or Parquet; a folder of shards; a remote path, or a data set of the
-            Hub, which are copied first: see :func:`~st_reba.data.sources.files_of`.
-        out: ``.npy``: an array (rows, values). ``.parquet``: a file with the column ``embedding`` and the kept ones.
-            No suffix: a directory of Parquet shards, a chunk each, which needs no room for a second copy. A URL that
-            fsspec knows (``s3://``, ``gs://``, ``hf://`` ...): the run works in a folder of this machine, below
-            :func:`huggingface_hub.cached_assets_path`, and uploads the whole at its end; that folder is then removed.
-        column: Where the texts are, in all but plain text; see :class:`~st_reba.data.parquet_copy.TextFiles`.
-        keep: Columns to write beside the vectors, to Parquet alone.
-        separator: What separates columns: see :meth:`st_reba.data.sources.File.separate`.
-        chunk_size: Rows that are encoded and kept as one. It decides which texts share a batch. None: chunks grow from
-            four batches to 2,048 rows, so that a run of few texts has several, too.
-        engine: Where the model runs; on the CPU in this process if None.
-        overwrite: Replace the output that is there now, and begin anew where an interrupted run had other settings.
-        on_progress: Called as the work goes on, after each batch of texts.
+        encoder: Model and settings.
+        texts: Plain text, TSV, CSV, JSON lines or Parquet; or a folder of shards. A remote path, or a data set of the
+            Hub, is copied first: see :func:`~st_reba.data.sources.files_of`.
+        out: Path in ``.npy`` for an array (rows, values), or in ``.parquet`` for a file with the column ``embedding``
+            and the kept ones. A path without a suffix is a directory of Parquet shards, one for each chunk, which
+            needs no disk space for a second copy. For a URL that fsspec knows (``s3://``, ``gs://``, ``hf://`` ...),
+            the run works in a folder below :func:`huggingface_hub.cached_assets_path` and uploads the whole at its end.
+        column: Column of the texts, except in plain text: see :class:`~st_reba.data.parquet_copy.TextFiles`.
+        keep: Columns to write next to the vectors, in Parquet only.
+        separator: Separator of the columns: see :meth:`st_reba.data.sources.File.separate`.
+        chunk_size: Rows of a chunk, which decides which texts share a batch. By default, chunks grow from four batches
+            to 2,048 rows, so that a run of few texts can be resumed, too.
+        engine: Engine that runs the model. None runs it on the CPU in this process.
+        overwrite: Whether to replace an existing output, and an interrupted run with other settings.
+        on_progress: Called after each batch, and at each stage.
 
     Raises:
         ImportError: If a package is missing that writes to a remote output.
-        OSError: If a remote output cannot be written: the same call repeats the upload.
-        ValueError: If a setting or a row of the input cannot be used, the output is there, the input is in its place,
-            or the model changes during the run, or the input before it is copied.
+        OSError: If a remote output cannot be written. The same call repeats the upload.
+        ValueError: If a setting or a row of the input is invalid, the output exists or overlaps with the input, or the
+            model or the input changes during the run.
         FileNotFoundError: If the input is missing.
-        FileExistsError: If a file appeared in the output's place meanwhile: it is left, and all that is done is kept.
-        ChildProcessError: If the process of one of several devices dies.
+        FileExistsError: If another program wrote the output during the run. Its file and the finished work are kept.
+        ChildProcessError: If a worker process dies.
     """
-    place = place_of(out)
-    before = place.looks()
-    kind = kind_of(place, before)
+    destination = destination_of(out)
+    before = destination.stat()
+    kind = kind_of(destination, before)
     encoder = encoder.pinned()
     _check_settings(encoder, kind, keep, chunk_size)
-    here = files_here(texts, ALL)
-    if here is not None:
-        TextFiles(here, column, keep, separator).check()
-    workspace = Workspace(place.work)
-    _check_apart(place, workspace.path, [texts, encoder.model, *(file.path for file in here or ())])
-    exists = ValueError(f"{place} exists: choose another --out, or replace it with --overwrite.")
-    # A run that was ended at its very end has written its output already.
+    files = files_here(texts, ALL)
+    if files is not None:
+        TextFiles(files, column, keep, separator).check()
+    workspace = Workspace(destination.work)
+    _check_apart(destination, workspace.path, [texts, encoder.model, *(file.path for file in files or ())])
+    exists = ValueError(f"{destination} exists: choose another --out, or replace it with --overwrite.")
+    # A run that was killed at its very end has already written its output.
     if before is not None and not overwrite and not workspace.path.exists():
         raise exists
     engine = LocalEngine() if engine is None else engine
@@ -129,19 +127,19 @@ def encode_file(
         on_progress(stage, done // _MEGABYTE, total // _MEGABYTE)
 
     with workspace.held():
-        if here is None:
+        if files is None:
             on_progress(COPYING, 0, None)
-            here = files_of(texts, ALL, workspace.input)
-        source = TextFiles(here, column, keep, separator)
+            files = files_of(texts, ALL, workspace.input)
+        source = TextFiles(files, column, keep, separator)
         source.check()
         commits, weights = model_files(encoder.model, encoder.revision)
-        read_as = {file.path: looks(file.path) for file in here}
-        loaded_as = {path: looks(path) for path in weights.values()}
-        digests = file_digests([*read_as, *loaded_as], partial(in_megabytes, HASHING))
-        of_files = [_digest(f"{name} {digests[path]}" for name, path in sorted(weights.items()))] if weights else []
+        input_stats = {file.path: stat(file.path) for file in files}
+        model_stats = {path: stat(path) for path in weights.values()}
+        digests = file_digests([*input_stats, *model_stats], partial(in_megabytes, HASHING))
+        local = [_digest(f"{name} {digests[path]}" for name, path in sorted(weights.items()))] if weights else []
         settings: Settings = {
-            "input": _digest(digests[path] for path in read_as),
-            "weights": ", ".join([*commits, *of_files]),
+            "input": _digest(digests[path] for path in input_stats),
+            "weights": ", ".join([*commits, *local]),
             "column": column,
             "separator": separator,
             "keep": ", ".join(keep),
@@ -152,13 +150,13 @@ def encode_file(
             "st_reba": __version__,
             **{package: version(package) for package in _PACKAGES},
         }
-        made = workspace.finished(settings)
-        if made and made["looks"] == before:
+        finished = workspace.finished(settings)
+        if finished and finished["stat"] == before:
             workspace.remove()
-            return Encoded(made["rows"], made["texts"], resumed=made["texts"])
-        # An upload that has begun may go on.
-        replacing = overwrite or (isinstance(place, Remote) and bool(made) and part_of(before, made["looks"]))
-        if before is not None and not replacing:
+            return Encoded(finished["rows"], finished["texts"], resumed=finished["texts"])
+        # An interrupted upload can be resumed.
+        replace = overwrite or (isinstance(destination, Remote) and has_begun(before, finished.get("stat")))
+        if before is not None and not replace:
             raise exists
         workspace.begin(settings, overwrite)
         if not workspace.texts.exists():
@@ -166,32 +164,32 @@ def encode_file(
             sizes = (chunk_size, chunk_size) if chunk_size else (_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
             with atomic_file(workspace.texts) as stream:
                 source.copy(stream, *sizes, lambda rows: on_progress("Checking", rows, None))
-                # The copy is of the bytes that the digests are of.
-                check_unchanged(read_as)
+                # The digests must be those of the copied bytes.
+                check_unchanged(input_stats)
         copy = ParquetCopy(native_file(workspace.texts))
         count = copy.starts[-1]
         parts = [workspace.part(number) for number in range(len(copy))]
-        resumed = _encode(Plan(loaded_as, encoder, workspace), copy, engine, on_progress)
+        resumed = _encode(Plan(model_stats, encoder, workspace), copy, engine, on_progress)
         rows = sum(pq.read_metadata(native_file(part)).num_rows for part in parts)
         on_progress("Writing", 0, rows)
         whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
-        workspace.finish(settings, looks=looks(whole), rows=rows, texts=count)
-        place.take(whole, before if replacing else None, workspace.replaced, partial(in_megabytes, UPLOADING))
-        if isinstance(place, Remote):
-            workspace.finish(settings, looks=place.looks(), rows=rows, texts=count)
+        workspace.finish(settings, stat=stat(whole), rows=rows, texts=count)
+        destination.commit(whole, before if replace else None, workspace.replaced, partial(in_megabytes, UPLOADING))
+        if isinstance(destination, Remote):
+            workspace.finish(settings, stat=destination.stat(), rows=rows, texts=count)
     workspace.remove()
     return Encoded(rows, count, resumed)
 
 
 def _encode(plan: Plan, copy: ParquetCopy, engine: Engine, on_progress: OnProgress) -> int:
-    """Encode the chunks that are not there yet, and return how many rows were."""
+    """Encode the missing chunks, and return the number of texts in the existing ones."""
     todo = [number for number in range(len(copy)) if not plan.workspace.part(number).exists()]
     total = copy.starts[-1]
     done = resumed = total - sum(copy.starts[number + 1] - copy.starts[number] for number in todo)
 
     def on_texts(count: int) -> None:
         nonlocal done
-        # A worker that died, and was started again, tells of some texts twice.
+        # A restarted worker counts some texts twice.
         done = min(done + count, total)
         on_progress("Encoding", done, total)
 
@@ -208,35 +206,34 @@ def _digest(lines: Iterable[str]) -> str:
 def _check_settings(encoder: Encoder, kind: str, keep: Sequence[str], chunk_size: int | None) -> None:
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size}: give a whole number from 1.")
-    own = [EMBEDDING] if encoder.chunk_tokens is None else [EMBEDDING, *OF_CHUNKS]
+    written = [EMBEDDING] if encoder.chunk_tokens is None else [EMBEDDING, *OF_CHUNKS]
     # Sparse and multi-vector models give a text a list of vectors.
     if (saved := saved_class(encoder.model, encoder.revision) or "SentenceTransformer") != "SentenceTransformer":
-        own = list(OF_LISTS)
+        written = list(OF_LISTS)
         names = ("truncate_dim", "normalize", "chunk_tokens", "precision")
-        if asked := [name for name in names if getattr(encoder, name) not in (None, False, "float32")]:
-            said = f"for one vector a text, and {encoder.model} is a {saved}"
-            raise ValueError(f"{', '.join(asked)}: {said}. Leave it out.")
-    if kind == ".npy" and (keep or own != [EMBEDDING]):
-        raise ValueError("An .npy holds one vector a text, and nothing else: give an --out that ends in .parquet.")
-    if set(keep) & set(own) or len(set(keep)) < len(keep):
-        said = f"name each column once, and rename those called as the output's own: {', '.join(own)}"
-        raise ValueError(f"keep {', '.join(keep)}: {said}.")
+        if unfit := [name for name in names if getattr(encoder, name) not in (None, False, "float32")]:
+            raise ValueError(f"{', '.join(unfit)}: not for a {saved} such as {encoder.model}. Leave it out.")
+    if kind == ".npy" and (keep or written != [EMBEDDING]):
+        raise ValueError("An .npy holds one vector a text and nothing else: give an --out that ends in .parquet.")
+    if set(keep) & set(written) or len(set(keep)) < len(keep):
+        taken = f"rename those with a name of the output's columns: {', '.join(written)}"
+        raise ValueError(f"keep {', '.join(keep)}: give each column once, and {taken}.")
 
 
-def _check_apart(place: Place, work: Path, read: Iterable[str | Path]) -> None:
-    """What is read may not lie where the output will, nor the output in a folder that is read."""
-    for each in read:
-        if place.path is None or is_remote(each):
-            one, other = f"{place}/", f"{str(each).rstrip('/')}/"
+def _check_apart(destination: Destination, work: Path, sources: Iterable[str | Path]) -> None:
+    """Raise a ValueError if a source is or contains the output, or the other way around."""
+    for source in sources:
+        if destination.path is None or is_remote(source):
+            one, other = f"{destination}/", f"{str(source).rstrip('/')}/"
             apart = not one.startswith(other) and not other.startswith(one)
         else:
-            inside = Path(each).is_dir() and _within(place.path, Path(each))
-            apart = not (inside or _within(Path(each), place.path) or _within(Path(each), work))
+            inside = Path(source).is_dir() and _within(destination.path, Path(source))
+            apart = not (inside or _within(Path(source), destination.path) or _within(Path(source), work))
         if not apart:
-            raise ValueError(f"--out {place} and {each}, which is read, lie in one another: choose another --out.")
+            raise ValueError(f"--out {destination} and the input {source} overlap: choose another --out.")
 
 
 def _within(path: Path, directory: Path) -> bool:
-    """Whether a path is, or lies in, another one; links are followed."""
+    """Whether a path is or lies in a directory, with links followed."""
     real, above = os.path.realpath(path), os.path.realpath(directory)
     return Path(real).is_relative_to(above) or (path.exists() and directory.exists() and path.samefile(directory))

@@ -1,7 +1,7 @@
-"""The folder next to the output in which a run keeps what it has done, until all of it takes the output's place.
+"""Folder next to the output, in which a run keeps its finished parts until the output is complete.
 
-An output is a file of vectors, ``.npy`` or Parquet, or a directory of Parquet shards; its kind is the suffix of its
-path: ``".npy"``, ``".parquet"``, or ``""`` for a directory. A part is a Parquet file with a chunk.
+An output is an ``.npy`` file, a Parquet file, or a directory of Parquet shards. Its kind is the suffix of its path:
+``".npy"``, ``".parquet"``, or ``""`` for a directory. A part is a Parquet file with the vectors of one chunk.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from filelock import FileLock, Timeout
 
 from ..data.sources import native_file
 from ..files import atomic_file, remove_scratch
-from .places import SUCCESS, Looks, Place, looks
+from .destinations import SUCCESS, Destination, Stat, stat
 
 Settings = dict[str, str | int | bool | None]
 
 
 class Workspace:
-    """``OUT.partial``: what was asked for, and the parts that are done. Plain data, for worker processes.
+    """Folder ``OUT.partial`` with the settings of a run and its finished parts.
+
+    It is plain data, which can be sent to worker processes.
 
     Attributes:
         parts: Folder of the chunks' vectors.
-        texts: The input as a Parquet file, whose row groups are the chunks.
-        whole: The output, all of it, before it comes to its place.
-        replaced: The output that is replaced, for a moment.
-        input: Copies of files that are not on this machine.
+        texts: Input as a Parquet file whose row groups are the chunks.
+        whole: Complete output, before it is moved to its destination.
+        replaced: Previous output, while it is replaced.
+        input: Folder of copies of remote files.
     """
 
     def __init__(self, out: Path) -> None:
@@ -44,24 +46,24 @@ class Workspace:
         self.texts = self.path / "texts.parquet"
         self.whole = self.path / "whole"
         self.replaced = self.path / "replaced"
-        # Hidden: it is there before the manifest, which makes the folder a run's.
+        # Hidden, as it is made before the manifest, which marks the folder as that of a run.
         self.input = self.path / ".input"
         self._manifest = self.path / "manifest.json"
 
     def part(self, number: int) -> Path:
-        """Return the path of a chunk's vectors; names sort as the rows do."""
+        """Return the path of a chunk's vectors. Paths sort in the order of the rows."""
         return self.parts / f"part-{number:08d}.parquet"
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have the folder alone. A run that fails before its first part leaves none.
+        """Lock the folder, and remove it if the run fails before its first part.
 
         Raises:
-            ValueError: If another process is at it, or if the folder is something else.
+            ValueError: If another process has locked it, or it is not the folder of a run.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self._manifest.is_file() or all(path.name.startswith(".") for path in self.path.iterdir())):
-            raise ValueError(f"{self.path} is not an interrupted run's: remove it, or choose another --out.")
+            raise ValueError(f"{self.path} is not the folder of a run: remove it, or choose another --out.")
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=0)
@@ -76,42 +78,42 @@ class Workspace:
                 self.remove()
 
     def begin(self, settings: Settings, overwrite: bool) -> None:
-        """Begin a run, or go on with an interrupted one of the same settings.
+        """Begin a run, or resume an interrupted one with the same settings.
 
         Raises:
-            ValueError: If other settings were used (``overwrite`` begins anew).
+            ValueError: If the interrupted run has other settings, unless ``overwrite`` is set.
         """
         remove_scratch(self.path)
         before = self._read()
         before.pop("finished", None)
         if before and before != settings and not overwrite:
             names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-            told = ", ".join(f"{name} {before.get(name)!r} (now {settings.get(name)!r})" for name in names)
+            changes = ", ".join(f"{name} {before.get(name)!r} (now {settings.get(name)!r})" for name in names)
             raise ValueError(
-                f"{self.path} holds an interrupted run of other settings: {told}. Go on with those, choose another "
-                "--out, or begin anew with --overwrite."
+                f"{self.path} holds an interrupted run with other settings: {changes}. Use those, choose another "
+                "--out, or start again with --overwrite."
             )
         _remove(self.replaced)
         if before != settings:
             for path in (self.parts, self.texts, self.whole):
                 _remove(path)
-            # After that: a folder without a manifest would be taken for somebody else's.
+            # Last, as a folder that has files but no manifest is refused.
             self._write(settings)
         self.parts.mkdir(exist_ok=True)
         remove_scratch(self.parts)
 
-    def finish(self, settings: Settings, **noted: Any) -> None:
-        """Note the look of the whole, which comes to its place next, by which a later run knows it there."""
-        self._write({**settings, "finished": noted})
+    def finish(self, settings: Settings, **summary: Any) -> None:
+        """Write a summary of the complete output, by which a later run recognizes it at its destination."""
+        self._write({**settings, "finished": summary})
 
     def finished(self, settings: Settings) -> dict[str, Any]:
-        """Return the notes of a run of these settings that has made the whole; else nothing."""
-        noted = self._read()
-        made: dict[str, Any] = noted.pop("finished", {})
-        return made if noted == settings else {}
+        """Return the summary of a complete output with these settings, or an empty one."""
+        manifest = self._read()
+        summary: dict[str, Any] = manifest.pop("finished", {})
+        return summary if manifest == settings else {}
 
     def remove(self) -> None:
-        """Remove the folder; the manifest goes last, so that a removal that was ended can go on."""
+        """Remove the folder, the manifest last, so that an interrupted removal can be resumed."""
         if self.path.is_dir():
             for path in self.path.iterdir():
                 if path != self._manifest:
@@ -119,12 +121,12 @@ class Workspace:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def _read(self) -> dict[str, Any]:
-        noted: dict[str, Any] = json.loads(self._manifest.read_text("utf-8")) if self._manifest.is_file() else {}
-        return noted
+        manifest: dict[str, Any] = json.loads(self._manifest.read_text("utf-8")) if self._manifest.is_file() else {}
+        return manifest
 
-    def _write(self, noted: Mapping[str, Any]) -> None:
+    def _write(self, manifest: Mapping[str, Any]) -> None:
         with atomic_file(self._manifest) as stream:
-            stream.write(json.dumps(noted, indent=1).encode())
+            stream.write(json.dumps(manifest, indent=1).encode())
 
 
 def _remove(path: Path) -> None:
@@ -135,25 +137,25 @@ def _remove(path: Path) -> None:
 
 
 def check_unchanged(before: Mapping[Path, object]) -> None:
-    """See that files have not been written since :func:`looks` looked at them.
+    """Check that files still have their previous :func:`stat`.
 
     Raises:
-        ValueError: If one was.
+        ValueError: If a file has changed.
     """
-    for path, looked in before.items():
-        if looks(path) != looked:
+    for path, previous in before.items():
+        if stat(path) != previous:
             raise ValueError(
-                f"{path} was changed during the run. What is done is kept: if the file is again what it was, the same "
-                "command goes on; else begin anew with --overwrite."
+                f"{path} was changed during the run. Restore it and run the same command again to resume, or start "
+                "again with --overwrite."
             )
 
 
 def file_digests(paths: Iterable[Path], on_bytes: Callable[[int, int], None]) -> dict[Path, str]:
-    """Return the SHA-256 of whole files, as hexadecimal digits.
+    """Return the SHA-256 of each file in hexadecimal.
 
     Args:
         paths: The files.
-        on_bytes: Called with how many bytes are read, and of how many.
+        on_bytes: Called with the number of bytes read and of all bytes.
     """
     sizes, digests, done = {path: path.stat().st_size for path in paths}, {}, 0
     for path, size in sizes.items():
@@ -164,53 +166,53 @@ def file_digests(paths: Iterable[Path], on_bytes: Callable[[int, int], None]) ->
     return digests
 
 
-#: Called with how many vectors have been written.
+#: Called with the number of written vectors.
 OnRows = Callable[[int], None]
 
 #: Column of the vectors.
 EMBEDDING = "embedding"
-#: Columns of a sparse model's weights, and that of a vector for each token.
+#: Columns of lists: sparse weights, and token vectors.
 OF_LISTS = ("indices", "values", "vectors")
-#: Columns of a chunk: its text's row in the input, from 0, and its characters there, the first and one past the last.
+#: Columns of a chunk: row of its text in the input, from 0, and its first character and one past the last.
 OF_CHUNKS = ("document", "start", "end")
 
 _PART = re.compile(r"part-\d{8,}\.parquet")
 
 
-def kind_of(place: Place, found: Looks | None) -> str:
-    """Return the kind of output that a place asks for.
+def kind_of(destination: Destination, existing: Stat | None) -> str:
+    """Return the kind of output that belongs at a destination.
 
     Args:
-        place: Where it goes.
-        found: What lies there.
+        destination: Destination of the output.
+        existing: Result of its ``stat()``.
 
     Raises:
-        ValueError: If it is none, or something else lies there, which is not to be replaced.
+        ValueError: If the suffix is unknown, or the existing files are not an output of this kind.
     """
-    if place.suffix not in (".npy", ".parquet", ""):
-        raise ValueError(f"--out {place}: end it in .npy or .parquet, or in nothing for a directory of Parquet shards.")
-    names = [name for name, *_ in found or ()]
-    if place.suffix and found is not None and names != [""]:
-        raise ValueError(f"{place} is a directory: choose another --out, or remove it.")
-    if not place.suffix and not all(_PART.fullmatch(str(name)) or name == SUCCESS for name in names):
-        raise ValueError(f"{place} holds something other than shards: choose another --out, or remove it.")
-    return place.suffix
+    if destination.suffix not in (".npy", ".parquet", ""):
+        raise ValueError(f"--out {destination}: end it in .npy or .parquet, or in no suffix for a directory of shards.")
+    names = [name for name, *_ in existing or ()]
+    if destination.suffix and existing is not None and names != [""]:
+        raise ValueError(f"{destination} is a directory: choose another --out, or remove it.")
+    if not destination.suffix and not all(_PART.fullmatch(str(name)) or name == SUCCESS for name in names):
+        raise ValueError(f"{destination} holds files other than shards: choose another --out, or remove it.")
+    return destination.suffix
 
 
 def write_part(stream: IO[bytes], table: pa.Table) -> None:
-    """Write the vectors of a chunk and what is kept with them."""
+    """Write the vectors and kept columns of a chunk."""
     pq.write_table(table, stream, row_group_size=max(1, len(table)), use_dictionary=_repeating(table.schema))
 
 
 def assemble(kind: str, parts: Sequence[Path], rows: int, whole: Path, on_rows: OnRows) -> Path:
-    """Make the whole of all parts, in their order: a file at ``whole``, or their own folder. Return its path.
+    """Join all parts in order, and return the path of the whole: ``whole``, or the parts' folder for shards.
 
     Args:
-        kind: Of the output.
-        parts: All parts; they stay.
-        rows: How many vectors they hold.
-        whole: Path of a file. If there is one, an earlier call has made it, to its end.
-        on_rows: Called as the work goes on.
+        kind: Kind of output.
+        parts: All parts, which are kept.
+        rows: Number of vectors in all parts.
+        whole: Path of the file. An existing one is complete, and is used.
+        on_rows: Called after each part.
     """
     if not kind:
         return parts[0].parent
@@ -223,7 +225,7 @@ def assemble(kind: str, parts: Sequence[Path], rows: int, whole: Path, on_rows: 
                 for table in tables:
                     writer.write_table(table)
             return whole
-        # The bytes that numpy.save would write.
+        # The same bytes as those of numpy.save.
         vectors = schema.field(EMBEDDING).type
         dtype = np.lib.format.dtype_to_descr(np.dtype(vectors.value_type.to_pandas_dtype()))
         header = {"descr": dtype, "fortran_order": False, "shape": (rows, vectors.list_size)}
@@ -244,5 +246,5 @@ def _read(parts: Sequence[Path], on_rows: OnRows) -> Iterator[pa.Table]:
 
 
 def _repeating(schema: pa.Schema) -> list[str] | bool:
-    """Return the columns whose values may repeat: vectors never do."""
+    """Return the columns that profit from a dictionary: all but those of vectors."""
     return [name for name in schema.names if name not in (EMBEDDING, *OF_LISTS)] or False

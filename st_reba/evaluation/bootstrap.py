@@ -1,20 +1,12 @@
-"""How sure a score is: bootstrap intervals, and which recipes cannot be told from the best.
+"""Scores of weighted items, and confidence intervals from bootstrap replicates.
 
-Scores are made from :class:`Items`, plain data: what each recipe gave for each of N items (sentence pairs, questions,
-texts). Items are drawn with replacement, and all recipes of a table see the same resamples, so that differences between
-them are paired: what makes an item hard makes it hard for all, and the difference of two recipes is surer than either
-score.
+A score is made of :class:`Items`: the values that each recipe has on N items (pairs, queries, texts), and labels. A
+bootstrap replicate is a weight for each item: how often it was drawn. All recipes share the replicates, so that their
+differences are paired.
 
-Intervals are percentile intervals. BCa would be second-order accurate, but wants a leave-one-out pass over the items
-for each recipe and difference, and breaks down where accuracies are near 0 or 1, or many replicates equal the value, as
-those of small question sets do. From some fifty items on, percentile intervals of correlations and means are close to
-it; with fewer they are somewhat too narrow, and where every item is answered right they have no width at all. An
-interval says how much the score would vary with other items of the same kind. It knows nothing of other kinds of text,
-nor of items that depend on one another.
-
-Many recipes are compared with the best at once, and the best was chosen on the same items. No correction is made: of
-twenty recipes that are all equally good, about four will by chance not be tied with the best, and the best one's value
-is too high. "Tied" can be relied on; "not tied" by a little is a hint to confirm on other data.
+Intervals and statements about differences hold for everything that is compared at once (max-T): each replicate's
+largest statistic over all rows decides how wide they are. Correlations are resampled on Fisher's scale and shares on
+the logit scale, where their spread hardly depends on their size.
 """
 
 from __future__ import annotations
@@ -23,61 +15,70 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, logit
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-RESAMPLES = 1000
+#: Number of bootstrap replicates.
+REPLICATES = 400
+#: Share of replicates that an interval leaves out, and that a statement about a difference may be wrong in.
+LEVEL = 0.05
+#: Number of items above which the replicates of a rank statistic are linear in its influence values.
+EXACT = 2000
 
-# Fewer proper replicates than this share of all say nothing about the rest.
-_LEAST_PROPER = 0.9
-
-# Items times resamples at a time: what the caches of a CPU hold.
-_BLOCK = 100_000
+# Replicates without a score are left out; where more than this share are, there is no interval.
+_MOST_UNDEFINED = 0.1
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One score and how sure it is.
+    """One score and its confidence interval.
 
     Attributes:
-        value: As measured on all the data, in the metric's own unit (a correlation, an accuracy).
-        low: Lower end of the 95% bootstrap interval.
-        high: Upper end of it; both NaN where nothing can be resampled.
-        tied: Whether it cannot be told from the best recipe's score on this data: the 95% interval of the paired
-            difference holds 0. The best itself is tied; a control never is.
+        value: Score in the metric's own unit (a correlation, an accuracy).
+        low: Lower end of the simultaneous 95% interval.
+        high: Upper end; both NaN where there is no interval.
+        tied: Whether the score cannot be told from the best recipe's. The best itself is tied; a control never is.
+        corrected: Of the best recipe alone: the value less what the best of many exceeds its own score by. The interval
+            is around it.
     """
 
     value: float
     low: float
     high: float
     tied: bool = False
+    corrected: float | None = None
+
+    @property
+    def best_guess(self) -> float:
+        """The corrected value where there is one, else the value."""
+        return self.value if self.corrected is None else self.corrected
 
 
-#: What a score is of the values of the items.
-Kind = Literal["mean", "spearman", "pearson", "partial_spearman", "average_precision"]
+#: Statistic of the values of the items.
+Kind = Literal["mean", "spearman", "pearson", "average_precision"]
 
 
 @dataclass(frozen=True)
 class Items:
-    """What each recipe gave for each of N items, and which score that makes: see :func:`mean`, :func:`spearman`,
-    :func:`pearson`, :func:`partial_spearman` and :func:`average_precision`, which check what they are given.
+    """Values of each recipe on N items, and the statistic that is their score.
+
+    See :func:`mean`, :func:`spearman`, :func:`pearson` and :func:`average_precision`, which check what they are given.
 
     Attributes:
-        kind: The score.
-        values: (N,) by recipe; NaN is no value, and a recipe that has one has no score.
-        labels: (N,); empty where the score needs none.
-        given: (N,), what a partial correlation is given; else empty.
+        kind: The statistic.
+        values: (N,) by recipe. A recipe with a NaN has no score.
+        labels: (N,); empty where the statistic needs none.
     """
 
     kind: Kind
     values: Mapping[str, Any]
     labels: Sequence[float] | Array = ()
-    given: Sequence[float] | Array = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
@@ -87,192 +88,429 @@ class Items:
         """M names."""
         return list(self.values)
 
-    def part(self, chosen: slice) -> Items:
-        """Some of the items."""
-        values = {recipe: own[chosen] for recipe, own in self.values.items()}
-        return Items(self.kind, values, self.labels[chosen], self.given[chosen])
-
     @cached_property
     def scores(self) -> Array:
-        """(M,): on all items."""
-        return self.scored(np.arange(len(self))[None])[:, 0]
+        """Scores on all items, (M,)."""
+        return self.scored(np.ones((1, len(self))))[:, 0]
 
     @cached_property
     def replicates(self) -> Array:
-        """(M, R): on :data:`RESAMPLES` resamples, drawn once, however many differences are asked for."""
-        return self.drawn(RESAMPLES, 0)
+        """Scores on :data:`REPLICATES` bootstrap replicates, (M, B)."""
+        return self.scored(draw_weights(np.arange(len(self)))[1:])
 
-    def drawn(self, resamples: int, seed: int) -> Array:
-        """(M, R): on R resamples of the items; NaN where a resample has no score, or there is only one item."""
-        if len(self) < 2:
-            return np.full((len(self.values), resamples), np.nan)
-        generator, rows = np.random.default_rng(seed), max(1, _BLOCK // len(self))
-        sizes = [min(rows, resamples - start) for start in range(0, resamples, rows)]
-        blocks = [self.scored(generator.integers(len(self), size=(size, len(self)))) for size in sizes]
-        return np.concatenate(blocks, axis=1)
+    def scored(self, weights: Array) -> Array:
+        """Return scores under item weights, (M, B).
 
-    def scored(self, drawn: Indices) -> Array:
-        """(M, R): on the items of each row of (R, N) indices."""
-        look_up = _ranks if self.kind in ("spearman", "partial_spearman") else _picked
-        beside = [look_up(column, drawn) for column in (self.labels, self.given) if len(column)]
-
-        def score(values: Array) -> Array:
-            if np.isnan(values).any():
-                return np.full(len(drawn), np.nan)
-            return _SCORES[self.kind](values, drawn, *beside)
-
-        return np.stack([score(np.asarray(values, dtype=np.float64)) for values in self.values.values()])
+        Args:
+            weights: (B, N).
+        """
+        rows = np.stack([np.asarray(own, dtype=np.float64) for own in self.values.values()])
+        return scorer(self.kind, weights, self.labels)(rows)
 
 
-@dataclass(frozen=True)
-class Splits:
-    """A score that is the mean of several, each of items of its own: they are resampled one by one.
+def draw_weights(groups: Indices, replicates: int = REPLICATES, seed: int = 0) -> Array:
+    """Draw how often each item counts in each bootstrap replicate, (1 + B, N); the first row is ones.
+
+    Args:
+        groups: (N,), the group of each item, from 0. Groups are drawn, with replacement, as a whole.
+        replicates: B.
+        seed: Seed of the draws.
+    """
+    count, generator = int(groups.max()) + 1, np.random.default_rng(seed)
+    drawn = [np.bincount(generator.integers(count, size=count), minlength=count)[groups] for _ in range(replicates)]
+    dtype = np.float64 if len(groups) <= EXACT else np.float32
+    return np.stack([np.ones(len(groups), dtype=dtype), *(own.astype(dtype) for own in drawn)])
+
+
+# Statistics under weights
+
+
+def scorer(kind: Kind, weights: Array, labels: ArrayLike = ()) -> Callable[[Array], Array]:
+    """Return a function from values (M, N) to scores under item weights (M, B).
+
+    Rows with a NaN have the score NaN, and so have weights under which the statistic is undefined.
+
+    Args:
+        kind: The statistic.
+        weights: (B, N).
+        labels: (N,), where the statistic needs them.
+    """
+    score = _SCORERS[kind](weights, np.asarray(labels, dtype=np.float64))
+
+    def scored(values: Array) -> Array:
+        found, proper = np.full((len(values), len(weights)), np.nan), ~np.isnan(values).any(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if proper.any():
+                found[proper] = score(values[proper])
+        return found
+
+    return scored
+
+
+def _mean_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
+    total = weights.sum(axis=1)
+    return lambda values: np.asarray(values.astype(weights.dtype) @ weights.T / total, dtype=np.float64)
+
+
+def _linear(weights: Array, statistic: Callable[[Array], tuple[float, Array]]) -> Callable[[Array], Array]:
+    """Return a scorer that is linear in influence values: ``statistic`` returns the score and these, (N,)."""
+    mean = _mean_scorer(weights, weights)
+
+    def score(values: Array) -> Array:
+        found = [statistic(own) for own in values]
+        return mean(np.stack([value + influence - influence.mean() for value, influence in found]))
+
+    return score
+
+
+def _pearson_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
+    side = _weighted_deviations(labels, weights)
+    return lambda values: np.stack([_correlation(_weighted_deviations(own, weights), side, weights) for own in values])
+
+
+def _spearman_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
+    if weights.shape[1] > EXACT:
+        by_label = _Order(labels)
+        return _linear(weights, lambda values: _spearman_influence(_Order(values), by_label))
+    side = _midranks(labels, weights)
+    return lambda values: np.stack([_correlation(_midranks(own, weights), side, weights) for own in values])
+
+
+def _average_precision_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
+    if weights.shape[1] > EXACT:
+        return _linear(weights, lambda values: _average_precision_influence(values, labels))
+    positive = weights * labels
+    total = positive.sum(axis=1)
+
+    def score(values: Array) -> Array:
+        # The precision of an item counts all that have its value or more.
+        orders = [_Order(-own) for own in values]
+        return np.stack([
+            (positive * order.spread(order.up_to(positive) / np.maximum(order.up_to(weights), 1e-300))).sum(axis=1)
+            for order in orders
+        ]) / total  # fmt: skip
+
+    return score
+
+
+_SCORERS: dict[Kind, Callable[[Array, Array], Callable[[Array], Array]]] = {
+    "mean": _mean_scorer,
+    "pearson": _pearson_scorer,
+    "spearman": _spearman_scorer,
+    "average_precision": _average_precision_scorer,
+}
+
+
+class _Order:
+    """Items in ascending order of N values, equal ones together.
+
+    Args:
+        values: (N,).
+    """
+
+    def __init__(self, values: Array) -> None:
+        self.order = np.argsort(values, kind="stable")
+        ordered = values[self.order]
+        starts = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+        self.starts = np.flatnonzero(starts)
+        self.place = np.empty(len(values), dtype=np.int64)
+        self.place[self.order] = np.cumsum(starts) - 1
+
+    def sums(self, amounts: Array) -> Array:
+        """Return sums of (..., N) over equal values, (..., G)."""
+        ordered = amounts[..., self.order]
+        return ordered if len(self.starts) == len(self.order) else np.add.reduceat(ordered, self.starts, axis=-1)
+
+    def up_to(self, amounts: Array) -> Array:
+        """Return sums of (..., N) over values up to and with each different one, (..., G)."""
+        return np.cumsum(self.sums(amounts), axis=-1)
+
+    def spread(self, by_value: Array) -> Array:
+        """Return for each item what its value has: (..., G) to (..., N)."""
+        return by_value[..., self.place]
+
+
+def _midranks(values: Array, weights: Array) -> Array:
+    """Return weighted ranks less their mean, (B, N); equal values share the mean of theirs."""
+    order = _Order(values)
+    sums = order.sums(weights)
+    return order.spread(np.cumsum(sums, axis=1) - sums / 2) - weights.sum(axis=1, keepdims=True) / 2
+
+
+def _weighted_deviations(values: Array, weights: Array) -> Array:
+    """Return values less their weighted mean, (B, N)."""
+    values = values - values.mean()
+    return np.asarray(values - (weights @ values / weights.sum(axis=1))[:, None])
+
+
+def _correlation(first: Array, second: Array, weights: Array) -> Array:
+    """Return weighted correlations of deviations (B, N), (B,); NaN where one of them does not vary."""
+    weighted = weights * first
+    squares = np.einsum("bn,bn->b", weighted, first), np.einsum("bn,bn,bn->b", weights, second, second)
+    flat = [square <= 1e-12 * weights.sum(axis=1) * np.abs(side).max(axis=1) ** 2
+            for square, side in zip(squares, (first, second), strict=True)]  # fmt: skip
+    return np.einsum("bn,bn->b", weighted, second) / np.sqrt(
+        np.where(flat[0] | flat[1], np.nan, squares[0] * squares[1])
+    )
+
+
+def _signed_mean(amounts: Array, order: _Order) -> Array:
+    """Return for each item z the mean over items i of sign(value_i - value_z) amount_i, (N,)."""
+    sums = order.sums(amounts)
+    return order.spread(sums.sum() + sums - 2 * np.cumsum(sums)) / len(amounts)
+
+
+def _spearman_influence(by_value: _Order, by_label: _Order) -> tuple[float, Array]:
+    r"""Return Spearman's correlation and the influence of each item on it.
+
+    .. math:: \rho = \frac{E[uv]}{\sqrt{E[u^2] E[v^2]}}, \quad u = E_{x'}[\mathrm{sign}(x - x')]
+    """
+    u, v = (-_signed_mean(np.ones(len(order.place)), order) for order in (by_value, by_label))
+    moments = [float(np.mean(product)) for product in (u * v, u * u, v * v)]
+    changes = [
+        u * v + _signed_mean(v, by_value) + _signed_mean(u, by_label) - 3 * moments[0],
+        u * u + 2 * _signed_mean(u, by_value) - 3 * moments[1],
+        v * v + 2 * _signed_mean(v, by_label) - 3 * moments[2],
+    ]
+    spread = np.sqrt(moments[1] * moments[2])
+    rho = moments[0] / spread
+    return rho, changes[0] / spread - rho / 2 * (changes[1] / moments[1] + changes[2] / moments[2])
+
+
+def _average_precision_influence(values: Array, labels: Array) -> tuple[float, Array]:
+    """Return the average precision and the influence of each item on it."""
+    order = _Order(-values)
+    seen, hits = order.up_to(np.ones(len(values))), order.up_to(labels)
+    precision, share = hits / seen, float(labels.mean())
+    score = float((labels * order.spread(precision)).sum() / labels.sum())
+    # An item changes the precision at every value that is at most its own.
+    found = order.sums(labels) / seen
+    later = [np.cumsum(own[::-1])[::-1] for own in (found, found * precision)]
+    change = labels * order.spread(later[0]) - order.spread(later[1])
+    return score, (labels * (order.spread(precision) - score) + change) / share
+
+
+# How sure scores are
+
+
+class Replicated:
+    """Scores of M rows, and the same on B bootstrap replicates that all rows share.
+
+    Args:
+        scores: By row.
+        drawn: (B,) by row.
+        kind: The statistic.
+        count: Number of items.
+        own: Rows among which the best is looked for; None for all.
+        sure: False where the replicates are not to be relied on.
 
     Attributes:
-        parts: With the same recipes.
+        names: Rows that have a score.
+        best: The row of ``own`` with the best score, the earliest of equals; None if none has a score.
+        sure: Whether there are intervals: ``sure``, and enough replicates have a score.
     """
 
-    parts: Sequence[Items]
+    def __init__(
+        self,
+        scores: Mapping[str, float],
+        drawn: Mapping[str, Array],
+        kind: Kind = "mean",
+        count: int = 1,
+        own: Collection[str] | None = None,
+        sure: bool = True,
+    ) -> None:
+        self.names = [name for name, score in scores.items() if not np.isnan(score)]
+        self.scores = np.array([scores[name] for name in self.names])
+        self.kind, self.count = kind, count
+        self.own = [place for place, name in enumerate(self.names) if own is None or name in own]
+        self.best = self.names[max(self.own, key=lambda place: self.scores[place])] if self.own else None
+        rows = np.stack([drawn[name] for name in self.names]) if self.names else np.empty((0, 0))
+        proper = ~np.isnan(rows).any(axis=0)
+        self.sure = sure and bool(proper.any()) and proper.mean() >= 1 - _MOST_UNDEFINED
+        self.drawn = rows[:, proper]
+        self._place = {name: place for place, name in enumerate(self.names)}
 
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
+    def __contains__(self, name: object) -> bool:
+        return name in self._place
+
+    @cached_property
+    def _centred(self) -> Array:
+        return self.drawn - self.drawn.mean(axis=1, keepdims=True)
+
+    @cached_property
+    def excess(self) -> float:
+        """Amount by which the best of a replicate exceeds its own score, on average over replicates."""
+        if not self.sure or not self.own:
+            return 0.0
+        centred = self._centred[self.own]
+        best = (self.scores[self.own][:, None] + centred).argmax(axis=0)
+        return float(np.take_along_axis(centred, best[None], axis=0).mean())
+
+    def estimates(self, corrects: bool = True) -> dict[str, Estimate]:
+        """Return the score and the simultaneous interval of each row.
+
+        Args:
+            corrects: Whether the best row's interval is around its corrected score.
+        """
+        low, high = self._intervals(self.excess if corrects else 0.0)
+        found = {}
+        for place, name in enumerate(self.names):
+            corrected = self.corrected if corrects and self.sure and name == self.best else None
+            tied = place in self.own and self.tied(name)
+            found[name] = Estimate(float(self.scores[place]), float(low[place]), float(high[place]), tied, corrected)
+        return found
 
     @property
-    def recipes(self) -> list[str]:
-        """M names."""
-        return self.parts[0].recipes
+    def corrected(self) -> float:
+        """Score of the best row less :attr:`excess`."""
+        assert self.best is not None, "there is a best row"
+        return float(self.scores[self._place[self.best]]) - self.excess
+
+    def _intervals(self, excess: float) -> tuple[Array, Array]:
+        if not self.sure:
+            nothing = np.full(len(self.names), np.nan)
+            return nothing, nothing
+        centre = self.scores.copy()
+        if self.best is not None:
+            centre[self._place[self.best]] -= excess
+        drawn = self._transformed(self.drawn)
+        width = half_widths(drawn)
+        middle = self._transformed(centre)
+        return self._back(middle - width), self._back(middle + width)
+
+    def _transformed(self, values: Array) -> Array:
+        if self.kind in ("spearman", "pearson"):
+            return np.arctanh(np.clip(values, -0.999999, 0.999999))
+        return np.asarray(logit((np.clip(values, 0, 1) * self.count + 0.5) / (self.count + 1)))
+
+    def _back(self, values: Array) -> Array:
+        if self.kind in ("spearman", "pearson"):
+            return np.tanh(values)
+        return np.asarray(np.clip((expit(values) * (self.count + 1) - 0.5) / self.count, 0, 1))
+
+    def ahead(self, name: str, other: str) -> bool:
+        """Return whether a row is surely ahead of another one: at once for all of ``own`` against that one."""
+        return self.sure and self.difference(name, other) > self.least(name, other)
+
+    def difference(self, name: str, other: str) -> float:
+        """Return the score of a row less that of another one."""
+        return float(self.scores[self._place[name]] - self.scores[self._place[other]])
+
+    def least(self, name: str, other: str) -> float:
+        """Return the smallest difference between a row and another one that :meth:`ahead` tells."""
+        rows = self.drawn[self.own] - self.drawn[self._place[other]]
+        own = self.drawn[self._place[name]] - self.drawn[self._place[other]]
+        return float(_largest(rows, 1 - LEVEL / 2) * own.std())
+
+    def tied(self, name: str) -> bool:
+        """Return whether a row of ``own`` cannot be told from the best: at once for all pairs of rows."""
+        if self.best is None or name == self.best or not self.sure:
+            return True
+        return self.difference(self.best, name) <= self._told * self._between(self.best, name)
+
+    def within(self, name: str, margin: float) -> bool:
+        """Return whether a row of ``own`` is surely less than ``margin`` behind the best: at once for all pairs."""
+        if self.best is None or not self.sure:
+            return False
+        return self.difference(self.best, name) + self._told * self._between(self.best, name) < margin
+
+    def _between(self, first: str, second: str) -> float:
+        return float((self.drawn[self._place[first]] - self.drawn[self._place[second]]).std())
 
     @cached_property
-    def scores(self) -> Array:
-        """(M,): the mean of the parts' own."""
-        return np.mean([part.scores for part in self.parts], axis=0)
-
-    @cached_property
-    def replicates(self) -> Array:
-        """(M, R): as for :class:`Items`."""
-        return self.drawn(RESAMPLES, 0)
-
-    def drawn(self, resamples: int, seed: int) -> Array:
-        """(M, R): as for :class:`Items`."""
-        return np.mean([part.drawn(resamples, seed + place) for place, part in enumerate(self.parts)], axis=0)
-
-    def joined(self) -> Items:
-        """All items, as if they were one part's."""
-        values = {name: np.concatenate([part.values[name] for part in self.parts]) for name in self.recipes}
-        labels, given = (np.concatenate([getattr(part, of) for part in self.parts]) for of in ("labels", "given"))
-        return Items(self.parts[0].kind, values, labels, given)
+    def _told(self) -> float:
+        """Critical value of the differences between all pairs of ``own``."""
+        drawn = self.drawn[self.own]
+        largest = np.zeros(drawn.shape[1])
+        for place in range(1, len(drawn)):
+            np.maximum(largest, _statistics(drawn[:place] - drawn[place], two_sided=True).max(axis=0), out=largest)
+        return float(np.quantile(largest, 1 - LEVEL))
 
 
-#: What can be resampled.
-Resampled: TypeAlias = Items | Splits
+def _statistics(drawn: Array, two_sided: bool = False) -> Array:
+    """Return centred replicates over their spread, (M, B); 0 where there is none."""
+    centred, spread = drawn - drawn.mean(axis=1, keepdims=True), drawn.std(axis=1, keepdims=True)
+    found = np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 1e-12)
+    return np.abs(found) if two_sided else found
 
 
-def by_halves(items: Items, first: int) -> Resampled:
-    """A score as the mean of those of two halves, of which the first has so many items; 0: of all items.
+def _largest(drawn: Array, share: float, two_sided: bool = False) -> float:
+    """Return the quantile over replicates of the largest statistic of (M, B)."""
+    return float(np.quantile(_statistics(drawn, two_sided).max(axis=0), share))
 
-    A mean over items stays what it is: what an item gives has nothing to do with those of the other half.
+
+def half_widths(drawn: Array) -> Array:
+    """Return half the width of the simultaneous intervals of M rows, (M,), from their replicates.
+
+    Args:
+        drawn: (M, B). Replicates with a NaN are left out; if these are more than a tenth, there are no intervals.
     """
-    if items.kind == "mean" or not first:
-        return items
-    return Splits([items.part(slice(first)), items.part(slice(first, None))])
+    proper = ~np.isnan(drawn).any(axis=0)
+    if proper.mean() < 1 - _MOST_UNDEFINED:
+        return np.full(len(drawn), np.nan)
+    drawn = drawn[:, proper]
+    return np.asarray(drawn.std(axis=1) * _largest(drawn, 1 - LEVEL, two_sided=True))
 
 
-def estimate(items: Resampled, *, controls: Collection[str] = ()) -> dict[str, Estimate]:
-    """Each recipe's score with its 95% interval, and whether it is tied with the best.
+def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estimate]:
+    """Return each recipe's score and simultaneous interval, and whether it is tied with the best.
 
-    The best is the recipe, not a control, with the best score on all items; the earliest of equals. A recipe is tied
-    with it if the 95% interval of their paired difference holds 0, or cannot be had. Where more than a tenth of the
-    resamples have no score (all labels alike, in a correlation), an interval is NaN, with one warning.
+    The scores are as they are: nothing is taken off the best one.
 
     Args:
         items: What is scored.
-        controls: Those of its recipes that are there to be beaten: never the best, never tied.
-
-    Returns:
-        One estimate for each recipe.
+        controls: Recipes that are there to be beaten: never the best, never tied.
 
     Raises:
         ValueError: If a control is none of the recipes.
     """
     if unknown := sorted(set(controls) - set(items.recipes)):
         raise ValueError(f"controls={unknown} are none of the recipes {items.recipes}.")
-    values, replicates = items.scores, items.replicates
-    lows, highs = interval(replicates)
-    if without := [name for name, low, value in zip(items.recipes, lows, values, strict=True)
-                   if np.isnan(low) and not np.isnan(value)]:  # fmt: skip
+    scores = dict(zip(items.recipes, items.scores.tolist(), strict=True))
+    drawn = dict(zip(items.recipes, items.replicates, strict=True))
+    own = set(items.recipes) - set(controls)
+    found = Replicated(scores, drawn, items.kind, len(items), own, sure=len(items) > 1)
+    if not found.sure and found.names:
         warnings.warn(
-            f"There is no interval for {', '.join(without)}: too few resamples of the {len(items)} items have a "
+            f"There is no interval for {', '.join(found.names)}: too few replicates of the {len(items)} items have a "
             "score. More items are needed, or more that differ.",
             stacklevel=2,
         )
-    tied = np.array([name not in controls for name in items.recipes]) & ~np.isnan(values)
-    if tied.any():
-        best = np.where(tied, values, -np.inf).argmax()
-        low, high = interval(replicates - replicates[best])
-        tied &= ~((low > 0) | (high < 0))
-    found = zip(values.tolist(), lows.tolist(), highs.tolist(), tied.tolist(), strict=True)
-    return {name: Estimate(*own) for name, own in zip(items.recipes, found, strict=True)}
+    nothing = {name: Estimate(np.nan, np.nan, np.nan) for name in items.recipes}
+    return nothing | found.estimates(corrects=False)
 
 
 def interval(replicates: Array, level: float = 0.95) -> tuple[Array, Array]:
-    """Percentile intervals of (..., R) replicates: the lower and upper ends, (...).
+    """Return percentile intervals of (..., B) replicates: the lower and upper ends, (...).
 
     Replicates that are NaN are left out; both ends are NaN where these are more than a tenth.
     """
     proper = ~np.isnan(replicates)
-    enough = proper.mean(axis=-1) >= _LEAST_PROPER
+    enough = proper.mean(axis=-1) >= 1 - _MOST_UNDEFINED
     # Rows without any would warn; what stands in for them is not kept.
     kept = np.where(enough[..., None], replicates, 0.0)
     low, high = np.nanquantile(kept, [(1 - level) / 2, (1 + level) / 2], axis=-1)
     return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
 
-def difference(items: Resampled, first: str, second: str) -> tuple[float, float]:
-    """The 95% interval of how much more one recipe scores than another on the same resamples.
+def difference(items: Items, first: str, second: str) -> tuple[float, float]:
+    """Return the 95% interval of the score of one recipe less that of another one.
 
     Args:
         items: What is scored.
         first: Name of the recipe that is to have more.
-        second: Of the other.
+        second: Name of the other.
     """
     first_row, second_row = (items.recipes.index(name) for name in (first, second))
     low, high = interval(items.replicates[first_row] - items.replicates[second_row])
     return float(low), float(high)
 
 
-#: An interval that is just narrow enough leaves out 0 on every second sample of items. To do so on four in five, it has
-#: to be narrower by (1.96 + 0.84) / 1.96.
-_POWER = 1.43
-
-
-def items_to_tell(difference: Estimate, items: int) -> int | None:
-    r"""About how many items it takes to tell a difference of this size from 0, four times in five.
-
-    An interval's width falls with the square root of the number of items:
-
-    .. math:: n' = n \left( \frac{z_{0.975} + z_{0.8}}{z_{0.975}} \cdot \frac{w}{|d|} \right)^2
-
-    with w half the width of the interval on n items. It takes the difference as it was measured for the true one, so it
-    is no more than a hint at the order of magnitude.
-
-    Args:
-        difference: d, of two recipes on the same items, with its 95% interval.
-        items: n, which it was measured on.
-
-    Returns:
-        n'; None where there is no interval, or the difference is 0.
-    """
-    half = (difference.high - difference.low) / 2
-    if np.isnan(half) or difference.value == 0:
-        return None
-    return round(items * (_POWER * half / abs(difference.value)) ** 2)
-
-
 # What is scored
 
 
 def mean(scores: Mapping[str, ArrayLike]) -> Items:
-    """The mean of per-item scores: accuracy, nDCG, a distance.
+    """Return the items of a mean of per-item scores: accuracy, nDCG, a distance.
 
     Args:
         scores: For each recipe (N,). One that holds NaN has no score.
@@ -284,7 +522,7 @@ def mean(scores: Mapping[str, ArrayLike]) -> Items:
 
 
 def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
-    """The Pearson correlation of each recipe's predictions with labels.
+    """Return the items of the Pearson correlation of each recipe's predictions with labels.
 
     Args:
         predictions: For each recipe (N,), such as cosine similarities. One that holds NaN has no score.
@@ -297,33 +535,15 @@ def pearson(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
 
 
 def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
-    """The Spearman correlation of each recipe's predictions with labels; equals share the mean of their ranks.
+    """Return the items of the Spearman correlation with labels; equal values share the mean of their ranks.
 
     Args and errors as for :func:`pearson`.
     """
     return checked_items("spearman", predictions, labels)
 
 
-def partial_spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike, given: ArrayLike) -> Items:
-    r"""The Spearman correlation of each recipe's predictions with labels that is left once another's are given.
-
-    .. math:: \rho_{xy \cdot z} = \frac{\rho_{xy} - \rho_{xz} \rho_{yz}}{\sqrt{(1 - \rho_{xz}^2)(1 - \rho_{yz}^2)}}
-
-    the correlation of what a straight line through the ranks of z leaves of the ranks of x and of y.
-
-    Args:
-        predictions: x: for each recipe (N,). One that holds NaN, or has the order of z, has no score.
-        labels: y, (N,).
-        given: z, (N,).
-
-    Raises:
-        ValueError: If there are none, or they are not equally many, or a label is not finite.
-    """
-    return checked_items("partial_spearman", predictions, labels, given)
-
-
 def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
-    r"""The average precision of each recipe's predictions, for labels of two classes.
+    r"""Return the items of the average precision of each recipe's predictions, for labels of two classes.
 
     .. math:: \mathrm{AP} = \sum_t (R_t - R_{t-1}) P_t
 
@@ -340,8 +560,8 @@ def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -
     return checked_items("average_precision", predictions, labels)
 
 
-def checked_items(kind: Kind, scores: Mapping[str, ArrayLike], *beside: ArrayLike) -> Items:
-    """The items of any score: of each recipe (N,), and beside these the labels, and what is given, (N,) each.
+def checked_items(kind: Kind, scores: Mapping[str, ArrayLike], labels: ArrayLike | None = None) -> Items:
+    """Return the items of any statistic: for each recipe (N,), and labels (N,).
 
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
@@ -350,86 +570,11 @@ def checked_items(kind: Kind, scores: Mapping[str, ArrayLike], *beside: ArrayLik
     lengths = {recipe: len(own) for recipe, own in values.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(f"Every recipe needs the same items, at least one, but these were given: {lengths}.")
-    columns = [np.asarray(column, dtype=np.float64) for column in beside]
-    [count] = set(lengths.values())
-    for column in columns:
-        if column.shape != (count,):
-            raise ValueError(f"{count} predictions and {column.size} labels were given: give one label an item.")
-        if not np.isfinite(column).all():
-            raise ValueError("Some labels are not finite: give a number for each item.")
-    return Items(kind, values, *columns)
-
-
-# Scores of resamples: from a recipe's values, (N,), the resamples, (R, N), and labels as they are drawn, to (R,)
-
-
-def _mean(values: Array, drawn: Indices) -> Array:
-    return values[drawn].mean(axis=1)
-
-
-def _pearson(values: Array, drawn: Indices, labels: Array) -> Array:
-    return _correlation(values[drawn], labels)
-
-
-def _spearman(values: Array, drawn: Indices, labels: Array) -> Array:
-    return _correlation(_ranks(values, drawn), labels)
-
-
-def _partial_spearman(values: Array, drawn: Indices, labels: Array, given: Array) -> Array:
-    ranks = _ranks(values, drawn)
-    with_given, between = _correlation(ranks, given), _correlation(labels, given)
-    left = (1 - with_given**2) * (1 - between**2)
-    # What rounding leaves is nothing.
-    left = np.where(left > 1e-12, left, np.nan)
-    return (_correlation(ranks, labels) - with_given * between) / np.sqrt(left)
-
-
-def _average_precision(values: Array, drawn: Indices, labels: Array) -> Array:
-    """The mean precision of those that are to be found, each at its own value."""
-    found, seen = (_at_least(values, drawn, weights) for weights in (labels, None))
-    total = labels.sum(axis=1)
-    return (labels * found / seen).sum(axis=1) / np.where(total > 0, total, np.nan)
-
-
-_SCORES: dict[Kind, Callable[..., Array]] = {
-    "mean": _mean,
-    "pearson": _pearson,
-    "spearman": _spearman,
-    "partial_spearman": _partial_spearman,
-    "average_precision": _average_precision,
-}
-
-
-def _picked(values: ArrayLike, drawn: Indices) -> Array:
-    """(R, N): what is drawn."""
-    return np.asarray(values, dtype=np.float64)[drawn]
-
-
-def _ranks(values: ArrayLike, drawn: Indices) -> Array:
-    """(R, N): the ranks of what is drawn; equals share the mean of theirs."""
-    counts, chosen = _counts(values, drawn)
-    return np.take_along_axis(np.cumsum(counts, axis=1) - (counts - 1) / 2, chosen, axis=1)
-
-
-def _at_least(values: Array, drawn: Indices, weights: Array | None) -> Array:
-    """(R, N): how many of what is drawn have the value of each draw or more, or what they weigh."""
-    counts, chosen = _counts(values, drawn, weights)
-    return np.take_along_axis(counts[:, ::-1].cumsum(axis=1)[:, ::-1], chosen, axis=1)
-
-
-def _counts(values: ArrayLike, drawn: Indices, weights: Array | None = None) -> tuple[Array, Indices]:
-    """How often each of G different values is drawn, (R, G), in ascending order; and which one each draw is, (R, N)."""
-    different, places = np.unique(np.asarray(values), return_inverse=True)
-    chosen = places[drawn]
-    slots = chosen + len(different) * np.arange(len(drawn))[:, None]
-    counts = np.bincount(slots.ravel(), None if weights is None else weights.ravel(), len(different) * len(drawn))
-    return counts.reshape(len(drawn), -1).astype(np.float64), chosen
-
-
-def _correlation(first: Array, second: Array) -> Array:
-    """(R,), of (R, N) each; NaN where one of them does not vary, but by rounding."""
-    one, other = (side - side.mean(axis=1, keepdims=True) for side in (first, second))
-    squares = [np.einsum("rn,rn->r", side, side) for side in (one, first, other, second)]
-    flat = (squares[0] <= 1e-12 * squares[1]) | (squares[2] <= 1e-12 * squares[3])
-    spread = np.sqrt(np.where(flat, np.nan, squares[0] * squares[2]))
-    return np.einsum("rn,rn->r", one, other) / spread
+    if labels is None:
+        return Items(kind, values)
+    column, [count] = np.asarray(labels, dtype=np.float64), set(lengths.values())
+    if column.shape != (count,):
+        raise ValueError(f"{count} predictions and {column.size} labels were given: give one label an item.")
+    if not np.isfinite(column).all():
+        raise ValueError("Some labels are not finite: give a number for each item.")
+    return Items(kind, values, column)

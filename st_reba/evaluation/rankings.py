@@ -1,7 +1,6 @@
-"""Rankings of documents, and what is made of them: several fused into one, the first of one in another order.
+"""Rankings of documents by models, and their fusion.
 
-What ranks documents has ``nearest``, as :class:`st_reba.evaluation.tasks.Similarity` has it. It may be a model with
-vectors, tokens or words, a fusion of several, or a reranking of another's first::
+A ranker has ``nearest``, as :class:`st_reba.evaluation.tasks.Similarity` has it::
 
     data = read_data("folder-in-the-layout-of-beir")
     dense, sparse = ByModel(SentenceTransformer("dense")), ByModel(SparseEncoder("sparse"))
@@ -14,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.tables import Retrieval
 from . import bootstrap
 from .bootstrap import Estimate
-from .tasks import Array, Ranker, RetrievalTask
+from .tasks import Ranker, RetrievalTask
 
 #: What a ranking counts for by its documents' ranks: the constant of the authors of reciprocal rank fusion.
 FUSION_CONSTANT = 60
@@ -91,55 +89,6 @@ class ByModel:
 
 
 @dataclass(frozen=True)
-class LateInteraction:
-    """Similarity by MaxSim, with which any task of :mod:`.tasks` measures a model that gives each token a vector.
-
-    ``task_of(read_data("cranfield")).measure(LateInteraction(model))`` gives nDCG@10 and recall@100 of each query.
-    Queries and documents are encoded by ``encode_query`` and ``encode_document``, behind the model's own prompts; other
-    than by :class:`ByModel`, no more than a chunk of documents has its vectors in memory.
-
-    Attributes:
-        model: Whose vectors; its own similarity decides between MaxSim and its mean over the tokens of a query.
-        batch_size: Texts at a time.
-        chunk_size: Documents whose vectors are in memory at a time.
-    """
-
-    model: Any
-    batch_size: int = 32
-    chunk_size: int = 1024
-
-    def cosines(self, first: Sequence[str], second: Sequence[str]) -> Array:
-        """Of each text with the one in its place among the others, (B,): the mean MaxSim of both directions.
-
-        It lies between -1 and 1 and is the same whichever text comes first, as a cosine is: neither is a query here.
-        """
-        sides = [self._encoded(texts, "encode") for texts in (first, second)]
-        to, fro = (
-            self.model.similarity_pairwise(queries, documents, length_normalize=True)
-            for queries, documents in (sides, sides[::-1])
-        )
-        return np.asarray(((to + fro) / 2).cpu().numpy(), dtype=np.float64)
-
-    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
-        """For each query the documents that score highest, at most so many: their indices and scores, falling."""
-        asked = self._encoded(queries, "encode_query")
-        found: list[Hits] = [[] for _ in queries]
-        for start in range(0, len(documents), self.chunk_size):
-            chunk = self._encoded(documents[start : start + self.chunk_size], "encode_document")
-            best = _best(self.model.similarity(asked, chunk).cpu(), count)
-            for hits, more in zip(found, best, strict=True):
-                hits += [(start + index, score) for index, score in more]
-                hits.sort(key=lambda hit: -hit[1])
-                del hits[count:]
-        return found
-
-    def _encoded(self, texts: Sequence[str], how: str) -> list[Tensor]:
-        """(tokens, D) of each text."""
-        found: list[Tensor] = getattr(self.model, how)(list(texts), batch_size=self.batch_size, show_progress_bar=False)
-        return found
-
-
-@dataclass(frozen=True)
 class Fusion:
     """Several rankings as one: see :func:`fused`.
 
@@ -160,49 +109,6 @@ class Fusion:
             fused([own[: self.depth] for own in rankings], self.constant)[:count]
             for rankings in zip(*found, strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class Reranking:
-    """The first documents of a ranking in the order that a cross-encoder gives them; behind them the others as before.
-
-    Attributes:
-        first: What finds documents.
-        model: A ``CrossEncoder``: its ``predict`` scores pairs of a query and a document.
-        depth: How many documents of each query it is asked about.
-        batch_size: Pairs at a time.
-    """
-
-    first: Ranker
-    model: Any
-    depth: int = 20
-    batch_size: int = 32
-
-    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
-        """For each query the documents, at most so many; a score falls with the rank, and says nothing else."""
-        found = self.first.nearest(queries, documents, max(count, self.depth))
-        pairs = [
-            (query, documents[index])
-            for query, hits in zip(queries, found, strict=True)
-            for index, _ in hits[: self.depth]
-        ]
-        scores = iter(self.model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False) if pairs else [])
-        return [reranked(hits, [float(next(scores)) for _ in hits[: self.depth]])[:count] for hits in found]
-
-
-def reranked(hits: Sequence[tuple[int, float]], scores: Sequence[float]) -> Hits:
-    """The first documents in the order of new scores, and behind them the others as they were.
-
-    Args:
-        hits: Of one query: indices and scores.
-        scores: Of as many of the first as were asked about.
-
-    Returns:
-        Indices, with scores that fall from one to the next: those of both kinds together would be in no order.
-    """
-    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
-    indices = [hits[position][0] for position in order] + [index for index, _ in hits[len(scores) :]]
-    return [(index, -float(rank)) for rank, index in enumerate(indices)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ gives the scores of ST's own evaluators of the same task, under the same names; 
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,6 @@ from pydantic import Field
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import pairwise_cos_sim, semantic_search
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -48,7 +45,11 @@ NO_LABELS = (
     "task."
 )
 
-#: Nearest texts that say of which class a text is.
+#: Least number of pairs that are alike, and of texts in classes, for an interval of their score.
+LEAST_POSITIVES = 20
+LEAST_CLASSIFIED = 100
+
+#: Number of nearest texts that tell the class of a text, at most.
 _NEIGHBOURS = 5
 
 
@@ -126,9 +127,11 @@ class Measure:
             return ""
         return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
 
-    def show_with_interval(self, estimate: Estimate) -> str:
-        """Both."""
-        return f"{self.show(estimate.value)} {self.show_interval(estimate)}".rstrip()
+    def show_with_interval(self, estimate: Estimate, mark: str = "") -> str:
+        """Return the value, behind it a mark, the corrected value of the best recipe, and the interval."""
+        value = f"{self.show(estimate.value)}{mark}"
+        corrected = "" if estimate.corrected is None else f", corrected {self.show(estimate.corrected)}"
+        return f"{value}{corrected} {self.show_interval(estimate)}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class Score:
         kind: How it is made.
         labels: (N,), where that needs them.
         name: In sentence-transformers; empty where that has no such score.
+        has_interval: Whether there are enough items for an interval that covers.
     """
 
     column: Measure
@@ -148,11 +152,12 @@ class Score:
     kind: Kind = "mean"
     labels: Sequence[float] | None = None
     name: str = ""
+    has_interval: bool = True
 
     def items(self, measured: Mapping[str, Measured]) -> Items:
         """What makes the score of each recipe."""
         values = {recipe: own[self.of] for recipe, own in measured.items()}
-        return bootstrap.checked_items(self.kind, values, *([] if self.labels is None else [self.labels]))
+        return bootstrap.checked_items(self.kind, values, self.labels)
 
 
 class Task(BaseEvaluator):
@@ -184,10 +189,6 @@ class Task(BaseEvaluator):
     def measure(self, similarity: Any) -> Measured:
         """What each item gives, (N,), by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
 
-    def deciding(self, similarity: Any) -> Measured:
-        """Of that at least what the score that decides is made of."""
-        return self.measure(similarity)
-
     @property
     @abstractmethod
     def scores(self) -> list[Score]:
@@ -205,19 +206,6 @@ class Task(BaseEvaluator):
     def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
         """What makes each score, by its name in sentence-transformers, the one that decides first."""
         return {score.name: score.items(measured) for score in self.scores if score.name}
-
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        """The scores as columns of a table, the one that decides first.
-
-        Args:
-            measured: By recipe.
-            overlap: What tf-idf gives, by the name of its result; None: there is neither that nor what is beyond it.
-            counted_on: How many texts tf-idf was counted on.
-        """
-        every = {**(overlap or {}), **measured}
-        return [(score.column, score.items(every)) for score in self.scores]
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -255,22 +243,6 @@ class PairTask(Task):
             Score(values, "cosine", "pearson", self.data.scores, "pearson_cosine"),
         ]
 
-    def columns(
-        self, measured: Mapping[str, Measured], overlap: Mapping[str, Measured] | None = None, counted_on: int = 0
-    ) -> list[tuple[Measure, Items]]:
-        columns = super().columns(measured, overlap, counted_on)
-        if overlap is not None:
-            note = (
-                "What is left of it once the ranks by tf-idf are taken out: partial rank correlation with the labels, "
-                f"given the cosine of the tf-idf of the texts' tokens, counted on {counted_on} texts."
-            )
-            beyond = Measure("Beyond overlap", "partial Spearman x 100", note=note, unit=self.unit)
-            cosines = {recipe: own["cosine"] for recipe, own in measured.items()}
-            [given] = overlap.values()
-            # tf-idf itself has nothing beyond it.
-            columns.insert(1, (beyond, bootstrap.partial_spearman(cosines, self.data.scores, given["cosine"])))
-        return columns
-
 
 class TwoClassesTask(PairTask):
     """Pairs in two classes: average precision, where the pairs are ordered by their cosines."""
@@ -288,7 +260,7 @@ class TwoClassesTask(PairTask):
         ranked = "Rank correlation of cosine similarities with the two classes."
         ranks = Measure("Two classes, Spearman", "Spearman x 100", note=ranked, unit=self.unit)
         return [
-            Score(precision, "cosine", "average_precision", alike, "cosine_ap"),
+            Score(precision, "cosine", "average_precision", alike, "cosine_ap", sum(alike) >= LEAST_POSITIVES),
             Score(ranks, "cosine", "spearman", self.data.scores),
         ]
 
@@ -305,7 +277,8 @@ class TripletTask(Task):
     def measure(self, similarity: Similarity) -> Measured:
         positive = similarity.cosines(self.data.anchors, self.data.positives)
         negative = similarity.cosines(self.data.anchors, self.data.negatives)
-        return {"correct": (positive > negative).astype(np.float64)}
+        # Ties count half.
+        return {"correct": (np.sign(positive - negative) + 1) / 2}
 
     @property
     def scores(self) -> list[Score]:
@@ -355,68 +328,51 @@ class RetrievalTask(Task):
 
 
 class ClassesTask(Task):
-    """Texts in classes: how often the nearest texts tell a text's class, and how well clusters agree with the classes.
+    """Texts in classes: how often the nearest texts tell a text's class.
 
     A text that is alone in its class is never right: no other text has its class. :func:`st_reba.data.tables.read_data`
     leaves such texts out.
+
+    Args:
+        data: What was read.
+        batch_size: As for :class:`Task`.
+        neighbours: Number of nearest texts; None: one less than the smallest class has texts, 5 at most.
     """
 
     unit = "labelled texts"
     data: Classes
 
-    def __init__(self, data: Classes, batch_size: int = 32) -> None:
+    def __init__(self, data: Classes, batch_size: int = 32, neighbours: int | None = None) -> None:
         _, self.classes, self.sizes = np.unique(list(data.labels.values()), return_inverse=True, return_counts=True)
+        self.neighbours = neighbours or int(np.clip(self.sizes.min() - 1, 1, _NEIGHBOURS))
         super().__init__(data, batch_size)
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
         return [("", self.data.texts())]
 
     def measure(self, similarity: Similarity) -> Measured:
-        vectors = similarity.unit_vectors(self.data.texts())
-        return {"right": self._right(vectors), "agreement": self._agreement(vectors)}
-
-    def deciding(self, similarity: Similarity) -> Measured:
-        # Without k-means, which would take most of the time of a choice among hundreds.
         return {"right": self._right(similarity.unit_vectors(self.data.texts()))}
 
     def _right(self, vectors: Any) -> Array:
-        """Whether most of the nearest others are of a text's class."""
+        """Return shares of the accuracy of the nearest others' classes, (N,): see :func:`accuracy_shares`."""
         if not self.scorable or not np.isfinite(vectors.sum()):
             return np.full(len(self.data), np.nan)
-        count = min(_NEIGHBOURS, len(self.data) - 1)
+        # One more than vote, to take the place of one that is left out.
+        count = min(self.neighbours + 1, len(self.data) - 1)
         # Without texts of its own to look for, it takes none for its own neighbour.
         _, nearest = NearestNeighbors(n_neighbors=count, metric="cosine").fit(vectors).kneighbors()
-        classes = self.classes[nearest]
-        votes = (classes[:, :, None] == classes[:, None, :]).sum(axis=2)
-        # Of equals the first, which is the nearest.
-        voted = classes[np.arange(len(classes)), votes.argmax(axis=1)]
-        return np.asarray(voted == self.classes, dtype=np.float64)
-
-    def _agreement(self, vectors: Any) -> Array:
-        """What each text adds to the V-measure of clusters."""
-        if not self.scorable or not np.isfinite(vectors.sum()):
-            return np.full(len(self.data), np.nan)
-        with warnings.catch_warnings():
-            # Fewer different vectors than clusters, where many texts look the same.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            clusters = KMeans(len(self.sizes), n_init=10, random_state=0).fit_predict(vectors)
-        return v_measure_shares(self.classes, clusters)
+        return accuracy_shares(self.classes, nearest, min(self.neighbours, count))
 
     @property
     def scores(self) -> list[Score]:
         count, chance = len(self.data), float(self.sizes.max() / len(self.data))
         note = (
-            f"How many of {count} texts in {len(self.sizes)} classes are of the class that most of their {_NEIGHBOURS} "
-            "nearest others have, by cosine; of classes as frequent the nearest text's counts. Naming the largest "
-            f"class every time scores {100 * chance:.1f}."
+            f"How many of {count} texts in {len(self.sizes)} classes are of the class that most of their "
+            f"{self.neighbours} nearest others have, by cosine; of classes as frequent the nearest text's counts. "
+            f"Naming the largest class every time scores {100 * chance:.1f}."
         )
-        nearest = Measure("Classes", f"{_NEIGHBOURS}-NN accuracy x 100", chance=chance, note=note, unit=self.unit)
-        note = (
-            f"V-measure of the classes of {count} texts and of as many clusters, by k-means on vectors of length one; "
-            "the interval takes the clusters as they are."
-        )
-        clusters = Measure("Clusters", "V-measure x 100", note=note, unit=self.unit)
-        return [Score(nearest, "right", name="knn_accuracy"), Score(clusters, "agreement", name="v_measure")]
+        nearest = Measure("Classes", f"{self.neighbours}-NN accuracy x 100", chance=chance, note=note, unit=self.unit)
+        return [Score(nearest, "right", name="knn_accuracy", has_interval=count >= LEAST_CLASSIFIED)]
 
     @property
     def scorable(self) -> bool:
@@ -424,40 +380,46 @@ class ClassesTask(Task):
         return len(self.sizes) > 1 and bool(self.sizes.max() > 1)
 
 
-def v_measure_shares(classes: ArrayLike, clusters: ArrayLike) -> Array:
-    r"""What each text adds to the V-measure of a clustering (Rosenberg and Hirschberg, EMNLP 2007); their mean is it.
+def accuracy_shares(classes: ArrayLike, nearest: NDArray[np.int64], count: int) -> Array:
+    r"""Return what each text adds to the accuracy of its neighbours' vote; the mean of the shares is the accuracy.
 
-    .. math:: V = 2 - 2 \frac{H(C, K)}{H(C) + H(K)}
-
-    the harmonic mean of homogeneity and completeness. A share is V plus its influence function at the text, so that
-    resampled means give the interval of the delta method. V of resampled texts would not: texts that are drawn twice
-    make it too high, by more than an interval is wide where there are many classes.
+    A share is whether the text is right, and a third of what it adds to others: where it is among their nearest, the
+    next one would vote in its place. Resampled means of the shares give the interval. Right and wrong alone have 0.7 to
+    1.0 of the spread between samples, a third 0.9 to 1.2, all of what it adds 1.6 to 2.2: what several texts change
+    together would count once for each of them.
 
     Args:
-        classes: C, (N,), at least two different ones.
-        clusters: K, (N,).
+        classes: (N,).
+        nearest: (N, K) indices of the nearest other texts, the nearest first; K is ``count`` or one more.
+        count: Number of neighbours that vote.
 
     Returns:
         (N,).
     """
-    labels, found = np.asarray(classes), np.asarray(clusters)
-    _, both = np.unique(np.stack([labels, found]), axis=1, return_inverse=True)
+    labels, number = np.asarray(classes), len(nearest)
 
-    def surprise(values: NDArray[Any]) -> Array:
-        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-        return np.asarray(-np.log(counts / len(values))[places])
+    def right(voters: NDArray[Any]) -> Array:
+        votes = (voters[:, :, None] == voters[:, None, :]).sum(axis=2)
+        # Of equals the first, which is the nearest.
+        return np.asarray(voters[np.arange(number), votes.argmax(axis=1)] == labels, dtype=np.float64)
 
-    joint, apart = surprise(both.ravel()), surprise(labels) + surprise(found)
-    ratio = joint.mean() / apart.mean()
-    return np.asarray(2 - 2 * ratio - 2 / apart.mean() * (joint - ratio * apart))
+    found = labels[nearest]
+    correct = right(found[:, :count])
+    left_out = np.zeros(number)
+    for place in range(count):
+        others = np.delete(found, place, axis=1)
+        change = right(others) - correct if others.shape[1] else -correct
+        left_out += np.bincount(nearest[:, place], change, number)
+    return np.asarray(correct - (left_out - left_out.mean()) / 3)
 
 
-def task_of(data: Labelled, batch_size: int = 32) -> Task:
-    """The task that labelled data are.
+def task_of(data: Labelled, batch_size: int = 32, neighbours: int | None = None) -> Task:
+    """Return the task that labelled data are.
 
     Args:
         data: What was read.
         batch_size: As for :class:`Task`.
+        neighbours: As for :class:`ClassesTask`.
 
     Raises:
         ValueError: If the texts have no labels.
@@ -469,5 +431,5 @@ def task_of(data: Labelled, batch_size: int = 32) -> Task:
     if isinstance(data, Triplets):
         return TripletTask(data, batch_size)
     if isinstance(data, Classes):
-        return ClassesTask(data, batch_size)
+        return ClassesTask(data, batch_size, neighbours)
     return (TwoClassesTask if data.two_classes else PairTask)(data, batch_size)

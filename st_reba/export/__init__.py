@@ -1,6 +1,6 @@
-"""Models for other places: what ``st-reba export`` writes, usable without it. One file a kind."""
+"""Export of models for use without st_reba, with or without ``st-reba export``."""
 
 from .plain import save_plain
-from .static import static_model, token_vectors, usual_layer
+from .static import default_layer, static_model, token_vectors
 
-__all__ = ["save_plain", "static_model", "token_vectors", "usual_layer"]
+__all__ = ["default_layer", "save_plain", "static_model", "token_vectors"]

@@ -1,7 +1,7 @@
-"""A recipe as a plain sentence-transformers directory, for inference engines, which know none of our modules.
+"""Export of a recipe as a plain sentence-transformers directory, for inference engines that lack our modules.
 
-What stands around a text, and that it stands several times, goes into the tokenizer: ``tokenizer.json`` adds fixed
-tokens before, between and behind copies of the text, after it was truncated, and every engine reads it.
+Templates and repetitions go into the tokenizer, which every engine runs: ``tokenizer.json`` truncates a text, and then
+adds fixed tokens before, between and after its copies.
 """
 
 from __future__ import annotations
@@ -20,88 +20,88 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from ..modules import CausalModule, CausalTransformer, EchoModule
 
-#: The names that all versions of ST read, and engines look for.
+#: Names that all versions of ST, and engines, read.
 _MODULES = "sentence_transformers.models"
 _POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
-# Texts that a finished directory is tried on: the last ones are longer than most limits.
+# Texts to compare vectors on, one of which is longer than most limits.
 _PROBES = ["a", "Who said so?", 'He said "no"', "我爱自然语言处理。", "我爱你", "Zwölf Boxkämpfer 🥊 "]
 _LONG_PROBE = "a b c " * 700
-# Cosine distance to what is exported, above which it is not the same; half precision rounds.
-_SAME = {torch.float32: 1e-5}
-_SAME_IN_HALF = 1e-2
+# Greatest cosine distance between equal vectors, which rounding causes in half precision.
+_TOLERANCES = {torch.float32: 1e-5}
+_TOLERANCE_IN_HALF = 1e-2
 
 
 def save_plain(model: SentenceTransformer, directory: Path, *, pieces: bool = False) -> None:
     """Write a model as a plain SentenceTransformer, which gives the same vectors without st_reba.
 
-    These can be: the classical embedding and Echo, in any template, read at the last token (or, where every token of
-    the input is read, as a mean), with an early exit. What is written is loaded and compared before this returns.
+    Classical embeddings and Echo can be exported, with any template and with an early exit, if they pool the last
+    token or every token of the input. The written model is loaded and its vectors are compared.
 
     Args:
-        model: Whose first module is one of st_reba's.
-        directory: An empty one.
-        pieces: Tokenise a template and its text apart, and leave the text as it is, as an engine does; the vectors are
-            then those of ``tokenization="pieces"`` and ``normalize_text=False``.
+        model: Model whose first module is one of st_reba.
+        directory: Empty directory.
+        pieces: Whether to tokenize template and text separately and not to normalize the text, as engines do. The
+            vectors are then those of ``tokenization="pieces"`` and ``normalize_text=False``.
 
     Raises:
-        ValueError: If an engine cannot carry the recipe, with the reason; or if the written model gives other vectors.
+        ValueError: If an engine cannot run the recipe, or the written model gives other vectors.
     """
     module = _checked(model, pieces)
     if pieces:
         module = copy.copy(module)
         module.tokenization, module.normalize_text = "pieces", False
     module.model.save_pretrained(directory)
-    _name_as_before(directory / "config.json", _older_rotation(module.model.config))
-    # What stands behind the last copy and is not read is nothing to a causal model.
+    _update_json(directory / "config.json", _rope_of_transformers_4(module.model.config))
+    # A causal model does not need the tokens after the last one that is pooled.
     tokenizer = _tokenizer(module, to_the_end=module.pool_over != "text" or model[1].pooling_mode == "mean")
     tokenizer.save_pretrained(directory)
-    _name_as_before(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    _update_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     _write_pipeline(model, directory, tokenizer.model_max_length if module.max_seq_length else None)
     _compare(model, module, directory)
 
 
 def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
-    """The first module of a model that engines can carry.
+    """Return the first module of a model that engines can run.
 
     Raises:
-        ValueError: If they cannot, with the reason.
+        ValueError: If engines cannot run the model.
     """
-    module, *behind = model.children()
+    module, *following = model.children()
     name = type(module).__name__
     if not isinstance(module, CausalModule):
-        raise ValueError(f"The model's first module is {name}, none of st_reba's: it is plain as it is.")
-    pooling = behind[0] if behind else None
+        raise ValueError(f"The model's first module is {name}, which engines can run without an export.")
+    pooling = following[0] if following else None
     mode = getattr(pooling, "pooling_mode", "")
     mode = mode if isinstance(mode, str) else "+".join(mode)
-    others = [*map(str, module.changes)]
+    changes = [*map(str, module.changes)]
     literal = any(module._template.literals)
     prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
     refusals = [
         (
             type(module) not in (CausalTransformer, EchoModule),
-            f"{name} does more than one causal pass read as it is, which no engine runs: serve it with st_reba. "
-            "CausalTransformer and EchoModule can be exported.",
+            f"{name} does more than one causal pass, which no engine runs. Serve it with st_reba, or export a "
+            "CausalTransformer or an EchoModule.",
         ),
-        (others, f"An engine runs the language model unchanged, and here it has {', '.join(others)}."),
+        (changes, f"An engine runs the language model unchanged, and here it has {', '.join(changes)}."),
         (
-            not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in behind[1:]),
-            f"Behind {name} stand {', '.join(type(part).__name__ for part in behind)}: an engine runs Pooling and "
-            "Normalize alone, in this order.",
+            not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in following[1:]),
+            f"{name} is followed by {', '.join(type(part).__name__ for part in following)}: an engine runs only "
+            "Pooling and Normalize, in this order.",
         ),
         (
-            mode not in ("lasttoken", "mean") or (mode == "mean" and not _reads_all(module)),
+            mode not in ("lasttoken", "mean") or (mode == "mean" and not _pools_all(module)),
             f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}": an engine pools every '
             'token of the input or the last. Build it with Pooling("lasttoken").',
         ),
         (
             not module.final_norm,
-            "final_norm=False: an engine runs the norm behind the last layer. Use final_norm=True.",
+            "final_norm=False: an engine runs the norm after the last layer. Use final_norm=True.",
         ),
         (
             module.copies > 2,
-            f"repetitions={module.copies}: of a long text that is cut, tokenizers keeps every combination of the "
-            "parts of all copies, which takes minutes. Two copies can be exported.",
+            f"repetitions={module.copies}: for a truncated text, tokenizers keeps every combination of the parts of "
+            "all copies, which takes minutes. Two copies can be exported.",
         ),
         (
             not getattr(module.tokenizer, "is_fast", False),
@@ -109,83 +109,81 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
         ),
         (
             literal and module.tokenization == "whole" and not pieces,
-            f"The template {str(module._template)!r} and a text are tokenised as one string, and an engine puts fixed "
-            "tokens around a text. Export it with pieces (--pieces): its vectors are then those of a model built with "
-            'tokenization="pieces".',
+            f"The template {str(module._template)!r} and a text are tokenized as one string, and an engine adds fixed "
+            'tokens. Export with pieces (--pieces), which gives the vectors of tokenization="pieces".',
         ),
         (
             module.normalize_text and not pieces,
-            "normalize_text=True: an engine leaves a text's marks as they are. Export it with pieces (--pieces): its "
-            "vectors are then those of a model built with normalize_text=False.",
+            "normalize_text=True: an engine does not normalize texts. Export with pieces (--pieces), which gives the "
+            "vectors of normalize_text=False.",
         ),
         (
             module._template.takes_prompt,
-            f"The template {str(module._template)!r} has the prompt behind or within its words, and an engine puts "
-            "fixed tokens around a text. Export one model for each prompt, which has its words in the template.",
+            f"The template {str(module._template)!r} has a place for the prompt, and an engine adds fixed tokens. "
+            "Export a model for each prompt, with the prompt's words in its template.",
         ),
         (
             prompts and (literal or module.copies > 1 or module.tokenization == "pieces"),
-            f"The model has the prompts {prompts}, and its template stands behind them, where an engine puts it in "
-            "front. Leave the prompts out (model.prompts = {}), or the template.",
+            f"The model has the prompts {prompts} before its template, and an engine adds the template before them. "
+            "Remove the prompts (model.prompts = {}), or the template.",
         ),
         (
             model.prompts.get(model.default_prompt_name or ""),
-            f'The prompt "{model.default_prompt_name}" is the default, and engines put none before a text unasked. Set '
+            f'The prompt "{model.default_prompt_name}" is the default, and engines have no default prompt. Set '
             "model.default_prompt_name = None, and let clients ask for it.",
         ),
     ]
-    for refused, sentence in refusals:
+    for refused, message in refusals:
         if refused:
-            raise ValueError(sentence)
+            raise ValueError(message)
     return module
 
 
-def _reads_all(module: CausalModule) -> bool:
-    """Whether every token of the input is handed on."""
+def _pools_all(module: CausalModule) -> bool:
+    """Whether the pooling covers every token of the input."""
     if module.copies > 1:
         return False
     frame = module.frames()[0]
-    around = [*module._template.literals, *frame.before, *frame.after]
-    reads_from_the_text = module.pool_over == "all" and not module._template.literals[0]
-    return module.pool_over == "whole" or reads_from_the_text or not any(around)
+    added = [*module._template.literals, *frame.before, *frame.after]
+    pools_from_the_text = module.pool_over == "all" and not module._template.literals[0]
+    return module.pool_over == "whole" or pools_from_the_text or not any(added)
 
 
 # The tokenizer
 
 
 def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFast:
-    """Adds what stands around a text, between its copies and behind them, and truncates one copy as the module does."""
-    given: Any = module.tokenizer
+    """Return a tokenizer that truncates a text as the module does, repeats it and adds the template's tokens."""
+    original: Any = module.tokenizer
     frame = module.frames()[0]
     parts = [[*frame.before, *frame.literals[0]], *frame.literals[1:]]
     parts[-1] = [*parts[-1], *frame.after] if to_the_end else []
-    around = [[token for token, _ in part] for part in parts]
-    backend = Tokenizer.from_str(given.backend_tokenizer.to_str())
+    added = [[token for token, _ in part] for part in parts]
+    backend = Tokenizer.from_str(original.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    backend.post_processor = _around(around, given)
-    added = sum(map(len, around))
+    backend.post_processor = _template_processing(added, original)
     limit = module.max_seq_length
-    special = {name: str(token) for name, token in given.special_tokens_map.items() if isinstance(token, str)}
-    # Padding is on the right and never read, so any token will do.
-    special.setdefault("pad_token", special.get("eos_token") or given.convert_ids_to_tokens(0))
+    special = {name: str(token) for name, token in original.special_tokens_map.items() if isinstance(token, str)}
+    # Any token can be the padding, which is on the right and masked.
+    special.setdefault("pad_token", special.get("eos_token") or original.convert_ids_to_tokens(0))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         padding_side="right",
-        truncation_side=given.truncation_side,
-        **({} if limit is None else {"model_max_length": limit + added}),
+        truncation_side=original.truncation_side,
+        **({} if limit is None else {"model_max_length": limit + sum(map(len, added))}),
         **special,
     )
 
 
-def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProcessing:
-    """Copies of the text, with these tokens before the first, between them, and behind the last."""
-    names = [f"<around-{place}>" for place in range(len(around))]
-    added = {name: ids for name, ids in zip(names, around, strict=True) if ids}
-    known = [{"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)} for name, ids in added.items()]
+def _template_processing(added: list[list[int]], tokenizer: Any) -> processors.TemplateProcessing:
+    """Return a post-processor that adds tokens before the first copy of a text, between copies and after the last."""
+    names = [f"<around-{number}>" for number in range(len(added))]
+    ids_of = {name: ids for name, ids in zip(names, added, strict=True) if ids}
+    special = [{"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)} for name, ids in ids_of.items()]
     pieces = [piece for name in names[:-1] for piece in (name, "$A")] + [names[-1]]
     return processors.TemplateProcessing(
-        single=[piece for piece in pieces if piece == "$A" or piece in added], special_tokens=known
+        single=[piece for piece in pieces if piece == "$A" or piece in ids_of], special_tokens=special
     )
 
 
@@ -193,7 +191,7 @@ def _around(around: list[list[int]], tokenizer: Any) -> processors.TemplateProce
 
 
 def _write_pipeline(model: SentenceTransformer, directory: Path, limit: int | None) -> None:
-    """What ST, vLLM and TEI read beside backbone and tokenizer, in the names that each of them knows."""
+    """Write the pipeline's files in the names that ST, vLLM and TEI read."""
     parts = ["Transformer", *(type(part).__name__ for part in list(model.children())[1:])]
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{part}" if i else "", "type": f"{_MODULES}.{part}"}
@@ -223,44 +221,44 @@ def _write_pipeline(model: SentenceTransformer, directory: Path, limit: int | No
         (directory / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _older_rotation(config: PreTrainedConfig) -> dict[str, Any]:
-    """The rotary settings under the names of transformers 4, which without them takes its defaults and says nothing."""
-    given = getattr(config, "rope_parameters", None) or {}
-    by_layer = given if "full_attention" in given else {"full_attention": given}
+def _rope_of_transformers_4(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the rotary settings in the names of transformers 4, which otherwise uses its defaults silently."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer = rope if "full_attention" in rope else {"full_attention": rope}
     whole, local = by_layer["full_attention"], by_layer.get("sliding_attention", {})
     scaling = {name: value for name, value in whole.items() if name not in ("rope_theta", "partial_rotary_factor")}
-    found = {
+    settings = {
         "rope_theta": whole.get("rope_theta"),
         "partial_rotary_factor": whole.get("partial_rotary_factor"),
         "rope_local_base_freq": local.get("rope_theta"),
         "rope_scaling": scaling if scaling.get("rope_type", "default") != "default" else None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def _name_as_before(file: Path, more: dict[str, Any]) -> None:
-    """Put settings into a file that transformers has written."""
+def _update_json(file: Path, settings: dict[str, Any]) -> None:
+    """Add settings to a file written by transformers."""
     written = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(written | more, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(written | settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _compare(model: SentenceTransformer, module: CausalModule, directory: Path) -> None:
-    """See that what was written gives the same vectors.
+    """Check that the written model gives the same vectors.
 
     Raises:
-        ValueError: If it does not.
+        ValueError: If the vectors differ.
     """
     ours = SentenceTransformer(modules=[module, *list(model.children())[1:]], device=str(model.device))
     dtype = module.model.dtype
     plain = SentenceTransformer(str(directory), device=str(model.device), model_kwargs={"dtype": dtype})
-    # The long text is not in the batch of the others, which would be padded to its length.
+    # Separately from the long text, to whose length the others would be padded.
     first, second = (
-        torch.from_numpy(np.concatenate([each.encode(_PROBES), each.encode([_LONG_PROBE])])).double()
-        for each in (ours, plain)
+        torch.from_numpy(np.concatenate([encoder.encode(_PROBES), encoder.encode([_LONG_PROBE])])).double()
+        for encoder in (ours, plain)
     )
-    furthest = float((1 - torch.cosine_similarity(first, second)).max())
-    if not furthest <= _SAME.get(dtype, _SAME_IN_HALF) or not np.isfinite(furthest):
+    distance = float((1 - torch.cosine_similarity(first, second)).max())
+    if not distance <= _TOLERANCES.get(dtype, _TOLERANCE_IN_HALF) or not np.isfinite(distance):
         raise ValueError(
-            f"The exported model gives other vectors than the model itself (cosine distance {furthest:.1g} at most): "
-            f"the tokenizer or {type(module.model).__name__} does something that a plain directory does not carry."
+            f"The exported model gives other vectors than the model itself (cosine distance up to {distance:.1g}): a "
+            f"plain directory cannot express the tokenizer or {type(module.model).__name__}. Serve it with st_reba."
         )

@@ -1,12 +1,12 @@
-r"""A static model: a vector for each entry of the vocabulary, and no language model any more.
+r"""Static models, which have a vector for each entry of the vocabulary and no language model.
 
 A text's vector is the direction of the whitened, idf-weighted mean of its tokens' vectors,
 
 .. math::
-    e = W \Bigl( \frac{\sum_i w_i x_i}{\sum_i w_i} - \mu \Bigr) = \frac{1}{\sum_i w_i} \sum_i w_i W (x_i - \mu),
+    e = W \Bigl( \frac{\sum_i w_i x_i}{\sum_i w_i} - \mu \Bigr) = \frac{1}{\sum_i w_i} \sum_i w_i W (x_i - \mu).
 
-so that :math:`w_i W (x_i - \mu)` can be kept for each token, and the plain mean of these has the direction of e
-exactly: what stands before the sum is a length, which ``Normalize`` takes away.
+The model stores :math:`w_i W (x_i - \mu)` for each token. The plain mean of these has the direction of e exactly, as
+``Normalize`` removes the factor before the sum.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ..modules.moments import Moments, principal_directions
 from ..text.layout import NOT_TEXT, Layout
 from ..text.tokens import special_tokens
 
-#: Entries of the vocabulary that the language model reads at a time, and texts that are summed at a time.
+#: Batch size for entries of the vocabulary, and for texts.
 _BLOCK = 1024
 
-#: Told how many entries of the vocabulary have been read, and of how many.
+#: Called with the number of finished entries of the vocabulary and of all entries.
 Progress = Callable[[int, int], None]
 
 
-def usual_layer(module: CausalModule) -> int:
-    """A quarter of a model's layers: chosen on STS-B's development part, English on SmolLM2, Chinese on Gemma 3."""
+def default_layer(module: CausalModule) -> int:
+    """Return a quarter of a model's layers, as chosen on STS-B's development set, in English and Chinese."""
     return max(1, round(backbone.depth(module.model) / 4))
 
 
@@ -53,31 +53,29 @@ def static_model(
     vectors: Tensor | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> SentenceTransformer:
-    """Make one of a language model, without training.
+    """Make a static model of a language model, without training.
 
     Args:
-        module: Any causal module that runs the whole language model, with a fast tokenizer.
-        texts: Plain texts that the idf weights and the whitening are fitted on, some hundreds; read once.
-        layer: After which layer the vectors of tokens are read, counted from 1: each entry of the vocabulary alone,
-            behind what the tokenizer puts before a text. 0: the input embeddings, so that the model is that of the bag
-            of input embeddings behind :class:`IdfWeights` and :class:`WhiteningTransform`. None: :func:`usual_layer`.
-        dimension: k, the directions to keep, those in which the vectors of the texts vary most. None: as many as the
-            language model has.
-        vectors: What :func:`token_vectors` has read after this layer, which takes longest; read anew if None.
-        on_progress: Told after each block of the vocabulary.
+        module: Causal module that runs the whole language model, with a fast tokenizer.
+        texts: Plain texts, some hundreds, that the idf weights and the whitening are fitted on.
+        layer: Layer whose outputs are the tokens' vectors, from 1. Each entry of the vocabulary is read alone, after
+            the special tokens that begin a text. 0 uses the input embeddings, as a bag of input embeddings with
+            :class:`IdfWeights` and :class:`WhiteningTransform` does. None uses :func:`default_layer`.
+        dimension: Number k of directions to keep, those of the largest variance of the texts' vectors. None keeps all.
+        vectors: Result of :func:`token_vectors` for this layer, which takes longest. None computes it.
+        on_progress: Called after each block of the vocabulary.
 
     Returns:
-        sentence-transformers' ``StaticEmbedding`` and ``Normalize``, on the CPU: a model that needs neither st_reba nor
-        the language model. Texts are read whole, however long.
+        Model of ``StaticEmbedding`` and ``Normalize`` on the CPU, which needs neither st_reba nor the language model,
+        and does not truncate texts.
 
     Raises:
-        ValueError: If the tokenizer is not a fast one, a setting is out of range, or the texts are too few or too much
-            alike.
+        ValueError: If the tokenizer is not fast, a setting is out of range, or the texts are too few or too similar.
     """
     if isinstance(texts, str):
         raise ValueError("texts is one string: give an iterable of texts, such as a list or a generator.")
     tokenizer = _tokenizer(module)
-    layer = usual_layer(module) if layer is None else layer
+    layer = default_layer(module) if layer is None else layer
     reader = _reader(module, layer)
     check_count("dimension", dimension, 1, reader.get_embedding_dimension(), "the directions to keep")
     texts = list(texts)
@@ -87,10 +85,10 @@ def static_model(
     whitening = WhiteningTransform.from_moments(_moments(tokenizer, texts, vectors, weights))
     rows = weights[:, None] * linear(vectors - whitening.mean, whitening.weight)
     if dimension is not None:
-        # Already centred, and divided by the sum of the weights again.
+        # The rows are already centred.
         _, directions = principal_directions(_moments(tokenizer, texts, rows / weights[:, None], weights).covariance)
         rows = rows @ directions[:dimension].mT.to(rows)
-    # Entries that were added to the vocabulary after the language model was made mean nothing to it.
+    # Entries of the vocabulary without an embedding in the language model get zero vectors.
     missing = tokenizer.get_vocab_size() - len(rows)
     embedding = StaticEmbedding(tokenizer, embedding_weights=pad(rows, (0, 0, 0, max(0, missing))))
     model = SentenceTransformer(modules=[embedding, Normalize()], device="cpu")
@@ -99,29 +97,29 @@ def static_model(
 
 
 def _tokenizer(module: CausalModule) -> Tokenizer:
-    """A copy of a module's own, as it tokenises a text without special tokens, whole."""
-    given = cast(PreTrainedTokenizerBase, module.tokenizer)
-    if not given.is_fast:
+    """Return a copy of a module's tokenizer without truncation and padding."""
+    original = cast(PreTrainedTokenizerBase, module.tokenizer)
+    if not original.is_fast:
         raise ValueError(
-            f"{type(given).__name__} is a slow tokenizer, and sentence-transformers' StaticEmbedding takes fast ones: "
-            "use a model that has a tokenizer.json."
+            f"{type(original).__name__} is a slow tokenizer, and sentence-transformers' StaticEmbedding needs a fast "
+            "one: use a model that has a tokenizer.json."
         )
-    tokenizer = Tokenizer.from_str(given.backend_tokenizer.to_str())
+    tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def token_vectors(module: CausalModule, layer: int, on_progress: Progress = lambda done, total: None) -> Tensor:
-    """(V, D), float32, on the CPU: the vector of each entry of the vocabulary, from which static models are made.
+    """Return the vectors of all entries of the vocabulary, (V, D) in float32 on the CPU, for :func:`static_model`.
 
     Args:
-        module: As for :func:`static_model`.
-        layer: After which layer; 0: the input embeddings.
-        on_progress: Told after each block of the vocabulary.
+        module: Module for :func:`static_model`.
+        layer: Layer whose outputs are the vectors, or 0 for the input embeddings.
+        on_progress: Called after each block of the vocabulary.
 
     Raises:
-        ValueError: If there is no such layer.
+        ValueError: If the layer does not exist.
     """
     reader = _reader(module, layer)
     before, _ = special_tokens(cast(PreTrainedTokenizerBase, reader.tokenizer))
@@ -148,11 +146,11 @@ def _reader(module: CausalModule, layer: int) -> CausalModule:
 
 
 def _moments(tokenizer: Tokenizer, texts: list[str], vectors: Tensor, weights: Tensor) -> Moments:
-    """Those of the weighted means of the texts' tokens."""
+    """Return mean and covariance of the texts' vectors, the weighted means of their tokens' vectors."""
     moments = Moments(vectors.shape[1])
     for start in range(0, len(texts), _BLOCK):
         encoded = tokenizer.encode_batch(texts[start : start + _BLOCK], add_special_tokens=False)
-        ids = [torch.tensor(own.ids) for own in encoded if own.ids]
+        ids = [torch.tensor(encoding.ids) for encoding in encoded if encoding.ids]
         if ids:
             flat, lengths = torch.cat(ids), torch.tensor(list(map(len, ids)))
             starts = lengths.cumsum(0) - lengths

@@ -1,4 +1,4 @@
-"""The model card that a saved model gets: ST's card data, our template (MODEL_CARD.md)."""
+"""Model cards of saved models: the card data of sentence-transformers with the template MODEL_CARD.md."""
 
 from __future__ import annotations
 
@@ -22,38 +22,37 @@ if TYPE_CHECKING:
     from mteb.results import TaskResult
 
 _PACKAGED = Path(__file__).parents[1] / "assets" / "MODEL_CARD.md"
-# In an editable install the template lies where it is kept: beside the package.
+# In an editable install, the template is in the repository's root.
 TEMPLATE = _PACKAGED if _PACKAGED.is_file() else Path(__file__).parents[2] / "MODEL_CARD.md"
 
-# Of models that need nothing of ours.
+# Template for static models, which do not need st_reba.
 STATIC_TEMPLATE = Path(__file__).parents[1] / "assets" / "STATIC_CARD.md"
 
-# Seconds that a card waits for the Hub to say what a base model's licence is.
-_HUB_PATIENCE = 5
-# Characters of a line of a model's architecture.
+# Seconds to wait for the Hub, which is asked for the licence of a base model.
+_HUB_TIMEOUT = 5
+# Characters of a line in the description of a model's architecture.
 _LONGEST_LINE = 2000
 
 
 class _OurCardData(BaseModelCardData):
-    """What our template needs, on top of the card data that ST has for a family of models.
+    """Mixin that adds the values of our template to the card data of a family of models.
 
-    A class lists it before that family's dataclass; it adds no field of a dataclass.
+    It comes before that family's dataclass in a list of bases, and adds no fields.
     """
 
-    #: The path or Hub id of the language model that it was made of.
+    #: Path or Hub id of the language model.
     origin: str = ""
-    #: Of a static model, what its template says of how it was made.
+    #: Values for the template of a static model.
     made: Mapping[str, Any] = {}
     mteb_results: Sequence[EvalResult] = ()
-    #: The scores of the model's recipe and of its controls, as the template shows them: ``answer``, ``data``,
-    #: ``date``, ``command``, ``columns``, ``rows`` (each a list as long as ``columns``, behind the
-    #: row's name) and ``verdict``.
+    #: Scores of the recipe and of its controls: ``answer``, ``data``, ``date``, ``command``, ``columns``, ``rows``
+    #: (each a name and a list as long as ``columns``) and ``verdict``.
     comparison: Mapping[str, Any] | None = None
     recipe: Mapping[str, str] | None = None
 
     @property
     def _module(self) -> Any:
-        """The model's first module if that is ours, else None."""
+        """First module of the model if it is ours, else None."""
         return self.model[0] if self.model is not None and _is_ours(self.model) else None
 
     def register_model(self, model: Any) -> None:
@@ -61,14 +60,14 @@ class _OurCardData(BaseModelCardData):
         if _is_ours(model):
             self.template_path = TEMPLATE
             self.origin = model[0].model.config._name_or_path
-            # ST would run the backbone to fill in an example: minutes, for a 7B model that is only being saved.
+            # ST would run the backbone for an example, which takes minutes for a 7B model.
             self.generate_widget_examples = False
             self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
 
     def add_tags(self, tags: str | list[str]) -> None:
         super().add_tags(tags)
         if self._was_trained and self._module is None:
-            # ST's own card reports the training. Of ours, to_dict adds that section.
+            # ST's template reports the training, which to_dict adds to ours.
             self.template_path = type(self).template_path
 
     @property
@@ -76,20 +75,20 @@ class _OurCardData(BaseModelCardData):
         return "generated_from_trainer" in (self.tags or [])
 
     def to_dict(self) -> dict[str, Any]:
-        """What a template is filled with. For a trained model ours also gets the training section of ST's card."""
-        found: dict[str, Any] = super().to_dict()
+        """Return the template's values, which for a trained model include the training section of ST's card."""
+        values: dict[str, Any] = super().to_dict()
         if self._was_trained and self.template_path == TEMPLATE:
-            # In the same object, which ST looks up once more.
-            found["training_details"] = _section("## Training Details", type(self).template_path, found)
-        return found
+            # In place, as ST reads this dictionary again.
+            values["training_details"] = _section("## Training Details", type(self).template_path, values)
+        return values
 
     def try_to_set_base_model(self) -> None:
-        """Called by ST when it writes a card; an error here does not keep it from that."""
+        """Set the base model, its licence and its languages. ST calls this to write a card, and ignores errors."""
         super().try_to_set_base_model()
         if not self.origin:
             return
         if self.base_model is None and _cached(self.origin, "config.json") is not None:
-            # The Hub cannot be asked, but its cache shows that the backbone came from there.
+            # A cached backbone came from the Hub, also if the Hub does not answer.
             self.base_model = self.origin
         card = self._base_card()
         self.license = self.license or card.license
@@ -97,14 +96,14 @@ class _OurCardData(BaseModelCardData):
             self.set_language(card.language)
 
     def _base_card(self) -> ModelCardData:
-        """The base model's card: beside its weights, in the Hub's cache, or on the Hub if that answers."""
+        """Return the metadata of the base model's card: next to its weights, in the Hub's cache, or on the Hub."""
         path = Path(self.origin, "README.md") if Path(self.origin).is_dir() else _cached(self.origin, "README.md")
         if path is not None and path.is_file():
-            # Not ModelCard.load, which logs a warning for a README that has no metadata.
+            # ModelCard.load would log a warning for a README without metadata.
             return ModelCardData(**(metadata_load(path) or {}), ignore_metadata_errors=True)
         if self.base_model is None or self.local_files_only:
             return ModelCardData()
-        return model_info(self.base_model, timeout=_HUB_PATIENCE).card_data or ModelCardData()
+        return model_info(self.base_model, timeout=_HUB_TIMEOUT).card_data or ModelCardData()
 
     def get_model_specific_metadata(self) -> dict[str, Any]:
         module = self._module
@@ -118,8 +117,8 @@ class _OurCardData(BaseModelCardData):
         if self.model is None or module is None:
             return metadata
         prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
-        # Settings as they are saved: one that is not saved, because it is at its default, is not shown.
-        shown = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
+        # Only saved settings: those at their defaults are not saved.
+        saved = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
             **self._evaluation(),
@@ -128,28 +127,28 @@ class _OurCardData(BaseModelCardData):
             "cost": module.cost,
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
-            # Another package's class is made known by importing that package, which imports st_reba.
+            # A class of another package is registered by importing that package.
             "package": type(module).__module__.partition(".")[0],
             "module_class": f"{type(module).__module__}.{type(module).__name__}",
-            "settings": {key: _code(getattr(module, key)) for key in shown},
+            "settings": {key: _code(getattr(module, key)) for key in saved},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,
             "copies": module.copies,
-            # ST has both names in every model, empty where there is no prompt.
+            # ST has both roles in every model, with empty prompts by default.
             "role_prompts": {role: _code(prompt) for role, prompt in prompts.items() if prompt},
             "towers": hasattr(module, "towers"),
             "comparison": self.comparison,
-            "model_string": _shortened(metadata["model_string"]),
+            "model_string": _shorten(metadata["model_string"]),
             "model_class": type(self.model).__name__,
             "trained": self._was_trained,
             "multi_vector": isinstance(self, MultiVectorEncoderModelCardData),
-            # Both towers hand on the tokens of a text; a language model's module may read something else.
+            # A module of a language model may have no vectors of the text's tokens.
             "words": getattr(module, "rows", "all") == "all" and not getattr(module, "no_chunks", ""),
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
 
     def _evaluation(self) -> dict[str, Any]:
-        """mteb's scores for the front matter, together with those of ST's evaluators."""
+        """Return the scores of mteb and of ST's evaluators for the front matter."""
         if not self.mteb_results:
             return {}
         name = self.model_name or self.get_default_model_name()
@@ -162,14 +161,14 @@ class _OurCardData(BaseModelCardData):
 
 
 class STRebaCardData(_OurCardData, SentenceTransformerModelCardData):
-    """ST's card data with what our template asks for besides. For models without our modules it is ST's own."""
+    """Card data of models with one vector for each text."""
 
 
 class MultiVectorCardData(_OurCardData, MultiVectorEncoderModelCardData):
-    """The same for models that give a text several vectors."""
+    """Card data of models with several vectors for each text."""
 
 
-#: Ours, by the card data that ST gives a model of each family.
+#: Our card data by those of ST for each family of models.
 _OURS: dict[type[Any], type[Any]] = {
     SentenceTransformerModelCardData: STRebaCardData,
     MultiVectorEncoderModelCardData: MultiVectorCardData,
@@ -177,7 +176,7 @@ _OURS: dict[type[Any], type[Any]] = {
 
 
 def adopt(model: Any) -> Any:
-    """Give a complete model our card data, keeping all that is in the one it has, and return it."""
+    """Replace a model's card data by ours with the same values, and return them."""
     ours = _OURS.get(type(model.model_card_data))
     if ours is not None:
         card_data = ours()
@@ -189,34 +188,34 @@ def adopt(model: Any) -> Any:
 
 
 def take_training(model: SentenceTransformer, trained: SentenceTransformer) -> None:
-    """Put onto a model's card what the trainer noted of another, its part or the one it was made from."""
+    """Move the trainer's card data to a model from the one that was trained, such as a part of it."""
     model.model_card_data = trained.model_card_data
     model.model_card_data.register_model(model)
     adopt(model)
 
 
-def add_recipe(model: Any, name: str, key: str, says: str, citation: str) -> None:
-    """Put the recipe that a model was built by onto its card.
+def add_recipe(model: Any, name: str, key: str, description: str, citation: str) -> None:
+    """Add the recipe of a model to its card.
 
     Args:
-        model: Whose first module is ours.
-        name: As tables show it.
-        key: As ``st-reba build --recipe`` takes it.
-        says: What it does, in a sentence.
-        citation: Who it is from.
+        model: Model whose first module is ours.
+        name: Name in tables.
+        key: Key for ``st-reba build --recipe``.
+        description: Description in one sentence.
+        citation: Citation of the method.
     """
-    adopt(model).recipe = {"name": name, "key": key, "says": says, "citation": citation}
+    adopt(model).recipe = {"name": name, "key": key, "description": description, "citation": citation}
 
 
 def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int, texts: int) -> None:
-    """Give a static model a card that says what it was made of.
+    """Give a static model a card that describes its origin.
 
     Args:
-        model: ``StaticEmbedding`` and ``Normalize``.
+        model: Static model.
         made_of: The language model.
-        layer: After which of its layers tokens were read; 0: before the first.
-        depth: How many it has.
-        texts: How many texts it was fitted on.
+        layer: Layer whose outputs are the tokens' vectors, or 0 for the input embeddings.
+        depth: Number of layers of the language model.
+        texts: Number of texts that the model was fitted on.
     """
     data = STRebaCardData()
     data.register_model(model)
@@ -229,24 +228,24 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
 
 
 def add_mteb_results(model: SentenceTransformer, results: Iterable[TaskResult]) -> None:
-    """Put mteb's scores into the front matter of a model's card, which its next save or push writes.
+    """Add scores of mteb to the front matter of a model's card, which the next save or push writes.
 
     Args:
-        model: Any model whose first module is ours. If it was loaded, the card that it came with is kept, with the
-            scores added; scores of the same task, split and subset are replaced.
-        results: What ``mteb.evaluate`` returned, or any ``TaskResult`` objects.
+        model: Model whose first module is ours. The card of a loaded model is kept, and scores of the same task, split
+            and subset are replaced.
+        results: Result of ``mteb.evaluate``, or any ``TaskResult`` objects.
 
     Raises:
         ValueError: If the model's first module is not ours.
     """
     if not _is_ours(model):
         raise ValueError(
-            f"{type(model[0]).__name__} is not a module of st_reba, so its card is not written here: "
-            "use mteb's or sentence-transformers' own means."
+            f"{type(model[0]).__name__} is not a module of st_reba, whose cards alone are written here. Use the tools "
+            "of mteb or sentence-transformers."
         )
     data = adopt(model)
     added = [entry for result in results for entry in _eval_results(result)]
-    # Private in ST: the card that a model was loaded with, which ST writes again as it is.
+    # Private in ST: the card of a loaded model, which ST writes unchanged.
     if text := model._model_card_text:
         card = ModelCard(text, ignore_metadata_errors=True)
         card.data.model_name = card.data.model_name or type(model).__name__
@@ -257,7 +256,7 @@ def add_mteb_results(model: SentenceTransformer, results: Iterable[TaskResult]) 
 
 
 def _eval_results(result: TaskResult) -> list[EvalResult]:
-    """One for each split and subset, in the words that MTEB's leaderboard looks for."""
+    """Return a result for each split and subset, with the names that MTEB's leaderboard reads."""
     task = result.task.metadata
     return [
         EvalResult(
@@ -276,11 +275,11 @@ def _eval_results(result: TaskResult) -> list[EvalResult]:
 
 
 def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:
-    """One section of a template, filled; empty where the template has none of that heading."""
-    _, found, rest = template.read_text(encoding="utf-8").partition(f"\n{heading}\n")
-    if not found:
+    """Return a rendered section of a template, or an empty string if it has no such heading."""
+    _, line, rest = template.read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    if not line:
         return ""
-    # As huggingface_hub does, which fills the template itself.
+    # huggingface_hub renders templates with it, too.
     from jinja2 import Template
 
     text, _, _ = rest.partition("\n## ")
@@ -288,32 +287,29 @@ def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:
 
 
 def _replaced(old: Sequence[EvalResult], new: list[EvalResult]) -> list[EvalResult]:
-    again = {(result.unique_identifier, result.metric_type) for result in new}
-    return [result for result in old if (result.unique_identifier, result.metric_type) not in again] + new
+    replaced = {(result.unique_identifier, result.metric_type) for result in new}
+    return [result for result in old if (result.unique_identifier, result.metric_type) not in replaced] + new
 
 
 def _cached(name: str, file: str) -> Path | None:
-    """Where a file of a model on the Hub lies in the cache, if ``name`` is such a model's id and it is there."""
+    """Return the cached path of a file of a model on the Hub, or None if there is none."""
     if Path(name).exists() or name.count("/") != 1:
         return None
-    found = try_to_load_from_cache(name, file)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(name, file)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _code(value: object) -> str:
-    """What others wrote, for a sentence or a table: as code, on one line, with no bar that would end a cell.
-
-    Nothing stays nothing.
-    """
-    given = value if isinstance(value, str) else repr(value)
-    text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in given)
+    """Return a value as Markdown code on one line, which is safe in a table. An empty value stays empty."""
+    raw = value if isinstance(value, str) else repr(value)
+    text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in raw)
     text = text.replace("|", "\\|")
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`" if text else ""
 
 
-def _shortened(text: str) -> str:
-    """A text whose lines end somewhere: the tokens that a mask leaves out are thousands."""
+def _shorten(text: str) -> str:
+    """Shorten the lines of a text, which may list the thousands of tokens of a mask."""
     lines = (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in text.splitlines())
     return "\n".join(lines)
 

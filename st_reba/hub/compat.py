@@ -1,7 +1,6 @@
-"""What differs between the versions of sentence-transformers and transformers that st_reba works with.
+"""Differences between the supported versions of sentence-transformers and transformers.
 
-The rest of the package is written for the current ones and asks here. docs/internals.md lists what is private
-upstream and used all the same.
+The rest of the package is written for the current versions. docs/internals.md lists the private names that are used.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from .saved_files import REMOVED_CLASSES, refuse_class
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
 
-#: Whether transformers reports on an adapter's weights, as on a model's. Where it does not, to ask is an error.
+#: Whether ``load_adapter`` takes ``output_loading_info``.
 ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotation not in (None, "None")
 
 _MODULE_CLASSES = "_module_classes"
 
-#: The attributes that ST's ``Transformer`` sets on itself when it loads a model, the backbone apart. Some are those of
-#: certain versions, or of flash attention, alone.
+#: Attributes that ST's ``Transformer`` sets when it loads a model, except the backbone. Some exist only in certain
+#: versions, or with flash attention.
 SET_BY_TRANSFORMER = (
     "_chat_template_suffix_cache", "_declared_forward_params", "_flatten_position_offset", "_method_signature_cache",
     "_prompt_length_mapping", "_query_expansion", "_unpad_inputs", "backend", "can_flatten_inputs", "data_collator",
@@ -46,13 +45,13 @@ SET_BY_TRANSFORMER = (
 
 
 class ReportingTransformer(Transformer):
-    """ST's ``Transformer``, which keeps what transformers says about the weights it loads.
+    """ST's ``Transformer`` that keeps the loading report of transformers.
 
-    Overrides a private method of ST's, which passes on what ``from_pretrained`` returns. Should a later ST load in
-    another way, there is no report, and :class:`st_reba.modules.checkpoints.SafeTransformer` gets one by itself.
+    It overrides a private method of ST. If a later ST loads in another way, there is no report, and
+    :class:`st_reba.modules.checkpoints.SafeTransformer` makes its own.
     """
 
-    #: Of ``output_loading_info=True``; None if there was none.
+    #: Report of ``output_loading_info=True``, or None if there is none.
     loading_report: dict[str, Any] | None = None
 
     def _load_model(
@@ -66,7 +65,7 @@ class ReportingTransformer(Transformer):
     ) -> PreTrainedModel:
         reporting = not is_peft_model or ADAPTERS_ARE_REPORTED
         if reporting:
-            # Weights of another shape end loading with an error that does not name them, unless they are ignored.
+            # Otherwise weights of another shape raise an error that does not name them.
             model_kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super()._load_model(
             model_name_or_path, transformer_task, config, backend, is_peft_model, **model_kwargs
@@ -77,10 +76,7 @@ class ReportingTransformer(Transformer):
 
 @contextmanager
 def tokenizer_apart() -> Iterator[None]:
-    """Keeps ST's advice against ``tokenizer_name_or_path`` out of its log while a model is loaded with it.
-
-    For an adapter that has no tokenizer beside it, ST has no other way.
-    """
+    """Silence ST's advice against ``tokenizer_name_or_path``, which an adapter without a tokenizer needs."""
 
     def is_other_advice(record: logging.LogRecord) -> bool:
         return "tokenizer_name_or_path" not in str(record.msg)
@@ -94,10 +90,9 @@ def tokenizer_apart() -> Iterator[None]:
 
 
 def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transformer:
-    """ST's ``Transformer`` around a loaded model and its tokenizer, neither of which is copied.
+    """Wrap a loaded model and its tokenizer in ST's ``Transformer`` without copying weights.
 
-    ST loads what it is around, by two private methods, and its tokenizer from a directory, so that it is given one of
-    two tokens first. Settings of the tokenizer's Python object are the module's own.
+    Two private methods of ST are overridden. ST loads a tokenizer from a directory, so it first gets one of two tokens.
     """
 
     class Around(Transformer):
@@ -111,16 +106,16 @@ def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transf
         smallest = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
         PreTrainedTokenizerFast(tokenizer_object=smallest).save_pretrained(directory)
         made = Around(directory)
+    # A copy, as the module changes settings of the tokenizer's Python object.
     made.processor = copy.copy(tokenizer)
     made.modality_config, made.module_output_name = made.infer_modalities(model, made.processor)
     return made
 
 
 def share(transformer: Transformer, module: Transformer) -> None:
-    """Give a module the tokenizer and the settings of ST that a loaded ``Transformer`` has; the backbone is not given.
+    """Copy the tokenizer and ST's settings, but not the backbone, from a loaded ``Transformer`` to a module.
 
-    ST has no public way to make a ``Transformer`` of a loaded one. What a class of its own sets is not shared: see
-    :data:`SET_BY_TRANSFORMER`.
+    ST has no public way to do so. Only the attributes in :data:`SET_BY_TRANSFORMER` are copied.
     """
     for name in SET_BY_TRANSFORMER:
         if name in vars(transformer):
@@ -128,30 +123,30 @@ def share(transformer: Transformer, module: Transformer) -> None:
 
 
 def make_known(*modules: type[nn.Module]) -> None:
-    """Let ST resolve references to these classes in a modules.json without ``trust_remote_code=True``.
+    """Let ST load these classes from a modules.json without ``trust_remote_code=True``.
 
-    Adds them to the mapping that ST's model families share and consult first, a private name. Should a later ST drop
-    the mapping, loading asks for the flag. Classes that are gone are in it, too, for their ``load`` to refuse.
+    They are added to a private mapping of ST. If a later ST drops it, loading needs the flag. The mapping also has the
+    removed classes, whose ``load`` raises an error.
     """
     classes = {f"{module.__module__}.{module.__name__}": module for module in modules}
-    gone = {f"st_reba.modules.{name}": SimpleNamespace(load=partial(refuse_class, name)) for name in REMOVED_CLASSES}
+    removed = {f"st_reba.modules.{name}": SimpleNamespace(load=partial(refuse_class, name)) for name in REMOVED_CLASSES}
     for family in SentenceTransformer.__mro__:
-        known = vars(family).get(_MODULE_CLASSES)
-        if known is not None:
-            setattr(family, _MODULE_CLASSES, {**gone, **known, **classes})
+        mapping = vars(family).get(_MODULE_CLASSES)
+        if mapping is not None:
+            setattr(family, _MODULE_CLASSES, {**removed, **mapping, **classes})
             break
 
 
 def check_placement(backbone: nn.Module) -> None:
-    """Refuse a backbone on several devices, or offloaded, where ST would move it to one.
+    """Check that ST keeps the placement of a backbone that is on several devices or offloaded.
 
     Raises:
-        ValueError: If it is placed so, and ST is too old.
+        ValueError: If ST is too old, and would move it to one device.
     """
-    places = {str(place) for place in (getattr(backbone, "hf_device_map", None) or {}).values()}
-    if len(places) > 1 and not PLACEMENT_IS_KEPT:
+    devices = {str(device) for device in (getattr(backbone, "hf_device_map", None) or {}).values()}
+    if len(devices) > 1 and not PLACEMENT_IS_KEPT:
         raise ValueError(
-            f"The backbone was placed on {', '.join(sorted(places))} (device_map), and sentence-transformers "
+            f"The backbone was placed on {', '.join(sorted(devices))} (device_map), and sentence-transformers "
             f"{sentence_transformers.__version__} moves a model to one device. Use sentence-transformers 6.2 or later, "
-            "or a device_map that names one device."
+            "or a device_map with one device."
         )

@@ -1,4 +1,4 @@
-"""A saved model to the Hub, without loading it: it is checked, and uploaded as one commit."""
+"""Upload of a saved model to the Hub, as one commit and without loading it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .saved_files import (
     shards_of,
 )
 
-#: Sentence-transformers' classes that read texts one by one: a vector, weights of words, a vector for each token.
+#: Classes of sentence-transformers that encode single texts: as a vector, sparse weights, or token vectors.
 ENCODERS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (SentenceTransformer, SparseEncoder, MultiVectorEncoder)
 }
-#: What loads a CrossEncoder that scores the documents of a query together.
+#: Class that loads a CrossEncoder which scores all documents of a query together.
 BY_ATTENTION = "st_reba.AttentionReranker"
-#: What the client raises where no answer came: huggingface_hub asks through httpx, and later versions through httpx2.
+#: Errors of the client without an answer: huggingface_hub uses httpx, and later versions httpx2.
 _NO_ANSWER = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
-#: Placeholders of a model's id in saved cards: of 0.8, and of sentence-transformers, which fills its own in itself.
+#: Placeholders of a model's id in saved cards, by st_reba 0.8 and by sentence-transformers.
 _PLACEHOLDERS = (
     "path-or-id-of-this-model", "sentence_transformers_model_id", "cross_encoder_model_id", "sparse_encoder_model_id",
     "multi_vector_encoder_model_id",
@@ -53,27 +53,27 @@ def push(
 ) -> str:
     """Upload a saved SentenceTransformer, as one commit.
 
-    The repository is made if there is none, and so is the branch. Hidden files are not sent. A model card that leaves
-    the model's id open is filled in.
+    The repository and the branch are created if they do not exist. Hidden files are skipped. Placeholders of the
+    model's id in its card are filled in.
 
     Args:
-        directory: A saved model; it is checked before anything is sent.
-        repo_id: ``"org/name"``.
-        private: The repository must be private; a new one is made so.
-        revision: Branch to push to; the main one if None.
-        create_pr: Open a pull request instead.
-        message: Of the commit.
-        token: Of the Hub; the one that was logged in with if None.
+        directory: Directory of a saved model, which is checked before the upload.
+        repo_id: Repository, as ``"org/name"``.
+        private: Whether the repository must be private. A new one is created so.
+        revision: Branch to push to. Defaults to the main branch.
+        create_pr: Whether to open a pull request.
+        message: Commit message.
+        token: Token for the Hub. Defaults to that of the login.
 
     Returns:
-        Where the commit, or the pull request, can be seen.
+        URL of the commit or the pull request.
 
     Raises:
-        ValueError: If the directory is no complete model, the id is malformed, or the repository is public against
-            ``private``.
+        ValueError: If the directory is not a complete model, the id is malformed, or ``private`` is set and the
+            repository is public.
         ConnectionError: If the Hub cannot be reached.
-        PermissionError: If it refuses the token.
-        OSError: If it refuses anything else, such as a large file.
+        PermissionError: If the Hub refuses the token.
+        OSError: If the Hub refuses anything else, such as a large file.
     """
     root = Path(directory)
     check_saved_model(root)
@@ -82,9 +82,7 @@ def push(
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
-            raise ValueError(
-                f"{repo_id} is there and public. Make it private on the Hub first, or push without --private."
-            )
+            raise ValueError(f"{repo_id} is public. Make it private on the Hub first, or push without --private.")
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         commit = api.create_commit(
@@ -95,15 +93,15 @@ def push(
             create_pr=create_pr,
         )
     except OfflineModeIsEnabled:
-        raise ConnectionError("HF_HUB_OFFLINE is set, so nothing is sent: unset it to push.") from None
+        raise ConnectionError("HF_HUB_OFFLINE is set: unset it to push.") from None
     except HfHubHTTPError as error:
         raise _refusal(error, repo_id) from None
     except _NO_ANSWER as error:
         raise ConnectionError(f"{api.endpoint} gives no answer ({error}). The repository is unchanged.") from None
     except RuntimeError as error:
-        # The client's word for a large file that did not arrive; what happened is the cause.
-        said = _said(error.__cause__ or error)
-        raise OSError(f"A large file was not taken ({said}). What was in {repo_id} is unchanged: push again.") from None
+        # Raised for a large file that did not arrive, with the reason as its cause.
+        reason = _reason(error.__cause__ or error)
+        raise OSError(f"A large file was not uploaded ({reason}). {repo_id} is unchanged: push again.") from None
     return str(commit.pr_url if create_pr else commit.commit_url)
 
 
@@ -115,40 +113,40 @@ def _operation(root: Path, path: Path, repo_id: str) -> CommitOperationAdd:
     return CommitOperationAdd(path_in_repo=name, path_or_fileobj=card.encode())
 
 
-def _said(error: BaseException) -> str:
-    """What the Hub says of an error, or else its last line, or its name where it has none."""
+def _reason(error: BaseException) -> str:
+    """Return the Hub's message for an error, or the last line or the name of the error."""
     return getattr(error, "server_message", None) or (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def _refusal(error: HfHubHTTPError, repo_id: str) -> OSError:
-    """What the Hub has refused, in a sentence."""
+    """Return an error of the Hub as one with a message for the user."""
     status = error.response.status_code
-    said = _said(error)
+    reason = _reason(error)
     if status == 401:
         return PermissionError(
-            f"The Hub does not accept the token ({said}). Log in with `hf auth login`, or set HF_TOKEN to one that may "
-            "write."
+            f"The Hub does not accept the token ({reason}). Log in with `hf auth login`, or set HF_TOKEN to one that "
+            "may write."
         )
     if status == 403:
-        return PermissionError(f"The token may not write to {repo_id} ({said}). Use one that may, or your own name.")
-    return OSError(f"The Hub refuses to take {repo_id} ({status}: {said}).")
+        return PermissionError(f"The token may not write to {repo_id} ({reason}). Use one that may, or your own name.")
+    return OSError(f"The Hub refuses to take {repo_id} ({status}: {reason}).")
 
 
 def check_repo_id(repo_id: str) -> None:
-    """See that a repository is named with its owner.
+    """Check that a repository is named with its owner.
 
     Raises:
-        ValueError: If it is not.
+        ValueError: If the owner is missing.
     """
     if repo_id.count("/") != 1:
         raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
 
 
 def check_saved_model(root: Path) -> None:
-    """See that a directory is a SentenceTransformer with all its parts. Weights are not loaded.
+    """Check that a directory is a complete SentenceTransformer, without loading its weights.
 
     Raises:
-        ValueError: If something is missing or cut short, or is a link to what would not be sent, naming it.
+        ValueError: If a file is missing, cut short, or a link to a file outside the directory.
     """
     if not root.is_dir():
         raise ValueError(f"{root}: there is no such directory. Give one that `st-reba build` or `save` has written.")
@@ -168,7 +166,7 @@ def check_saved_model(root: Path) -> None:
         if path.suffix != ".safetensors":
             continue
         try:
-            # Only its header is read.
+            # Reads only the header.
             with safe_open(path, framework="np"):
                 pass
         except SafetensorError as error:
@@ -176,16 +174,16 @@ def check_saved_model(root: Path) -> None:
 
 
 def model_class(root: Path) -> str:
-    """Which of sentence-transformers' classes a saved model is loaded by; old models do not say it."""
+    """Return the name of the sentence-transformers class that loads a saved model, by default SentenceTransformer."""
     return str(read_settings(root).get("model_type", "SentenceTransformer"))
 
 
 def saved_class(model: str, revision: str | None = None) -> str | None:
-    """By which of sentence-transformers' classes a saved model is loaded; None where nothing says.
+    """Return the name of the sentence-transformers class that loads a model, or None if it is not a saved one.
 
     Args:
-        model: A directory, or a model on the Hub.
-        revision: Of the Hub.
+        model: Directory or Hub id.
+        revision: Revision on the Hub.
     """
     for name in ("config_sentence_transformers.json", "modules.json"):
         if (file := load_file_path(model, name, revision=revision)) is not None:
@@ -194,12 +192,11 @@ def saved_class(model: str, revision: str | None = None) -> str | None:
 
 
 def loading_class(model: str, revision: str | None = None) -> str | None:
-    """The class that a user loads a saved model by: :func:`saved_class`, but for one that is saved as a CrossEncoder
-    and scores the documents of a query together, :data:`BY_ATTENTION`.
+    """Return the name of the class that loads a model, which may be :data:`BY_ATTENTION`: see :func:`saved_class`.
 
     Args:
-        model: A directory, or a model on the Hub.
-        revision: Of the Hub.
+        model: Directory or Hub id.
+        revision: Revision on the Hub.
     """
     file = load_file_path(model, "modules.json", revision=revision)
     modules = [] if file is None else read_modules(Path(file))
@@ -208,46 +205,44 @@ def loading_class(model: str, revision: str | None = None) -> str | None:
 
 
 def files_of(root: Path) -> list[Path]:
-    """What of a saved model is sent: all files but hidden ones.
+    """Return all files of a saved model except hidden ones.
 
     Raises:
-        ValueError: If a link leads out of it, or to a directory or nothing: what is sent is what the user sees in the
-            directory, and a link could name any file that the user may read.
+        ValueError: If a link leads out of the directory, to another directory, or to nothing. Otherwise an upload
+            could include any file that the user may read.
     """
-    found = []
+    files = []
     for path in sorted(root.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(root).parts):
             continue
         if path.is_symlink():
             if not path.exists():
                 raise ValueError(
-                    f"{path} is a link to {path.resolve()}, where nothing is. Remove it, or save the model again."
+                    f"{path} is a link to {path.resolve()}, which does not exist. Remove it, or save the model again."
                 )
             check_link(path, root)
             if path.is_dir():
-                raise ValueError(
-                    f"{path} is a link to a directory, whose files would not be sent: put the directory there."
-                )
+                raise ValueError(f"{path} is a link to a directory, which is not uploaded: put the directory there.")
         if path.is_file():
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 def _check_backbone(folder: Path) -> None:
-    """A language model's folder has its weights, all shards of them. Other first modules have their own ways."""
+    """Check that the folder of a language model has all of its weights."""
     if not (folder / "config.json").is_file() or "model_type" not in read_object(folder / "config.json"):
         return
-    found = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
-    if found is None:
+    weights = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if weights is None:
         raise ValueError(f"{folder} has no weights ({', '.join(_WEIGHTS)}): the model is not complete. Save it again.")
-    if found.suffix == ".json":
-        for shard in sorted(set(shards_of(found).values())):
+    if weights.suffix == ".json":
+        for shard in sorted(set(shards_of(weights).values())):
             if not (folder / shard).is_file():
-                raise ValueError(f"{folder / shard} is missing, which {found.name} names. Save the model again.")
+                raise ValueError(f"{folder / shard} is missing, which {weights.name} names. Save the model again.")
 
 
 def _check_adapter(folder: Path) -> None:
-    """An adapter's backbone is found by its name, which must mean something elsewhere."""
+    """Check that the backbone of an adapter has a Hub id, and not a path on this machine."""
     config = folder / "adapter_config.json"
     if config.is_file():
         settings = read_object(config)
@@ -255,7 +250,6 @@ def _check_adapter(folder: Path) -> None:
         base = Path(str(settings.get("base_model_name_or_path")))
         if base.is_absolute() or base.is_dir():
             raise ValueError(
-                f"{folder} is an adapter on {base}, which is a directory of this machine: nobody else could load it. "
-                "Push the merged model, or name the backbone's Hub id as base_model_name_or_path in "
-                "adapter_config.json."
+                f"{folder} is an adapter on the directory {base}, so nobody else could load it. Push the merged model, "
+                "or set base_model_name_or_path in adapter_config.json to the backbone's Hub id."
             )

@@ -1,6 +1,6 @@
-"""What the files of a saved model may say: each is read here, held to what it may set, and refused in a sentence.
+"""Validation of the files of a saved model, which others may have written.
 
-Files of a model are somebody else's text. A model that is not to be had is refused in a sentence, too.
+Errors of downloads are also raised here, with one message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 from ..settings import Setting, optional, whole
 
-#: Configurations have some kilobytes; an index of shards may have some megabytes.
+#: Limit of a JSON file: configurations have some kilobytes, and an index of shards may have some megabytes.
 MAX_BYTES = 2**26
 _LEVELS = 64
 
@@ -27,11 +27,11 @@ _LEVELS = 64
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file of a model says.
+    """Read a JSON file of a model.
 
     Raises:
-        ValueError: If it is not JSON, is nested too deeply to be read, is far too large, or has NaN for a number.
-        OSError: If it cannot be read.
+        ValueError: If the file is not JSON, is nested too deeply, is too large, or contains NaN.
+        OSError: If the file cannot be read.
     """
 
     def constant(name: str) -> float:
@@ -41,22 +41,22 @@ def read_json(path: Path) -> Any:
 
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, and at most {MAX_BYTES:,} are read. Fetch it again."
+            f"{path} has {path.stat().st_size:,} bytes, and at most {MAX_BYTES:,} are allowed. Download it again."
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=constant)
-        is_deep = _is_deep(found)
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=constant)
+        is_deep = _is_deep(content)
     except RecursionError:
         is_deep = True
     except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}). Fetch it again, or save the model again.") from None
+        raise ValueError(f"{path}: not JSON ({error}). Download it again, or save the model again.") from None
     if is_deep:
-        raise ValueError(f"{path} is nested more than {_LEVELS} levels deep: no file of a model is. Fetch it again.")
-    return found
+        raise ValueError(f"{path} is nested more than {_LEVELS} levels deep. Download it again.")
+    return content
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether a value is nested so deeply that what looks at it might not come to an end."""
+    """Whether a value is nested so deeply that recursion over it might fail."""
     level = [value]
     for _ in range(_LEVELS):
         inner = [value for value in level if isinstance(value, (dict, list))]
@@ -65,47 +65,47 @@ def _is_deep(value: Any) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The same of a file that holds an object of names and values.
+    """Read a JSON object from a file of a model.
 
     Raises:
-        ValueError, OSError: As :func:`read_json`, or if it holds anything else.
+        ValueError: If the file contains anything else, or for the reasons of :func:`read_json`.
+        OSError: If the file cannot be read.
     """
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is {shown(found)}, and not an object of names and values. Save the model again.")
-    return found
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is {shown(content)}, and not an object of names and values. Save the model again.")
+    return content
 
 
-def check_values(found: Mapping[str, Any], schema: Schema, file: object, needed: Collection[str] = ()) -> None:
-    """Hold what a file says to what it may set.
+def check_values(values: Mapping[str, Any], schema: Schema, file: object, needed: Collection[str] = ()) -> None:
+    """Check the values in a file.
 
     Args:
-        found: What it says.
-        schema: What it may set; values of other names are left to who reads them.
-        file: What the file is called.
-        needed: What it has to set.
+        values: Values in the file.
+        schema: Settings to check. Values of other names are ignored.
+        file: Name of the file in messages.
+        needed: Names of the required settings.
 
     Raises:
-        ValueError: If it does not, with the file and the name; if a value may not stand, also with what is allowed.
+        ValueError: If a value is not allowed, or a required one is missing.
     """
     for setting in schema:
         name = setting.name
-        if name in found and not setting.allowed(found[name]):
-            raise ValueError(
-                f"{file} sets {name} to {shown(found[name])}: {setting.says} Correct the file, or save the model again."
-            )
-        if name in needed and name not in found:
-            raise ValueError(f"{file} has no {name}, which a saved model has. Save the model again.")
+        if name in values and not setting.allowed(values[name]):
+            problem = f"{file} sets {name} to {shown(values[name])}: {setting.says}"
+            raise ValueError(f"{problem} Correct the file, or save the model again.")
+        if name in needed and name not in values:
+            raise ValueError(f"{file} has no {name}. Save the model again.")
 
 
 def shown(value: Any) -> str:
-    """A value of a file, as a message quotes it: cut short, for it may be long."""
+    """Return a value for a message, shortened to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def quoted(key: str) -> str:
-    """A name that a file gives, as a message has it: in quotes and cut short where it is long or cannot be printed."""
+    """Return a name for a message, quoted and shortened if it is long or cannot be printed."""
     return key if key.isprintable() and len(key) <= 80 else shown(key)
 
 
@@ -113,45 +113,44 @@ def quoted(key: str) -> str:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path that a file names stays below where it starts, by the rules of any system."""
+    """Whether a path stays below its start, by the rules of any operating system."""
     parts = PureWindowsPath(path)
     return not parts.anchor and ".." not in parts.parts and "\0" not in path
 
 
-def check_inside(path: str, file: object = "modules.json", what: str = "module") -> str:
-    """Refuse a path in a file that leads out of the model (of a module, later STs do so, too).
+def check_inside(path: str, file: object = "modules.json", noun: str = "module") -> str:
+    """Return a path that a file names, if it stays inside the model.
 
     Raises:
-        ValueError: If it does.
+        ValueError: If the path leads out of the model.
     """
-    if not is_inside(path) or (what == "file" and not path):
-        own = ', or "" for the model\'s own directory' if what == "module" else ""
+    if not is_inside(path) or (noun == "file" and not path):
+        root = ', or "" for the model\'s own directory' if noun == "module" else ""
         raise ValueError(
-            f"{file} has the path {shown(path)}: a {what} lies inside its model, so give a relative path without "
-            f'".."{own}.'
+            f"{file} has the path {shown(path)}: a {noun} lies inside its model, so give a relative path without "
+            f'".."{root}.'
         )
     return path
 
 
 def leaves(path: Path, root: Path) -> bool:
-    """Whether a path, followed through all links, leads out of a directory.
+    """Whether a path leads out of a directory when links are followed.
 
-    In the Hub's cache a model is a directory of links to blobs, ``snapshots/<commit>/file -> ../../blobs/<hash>``:
-    these belong to it.
+    In the Hub's cache, links of a model's files to blobs, ``snapshots/<commit>/file -> ../../blobs/<hash>``, do not.
     """
     root = root.resolve()
     target = path.resolve()
     if target.is_relative_to(root):
         return False
-    snapshot = next((place for place in (root, *root.parents) if place.parent.name == "snapshots"), None)
+    snapshot = next((folder for folder in (root, *root.parents) if folder.parent.name == "snapshots"), None)
     return snapshot is None or target.parent != snapshot.parent.parent / "blobs"
 
 
 def check_link(path: Path, root: Path) -> None:
-    """Refuse a file of a model that is a link to something outside of it.
+    """Check that a file of a model is not a link to a file outside.
 
     Raises:
-        ValueError: If it is one.
+        ValueError: If the file is such a link.
     """
     if leaves(path, root):
         raise ValueError(
@@ -159,7 +158,7 @@ def check_link(path: Path, root: Path) -> None:
         )
 
 
-# What files may set
+# Schemas
 
 Schema: TypeAlias = Sequence[Setting[Any]]
 
@@ -171,18 +170,18 @@ def _a(kind: type, name: str) -> Setting[Any]:
 
 
 def _many(kind: type, setting: Setting[Any]) -> Setting[Any]:
-    """A list or an object, each value in which may stand alone."""
+    """Return the setting for a list or an object of values that the given setting allows."""
 
     def allowed(value: Any) -> bool:
         values: Any = value.values() if isinstance(value, dict) else value
         return isinstance(value, kind) and all(map(setting.allowed, values))
 
-    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and of each value: {setting.says}")
+    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and for each value, {setting.says}")
 
 
 def _file(name: str) -> Setting[Any]:
-    says = 'a file lies inside its model, so give a relative path without "..".'
-    return Setting(name, lambda value: isinstance(value, str) and value != "" and is_inside(value), says)
+    message = 'a file lies inside its model, so give a relative path without "..".'
+    return Setting(name, lambda value: isinstance(value, str) and value != "" and is_inside(value), message)
 
 
 def _is_version(value: Any) -> bool:
@@ -194,7 +193,7 @@ def _is_version(value: Any) -> bool:
 
 
 def _are_attention_types(value: Any) -> bool:
-    """GPT-Neo's kinds of attention: lists of kinds, and how often each list is repeated."""
+    """Whether a value lists GPT-Neo's kinds of attention, each list with its number of repetitions."""
     try:
         return 0 <= sum(len(kinds) * count for kinds, count in value or []) <= MAX_LAYERS
     except (TypeError, ValueError):
@@ -210,7 +209,7 @@ def _is_pooling(value: Any) -> bool:
 
 
 def _reads_text(value: Any) -> bool:
-    """ST calls the method of the backbone that the file names."""
+    """Whether text is read by ``forward``, as ST calls any method of the backbone that a file names."""
     text = value.get("text") if isinstance(value, dict) else None
     return (
         isinstance(text, dict) and text.get("method") == "forward" and isinstance(text.get("method_output_name"), str)
@@ -218,7 +217,7 @@ def _reads_text(value: Any) -> bool:
 
 
 _MODULE = (_a(str, "type"), _a(str, "path"), _a(str, "name"))
-# What stands under ``requires`` in ``config_sentence_transformers.json``, ST itself checks.
+# Without ``requirements``, which ST checks itself.
 _SENTENCE_TRANSFORMERS = (
     _many(dict, optional(_a(str, "prompts"))),
     optional(_a(str, "default_prompt_name")),
@@ -227,7 +226,7 @@ _SENTENCE_TRANSFORMERS = (
     _a(dict, "__version__"),
 )
 _VERSIONS: Schema = [Setting("sentence_transformers", _is_version, "it must be a version, such as 6.2.0.")]
-#: ``config.json`` of ST's ``Pooling``; before ST 6, each mode had a key of its own.
+#: ``config.json`` of ST's ``Pooling``. Before ST 6, each mode had its own key.
 _POOLING: Schema = (
     optional(whole("embedding_dimension", 1, MAX_SIZE)),
     optional(whole("word_embedding_dimension", 1, MAX_SIZE)),
@@ -235,7 +234,7 @@ _POOLING: Schema = (
 )
 _ROUTER: Schema = (_many(dict, _a(str, "types")),)
 _SHARDS = (_a(dict, "metadata"), _many(dict, _a(str, "weight_map")))
-#: A backbone's ``config.json``: what is read of it before transformers makes a configuration of it.
+#: Values of a backbone's ``config.json`` that are read before transformers loads it.
 LANGUAGE_MODEL: Schema = (
     optional(_many(list, _a(str, "architectures"))),
     Setting(
@@ -251,7 +250,7 @@ ADAPTER: Schema = (
     optional(whole("r", 0, MAX_SIZE)),
     _many(dict, whole("rank_pattern", 0, MAX_SIZE)),
     optional(_many(list, _many(list, whole("layer_replication", 0, MAX_LAYERS)))),
-    Setting("megatron_config", lambda value: value is None, "it would name a module to import: use null."),
+    Setting("megatron_config", lambda value: value is None, "it names a module to import: use null."),
 )
 #: ``tokenizer_config.json``.
 TOKENIZER: Schema = (
@@ -263,7 +262,7 @@ TOKENIZER: Schema = (
         f"its keys must be ids of tokens, from 0 to {MAX_TOKENS - 1}.",
     ),
 )
-#: ``sentence_bert_config.json``, besides what a module's own class checks; the last three are former names of ST's.
+#: Values of ``sentence_bert_config.json`` that are not settings of a module. The last three are former names of ST.
 TRANSFORMER: Schema = (
     _a(str, "module_output_name"),
     Setting("modality_config", _reads_text, "it must have text read by the method forward, with a method_output_name."),
@@ -277,37 +276,37 @@ TRANSFORMER: Schema = (
 
 
 def read_modules(file: Path) -> list[dict[str, Any]]:
-    """The modules of a model, by its ``modules.json``: each has a ``type``, a ``path`` and a ``name``.
+    """Read a ``modules.json``, whose entries have a ``type``, a ``path`` and a ``name``.
 
     Raises:
-        ValueError: If it is malformed, or a module lies outside the model.
+        ValueError: If the file is malformed, or a module lies outside the model.
     """
-    entries = read_json(file)
-    if not entries or not _many(list, _a(dict, "")).allowed(entries):
+    content = read_json(file)
+    if not content or not _many(list, _a(dict, "")).allowed(content):
         raise ValueError(
-            f"{file} is {shown(entries)}: it must be a list of modules, at least one. Save the model again."
+            f"{file} is {shown(content)}: it must be a list of modules, at least one. Save the model again."
         )
+    entries: list[dict[str, Any]] = content
     for number, entry in enumerate(entries):
         check_values(entry, _MODULE, f"{file}, module {number},", needed=("type", "path", "name"))
         check_inside(entry["path"], file)
-    found: list[dict[str, Any]] = entries
-    return found
+    return entries
 
 
 def shards_of(index: Path) -> dict[str, str]:
-    """Which file has which weight, by an index; the files must lie beside it.
+    """Return the files of weights by the weights' names, which an index in the same folder lists.
 
     Args:
-        index: The file, such as ``model.safetensors.index.json``.
+        index: Index file, such as ``model.safetensors.index.json``.
 
     Raises:
-        ValueError: If the index is malformed, or names a file outside.
+        ValueError: If the index is malformed, or names a file outside its folder.
     """
-    found = read_object(index)
-    check_values(found, _SHARDS, index, needed=("weight_map",))
-    shards: dict[str, str] = found["weight_map"]
+    content = read_object(index)
+    check_values(content, _SHARDS, index, needed=("weight_map",))
+    shards: dict[str, str] = content["weight_map"]
     if not shards:
-        raise ValueError(f"{index} names no file of weights. Fetch it again, or save the model again.")
+        raise ValueError(f"{index} names no file of weights. Download it again, or save the model again.")
     for name in sorted(set(shards.values())):
         check_inside(name, index, "file")
         check_link(index.parent / name, index.parent)
@@ -315,37 +314,37 @@ def shards_of(index: Path) -> dict[str, str]:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """A model's ``config_sentence_transformers.json``; nothing where there is none.
+    """Read the ``config_sentence_transformers.json`` of a model, or return an empty dictionary if there is none.
 
     Raises:
-        ValueError: If it is malformed.
+        ValueError: If the file is malformed.
     """
     file = directory / "config_sentence_transformers.json"
-    found = read_object(file) if file.is_file() else {}
-    check_values(found, _SENTENCE_TRANSFORMERS, file)
-    check_values(found.get("__version__", {}), _VERSIONS, file)
-    prompts, default = found.get("prompts", {}), found.get("default_prompt_name")
+    settings = read_object(file) if file.is_file() else {}
+    check_values(settings, _SENTENCE_TRANSFORMERS, file)
+    check_values(settings.get("__version__", {}), _VERSIONS, file)
+    prompts, default = settings.get("prompts", {}), settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ValueError(
-            f"{file} has the default_prompt_name {shown(default)}, and the prompts {shown(sorted(prompts))}: name one "
+            f"{file} has the default_prompt_name {shown(default)}, and the prompts {shown(sorted(prompts))}: give one "
             "of these, or remove it."
         )
-    return found
+    return settings
 
 
 def check_saved(directory: Path) -> list[dict[str, Any]]:
-    """Hold the files that ST itself reads of a saved model to what they may say; nothing is loaded.
+    """Check the files of a saved model that ST reads, without loading it.
 
-    What lies in the directory of a module of st_reba, that module checks when it is loaded.
+    The modules of st_reba check their own files when they are loaded.
 
     Args:
-        directory: Of the model. One that is not there, or has no ``modules.json``, is left to be refused elsewhere.
+        directory: Directory of the model, which may be missing.
 
     Returns:
-        Its modules; none where there is no ``modules.json``.
+        Entries of its ``modules.json``, or an empty list if there is none.
 
     Raises:
-        ValueError: If a file is malformed, or names a class that is gone.
+        ValueError: If a file is malformed, or names a removed class.
     """
     modules = directory / "modules.json"
     if not modules.is_file():
@@ -359,55 +358,55 @@ def check_saved(directory: Path) -> list[dict[str, Any]]:
             check_values(read_object(config), _POOLING, config)
         routes = directory / entry["path"] / "router_config.json"
         if entry["type"].endswith(".Router") and routes.is_file():
-            found = read_object(routes)
-            check_values(found, _ROUTER, routes)
-            check_classes(found.get("types", {}).values(), directory)
+            router = read_object(routes)
+            check_values(router, _ROUTER, routes)
+            check_classes(router.get("types", {}).values(), directory)
     return entries
 
 
-# What is gone: earlier versions saved it, and 1.0 refuses it by its name
+# Classes and settings removed in 1.0, which saved models of 0.8 may have
 
 
-#: Classes of ``st_reba.modules``, the last of which 0.8 has.
+#: Removed classes of ``st_reba.modules``.
 REMOVED_CLASSES = (
     "EchoLayersModule",
     "HierarchicalTokenPrependingModule",
     "MoEEModule",
     "RerankModule",
 )
-#: Settings of the modules that stay, each with its default in 0.8.
+#: Removed settings of modules, with their defaults in 0.8.
 REMOVED_SETTINGS: dict[str, Any] = {"chunk_length": None, "readout": "layer", "without_sink": False, "changes": []}
 
 _REMOVED = "removed in 1.0: load it with st_reba 0.8."
 
 
 def refuse_class(name: str, model: object, *args: Any, **kwargs: Any) -> NoReturn:
-    """Take the place of ``load`` of a class that is gone.
+    """Raise an error in place of loading a removed class.
 
     Raises:
-        ValueError: Always, naming the model and the class.
+        ValueError: Always.
     """
     raise ValueError(f"{model} is of {name}, {_REMOVED}")
 
 
 def check_classes(references: Iterable[object], model: object) -> None:
-    """Refuse a saved model that names a class that is gone.
+    """Check that a saved model has no removed class.
 
     Args:
-        references: The types of its modules, as its files name them.
-        model: What the model is called.
+        references: Types of its modules in its files.
+        model: Name of the model in messages.
 
     Raises:
-        ValueError: If one of them is gone.
+        ValueError: If a class has been removed.
     """
-    gone = {f"st_reba.modules.{name}": name for name in REMOVED_CLASSES}
+    removed = {f"st_reba.modules.{name}": name for name in REMOVED_CLASSES}
     for reference in references:
-        if isinstance(reference, str) and reference in gone:
-            refuse_class(gone[reference], model)
+        if isinstance(reference, str) and reference in removed:
+            refuse_class(removed[reference], model)
 
 
 def is_no_sink(settings: Mapping[str, Any]) -> bool:
-    """Whether a saved CausalTransformer is what ``NoSinkModule`` is now: 0.8 saved that as its one change."""
+    """Whether a saved CausalTransformer is now a ``NoSinkModule``, which 0.8 saved as its only change."""
     changes = settings.get("changes")
     change = changes[0] if isinstance(changes, list) and len(changes) == 1 else None
     names = {"key", "layers", "bidirectional_layers"}
@@ -415,41 +414,41 @@ def is_no_sink(settings: Mapping[str, Any]) -> bool:
 
 
 def without_removed(
-    settings: dict[str, Any], module: str, file: str, gone: Mapping[str, Any] = REMOVED_SETTINGS
+    settings: dict[str, Any], module: str, file: str, removed: Mapping[str, Any] = REMOVED_SETTINGS
 ) -> dict[str, Any]:
-    """Return the settings of a saved module without those that are gone.
+    """Return the settings of a saved module without removed ones.
 
     Args:
-        settings: As the file has them.
-        module: The module's class.
-        file: What the file is called.
-        gone: The settings that are gone, each with its default in 0.8.
+        settings: Settings in the file.
+        module: Name of the module's class.
+        file: Name of the file in messages.
+        removed: Removed settings with their defaults in 0.8.
 
     Raises:
-        ValueError: If one of those has another value than its default.
+        ValueError: If a removed setting does not have its default value.
     """
     if module == "NoSinkModule" and is_no_sink(settings):
         (change,) = settings["changes"]
         settings = {name: value for name, value in {**settings, **change}.items() if name not in ("changes", "key")}
-    for name, default in gone.items():
+    for name, default in removed.items():
         if settings.get(name, default) != default:
             raise ValueError(f"{file} sets {name} to {settings[name]!r:.80}, a setting of {module}, {_REMOVED}")
-    return {name: value for name, value in settings.items() if name not in gone}
+    return {name: value for name, value in settings.items() if name not in removed}
 
 
-# Models that are not there
+# Errors of downloads
 
 
-#: What says that a model did not come from the Hub.
+#: Errors of models that cannot be downloaded.
 _HUB_ERRORS = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled)
 
 
 @contextmanager
 def fetching(model: str) -> Iterator[None]:
-    """Raise what libraries raise of a model that does not come from the Hub as one sentence.
+    """Raise the errors of libraries for a model that cannot be downloaded as an OSError with one message.
 
     Raises:
-        OSError: If it does not.
+        OSError: If the model cannot be downloaded.
     """
     try:
         yield
@@ -460,9 +459,9 @@ def fetching(model: str) -> Iterator[None]:
         missing = f"The model {model}: there is no such {'file' if model.endswith('.gguf') else 'directory'}"
         if isinstance(cause, HFValidationError):
             raise OSError(f"{missing}. Check the path, or give a Hub id (org/name).") from None
-        why = "HF_HUB_OFFLINE is set, and it is not among what was fetched before"
+        reason = "HF_HUB_OFFLINE is set, and the model is not in the cache"
         if not is_offline_mode():
-            why = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
         raise OSError(
-            f"{missing}, and it cannot be had from the Hub ({why}). Check the name, or give a directory."
+            f"{missing}, and it cannot be downloaded from the Hub ({reason}). Check the name, or give a directory."
         ) from None

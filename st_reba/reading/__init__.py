@@ -1,1 +1,1 @@
-"""Vectors within a text: of its words, of its chunks, after each layer."""
+"""Embeddings of words, of chunks and after each layer."""

@@ -1,4 +1,4 @@
-"""Vectors of chunks that know the document which they are cut from (late chunking)."""
+"""Embeddings of chunks in the context of their document (late chunking)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..modules import CausalModule
 from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
-from .words import own_offsets, token_offsets
+from .words import token_offsets, untruncated_offsets
 
-# A part of a text may have a few more tokens on its own than within the text.
+# A part of a text may have a few more tokens alone than within the text.
 _SLACK = 8
 
-# By the number of a text and the characters of it that are read at a time, the numbers and characters of its chunks.
+# Windows, as index of the text and characters, with the indices and characters of their chunks.
 _Windows = dict[tuple[int, Span], dict[int, Span]]
 # States (n, D) and ids (n,) of tokens.
 _Tokens = tuple[Tensor, Tensor]
@@ -33,11 +33,11 @@ _Tokens = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class DocumentChunks:
-    """The chunks of a text.
+    """Chunks of a text.
 
     Attributes:
-        spans: The characters of each: the first, and one past the last.
-        vectors: (chunks, D), float32.
+        spans: Characters of each chunk: the first, and one past the last.
+        vectors: Embeddings (chunks, D), float32.
     """
 
     spans: list[Span]
@@ -56,35 +56,35 @@ def encode_chunks(
     truncate_dim: int | None = None,
     normalize_embeddings: bool = False,
 ) -> list[DocumentChunks]:
-    r"""Return a vector for each chunk of each text, made from states that have read the text.
+    r"""Return an embedding of each chunk of each text, in the context of the whole text.
 
     .. math:: e_C = f\left( \{ v_i : i \in C \} \right)
 
-    (Guenther et al., "Late Chunking".) The text is read whole, once; :math:`v_i` are the token vectors of the model's
-    first module, and f is the rest of the model: pooling, normalisation, filters. Special tokens belong to the chunk at
-    whose end of the text they are. If a text has one chunk alone, its vector is that of ``model.encode``.
+    (Guenther et al., "Late Chunking".) The model reads the whole text once; :math:`v_i` are the token vectors of its
+    first module, and f is the rest of the model: pooling, normalization, filters. Special tokens at either end of the
+    text belong to its first or last chunk. The embedding of a single chunk is that of ``model.encode``.
 
-    A text of more tokens than the model reads at a time is read in windows that overlap by half. A chunk is read in
-    the first window that holds it whole; where none does, in one that ends with it.
+    A text that exceeds the model's limit is read in windows that overlap by half. A chunk is read in the first window
+    that contains all of it, or else in a window that ends with it.
 
     Args:
-        model: A model whose first module is one of st_reba's and gives one vector for each token of the text.
+        model: A model whose first module is one of st_reba's and returns one vector per token of the text.
         texts: The documents.
-        chunk_tokens: Number of the text's own tokens in a chunk; the last may have fewer, and characters of several
-            tokens are not divided.
-        overlap: How many tokens a chunk shares with the next one; less than ``chunk_tokens``. It is less where the next
+        chunk_tokens: Number of tokens per chunk; the last chunk may have fewer, and a character of several tokens is
+            not divided.
+        overlap: Number of tokens that consecutive chunks share, less than ``chunk_tokens``. It is smaller if the next
             character has several tokens and would not fit.
-        prompt_name: One of the model's prompts, by name; None: its default prompt.
-        prompt: A prompt in full, in front of every text and of every window.
-        batch_size: Texts, or windows, that are read at a time, and chunks that are pooled at a time.
-        truncate_dim: Keep a vector's first values; the model's own setting if None.
-        normalize_embeddings: Scale vectors to length 1, after truncation.
+        prompt_name: Name of one of the model's prompts; None: its default prompt.
+        prompt: Prompt before every text and every window.
+        batch_size: Number of texts or windows per forward pass, and of chunks per pooling.
+        truncate_dim: Number of first values of a vector to keep; None: the model's setting.
+        normalize_embeddings: Whether to scale vectors to length 1, after truncation.
 
     Returns:
-        The chunks of each text, in order. A text without tokens has none.
+        Chunks of each text, in order. A text without tokens has none.
 
     Raises:
-        ValueError: If a setting cannot be used, or the model has no vectors of tokens.
+        ValueError: If a setting cannot be used, or the model has no token vectors.
     """
     check_chunk_tokens(chunk_tokens, overlap)
     if batch_size < 1:
@@ -99,46 +99,47 @@ def encode_chunks(
     spans: list[list[Span]] = []
     windows: _Windows = {}
     numbers = count()
-    for number, (text, own) in enumerate(zip(texts, own_offsets(reader, texts), strict=True)):
-        chunks = _cut(own, chunk_tokens, overlap)
-        spans.append([(own[first][0], own[last - 1][1]) for first, last in chunks])
-        for part, span in zip(_parts(reader, text, own, chunks, prompt), spans[-1], strict=True):
-            windows.setdefault((number, part), {})[next(numbers)] = span
+    for index, (text, offsets) in enumerate(zip(texts, untruncated_offsets(reader, texts), strict=True)):
+        chunks = _cut(offsets, chunk_tokens, overlap)
+        spans.append([(offsets[first][0], offsets[last - 1][1]) for first, last in chunks])
+        for part, span in zip(_parts(reader, text, offsets, chunks, prompt), spans[-1], strict=True):
+            windows.setdefault((index, part), {})[next(numbers)] = span
     width, dimension = model.get_embedding_dimension() or 0, truncate_dim or model.truncate_dim
     order: list[int] = []
-    found = [np.zeros((0, min(width, dimension or width)), np.float32)]
+    batches = [np.zeros((0, min(width, dimension or width)), np.float32)]
     # Longest first, as in encode.
     longest = sorted(windows.items(), key=lambda window: window[0][1][0] - window[0][1][1])
     model.eval().to(model.device)
     with torch.inference_mode():
         for start in range(0, len(longest), batch_size):
-            read = _read(reader, texts, dict(longest[start : start + batch_size]), prompt)
-            for first in range(0, len(read), batch_size):
-                vectors = _pooled(model, reader, list(read.values())[first : first + batch_size])[:, :dimension]
-                found.append((normalize(vectors, dim=1) if normalize_embeddings else vectors).float().cpu().numpy())
-            order += read
-    by_text = np.split(np.concatenate(found[1:] or found)[np.argsort(order)], np.cumsum(list(map(len, spans))))[:-1]
-    return [DocumentChunks(*each) for each in zip(spans, by_text, strict=True)]
+            tokens = _read(reader, texts, dict(longest[start : start + batch_size]), prompt)
+            for first in range(0, len(tokens), batch_size):
+                vectors = _pool(model, reader, list(tokens.values())[first : first + batch_size])[:, :dimension]
+                batches.append((normalize(vectors, dim=1) if normalize_embeddings else vectors).float().cpu().numpy())
+            order += tokens
+    ordered = np.concatenate(batches[1:] or batches)[np.argsort(order)]
+    by_text = np.split(ordered, np.cumsum(list(map(len, spans))))[:-1]
+    return [DocumentChunks(*chunks) for chunks in zip(spans, by_text, strict=True)]
 
 
 def check_chunk_tokens(chunk_tokens: int, overlap: int) -> None:
-    """Refuse chunks of no tokens, or that do not go on.
+    """Check the size and the overlap of chunks.
 
     Raises:
-        ValueError: If they are.
+        ValueError: If the size is below 1, or the overlap is not below the size.
     """
     if type(chunk_tokens) is not int or type(overlap) is not int or not 0 <= overlap < chunk_tokens:
         raise ValueError(
-            f"chunk_tokens={chunk_tokens!r}, overlap={overlap!r}: give the tokens of a chunk, 1 or more, and how many "
-            "of them it shares with the next one, fewer than it has."
+            f"chunk_tokens={chunk_tokens!r}, overlap={overlap!r}: give at least 1 token per chunk, and an overlap from "
+            "0 to fewer tokens than a chunk has."
         )
 
 
 def _reader(model: SentenceTransformer) -> CausalModule:
-    """Return the model's first module, made to give every token of a text."""
+    """Return a copy of the model's first module that returns all tokens of a text."""
     module = model[0]
     if not isinstance(module, CausalModule):
-        raise ValueError(f"The model's first module is {type(module).__name__}: chunks need one of st_reba's modules.")
+        raise ValueError(f"The model's first module is {type(module).__name__}: chunks need a module of st_reba.")
     if reason := module.no_chunks:
         raise ValueError(f"{type(module).__name__} {reason}")
     reader = copy.copy(module)
@@ -146,14 +147,15 @@ def _reader(model: SentenceTransformer) -> CausalModule:
     return reader
 
 
-def _cut(own: Sequence[Span], length: int, overlap: int) -> list[Span]:
-    """Return chunks of so many tokens, each by its first token and one past its last."""
-    # Where a chunk may begin or end: at the tokens at which a character begins, and at the end.
-    cuts = [index for index, (start, _) in enumerate(own) if not index or start >= own[index - 1][1]] + [len(own)]
+def _cut(offsets: Sequence[Span], length: int, overlap: int) -> list[Span]:
+    """Return chunks of at most this many tokens, each as its first token and one past its last."""
+    # Chunks begin and end at tokens that begin a character.
+    cuts = [index for index, (start, _) in enumerate(offsets) if not index or start >= offsets[index - 1][1]]
+    cuts.append(len(offsets))
     chunks: list[Span] = []
     first = last = 0
-    while cuts[last] < len(own):
-        # The next character is part of the chunk, alone if it is longer than one: the overlap gives way.
+    while cuts[last] < len(offsets):
+        # Each chunk has at least one new character, even if that reduces the overlap or exceeds the length.
         while first < last and cuts[last + 1] - cuts[first] > length:
             first += 1
         last = max(last + 1, bisect_right(cuts, cuts[first] + length) - 1)
@@ -162,55 +164,55 @@ def _cut(own: Sequence[Span], length: int, overlap: int) -> list[Span]:
     return chunks
 
 
-def _parts(reader: CausalModule, text: str, own: list[Span], chunks: list[Span], prompt: str | None) -> list[Span]:
-    """Return the characters of a text that are read for each of its chunks."""
-    limit = reader.max_tokens(prompt)
-    # Within its template, the text may have a token more than on its own.
-    if not chunks or limit is None or (len(own) <= limit and token_offsets(reader, text, prompt)[-1][1] >= own[-1][1]):
+def _parts(reader: CausalModule, text: str, offsets: list[Span], chunks: list[Span], prompt: str | None) -> list[Span]:
+    """Return the characters of the text, or of a window, to read for each chunk."""
+    limit, count = reader.max_tokens(prompt), len(offsets)
+    # In a template the text may have one more token than alone.
+    if not chunks or limit is None or (count <= limit and token_offsets(reader, text, prompt)[-1][1] >= offsets[-1][1]):
         return [(0, len(text))] * len(chunks)
     length = max(1, limit - min(_SLACK, limit // 4))
     step = max(1, length // 2)
     parts = []
-    for first, behind in chunks:
-        if behind - first > length:
+    for first, end in chunks:
+        if end - first > length:
             raise ValueError(f"The model reads {length} tokens of a long text at a time: give chunk_tokens={length}.")
-        start = -(-max(0, behind - length) // step) * step
-        start = min(start if start <= first else behind - length, max(0, len(own) - length))
-        end = start + length
-        parts.append((own[start][0] if start else 0, own[end - 1][1] if end < len(own) else len(text)))
+        start = -(-max(0, end - length) // step) * step
+        start = min(start if start <= first else end - length, max(0, count - length))
+        stop = start + length
+        parts.append((offsets[start][0] if start else 0, offsets[stop - 1][1] if stop < count else len(text)))
     return parts
 
 
 def _read(reader: CausalModule, texts: Sequence[str], windows: _Windows, prompt: str | None) -> dict[int, _Tokens]:
-    """Return the states and ids of the tokens of each chunk of these windows."""
-    parts = [texts[number][begin:end] for number, (begin, end) in windows]
+    """Return the states and ids of the tokens of each chunk of the windows."""
+    parts = [texts[index][begin:end] for index, (begin, end) in windows]
     features = reader.preprocess(parts, prompt=prompt)
     layout = Layout.of(features)
-    # Tokens in front of the text: special ones, as a rule.
+    # Tokens before the text, usually special tokens.
     before = (layout.copy_index >= 0).cumsum(dim=1) == 0
     leading = (reader.selected(layout) & before).sum(dim=1).tolist()
     output = reader(features)
     counts = output["attention_mask"].sum(dim=1).tolist()
-    found = {}
-    for row, (number, part) in enumerate(windows):
+    tokens_of_chunks = {}
+    for row, (index, part) in enumerate(windows):
         offsets = token_offsets(reader, parts[row], prompt)
-        # Where each token of the text begins in the output, and where the last one ends.
+        # Positions in the output at which tokens of the text begin, and the end of the last.
         edges = list(range(leading[row], leading[row] + len(offsets) + 1))
-        # Tokens around the text belong to the chunks at its ends.
+        # Tokens around the text belong to its first and last chunk.
         edges[0] = 0 if part[0] == 0 else edges[0]
-        edges[-1] = counts[row] if part[1] == len(texts[number]) else edges[-1]
-        for chunk, span in windows[number, part].items():
-            first, last = (place - part[0] for place in span)
-            own = [index for index, (start, stop) in enumerate(offsets) if start < last and stop > first]
-            tokens = slice(edges[own[0]], edges[own[-1] + 1])
-            found[chunk] = output["token_embeddings"][row, tokens], output["input_ids"][row, tokens]
-    return found
+        edges[-1] = counts[row] if part[1] == len(texts[index]) else edges[-1]
+        for chunk, span in windows[index, part].items():
+            first, last = (character - part[0] for character in span)
+            inside = [token for token, (start, stop) in enumerate(offsets) if start < last and stop > first]
+            tokens = slice(edges[inside[0]], edges[inside[-1] + 1])
+            tokens_of_chunks[chunk] = output["token_embeddings"][row, tokens], output["input_ids"][row, tokens]
+    return tokens_of_chunks
 
 
-def _pooled(model: SentenceTransformer, reader: CausalModule, chunks: Sequence[_Tokens]) -> Tensor:
-    """Return the vectors (B, D) that the rest of the model makes of B chunks."""
+def _pool(model: SentenceTransformer, reader: CausalModule, chunks: Sequence[_Tokens]) -> Tensor:
+    """Return the vectors (B, D) of B chunks from the rest of the model."""
     states, ids = (pad_sequence(list(tokens), batch_first=True) for tokens in zip(*chunks, strict=True))
-    counts = torch.tensor([len(own) for _, own in chunks], device=states.device)
+    counts = torch.tensor([len(chunk_ids) for _, chunk_ids in chunks], device=states.device)
     mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
     reading = reader.combined(TokenVectors(states, mask, ids))
     features: dict[str, Any] = {
@@ -222,5 +224,5 @@ def _pooled(model: SentenceTransformer, reader: CausalModule, chunks: Sequence[_
     for module in list(model.children())[1:]:
         features = module(features)
     if "sentence_embedding" not in features:
-        raise ValueError("The model has no pooling, so a chunk has no vector: add Pooling behind its first module.")
+        raise ValueError("The model has no pooling, so chunks have no vectors. Add Pooling after its first module.")
     return cast(Tensor, features["sentence_embedding"])

@@ -1,4 +1,4 @@
-"""What a model would embed after each layer of its language model, from one forward pass."""
+"""Embeddings after each layer of a language model, from one forward pass."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ from ..modules import AttentionPoolingModule, CausalTransformer, EchoModule, Inp
 
 
 def reads_one_layer(module: type[nn.Module]) -> bool:
-    """Whether what modules of a class embed is one reading of one layer's states, so that each layer can be read so."""
-    reads_otherwise = issubclass(module, (AttentionPoolingModule, InputEmbeddings))
-    return issubclass(module, (CausalTransformer, EchoModule)) and not reads_otherwise
+    """Return whether the embeddings of a class of modules depend on the states of one layer alone."""
+    reads_more = issubclass(module, (AttentionPoolingModule, InputEmbeddings))
+    return issubclass(module, (CausalTransformer, EchoModule)) and not reads_more
 
 
 class LayerReader:
-    r"""Reads a model after each layer of its backbone, as its own module reads the last one.
+    r"""Reader of a model's embeddings after each layer of its backbone.
 
     .. math:: v^{(l)} = \mathrm{norm}(h^{(l)}), \quad l = 0, \dots, L
 
-    where :math:`h^{(l)}` is the residual stream after layer l and norm is the backbone's final norm, or nothing if the
-    module reads without it: what is left of a model whose layers above l were removed (the degradation experiment of
-    the BeLLM paper, section 3.1), without running it L times. Layer 0 is what enters the first layer: the input
-    embeddings, with those of the positions where an architecture adds them. Layer L is what the model embeds. Which
-    tokens are read (copy, ``pool_over``, padding) is the module's choice, and the later modules of the pipeline are
-    applied as they are.
+    where :math:`h^{(l)}` is the residual stream after layer l and norm is the backbone's final norm, or the identity if
+    the module has no final norm. This is the embedding of a model without its layers above l (the degradation
+    experiment of the BeLLM paper, section 3.1), without running it L times. Layer 0 is the input of the first layer:
+    the input embeddings, plus position embeddings in some architectures. Layer L is the embedding of the model. The
+    module selects the tokens (copy, ``pool_over``, padding) as always, and the later modules of the pipeline follow.
 
-    A batch's states of all layers are held at once, L + 1 times (B, N, D), and nothing from one batch to the next.
+    The states of all layers are in memory for one batch at a time, L + 1 times (B, N, D).
 
     Args:
-        model: A model whose first module is a ``CausalTransformer`` or an ``EchoModule``. It is set to inference, as
-            by ``encode``.
+        model: A model whose first module is a ``CausalTransformer`` or an ``EchoModule``. It is set to inference mode,
+            as by ``encode``.
 
     Attributes:
-        count: How many readings there are, L + 1.
+        count: Number of layers with the input embeddings, L + 1.
 
     Raises:
         ValueError: If the first module is another one, or the backbone's earlier layers cannot be read like its last.
@@ -50,8 +49,8 @@ class LayerReader:
         module: Any = model[0]
         if not reads_one_layer(type(module)):
             raise ValueError(
-                f"The model's first module is {type(module).__name__}, whose embedding is not one reading of one "
-                "layer's states. Use a model with CausalTransformer or EchoModule to look at it layer by layer."
+                f"The model's first module is {type(module).__name__}, whose embedding depends on more than the states "
+                "of one layer. Use a model with CausalTransformer or EchoModule."
             )
         self.model = model.eval()
         self.count = len(layer_paths(module.model)) + 1
@@ -59,30 +58,30 @@ class LayerReader:
 
     @torch.inference_mode()
     def features(self, texts: Sequence[str], prompt: str | None = None) -> Iterator[dict[str, Any]]:
-        """What the first module hands on for one batch, after each layer in turn.
+        """Yield the output of the first module for one batch after each layer.
 
         Args:
             texts: B strings, at least one.
-            prompt: As for ``encode``.
+            prompt: Prompt, as for ``encode``.
 
         Yields:
-            L + 1 times ``token_embeddings`` (B, n, D) and ``attention_mask`` (B, n), layer 0 first.
+            ``token_embeddings`` (B, n, D) and ``attention_mask`` (B, n) for each of L + 1 layers, from layer 0.
         """
         self.model.eval()
         inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
         module: Any = self.model[0]
         with recording(module.model, layer_paths(module.model), self._final_norm) as record:
-            found = module(inputs)
-        # The last is the module's own reading, not a repetition of it: what encode gives, to the bit.
-        for states in record.split(found["token_embeddings"]):
-            yield {**found, "token_embeddings": states}
+            output = module(inputs)
+        # The last layer is the module's output itself, equal to that of encode to the bit.
+        for states in record.split(output["token_embeddings"]):
+            yield {**output, "token_embeddings": states}
 
     @torch.inference_mode()
     def embeddings(self, texts: Sequence[str], prompt: str | None = None) -> Tensor:
-        """What the whole pipeline gives for one batch after each layer: (L + 1, B, D), on the CPU."""
-        embedded = []
+        """Return the embeddings of one batch after each layer, (L + 1, B, D), on the CPU."""
+        embeddings = []
         for features in self.features(texts, prompt):
             for module in list(self.model.children())[1:]:
                 features = module(features)
-            embedded.append(features["sentence_embedding"].cpu())
-        return torch.stack(embedded)
+            embeddings.append(features["sentence_embedding"].cpu())
+        return torch.stack(embeddings)

@@ -1,4 +1,4 @@
-"""Vectors of words in their sentences."""
+"""Embeddings of words in their sentences."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 from ..modules import CausalModule
 from ..text.tokens import Span
 
-# Batches that are encoded before their words are read off and their tokens let go.
+# Number of batches whose token embeddings are in memory at once.
 _BATCHES = 8
 
 
 class WordTokens(NamedTuple):
-    """Where a word stands among the tokens of its sentence.
+    """Tokens of a word in its sentence.
 
     Attributes:
-        indices: The tokens that hold any character of it.
-        length: How many tokens the sentence has.
+        indices: Indices of the tokens that contain a character of the word.
+        length: Number of tokens of the sentence.
     """
 
     indices: list[int]
@@ -37,28 +37,28 @@ def encode_words(
     *,
     batch_size: int = 32,
 ) -> np.ndarray:
-    """The embedding of one word in each sentence: the mean of its tokens' embeddings.
+    """Return the embedding of one word in each sentence: the mean of its tokens' embeddings.
 
-    A word is found by its characters, at its first occurrence; a token that holds any of them belongs to it. A default
-    prompt of the model stands before each sentence, as in ``encode``.
+    The tokens of a word are all tokens that contain a character of its first occurrence. The model's default prompt is
+    put before each sentence, as in ``encode``.
 
     Args:
-        model: A model whose first module is one of st_reba's and hands on one vector for each token of the text.
+        model: A model whose first module is one of st_reba's and returns one vector per token of the text.
         sentences: B sentences.
         words: B words, one for each sentence.
-        batch_size: Sentences at a time.
+        batch_size: Number of sentences per batch.
 
     Returns:
-        (B, D), float32.
+        Embeddings (B, D), float32.
 
     Raises:
-        ValueError: If there are no sentences, or a word does not occur in its sentence, or was truncated away, or the
-            model does not hand on one vector a token.
+        ValueError: If there are no sentences, a word does not occur in its sentence or was truncated, or the model does
+            not return one vector per token.
     """
     module = model[0]
     if not isinstance(module, CausalModule):
-        raise ValueError(f"The model's first module is {type(module).__name__}: words need one of st_reba's modules.")
-    found = find_words(module, sentences, words, prompt=model.prompts.get(model.default_prompt_name or ""))
+        raise ValueError(f"The model's first module is {type(module).__name__}: words need a module of st_reba.")
+    word_tokens = find_words(module, sentences, words, prompt=model.prompts.get(model.default_prompt_name or ""))
     vectors = []
     # A few batches at a time, because a token's vector is as large as a sentence's.
     for start in range(0, len(sentences), _BATCHES * batch_size):
@@ -66,29 +66,29 @@ def encode_words(
         tokens = cast(SentenceTransformer, model).encode(
             list(sentences[part]), output_value="token_embeddings", batch_size=batch_size, show_progress_bar=False
         )
-        # A list with a tensor for each sentence, which sentence-transformers' overloads do not say.
-        vectors.append(pool_words(cast(Sequence[Tensor], tokens), found[part]).cpu())
+        # The overloads of encode do not have this return type, a list of tensors.
+        vectors.append(pool_words(cast(Sequence[Tensor], tokens), word_tokens[part]).cpu())
     return torch.cat(vectors).numpy()
 
 
 def find_words(
     module: CausalModule, sentences: Sequence[str], words: Sequence[str], prompt: str | None = None
 ) -> list[WordTokens]:
-    """Which tokens of each sentence hold its word: its first occurrence, by characters.
+    """Return the tokens of a word in each sentence, at its first occurrence.
 
     Args:
-        module: Whose tokenizer and truncation count.
+        module: Module with the tokenizer and its truncation.
         sentences: B sentences.
         words: B words, one for each sentence.
-        prompt: What stands before each sentence.
+        prompt: Prompt before each sentence.
 
     Raises:
-        ValueError: If a word does not occur in its sentence, or was truncated away, or there are not as many words as
-            sentences.
+        ValueError: If a word does not occur in its sentence or was truncated, or the numbers of words and sentences
+            differ.
     """
     if len(sentences) != len(words) or not sentences:
-        raise ValueError(f"{len(sentences)} sentences and {len(words)} words: give one word a sentence, at least one.")
-    found = []
+        raise ValueError(f"{len(sentences)} sentences and {len(words)} words: give sentences with one word each.")
+    word_tokens = []
     for sentence, word in zip(sentences, words, strict=True):
         start = sentence.find(word) if word else -1
         if start < 0:
@@ -96,67 +96,66 @@ def find_words(
         offsets = token_offsets(module, sentence, prompt)
         indices = [index for index, (first, last) in enumerate(offsets) if first < start + len(word) and last > start]
         if not indices:
-            raise ValueError(f"{word!r} was truncated away: {sentence!r} is longer than max_seq_length.")
-        found.append(WordTokens(indices, len(offsets)))
-    return found
+            raise ValueError(f"{word!r} was truncated: {sentence!r} is longer than max_seq_length. Raise the limit.")
+        word_tokens.append(WordTokens(indices, len(offsets)))
+    return word_tokens
 
 
 def token_offsets(module: CausalModule, text: str, prompt: str | None = None) -> list[Span]:
-    """Where each token of a text lies in it, (first character, one past the last), truncated as when embedded.
+    """Return the characters of each token of a text, (first, one past the last), truncated as when embedded.
 
-    With ``normalize_text``, a mark that was added lies one past the text's end.
+    With ``normalize_text``, the offset of an added mark is one past the end of the text.
 
     Args:
-        module: What embeds it.
+        module: Module that embeds the text.
         text: The text.
-        prompt: What stands before it: the tokens at its beginning may depend on it.
+        prompt: Prompt before the text, which may change its first tokens.
 
     Raises:
-        ValueError: If tokens have no vectors of their own, or the tokenizer does not say where its tokens lie, and they
-            do not spell the text.
+        ValueError: If tokens have no vectors, or the tokenizer gives no offsets and its tokens do not spell the text.
     """
     if module.no_words:
         raise ValueError(f"{type(module).__name__} {module.no_words}. For words use EchoModule or ReBAModule.")
-    return _located(module, module.lay_out([text], prompt).spans[0])
+    return _checked(module, module.lay_out([text], prompt).spans[0])
 
 
-def own_offsets(module: CausalModule, texts: Sequence[str]) -> list[list[Span]]:
-    """Where each of a text's own tokens lies in it, whole, without what stands around it or is added to it.
+def untruncated_offsets(module: CausalModule, texts: Sequence[str]) -> list[list[Span]]:
+    """Return the characters of each token of untruncated texts, without template and added marks.
 
     Raises:
-        ValueError: If the tokenizer does not say where its tokens lie, and they do not spell the text.
+        ValueError: If the tokenizer gives no offsets and its tokens do not spell the text.
     """
     return [
-        [(first, min(last, len(text))) for first, last in _located(module, own.spans) if first < min(last, len(text))]
-        for text, own in zip(texts, module.tokenized(texts), strict=True)
+        [(first, min(last, len(text))) for first, last in _checked(module, row.spans) if first < min(last, len(text))]
+        for text, row in zip(texts, module.tokenized(texts), strict=True)
     ]
 
 
-def _located(module: CausalModule, spans: list[Span] | None) -> list[Span]:
+def _checked(module: CausalModule, spans: list[Span] | None) -> list[Span]:
     if spans is None:
-        raise ValueError(f"{type(module.tokenizer).__name__} does not say where its tokens lie: use a fast tokenizer.")
+        raise ValueError(f"{type(module.tokenizer).__name__} gives no offsets of its tokens. Use a fast tokenizer.")
     return spans
 
 
-def pool_words(token_embeddings: Sequence[Tensor], found: Sequence[WordTokens]) -> Tensor:
-    """The mean of each word's token embeddings.
+def pool_words(token_embeddings: Sequence[Tensor], word_tokens: Sequence[WordTokens]) -> Tensor:
+    """Return the mean of the token embeddings of each word.
 
     Args:
-        token_embeddings: B of (n_i, D), as ``encode(output_value="token_embeddings")`` gives them.
-        found: What :func:`find_words` says about the B sentences.
+        token_embeddings: B tensors (n_i, D), from ``encode(output_value="token_embeddings")``.
+        word_tokens: Tokens of the B words, from :func:`find_words`.
 
     Returns:
-        (B, D), float32, on the device of the embeddings.
+        Embeddings (B, D), float32, on the device of the token embeddings.
 
     Raises:
-        ValueError: If the embeddings are not one for each token of the sentence.
+        ValueError: If the number of embeddings and tokens of a sentence differ.
     """
     vectors = []
-    for tokens, word in zip(token_embeddings, found, strict=True):
+    for tokens, word in zip(token_embeddings, word_tokens, strict=True):
         if len(tokens) != word.length:
             raise ValueError(
-                f"The model hands on {len(tokens)} vectors for {word.length} tokens of a sentence: words need "
-                'pool_over="text", and pool_copies="last" or rows="all" where there is such a setting.'
+                f"The model returns {len(tokens)} vectors for {word.length} tokens of a sentence. Words need "
+                'pool_over="text", and pool_copies="last" or rows="all" if the module has such a setting.'
             )
         vectors.append(tokens[word.indices].float().mean(dim=0))
     return torch.stack(vectors)

@@ -1,4 +1,4 @@
-"""Training: what the papers' trained methods share, on sentence-transformers' own trainer.
+"""Training of the papers' methods with the trainer of sentence-transformers.
 
 Needs the extra ``train``: ``pip install "st-reba[train]"``.
 """

@@ -1,4 +1,4 @@
-"""BeLLM's training: LoRA on a language model whose last layers attend both ways, contrastive with hard negatives."""
+"""BeLLM: contrastive LoRA training of a language model whose last layers attend bidirectionally."""
 
 from __future__ import annotations
 
@@ -24,35 +24,34 @@ from .fitting import begin, fit, save, weights_digest
 from .rows import pairs_evaluator, read_triplets
 from .settings import STRICT, AtLeast1, PathText, Positive, RunSettings
 
-#: Where in an output directory the adapter lies.
+#: Folder of the adapter in an output directory.
 ADAPTER = "adapter"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class BeLLMTraining(RunSettings):
-    """What BeLLM's training is asked for. Where the paper gives a value, it is the default.
+    """Settings of BeLLM's training. The defaults are the paper's values, if it has them.
 
     Attributes:
-        model: A decoder-only model's path or Hub id.
+        model: Path or Hub id of a decoder-only model.
         triplets: Text, entailed text, contradicting text: see :func:`st_reba.train.read_triplets`.
         evaluation: Scored pairs to evaluate on while training: see :func:`st_reba.train.read_scored_pairs`.
-        bidirectional_layers: Which layers attend both ways (Table 4): ``"last"``, the paper's; ``"none"``; ``"all"``;
-            or how many of the last ones.
-        pooling: ``"mean"``, as the authors' training command has it; or ``"lasttoken"``, the representative word of the
-            paper's text. The last token sees every other one in any
-            case, so turning the last layer alone changes nothing there.
-        template: Around the text; ``representative-word`` is the one of the released code. A name stands for its text
-            alone: how it is read is said here.
+        bidirectional_layers: Layers that attend bidirectionally (Table 4): ``"last"``, the paper's; ``"none"``;
+            ``"all"``; or the number of last layers.
+        pooling: ``"mean"``, as in the authors' training command; or ``"lasttoken"``, the representative word of the
+            paper's text. A bidirectional last layer alone does not change the last token, which sees all others anyway.
+        template: Template of the prompt; ``representative-word`` is that of the released code. A name gives its text
+            alone; ``pooling`` and ``pool_over`` are set here.
         pool_over: ``"all"``, from the text to the end of the prompt; ``"whole"``, the prompt's beginning and special
             tokens too, as the authors' training command averages; or ``"text"``.
-        temperature: tau of Eq. 6, which the paper does not give: SimCSE's, whose setting it follows.
-        rank: Of LoRA.
+        temperature: tau of Eq. 6. The paper does not give it; the default is that of SimCSE, which it follows.
+        rank: Rank of LoRA.
         alpha: LoRA's scale times its rank.
-        dropout: Of LoRA.
+        dropout: Dropout of LoRA.
         target_modules: Names of the layers that LoRA adapts. ``"all-linear"`` gives the paper's 80 million parameters
-            on Llama-2-7B; null leaves it to peft, which has a default for some architectures.
-        max_seq_length: Tokens of a text, at most.
-        arguments: As :class:`RunSettings`; batches of 64 with no text twice, a rate of 2e-4.
+            on Llama-2-7B; null uses peft's default, which exists for some architectures.
+        max_seq_length: Maximum number of tokens per text.
+        arguments: As :class:`RunSettings`; the defaults are batches of 64 without duplicates and a rate of 2e-4.
         model_kwargs: As :class:`RunSettings`, for the frozen weights; LoRA's are float32.
     """
 
@@ -78,43 +77,43 @@ class BeLLMTraining(RunSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "quantization_config" in self.model_kwargs:
-            raise ValueError("model_kwargs: leave quantization_config out: an adapter is merged into whole weights.")
+            raise ValueError("model_kwargs: leave out quantization_config: an adapter is merged into full weights.")
 
 
 def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
-    r"""Train BeLLM on triplets, and write the adapter and the merged model.
+    r"""Train BeLLM on triplets, and save the adapter and the merged model.
 
     .. math:: L = -\frac{1}{N} \sum_i \log \frac{e^{\cos(h_i, h_i^+) / \tau}}
         {\sum_j e^{\cos(h_i, h_j^+) / \tau} + e^{\cos(h_i, h_j^-) / \tau}}
 
-    (Eq. 6; the paper has the sum, ST the mean.)
+    (Eq. 6; the paper takes the sum, sentence-transformers the mean.)
 
     Args:
-        settings: What is asked for.
-        output: Directory of the run: ``checkpoints`` while it lasts, then ``adapter``, which needs the backbone to be
-            found under the name it has now, and ``model``, which is complete in itself. Both load with
-            ``SentenceTransformer(path)``. Where a run was interrupted, it goes on.
-        progress: Whether to show a bar.
+        settings: Settings of the training.
+        output: Directory of the run. It has ``checkpoints`` during training, then ``adapter``, which needs the backbone
+            under its present name, and ``model``, which is self-contained. Both load with
+            ``SentenceTransformer(path)``. An interrupted run is resumed.
+        progress: Whether to show a progress bar.
 
     Returns:
         The merged model.
 
     Raises:
-        ValueError: If the data or the model do not fit, or ``output`` holds a finished model or another run.
+        ValueError: If the data or the model do not fit, or ``output`` has a finished model or another run.
         DivergedError: See :func:`st_reba.train.fit`.
         ImportError: If peft, datasets or accelerate is not installed.
     """
     output = Path(output)
-    begun = begin(settings, output)
+    arguments = begin(settings, output)
     triplets = read_triplets(settings.triplets)
     evaluator = pairs_evaluator(settings.evaluation, main_similarity="cosine", write_csv=False)
     model = build_bellm(settings)
     frozen = weights_digest(model)
-    # Loading may draw numbers, more where a process loads a backbone for the first time.
-    set_seed(begun.seed)
+    # Loading may draw random numbers, and more of them when a process first loads a backbone.
+    set_seed(arguments.seed)
     add_lora(model, settings)
-    scale, several = 1 / settings.temperature, begun.world_size > 1
-    loss = MultipleNegativesRankingLoss(model, scale=scale, gather_across_devices=several)
+    scale, gather = 1 / settings.temperature, arguments.world_size > 1
+    loss = MultipleNegativesRankingLoss(model, scale=scale, gather_across_devices=gather)
     identity = {"frozen_weights": frozen}
     fit(model, triplets, loss, output, settings, evaluator=evaluator, identity=identity, progress=progress)
     model.eval()
@@ -125,18 +124,18 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
 
 
 def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
-    """Return the model before training: the language model, pooling, unit length.
+    """Return the model before training: the language model, pooling, normalization.
 
     Warns if the bidirectional layers of ``settings`` change nothing.
     """
-    # An adapter is saved with its backbone's name, which shall be found from any directory.
+    # An adapter is saved with its backbone's path, which must be valid in any directory.
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
     loaded = settings.load(SafeTransformer, name, max_seq_length=settings.max_seq_length)
     count = settings.bidirectional_layers
     if isinstance(count, str):
         count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}[count]
-    # The text of a template, not its name: training does not read it as those do who use the model as it is.
+    # The text of a template, not its name, which would also set how the untrained model is pooled.
     template = TEMPLATES.get(settings.template, settings.template)
     module: CausalModule
     if count == 0:
@@ -147,8 +146,8 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
         )
         if count == 1 and settings.pooling == "lasttoken":
             warnings.warn(
-                'pooling="lasttoken" reads the last token alone, which sees all others with the causal mask, too: '
-                'turning the last layer changes nothing. Use pooling="mean", or turn more layers.',
+                'pooling="lasttoken" reads the last token alone, which sees all others under the causal mask, too: one '
+                'bidirectional layer changes nothing. Use pooling="mean", or more bidirectional layers.',
                 stacklevel=2,
             )
     pooling = Pooling(module.get_embedding_dimension(), settings.pooling)
@@ -156,14 +155,14 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
 
 
 def add_lora(model: SentenceTransformer, settings: BeLLMTraining) -> None:
-    """Give the backbone a fresh adapter, and train nothing else.
+    """Add a new adapter to the backbone, and freeze all other weights.
 
     Args:
-        model: Its first module has the backbone.
+        model: Model whose first module has the backbone.
         settings: Rank, alpha, dropout and target modules of the adapter.
 
     Raises:
-        ValueError: If there are no such layers, or peft has no default for the architecture.
+        ValueError: If the target modules do not exist, or peft has no default for the architecture.
         ImportError: If peft is not installed.
     """
     peft = require("peft", "train", "A LoRA adapter")
@@ -176,12 +175,12 @@ def add_lora(model: SentenceTransformer, settings: BeLLMTraining) -> None:
     model.add_adapter(config)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            # Half precision would round most steps away.
+            # Half precision would round most updates to zero.
             parameter.data = parameter.data.float()
 
 
 def merge_adapter(model: SentenceTransformer) -> None:
-    """Add what an adapter learnt to the weights of the backbone, in place, and remove the adapter."""
+    """Merge an adapter into the weights of the backbone, in place."""
     require("peft", "train", "A LoRA adapter")
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -1,4 +1,4 @@
-"""FREEZE: training on what a language model says, without touching it. It reads each text once: its states are kept."""
+"""FREEZE: training of small networks on the cached states of a frozen language model."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
 Loss = Literal["mse", "log-variance", "cosent"]
 
 #: The default loss of each stage.
-_USUAL: Mapping[Stage, Loss] = {
+_DEFAULT_LOSSES: Mapping[Stage, Loss] = {
     "cosines": "mse", "siamese": "mse", "autoencoder": "log-variance", "whitened": "cosent",
 }  # fmt: skip
 _LOSSES: Mapping[Loss, type[nn.Module]] = {
     "mse": PairScoreMSELoss, "log-variance": LogResidualVarianceLoss, "cosent": EmbeddingCoSENTLoss,
 }  # fmt: skip
-#: Texts that a whitening is fitted on, at most.
+#: Maximum number of texts that a whitening is fitted on.
 _WHITENED = 4096
-#: What decides the pretrained encoders, beside their data and the trainer's own settings.
-_OF_PRETRAINING = (
+#: Settings that affect the pretrained encoders, apart from their data and the trainer's settings.
+_PRETRAINING_SETTINGS = (
     "model", "model_kwargs", "template", "pool_over", "max_seq_length", "bottlenecks", "layers", "head_dimension",
     "frozen_weights",
 )  # fmt: skip
@@ -47,35 +47,35 @@ _OF_PRETRAINING = (
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FreezeTraining(RunSettings):
-    """What :func:`train_freeze` is asked for. Of its hyperparameters the paper gives the bottlenecks alone.
+    """Settings of :func:`train_freeze`. The paper gives the bottlenecks, and no other hyperparameters.
 
     Attributes:
-        model: A decoder-only model's path or Hub id. It is read, never trained.
+        model: Path or Hub id of a decoder-only model. It is never trained.
         pairs: Pairs of texts with a score: see :func:`st_reba.train.read_scored_pairs`.
         evaluation: Other pairs, on which each epoch is evaluated.
-        sentences: Texts that the autoencoders are pretrained on, or the whitening is fitted on, beside those of the
-            pairs: see :func:`st_reba.train.read_sentences`.
-        stage: Which of the paper's models (section 4.2). ``"cosines"``: an MLP on the cosines of the states;
-            ``"siamese"``: encoders and MLP, trained together; ``"autoencoder"``: the same, of which the encoders were
-            first trained to be decoded. ``"whitened"`` is ours: the encoders begin as a whitening of their states, see
+        sentences: Further texts to pretrain the autoencoders on, or to fit the whitening on, in addition to those of
+            the pairs: see :func:`st_reba.train.read_sentences`.
+        stage: Model of the paper (section 4.2). ``"cosines"``: an MLP on the cosines of the states; ``"siamese"``:
+            encoders and MLP, trained together; ``"autoencoder"``: the same, with encoders that were pretrained as
+            autoencoders. ``"whitened"`` is ours: the encoders are initialized with a whitening of their states, see
             :meth:`st_reba.modules.LayerwiseAutoencoder.whiten`.
-        loss: ``"log-variance"``, or the ``"mse"`` that the paper used before; or ``"cosent"``, which trains the plain
-            cosine of the embeddings: see :class:`st_reba.train.losses.EmbeddingCoSENTLoss`. None: the first for
-            ``"autoencoder"``, the last for ``"whitened"``, and ``"mse"`` for the other two.
-        lowest_score: The score in ``pairs`` that means 0.
-        highest_score: The score in ``pairs`` that means 1.
+        loss: ``"log-variance"``, the paper's; ``"mse"``, the paper's for its first models; or ``"cosent"``, which
+            trains the plain cosine of the embeddings: see :class:`st_reba.train.losses.EmbeddingCoSENTLoss`. None:
+            ``"log-variance"`` for ``"autoencoder"``, ``"cosent"`` for ``"whitened"``, else ``"mse"``.
+        lowest_score: Score in ``pairs`` that means 0.
+        highest_score: Score in ``pairs`` that means 1.
         template: See :class:`st_reba.modules.LayerStates`.
         pool_over: See :class:`st_reba.modules.LayerStates`.
-        max_seq_length: Tokens of a text; None: what the model has room for.
+        max_seq_length: Maximum number of tokens per text; None: the model's limit.
         bottlenecks: See :class:`st_reba.modules.LayerwiseAutoencoder`.
         head_dimension: See :class:`st_reba.modules.LayerwiseAutoencoder`.
-        layers: Behind which layers states are read: see :class:`st_reba.modules.LayerwiseAutoencoder`.
-        pretraining_epochs: Passes over the sentences.
-        pretraining_batch_size: Texts a step.
-        pretraining_learning_rate: At its highest.
-        cache: Directory of the states; None: ``states`` in the output. One cache serves any number of runs.
-        arguments: As :class:`RunSettings`; 12 epochs in batches of 64, a rate of 1e-3. The pretraining has them too,
-            but for the three that are named above.
+        layers: Layers whose output states are read: see :class:`st_reba.modules.LayerwiseAutoencoder`.
+        pretraining_epochs: Number of epochs over the sentences.
+        pretraining_batch_size: Number of texts per step.
+        pretraining_learning_rate: Peak learning rate.
+        cache: Directory of the cached states; None: ``states`` in the output. Runs can share a cache.
+        arguments: As :class:`RunSettings`; the defaults are 12 epochs, batches of 64 and a rate of 1e-3. They apply to
+            the pretraining too, except for the three settings above.
         model_kwargs: As :class:`RunSettings`, for the frozen model.
     """
 
@@ -111,11 +111,11 @@ class FreezeTraining(RunSettings):
                 f"lowest_score: {self.lowest_score:g} was given, but it must be below highest_score, "
                 f"{self.highest_score:g}."
             )
-        unfit = {
+        reasons = {
             "bottlenecks": "has no encoders" if self.stage == "cosines" else "",
             "sentences": "reads no further texts" if self.stage in ("cosines", "siamese") else "",
         }
-        for name, why in unfit.items():
+        for name, why in reasons.items():
             if why and getattr(self, name) is not None:
                 raise ValueError(f'{name}: stage "{self.stage}" {why}. Leave it out, or choose another stage.')
         if self.stage == "cosines" and self.loss == "cosent":
@@ -126,34 +126,34 @@ class FreezeTraining(RunSettings):
 
 
 def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
-    """Train encoders and a similarity on a frozen model's states.
+    """Train encoders and a similarity on the states of a frozen model.
 
-    The model reads each text once; its states go into a cache, and every epoch takes them from there. Checkpoints hold
-    what is trained, which is all but the model, and the finished pipeline lies in ``output/model``.
+    The model reads each text once, and all epochs read its states from a cache. Checkpoints have the trained weights
+    alone; the finished pipeline is saved as ``output/model``.
 
     Args:
-        settings: What is asked for.
-        output: The run's directory. Where a run was interrupted, the same call goes on.
-        progress: Whether to show bars.
+        settings: Settings of the training.
+        output: Directory of the run. The same call resumes an interrupted run.
+        progress: Whether to show progress bars.
 
     Returns:
         The finished pipeline: :class:`LayerStates` and :class:`LayerwiseAutoencoder`.
 
     Raises:
         ValueError: If a row is malformed, or its score is out of range; or as :func:`st_reba.train.fit`.
-        DivergedError: If the loss is no longer a finite number.
+        DivergedError: If the loss is not finite.
     """
     output = Path(output)
-    begun = begin(settings, output)
-    if begun.world_size > 1:
+    training_arguments = begin(settings, output)
+    if training_arguments.world_size > 1:
         raise ValueError(
-            f"FreezeTraining is for one process, and there are {begun.world_size}: what it trains is small. Start it "
-            "without a launcher."
+            f"FreezeTraining runs in one process, but there are {training_arguments.world_size}. Start it without a "
+            "launcher."
         )
     pairs = _scaled_pairs(settings)
     labelled = [*pairs["sentence1"], *pairs["sentence2"]]
     further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
-    # What the encoders see before the labels.
+    # Texts for the pretraining or the whitening.
     sentences = list(dict.fromkeys([*further, *labelled])) if settings.stage in ("autoencoder", "whitened") else []
     evaluator: PairScoreEvaluator | None = None
     if settings.evaluation is not None:
@@ -163,15 +163,15 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     options = {name: getattr(settings, name) for name in ("template", "pool_over", "max_seq_length")}
     states = settings.load(LayerStates, settings.model, **options)
     states.requires_grad_(False).to(get_device_name()).eval()
-    before = weights_digest(states)
+    frozen = weights_digest(states)
     count = len({*labelled, *sentences, *evaluated})
     with tqdm(desc="Reading the model's states", total=count, disable=not progress) as bar:
         cache = StatesCache(settings.cache or output / "states", states, on_texts=bar.update)
-        # One after the other: what is trained on lies in the same files, whatever is evaluated.
+        # Added separately, so that the files of the training texts do not depend on the evaluation.
         for texts in (labelled, sentences, evaluated):
             cache.add(texts)
 
-    set_seed(begun.seed)
+    set_seed(training_arguments.seed)
     autoencoder = LayerwiseAutoencoder(
         states.depth,
         states.get_embedding_dimension(),
@@ -181,7 +181,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
         decoders=settings.stage == "autoencoder",
         layers=settings.layers,
     )
-    identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": before}
+    identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": frozen}
     if settings.stage == "autoencoder":
         pretrained = ModelOnStates.of(autoencoder, cache)
         arguments = {
@@ -190,21 +190,18 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
             "per_device_train_batch_size": settings.pretraining_batch_size,
             "learning_rate": settings.pretraining_learning_rate,
         }
-        asked, texts = (
-            RunSettings(arguments=arguments, evaluation=settings.evaluation),
-            dataset({"sentence": sentences}),
-        )
-        known = {name: identity[name] for name in _OF_PRETRAINING if name in identity}
+        run = RunSettings(arguments=arguments, evaluation=settings.evaluation)
+        run_identity = {name: identity[name] for name in _PRETRAINING_SETTINGS if name in identity}
         texts, loss = dataset({"sentence": sentences}), ReconstructionLoss(pretrained)
-        fit(pretrained, texts, loss, output / "pretraining", asked, identity=known, progress=progress)
+        fit(pretrained, texts, loss, output / "pretraining", run, identity=run_identity, progress=progress)
         autoencoder = autoencoder.without_decoders()
     elif settings.stage == "whitened":
         sample = random.Random(0).sample(sentences, min(_WHITENED, len(sentences)))
         autoencoder.whiten(cache.states(sample))
         identity["sentences"] = data_digest(dataset({"sentence": sample}))
     trained = ModelOnStates.of(autoencoder, cache)
-    of_pairs = _LOSSES[settings.loss or _USUAL[settings.stage]](trained)
-    fit(trained, pairs, of_pairs, output, settings, evaluator=evaluator, identity=identity, progress=progress)
+    pair_loss = _LOSSES[settings.loss or _DEFAULT_LOSSES[settings.stage]](trained)
+    fit(trained, pairs, pair_loss, output, settings, evaluator=evaluator, identity=identity, progress=progress)
     model = SentenceTransformer(modules=[states, autoencoder])
     take_training(model, trained)
     save(model, output)
@@ -212,7 +209,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
 
 
 def _scaled_pairs(settings: FreezeTraining) -> Any:
-    """Pairs with scores from 0 to 1."""
+    """Return the pairs with scores scaled to 0 to 1."""
     pairs, low, high = read_scored_pairs(settings.pairs)[:], settings.lowest_score, settings.highest_score
     for number, score in enumerate(pairs["score"], start=1):
         if not low <= score <= high:
@@ -224,21 +221,21 @@ def _scaled_pairs(settings: FreezeTraining) -> Any:
 
 
 class StatesCache(Embedded):
-    """What :class:`st_reba.modules.LayerStates` reads of texts, kept in float16 in a directory.
+    """Cache of the output of :class:`st_reba.modules.LayerStates`, in float16 files.
 
-    A file holds the states of some texts that were added together. Its name tells the model and its settings from
-    others, so that one directory serves many models: see :class:`st_reba.evaluation.embedded.TensorCache`.
+    A file has the states of texts that were added together. Its name identifies the model and its settings, so that
+    models can share a directory: see :class:`st_reba.evaluation.embedded.TensorCache`.
 
-    A text takes 2 L D bytes: 48 KiB with GPT-2 medium. A state is stored with a scale of its own, a power of two, since
-    the residual stream of some models leaves the range of float16; what is read back is within 2^-11 of the largest
-    number in the state.
+    A text takes 2 L D bytes: 48 KiB with GPT-2 medium. Each state is stored with a scale, a power of two, because the
+    residual stream of some models exceeds the range of float16. The error is at most 2^-11 of the largest value of the
+    state.
 
     Args:
-        directory: Where the files of all models lie.
-        module: The model whose states they are.
-        chunk_size: Texts that are kept as one file.
-        batch_size: Texts that the model reads at a time.
-        on_texts: Called with the number of texts whenever some more are known.
+        directory: Directory of the files.
+        module: Module that computes the states.
+        chunk_size: Number of texts per file.
+        batch_size: Number of texts per forward pass.
+        on_texts: Called with the number of texts whenever states were computed or read.
     """
 
     def __init__(
@@ -251,7 +248,7 @@ class StatesCache(Embedded):
         on_texts: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.module, self._batch_size = module, batch_size
-        # How the module lays a text out goes in with what it is.
+        # The features of a text depend on all settings that affect tokens and masks.
         layout = {name: part.tolist() for name, part in module.preprocess(["a"]).items()}
         key = [
             fingerprint(module.model, module.tokenizer, module.max_seq_length), module.pool_over,
@@ -259,18 +256,18 @@ class StatesCache(Embedded):
         ]  # fmt: skip
         cache = TensorCache(Path(directory))
 
-        def kept(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
-            found = cache.get([key, texts], lambda: self._read(texts))
+        def cached_states(texts: Sequence[str], prompt: str | None) -> dict[str, Tensor]:
+            states = cache.get([key, texts], lambda: self._read(texts))
             on_texts(len(texts))
-            return found
+            return states
 
-        super().__init__(kept, chunk_size)
+        super().__init__(cached_states, chunk_size)
 
     def states(self, texts: Sequence[str]) -> Tensor:
-        """The states of texts, (B, L, D), float32, on the CPU; those that were not added are read first.
+        """Return the states of texts, (B, L, D), float32, on the CPU; states of new texts are computed first.
 
         Raises:
-            ValueError: If a state is not finite, so that nothing could be learnt from it.
+            ValueError: If a state is not finite.
         """
         return self.of("states", texts).float() * self.of("scales", texts)[..., None]
 
@@ -282,7 +279,7 @@ class StatesCache(Embedded):
             features = batch_to_device(self.module.eval().preprocess(batch), device(self.module.model))
             batches.append(self.module(features)["layer_states"].float().cpu())
             if not batches[-1].isfinite().all():
-                bad = next(text for text, own in zip(batch, batches[-1], strict=True) if not own.isfinite().all())
+                bad = next(text for text, state in zip(batch, batches[-1], strict=True) if not state.isfinite().all())
                 raise ValueError(
                     f"The states of {bad!r} are not finite: the model overflows in {self.module.model.dtype}. Load it "
                     "in float32 or bfloat16."
@@ -293,25 +290,25 @@ class StatesCache(Embedded):
 
 
 class ModelOnStates(SentenceTransformer):
-    """What stands behind :class:`st_reba.modules.LayerStates` in a pipeline, as a model of its own.
+    """SentenceTransformer of the modules after :class:`st_reba.modules.LayerStates`.
 
-    It trains and encodes like any other, and takes the states of texts from a cache.
+    It trains and encodes like any other, and reads the states of texts from a cache.
     """
 
     _cache: StatesCache
 
     @classmethod
     def of(cls, module: nn.Module, cache: StatesCache) -> ModelOnStates:
-        """Return the model of one module, which takes ``layer_states``."""
+        """Return the model of one module with ``layer_states`` as input."""
         model = cls(modules=[module])
         model._cache = cache
         return model
 
     def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """``layer_states`` (B, L, D), and ``input_ids``, by which ST's trainer knows a column of texts: (B,) numbers.
+        """Return ``layer_states`` (B, L, D), and ``input_ids`` (B,), by which ST's trainer recognizes texts.
 
         Raises:
-            ValueError: If there is a prompt: the cache holds texts as its module lays them out, without one.
+            ValueError: If there is a prompt: the cache has states of texts without one.
         """
         if prompt:
             raise ValueError(f"prompt={prompt!r}: cached states have none. Put it into the template of LayerStates.")

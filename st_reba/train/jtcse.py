@@ -1,4 +1,4 @@
-"""Training JTCSE: two encoders, and texts without labels."""
+"""JTCSE: training of two encoders on texts without labels."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from .settings import STRICT, NotNegative, PathText, Positive, RunSettings
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class JTCSETraining(RunSettings):
-    """What :func:`train_jtcse` is asked for.
+    """Settings of :func:`train_jtcse`.
 
-    Numbers that the paper's text does not have are those of the authors' published script, which are for towers that
-    SimCSE has trained before. Towers that it has not need a higher learning rate: 3e-5 is SimCSE's.
+    Values that the paper does not give are those of the authors' published script, for towers already trained with
+    SimCSE. Other towers need a higher learning rate: 3e-5 is SimCSE's.
 
     Attributes:
-        model: Tower I, an encoder's path or Hub id.
-        texts: As for :func:`st_reba.train.read_sentences`.
+        model: Tower I, the path or Hub id of an encoder.
+        texts: Source of the texts, as for :func:`st_reba.train.read_sentences`.
         second_model: Tower II; None: a copy of tower I.
         evaluation: Scored pairs to evaluate on while training: see :func:`st_reba.train.read_scored_pairs`.
         cross_every: As for :class:`st_reba.TwinTower`; 0 trains TNCSE.
-        max_seq_length: Tokens of a text.
-        temperature: As for :class:`st_reba.train.losses.JTCSELoss`, and so are the weights and ``least_cosine``.
-        arguments: As :class:`RunSettings`; batches of 64 with no text twice, a rate of 1.3e-6, a decay of 0.01.
+        max_seq_length: Maximum number of tokens per text.
+        temperature: As for :class:`st_reba.train.losses.JTCSELoss`, like the weights and ``least_cosine``.
+        arguments: As :class:`RunSettings`; the defaults are batches of 64 without duplicates, a rate of 1.3e-6 and a
+            weight decay of 0.01.
         model_kwargs: As :class:`RunSettings`, for both towers.
     """
 
@@ -62,21 +63,21 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
     """Train two towers on texts, and save the model as ``output/model``.
 
     Args:
-        settings: What is asked for.
-        output: The run's directory; see :func:`st_reba.train.fit`.
-        progress: Whether to show a bar.
+        settings: Settings of the training.
+        output: Directory of the run; see :func:`st_reba.train.fit`.
+        progress: Whether to show a progress bar.
 
     Returns:
         The trained model.
 
     Raises:
-        ValueError: If a row of the data is malformed, the towers do not fit together, or ``output`` is another run's.
+        ValueError: If a row of the data is malformed, the towers do not match, or ``output`` has another run.
         DivergedError: As in :func:`st_reba.train.fit`.
     """
     seed = begin(settings, output).seed
     texts = read_sentences(settings.texts)
     evaluator = pairs_evaluator(settings.evaluation, name="dev")
-    # A pooler that a checkpoint lacks is drawn at random.
+    # A pooler that a checkpoint lacks is initialized at random.
     set_seed(seed)
     towers = settings.load(
         TwinTower,
@@ -86,8 +87,8 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
         max_seq_length=settings.max_seq_length,
     )
     model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
-    of_the_loss = ("temperature", "info_nce_weight", "interaction_weight", "modulus_weight", "least_cosine")
-    loss = JTCSELoss(model, seed=seed, **{name: getattr(settings, name) for name in of_the_loss})
+    names = ("temperature", "info_nce_weight", "interaction_weight", "modulus_weight", "least_cosine")
+    loss = JTCSELoss(model, seed=seed, **{name: getattr(settings, name) for name in names})
     fit(model, texts, loss, output, settings, evaluator=evaluator, progress=progress)
     save(model, output)
     return model

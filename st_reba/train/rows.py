@@ -1,4 +1,4 @@
-"""Training data: files of rows, or a data set by its name, as ``datasets.Dataset`` with known columns."""
+"""Loading of training data as ``datasets.Dataset``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def read_triplets(source: str | Path) -> Any:
     """Read (anchor, positive, hard negative), as from NLI: premise, entailment, contradiction.
 
     Args:
-        source: A file, with a header that names the columns or else in this order; a folder of shards; a remote path;
-            or a data set that ``datasets.load_dataset`` knows: see :func:`st_reba.data.sources.files_of`. The split is
-            ``train`` unless it is given.
+        source: A file, with named columns or with columns in this order; a folder of shards; a remote path; or a
+            dataset of ``datasets.load_dataset``: see :func:`st_reba.data.sources.files_of`. The default split is
+            ``train``.
 
     Returns:
         A ``datasets.Dataset`` with the columns anchor, positive and negative.
 
     Raises:
-        ValueError: If a row is malformed, naming file, line and what is expected; or there is none; or ``source`` is
-            neither a file that can be read nor a data set.
+        ValueError: If a row is malformed, there are no rows, or ``source`` is neither a readable file nor a dataset.
+            The message has the file, the line and the expected columns.
         ImportError: If ``datasets`` is not installed.
     """
     return _read(source, TRIPLETS)
 
 
 def read_scored_pairs(source: str | Path) -> Any:
-    """Read pairs of texts and how similar they are: columns sentence1, sentence2 and score.
+    """Read pairs of texts with a similarity: columns sentence1, sentence2 and score.
 
     Args and errors as for :func:`read_triplets`.
     """
@@ -50,7 +50,7 @@ def read_conditional_pairs(source: str | Path) -> Any:
 
 
 def read_sentences(source: str | Path) -> Any:
-    """Read texts: the column sentence. A .txt file holds one a line; of other tables further columns are passed over.
+    """Read texts: the column sentence. A .txt file has one text per line; other columns of a table are ignored.
 
     Args and errors as for :func:`read_triplets`.
     """
@@ -58,7 +58,7 @@ def read_sentences(source: str | Path) -> Any:
 
 
 def pairs_evaluator(source: str | None, **options: Any) -> EmbeddingSimilarityEvaluator | None:
-    """ST's evaluator of cosines on scored pairs: see :func:`read_scored_pairs`; None where there are none."""
+    """Return an evaluator on the scored pairs of a source, see :func:`read_scored_pairs`; None without a source."""
     if source is None:
         return None
     pairs = read_scored_pairs(source)[:]
@@ -66,7 +66,7 @@ def pairs_evaluator(source: str | None, **options: Any) -> EmbeddingSimilarityEv
 
 
 def dataset(columns: Mapping[str, Any]) -> Any:
-    """A ``datasets.Dataset`` of columns in memory.
+    """Return a ``datasets.Dataset`` of columns in memory.
 
     Raises:
         ImportError: If ``datasets`` is not installed.
@@ -75,5 +75,5 @@ def dataset(columns: Mapping[str, Any]) -> Any:
 
 
 def _read(source: str | Path, schema: Schema) -> Any:
-    # Nothing but its own names says what a column of training data is.
+    # Training has no --columns option to mention in errors.
     return dataset(read_table(source, [replace(schema, option="")], splits=TO_TRAIN).values)

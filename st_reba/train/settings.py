@@ -1,5 +1,4 @@
-"""Settings of a training: dataclasses checked by pydantic, the YAML files that they are read from, and the training
-arguments of sentence-transformers, which are checked before anything is loaded."""
+"""Settings of training runs: dataclasses checked by pydantic, YAML files, and arguments of the trainer."""
 
 from __future__ import annotations
 
@@ -23,17 +22,17 @@ from ..optional import require
 M = TypeVar("M")
 S = TypeVar("S", bound="RunSettings")
 
-#: Types are checked to the letter: ``True`` is no whole number; but a whole number is a number.
+#: Strict types: ``True`` is no int, but an int is a float.
 STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
 
-#: A path, a Hub id or a data set's name: text, whichever it was given as.
-PathText = Annotated[str, BeforeValidator(lambda given: fspath(given) if isinstance(given, PathLike) else given)]
-# Types of settings with a range.
+#: Path, Hub id or name of a dataset, as a string.
+PathText = Annotated[str, BeforeValidator(lambda value: fspath(value) if isinstance(value, PathLike) else value)]
+# Numbers with a range.
 AtLeast1 = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 
-#: Arguments that every run has unless others are given.
+#: Defaults of all runs.
 DEFAULTS: Mapping[str, Any] = {
     "num_train_epochs": 1,
     "per_device_train_batch_size": 32,
@@ -50,93 +49,97 @@ _LIMITS: Mapping[str, Any] = {
     "max_steps": Field(ge=-1),
 }
 #: Arguments that cannot be given, each with the reason.
-_ELSEWHERE = {
+_REFUSED = {
     "output_dir": "checkpoints are in the output directory of the run",
-    "resume_from_checkpoint": "a run goes on by itself from the last checkpoint in its output directory",
-    "disable_tqdm": "progress=False where training is called hides the bar",
-    "ignore_data_skip": "a resumed run goes on in the data where it was stopped",
-    "save_only_model": "no run could be resumed from such a checkpoint",
+    "resume_from_checkpoint": "a run always resumes from the last checkpoint in its output directory",
+    "disable_tqdm": "progress=False in the training function hides the bar",
+    "ignore_data_skip": "a resumed run always continues in the data where it was stopped",
+    "save_only_model": "a run cannot be resumed from such a checkpoint",
     "push_to_hub": "st-reba push OUT/model org/name pushes the finished model",
 }
-#: Beginnings of the names of arguments that change no weight, so that a resumed run may have others.
+#: Prefixes of arguments that do not affect the weights, so that a resumed run may change them.
 _MAY_CHANGE = (
     "activation_checkpointing", "batch_eval_metrics", "dataloader_num_workers", "dataloader_p", "ddp_", "debug", "do_",
     "enable_jit_checkpoint", "gradient_checkpointing", "hub_", "include_", "local_rank", "log", "per_device_eval",
     "project", "push_to_hub", "report_to", "run_name", "skip_memory_metrics", "torch_empty_cache_steps", "trackio_",
     "use_cpu",
 )  # fmt: skip
-#: The same, unless an evaluation decides which step is the best, or when the rate falls.
-_EVALUATING = ("eval_", "save_")
-#: Arguments without a meaning where there is nothing to evaluate on.
-_OF_EVALUATION = ("eval_strategy", "eval_steps", "eval_on_start", "load_best_model_at_end", "metric_for_best_model")
-#: Settings that change no weight: the content of data is compared, wherever the data are.
+#: The same, unless an evaluation selects the best model or lowers the learning rate.
+_EVALUATION_STEPS = ("eval_", "save_")
+#: Arguments that have no effect without evaluation data.
+_EVALUATION_ARGUMENTS = (
+    "eval_strategy", "eval_steps", "eval_on_start", "load_best_model_at_end", "metric_for_best_model",
+)  # fmt: skip
+#: Settings that name data, whose content is compared instead.
 _SOURCES = ("triplets", "pairs", "sentences", "texts", "evaluation", "cache")
-#: What of ``model_kwargs`` says where weights are, and not which they are.
-_PLACES = ("cache_dir", "device_map", "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict")
+#: Settings in ``model_kwargs`` that place weights and do not change them.
+_PLACEMENT = ("cache_dir", "device_map", "low_cpu_mem_usage", "max_memory", "offload_folder", "offload_state_dict")
 
 
 @cache
-def defaults() -> dict[str, Any]:
+def default_arguments() -> dict[str, Any]:
     """Return all arguments of sentence-transformers with their defaults."""
     return {
-        known.name: known.default if known.default_factory is MISSING else known.default_factory()
-        for known in fields(SentenceTransformerTrainingArguments)
-        if known.init
+        argument.name: argument.default if argument.default_factory is MISSING else argument.default_factory()
+        for argument in fields(SentenceTransformerTrainingArguments)
+        if argument.init
     }
 
 
 @cache
-def _arguments() -> type[BaseModel]:
-    """Return a model that checks the types and ranges of arguments."""
-    kinds = get_type_hints(SentenceTransformerTrainingArguments)
+def _arguments_model() -> type[BaseModel]:
+    """Return a pydantic model that checks the types and ranges of arguments."""
+    types, defaults = get_type_hints(SentenceTransformerTrainingArguments), default_arguments()
     checked: Any = {
-        name: (Annotated[kinds[name], _LIMITS.get(name, Field())], default) for name, default in defaults().items()
+        name: (Annotated[types[name], _LIMITS.get(name, Field())], default) for name, default in defaults.items()
     }
     return create_model("Arguments", __config__=STRICT, **checked)
 
 
-def complete(given: Mapping[str, Any], *, evaluates: bool) -> dict[str, Any]:
-    """Return the given arguments with the defaults of a run.
+def complete_arguments(arguments: Mapping[str, Any], *, evaluates: bool) -> dict[str, Any]:
+    """Check arguments, and return them with the defaults of a run.
 
     Args:
-        given: By name.
-        evaluates: Whether there is something to evaluate on.
+        arguments: Arguments by name.
+        evaluates: Whether there is evaluation data.
 
     Raises:
-        ValueError: If there is no such argument, with the nearest name; or it is of another type, or out of range; or
-            it cannot be given; or the arguments ask for an evaluation, and there is nothing to evaluate on.
+        ValueError: If an argument is unknown, of another type, out of range or refused, or selects the best model
+            without a metric.
     """
-    for name in given.keys() & _ELSEWHERE:
-        raise ValueError(f"arguments: {name} cannot be given: {_ELSEWHERE[name]}. Leave it out.")
+    for name in arguments.keys() & _REFUSED:
+        raise ValueError(f"arguments: {name} cannot be given: {_REFUSED[name]}. Leave it out.")
     try:
-        _arguments().model_validate(dict(given))
+        _arguments_model().model_validate(dict(arguments))
     except ValidationError as error:
         raise ValueError(f"arguments: {_sentence(error)}") from None
-    arguments = {
+    completed = {
         **DEFAULTS,
-        "save_strategy": "steps" if "save_steps" in given else "epoch",
-        "eval_strategy": "epoch" if given.get("eval_steps") is None else "steps",
-        **given,
+        "save_strategy": "steps" if "save_steps" in arguments else "epoch",
+        "eval_strategy": "epoch" if arguments.get("eval_steps") is None else "steps",
+        **arguments,
     }
     if not evaluates:
-        arguments |= {name: defaults()[name] for name in _OF_EVALUATION}
-        if arguments["save_strategy"] == "best":
-            arguments["save_strategy"] = "epoch"
-    best = arguments.get("load_best_model_at_end") or arguments["save_strategy"] == "best"
-    if best and arguments.get("metric_for_best_model") is None:
+        completed |= {name: default_arguments()[name] for name in _EVALUATION_ARGUMENTS}
+        if completed["save_strategy"] == "best":
+            completed["save_strategy"] = "epoch"
+    best = completed.get("load_best_model_at_end") or completed["save_strategy"] == "best"
+    if best and completed.get("metric_for_best_model") is None:
         raise ValueError(
-            "arguments: an evaluation decides which model is the best. Name one of its numbers, such as "
+            "arguments: the best model needs a metric. Give one of the evaluation's, such as "
             "metric_for_best_model: eval_spearman_cosine."
         )
-    return arguments
+    return completed
 
 
-def made(arguments: Mapping[str, Any], output: Path, *, progress: bool) -> SentenceTransformerTrainingArguments:
-    """Return complete arguments as the object that the trainer takes.
+def make_arguments(
+    arguments: Mapping[str, Any], output: Path, *, progress: bool
+) -> SentenceTransformerTrainingArguments:
+    """Return complete arguments as an object for the trainer.
 
     Raises:
-        ValueError: If sentence-transformers refuses them: a word is unknown, or two do not go together, or not with
-            this machine.
+        ValueError: If sentence-transformers refuses them, because a value is unknown, two do not fit together or one
+            does not fit this machine.
         ImportError: If accelerate is not installed.
     """
     require("accelerate", "train", "Training")
@@ -146,40 +149,40 @@ def made(arguments: Mapping[str, Any], output: Path, *, progress: bool) -> Sente
         raise ValueError(f"arguments: {error}") from error
 
 
-def identity(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that decide the weights, without those at their defaults.
+def arguments_identity(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that affect the weights, without those at their defaults.
 
-    A resumed run must share them with the interrupted one.
+    A resumed run must have the same.
     """
-    by_evaluation = ("reduce_lr_on_plateau", "greedy")
-    evaluation_decides = arguments.get("load_best_model_at_end") or arguments.get("lr_scheduler_type") in by_evaluation
-    may_change = _MAY_CHANGE if evaluation_decides else (*_MAY_CHANGE, *_EVALUATING)
+    adaptive = arguments.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy")
+    evaluation_matters = arguments.get("load_best_model_at_end") or adaptive
+    may_change = _MAY_CHANGE if evaluation_matters else (*_MAY_CHANGE, *_EVALUATION_STEPS)
     return {
         name: value
         for name, value in arguments.items()
-        if value != defaults()[name] and not name.startswith(may_change)
+        if value != default_arguments()[name] and not name.startswith(may_change)
     }
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunSettings:
-    """Settings that all methods share; each method adds its own.
+    """Settings of all methods; each method adds its own.
 
     Attributes:
-        arguments: Of ``SentenceTransformerTrainingArguments``, by their names there: epochs, batches, precision,
-            accumulation, checkpoints, reports, all of it.
+        arguments: Arguments of ``SentenceTransformerTrainingArguments``, such as epochs, batches, precision,
+            accumulation, checkpoints and reports.
         evaluation: Scored pairs to evaluate on: see :func:`st_reba.train.read_scored_pairs`.
-        model_kwargs: For transformers' ``from_pretrained``: ``dtype``, ``device_map``, ``attn_implementation``,
-            ``quantization_config`` and so on. ``dtype``: float32 on a CPU, else the model's own, unless it is given.
+        model_kwargs: Arguments of transformers' ``from_pretrained``: ``dtype``, ``device_map``,
+            ``attn_implementation``, ``quantization_config`` and so on. The default ``dtype`` is float32 on a CPU, else
+            the model's own.
 
     Raises:
-        ValueError: If a setting or an argument has another type or is out of range, naming it, what was given and what
-            is allowed; or there is no such argument, with the nearest name.
+        ValueError: If a setting or an argument is unknown, has another type or is out of range.
     """
 
-    #: The method's own arguments, where it has others than :data:`DEFAULTS`.
+    #: Defaults of the method, in addition to :data:`DEFAULTS`.
     ARGUMENTS: ClassVar[Mapping[str, Any]] = {}
-    #: The fewest rows of a batch.
+    #: Minimum number of rows per batch.
     SMALLEST_BATCH: ClassVar[int] = 1
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -187,53 +190,53 @@ class RunSettings:
     model_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _OF_EVALUATION if self.evaluation is None else ():
+        for name in _EVALUATION_ARGUMENTS if self.evaluation is None else ():
             if self.arguments.get(name, "no") not in ("no", False):
                 raise ValueError(
                     f"arguments: {name}: {self.arguments[name]!r} was given, but there is nothing to evaluate on. Give "
                     "scored pairs as evaluation, or leave it out."
                 )
-        found = complete(self.training_arguments, evaluates=self.evaluation is not None)
-        if (rows := found["per_device_train_batch_size"]) < self.SMALLEST_BATCH:
+        arguments = complete_arguments(self.training_arguments, evaluates=self.evaluation is not None)
+        if (rows := arguments["per_device_train_batch_size"]) < self.SMALLEST_BATCH:
             raise ValueError(
                 f"arguments: per_device_train_batch_size: {rows} was given: give {self.SMALLEST_BATCH} or more."
             )
 
     @property
     def training_arguments(self) -> dict[str, Any]:
-        """Arguments given, over the method's own."""
+        """Defaults of the method, updated with the arguments."""
         return {**self.ARGUMENTS, **self.arguments}
 
     def load(self, kind: Callable[..., M], name: str, **options: Any) -> M:
         """Load a model as a module, with ``model_kwargs``.
 
         Raises:
-            ValueError: If transformers does not know one of them for this model.
+            ValueError: If this model does not accept one of them.
         """
         dtype = {"dtype": "float32" if get_device_name() == "cpu" else "auto"}
-        given = self.model_kwargs if "torch_dtype" in self.model_kwargs else {**dtype, **self.model_kwargs}
+        model_kwargs = self.model_kwargs if "torch_dtype" in self.model_kwargs else {**dtype, **self.model_kwargs}
         try:
-            return kind(name, model_kwargs=given, **options)
+            return kind(name, model_kwargs=model_kwargs, **options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
             raise ValueError(f"model_kwargs: {error}") from error
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings, without arguments, that a resumed run must share with the interrupted one."""
-        apart = ("arguments", "model_kwargs", *_SOURCES)
-        own = {known.name: getattr(self, known.name) for known in fields(self) if known.name not in apart}
-        loaded = {name: value for name, value in self.model_kwargs.items() if name not in _PLACES}
-        return {**own, **({"model_kwargs": loaded} if loaded else {})}
+        """Return the settings, without arguments, that must be the same in a resumed run."""
+        excluded = ("arguments", "model_kwargs", *_SOURCES)
+        settings = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in excluded}
+        model_kwargs = {name: value for name, value in self.model_kwargs.items() if name not in _PLACEMENT}
+        return {**settings, **({"model_kwargs": model_kwargs} if model_kwargs else {})}
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader of YAML 1.2 for what people write here: ``no`` is a word, and ``2e-4`` a number."""
+    """YAML loader with the booleans and floats of YAML 1.2: ``no`` is a string, and ``2e-4`` a number."""
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in own if not tag.endswith((":bool", ":float"))]
-    for first, own in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
@@ -248,31 +251,28 @@ def read_settings(path: str | Path, kind: type[S]) -> S:
 
     Args:
         path: The file, UTF-8.
-        kind: The dataclass that names the keys.
+        kind: Dataclass of the settings.
 
     Raises:
-        ValueError: If the file is not such a list, or a key is unknown or missing, or a value is not allowed: naming
-            the file, the key, what was given and what is allowed.
-        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not such a mapping, a key is unknown or missing, or a value is not allowed.
+        FileNotFoundError: If the file does not exist.
     """
     try:
-        given = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        entries = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: this is not YAML ({' '.join(str(error).split())}).") from None
-    keys = [known.name for known in fields(kind)]
-    if not isinstance(given, dict):
-        held = "nothing" if given is None else f"a {type(given).__name__}"
-        raise ValueError(
-            f"{path} holds {held}, but it must hold lines such as model: org/name. Keys: {', '.join(keys)}."
-        )
+        raise ValueError(f"{path} is not a YAML file ({' '.join(str(error).split())}).") from None
+    keys = [entry.name for entry in fields(kind)]
+    if not isinstance(entries, dict):
+        content = "nothing" if entries is None else f"a {type(entries).__name__}"
+        raise ValueError(f"{path} has {content}: give lines such as model: org/name. Keys: {', '.join(keys)}.")
     try:
-        return kind(**{str(key): value for key, value in given.items()})
+        return kind(**{str(key): value for key, value in entries.items()})
     except ValidationError as error:
         raise ValueError(f"{path}: {_sentence(error, keys)}") from None
 
 
 def _sentence(error: ValidationError, keys: Sequence[str] = ()) -> str:
-    """Return the first of pydantic's errors as a sentence, with the nearest of ``keys`` and arguments."""
+    """Return the first of pydantic's errors as a sentence, and suggest the nearest of ``keys`` and arguments."""
     first, *more = error.errors(include_url=False)
     name = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "value_error":
@@ -280,11 +280,11 @@ def _sentence(error: ValidationError, keys: Sequence[str] = ()) -> str:
     if first["type"] == "missing":
         return f"the key {name!r} is missing. Add a line {name}: VALUE."
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        names = [*keys, *defaults()]
-        near = next(iter([known for known in names if name in known] or get_close_matches(name, names, n=1)), "")
+        names = [*keys, *default_arguments()]
+        near = next(iter([key for key in names if name in key] or get_close_matches(name, names, n=1)), "")
         listed = f" Keys: {', '.join(keys)}." if keys else ""
-        below = ", to be written below arguments" if keys and near not in keys else ""
+        below = ", below arguments" if keys and near not in keys else ""
         return f"{name!r} is unknown.{listed}" + (f" The nearest is {near}{below}." if near else "")
-    # A type that is a union has an error for each of its parts.
-    said = dict.fromkeys(each["msg"] for each in (first, *more) if each["loc"][:1] == first["loc"][:1])
-    return f"{name}: {first['input']!r} was given: {' or '.join(each[0].lower() + each[1:] for each in said)}."
+    # A union has an error for each of its types.
+    messages = dict.fromkeys(entry["msg"] for entry in (first, *more) if entry["loc"][:1] == first["loc"][:1])
+    return f"{name}: {first['input']!r} was given: {' or '.join(text[0].lower() + text[1:] for text in messages)}."

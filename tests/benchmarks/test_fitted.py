@@ -9,7 +9,6 @@ import torch
 import fitted
 from fitted import OTHER, OWN, PACKAGE, Domain
 from real.kept import behind
-from st_reba.compare.choice import Halves
 from st_reba.data.tables import Pairs
 
 
@@ -31,18 +30,18 @@ def test_statistics_of_other_texts_score_less_where_these_vary_otherwise():
         some, seen = (torch.tensor(np.stack([vectors[text] for text in each])).float() for each in (texts, fit))
         return behind("standardised sum", some, seen, (0.5, 0.5))
 
-    halves = Halves.of(pairs)
-    fits = fitted.fits(own, halves, other, package)
+    splits = fitted.split(pairs)
+    fits = fitted.fits(own, splits, other, package)
     assert {name: len(texts[0]) for name, texts in fits.items()} == {
         OWN: 120, PACKAGE: 200, OTHER: 200, "50 training texts": 50
     }  # fmt: skip
-    for half, texts in zip(halves.parts, fits[OWN], strict=True):
-        assert not set(texts) & set(half.texts())
-    found = fitted.by_fit(halves, fits, filtered)
+    for half, texts in zip(splits.halves, fits[OWN], strict=True):
+        assert not set(texts) & set(splits.data.part(half.tolist()).texts())
+    found = fitted.by_fit(splits, fits, filtered)
     rows = {row["fitted_on"]: row for row in fitted.rows_of(found, {})}
     for name in (PACKAGE, OTHER):
         assert rows[name]["ahead"] == pytest.approx(rows[name]["score"] - rows[OWN]["score"])
         assert rows[name]["ahead_high"] < 0
     assert rows["50 training texts"]["ahead_low"] < 0 < rows["50 training texts"]["ahead_high"]
-    without = fitted.by_fit(halves, fitted.fits(own, halves, None, package), filtered)
+    without = fitted.by_fit(splits, fitted.fits(own, splits, None, package), filtered)
     assert fitted.mean_of([found, without]).scores == pytest.approx(without.scores)

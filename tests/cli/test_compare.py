@@ -45,24 +45,24 @@ def test_a_dry_run_on_the_demo_texts(desk):
     assert re.search(rf"{told}.* Memory: about \d+\.\d GB at the peak, .* weights\.", output)
     assert written(desk) == before
     output = typed("compare --dry-run --model shallow --demo pairs-zh --recipes prompteol")
-    assert "The texts are in Chinese, and so asks PromptEOL; --prompt-language en keeps the English prompt." in output
+    assert "The texts are in Chinese, and so are the prompts of PromptEOL. --prompt-language en keeps" in output
 
 
 def test_what_is_shown():
     output = typed(f"{ON} --data pairs.tsv --max-seq-length 9")
     for expected in (
         "on 20 pairs of pairs.tsv (float32, cpu)", "--recipes all compares every recipe.", "Bag of input embeddings",
-        "1.0x", "Best on STS: ", "random weights", "Beyond overlap, partial Spearman x 100.",
+        "1.0x", "Recipes are compared as they are. To choose their settings each half needs 20 pairs: give more pairs.",
     ):  # fmt: skip
         assert expected in output
     assert "Word" not in output
-    assert re.search(r"ReBA-2 mean ≈?−?\d+\.\d \[−?\d+, −?\d+\]", output)
+    assert re.search(r"ReBA-2 mean ≈?−?\d+\.\d (−?\d+\.\d )?\[−?\d+, −?\d+\]", output)
     assert re.search(r"tf-idf +mean", output)
 
 
 def test_a_stopped_run_goes_on(monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr("st_reba_cli.show.show", lambda *args: exec("raise ValueError('stopped')"))
+        broken.setattr("st_reba_cli.show.show", lambda *given: exec("raise ValueError('stopped')"))
         assert "stopped" in typed(f"{PAIRS} --out out", expect=1)
     assert list(Path("out.partial").glob("*.safetensors"))
     assert not Path("out").exists()
@@ -73,16 +73,16 @@ def test_a_stopped_run_goes_on(monkeypatch):
 
 def test_where_no_recipe_can_be_scored_what_was_found_is_kept(recwarn):
     Path("alike.tsv").write_text("a\ta\t1\na\ta\t2\na\ta\t3\na\ta\t4\n", encoding="utf-8")
-    told = "no recipe has a number on STS. All labelled pairs look the same to every recipe, as where all texts are"
-    output = typed(f"{ON} --data alike.tsv --recipes classical --out out")
-    assert output.count(f"There is no answer: {told} alike: give texts that differ.") == 1
+    told = "There is no answer: no recipe has a score on STS. Similarities are not numbers, or the same for all: give"
+    output = typed(f"{ON} --data alike.tsv --recipes echo-2 --out out")
+    assert output.count(told) == 1
     assert {"report.html", "results.csv", "comparison.json"} <= {path.name for path in Path("out").iterdir()}
     assert not Path("out.partial").exists()
     assert not [warning for warning in recwarn if "constant" in str(warning.message)]
     assert told in typed("compare --saved out/comparison.json")
     # What is the best of none is not saved.
-    said = typed(f"{ON} --data alike.tsv --recipes classical --save-best best", expect=1)
-    assert "No recipe has a number for 'STS'" in said
+    said = typed(f"{ON} --data alike.tsv --recipes echo-2 --save-best best", expect=1)
+    assert "No recipe has a score on 'STS'" in said
 
 
 def test_against_an_older_one():
@@ -105,11 +105,11 @@ def test_a_report_and_the_best():
     assert type(model[0]).__name__ == {"Classical": "CausalTransformer", "ReBA-2": "ReBAModule"}[recipe]
     assert np.allclose(np.linalg.norm(model.encode(TEXTS), axis=1), 1, atol=1e-6)
     card = Path("best/README.md").read_text(encoding="utf-8")
-    assert "Scores that chose are likely too high: on other texts expect less." in card
+    assert "The best one is also corrected for being the best of many" in card
     assert f"**{found.answer}**" in card
-    # It may be one that cannot be told from the best.
-    shown = f"{100 * float(row['STS']):.1f}".replace("-", "−")
-    assert re.search(rf"\| {recipe}, {pooling} \| {shown}≈? \[", card)
+    shown, corrected = (f"{100 * float(row[name] or 'nan'):.1f}".replace("-", "−") for name in ("STS", "corrected"))
+    both = f", corrected {corrected}" if row["corrected"] else ""
+    assert re.search(rf"\| {recipe}, {pooling} \| {shown}≈?{both} \[", card)
     assert f"| Random weights, {recipe}, {pooling} |" in card
 
 
@@ -118,7 +118,7 @@ def test_retrieval():
     output = typed(f"{ON} --data beir --query-prompt 'question: ' --recipes classical --save-best best")
     assert "6 queries, 9 documents, 6 judged relevant." in output
     assert "on 6 queries on 9 documents of beir" in output
-    assert "Best on Retrieval: " in output
+    assert "There are no intervals: 6 groups of queries that share no text are too few." in output
     model = SentenceTransformer("best", device="cpu")
     assert np.allclose(model.encode_query("a"), model.encode("a", prompt="question: "))
     assert "model.encode_query" in Path("best/README.md").read_text(encoding="utf-8")

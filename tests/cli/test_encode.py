@@ -45,5 +45,5 @@ def test_a_run_that_is_ended():
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
-    assert "Stopped. The same command goes on" in printed.read_text()
+    assert "Stopped. The same command resumes from" in printed.read_text()
     assert not list(Path().glob("*.npy"))

@@ -91,7 +91,7 @@ def test_errors_are_sentences_and_warnings_are_notes():
         assert (said.exit_code, said.stderr) == (1, "Error: a\\x1b[2J\\x9b31m\\u202eb\n")
         assert ending(error, "--traceback").exception is error
     full = ending(OSError(errno.ENOSPC, "No space left on device")).stderr
-    assert "The disk is full ([Errno 28] No space left on device): make room" in full
+    assert "The disk is full ([Errno 28] No space left on device): free some space" in full
     said = ending(None)
     assert (said.exit_code, said.stderr) == (0, "Note: a\\x1b[2J\\x9b31m\\u202eb\n")
     assert ending(typer.Exit(7)).exit_code == 7
@@ -141,18 +141,20 @@ def test_every_line_fits_and_every_number_is_whole(sample, width):
 
 
 def test_a_comparison_without_colours():
-    """The answer, then what to type, then the best first; ties are marked, and what was left out is told."""
+    """The answer, then what to type, then the best with both its scores; ties are marked, and who was left out."""
     comparison = samples.real()
     lines = shown(comparison, 120).splitlines()
     about = "a small model on 400 pairs of pairs.tsv (bfloat16, cpu)"
     assert lines[:5] == [comparison.answer, "", comparison.build, "", about]
-    rows = [line for line in lines if "[" in line and line.startswith(("Early", "Knowledge", "→", "PromptEOL"))]
-    # What is advised is marked.
-    names = ["Early and late", "Knowledge", "→ Value aggregation", "PromptEOL"]
-    assert [row.split(",")[0].split("  ")[0] for row in rows] == names
-    assert [TIED in row for row in rows] == [False, True, True, False]
+    rows = [line for line in lines if line.startswith(("→", "Knowledge", "Value", "PromptEOL", "partwise"))]
+    names = ["→ Early and late", "partwise whitened", "Knowledge", "Value aggregation", "PromptEOL"]
+    assert [row.split("  ")[0].split(",")[0] for row in rows] == names
+    assert [row.split()[-3] for row in rows[:2]] == ["72.5", "71.7"]
+    assert "[67, 76]" in rows[1]
+    assert [TIED in row for row in rows] == [False, False, True, True, False]
     # Random weights are a column of the first task alone.
-    assert rows[2].split()[-3:] == ["12.2", "20", "1.6x"]
+    assert rows[3].split()[-3:] == ["12.2", "20", "1.6x"]
+    assert rows[4].split()[-3:] == ["@27", "17", "1.9x"]
     assert "Left out RT-2, last; RT-4, last; RT-8, last: no cache" in " ".join(" ".join(lines).split())
     many = dataclasses.replace(comparison, skipped=[(f"RT-{passes}, last", "no cache") for passes in range(4)])
     assert "Left out 4 recipes: no cache" in shown(many, 120)

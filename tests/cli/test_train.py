@@ -52,4 +52,4 @@ def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
 
     config()
     monkeypatch.setattr("st_reba.train.bellm.fit", interrupt)
-    assert "Stopped. The same command goes on from the last checkpoint in out." in typed(TRAIN, expect=130)
+    assert "Stopped. The same command resumes from the last checkpoint in out." in typed(TRAIN, expect=130)

@@ -1,4 +1,4 @@
-"""What a comparison found: saved and read, as a table, and beside an older one."""
+"""A comparison is saved and read, also one of 0.8; as a table; and beside an older one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from st_reba.compare.against import side_by_side
-from st_reba.compare.results import Comparison, Result, SavedItems, best_of, listed, rank, rows
+from st_reba.compare.report import write_report
+from st_reba.compare.results import Comparison, Result, SavedReplicates, best_of, listed, rank, rows
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
@@ -24,6 +26,7 @@ from st_reba_cli.show import show
 
 from . import samples
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAN = math.nan
 
 
@@ -32,8 +35,8 @@ def comparison():
     # One with a control of its own.
     *others, first = samples.demo().results
     first = dataclasses.replace(first, same_as=("ReBA-1", "Bidirectional"), cost=None)
-    items = SavedItems("spearman", "digest", {"Echo-2, mean": [0.125, 0.1, 1e-8]}, [1.0, 2.0, 0.5])
-    return dataclasses.replace(samples.demo(), results=[first, *others[:2]], answer="是", items=items)
+    replicates = SavedReplicates("digest", {"Echo-2, mean": [0.125, 0.1, 1e-8]})
+    return dataclasses.replace(samples.demo(), results=[first, *others[:2]], answer="是", replicates=replicates)
 
 
 @pytest.fixture
@@ -93,8 +96,7 @@ def test_whatever_a_file_holds_is_shown_or_refused_by_its_key(comparison, saved)
                 found = Comparison.load(path)
             except ValueError as error:
                 said = str(error)
-                # What does not go together has no key of its own.
-                assert f"({named}" in said or (place[0] == "items" and "(items: " in said), said
+                assert f"({named}" in said, said
                 assert said.startswith(f"{path} is no comparison that st_reba"), said
                 assert said.endswith("or run the comparison again.")
                 assert "\n" not in said
@@ -122,35 +124,27 @@ def test_what_is_no_comparison(text, message, tmp_path):
         Comparison.load(path)
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("items", "values"), {"a": [1], "b": [1, 2]}, "items: every result needs as many values, one or more"),
-        (("temperature",), 1, "temperature: this version knows no such field"),
-    ],
-)
-def test_the_key_is_named(place, value, message, saved):
-    path, _, whole = saved
-    path.write_text(changed(whole, place, value), encoding="utf-8")
-    with pytest.raises(ValueError, match=re.escape(f"reads ({message}")):
-        Comparison.load(path)
-
-
-def test_an_older_file_without_the_newer_fields_is_read(saved):
-    path, _, whole = saved
-    older = {name: value for name, value in whole.items() if name not in ("use", "build", "items", "prompts")}
-    older["tasks"] = [{name: value for name, value in task.items() if name != "unit"} for task in whole["tasks"]]
-    path.write_text(json.dumps(older), encoding="utf-8")
-    found = Comparison.load(path)
-    assert (found.items, found.use, found.answer) == (None, "", "是")
+def test_a_comparison_of_0_8_is_shown(tmp_path):
+    """Its scores and its answer; what went since is ignored, and it is an older one to compare with."""
+    found = Comparison.load(FIXTURES / "comparison-0.8.json")
+    stream = io.StringIO()
+    show(found, to=Console(file=stream, width=120))
+    shown = stream.getvalue()
+    assert shown.startswith("None: no recipe beats the bag of input embeddings (45.6); the best, chosen on one half")
+    assert re.search(r"Echo-2 +mean +40\.5 +\[27, 52\] +6\.1 +32\.5", shown)
+    assert "With --out, also: Beyond overlap; STS, Pearson." in shown
+    assert (found.replicates, found.best().chosen) == (None, {})
+    page = write_report(found, tmp_path / "out").read_text(encoding="utf-8")
+    assert "How often each setting was chosen" not in page
+    assert Comparison.load(tmp_path / "out" / "comparison.json") == found
+    same = side_by_side(found, found)
+    assert same.says[1] == "The intervals are not paired: one comparison has no replicates."
+    assert all(change.difference.tied for change in same.changes)
 
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=9))
-def test_what_each_item_gave_is_kept_as_precisely_as_it_was(values):
-    """Cosines are float32: the fewest digits that say the same."""
-    items = SavedItems.of(bootstrap.mean({"a": values}), "d")
-    assert items.values["a"] == [float(str(np.float32(value))) for value in values]
-    assert items.items().scores == pytest.approx(np.mean(values), abs=1e-7)
+def test_replicates_are_kept_as_precisely_as_float32(values):
+    assert SavedReplicates.of("d", {"a": values}).scores["a"] == [float(str(np.float32(value))) for value in values]
 
 
 def test_the_best_of_either_kind_and_the_rows_of_a_table():
@@ -175,18 +169,18 @@ TASK = Measure("STS", "accuracy x 100", unit="labelled pairs")
 HARD = np.random.default_rng(9).random(400)
 
 
-def shares(right: dict[str, float], seed: int = 0, data: str = "the data") -> Comparison:
+def shares(right: dict[str, float], seed: int = 0, drawn_from: str = "the data") -> Comparison:
     """Recipes that get such shares of the items right."""
     noise = 0.05 * np.random.default_rng(seed).standard_normal(400)
-    values = {f"{name}, mean": (HARD + noise < share) * 1.0 for name, share in right.items()}
-    found = bootstrap.estimate(bootstrap.mean(values))
+    items = bootstrap.mean({f"{name}, mean": (HARD + noise < share) * 1.0 for name, share in right.items()})
+    found = bootstrap.estimate(items)
     results = [Result(name, "mean", False, {"STS": found[f"{name}, mean"]}) for name in right]
-    items = SavedItems.of(bootstrap.mean(values), data)
-    return Comparison("model", "pairs", [TASK], results, items=items, use="A, mean")
+    drawn = SavedReplicates.of(drawn_from, dict(zip(items.recipes, items.replicates, strict=True)))
+    return Comparison("model", "pairs", [TASK], results, replicates=drawn, use="A, mean")
 
 
 def test_paired_differences_see_what_others_do_not():
-    old, new = shares({"A": 0.5, "B": 0.6}, 1), shares({"A": 0.55, "B": 0.6, "C": 0.9}, 2)
+    old, new = shares({"A": 0.5, "B": 0.6}, 1), shares({"A": 0.56, "B": 0.6, "C": 0.9}, 2)
     paired = side_by_side(new, old)
     assert paired.paired
     assert [change.name for change in paired.changes] == ["A, mean", "B, mean"]
@@ -196,25 +190,25 @@ def test_paired_differences_see_what_others_do_not():
     assert paired.says[0].startswith("1 of 2 results changed beyond the interval, most of all A, mean by +")
     same = "The intervals are paired: both comparisons are of the same labelled pairs."
     assert paired.says[1:] == [same, "To use: A, mean, as before."]
-    apart = side_by_side(new, dataclasses.replace(old, items=dataclasses.replace(old.items, data="others"), use=""))
+    others = dataclasses.replace(old.replicates, drawn_from="others")
+    apart = side_by_side(new, dataclasses.replace(old, replicates=others, use=""))
     # The same difference, much less sure: the items are no longer the same.
     assert apart.changes[0].difference.tied
     assert apart.says[0].startswith("Nothing changed beyond the interval, of 2 results; most of all A, mean by +")
-    assert apart.says[1].startswith("The intervals are not paired: the labelled pairs are others")
+    assert apart.says[1].startswith("The intervals are not paired: the labelled pairs or their splits differ")
     assert apart.says[2] == "To use: A, mean; before: none."
 
 
 def test_intervals_of_two_samples():
-    """The halves of both intervals, each on its side, add up by their squares."""
-    old, new = (dataclasses.replace(shares({"A": share}), items=None) for share in (0.5, 0.6))
+    """Half-widths of both intervals, each on its side and around a corrected score, add up by their squares."""
+    old, new = (dataclasses.replace(shares({"A": share}), replicates=None) for share in (0.5, 0.6))
+    score = dataclasses.replace(new.results[0].scores["STS"], corrected=0.58)
+    new = dataclasses.replace(new, results=[dataclasses.replace(new.results[0], scores={"STS": score})])
     (change,) = side_by_side(new, old).changes
-    low = math.hypot(change.new.value - change.new.low, change.old.high - change.old.value)
+    low = math.hypot(0.58 - change.new.low, change.old.high - change.old.value)
+    assert change.difference.value == pytest.approx(change.new.value - change.old.value)
     assert change.difference.value - change.difference.low == pytest.approx(low)
-    # Near that of two means that have nothing to do with each other.
-    deviation = math.sqrt(2 * 0.25 / 400)
-    assert change.difference.high - change.difference.low == pytest.approx(2 * 1.96 * deviation, rel=0.1)
-    assert "what each item gave was not kept" in side_by_side(new, old).says[1]
-    # Where there is no interval nothing is told.
+    # Nothing is told where there is no interval.
     results = [Result("A", "mean", False, {"STS": Estimate(0.9, NAN, NAN)})]
     assert side_by_side(dataclasses.replace(new, results=results), old).changes[0].difference.tied
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from st_reba.data.parquet_copy import ParquetCopy, TextFiles, chunk_end
-from st_reba.data.rows import LONGEST, rows
+from st_reba.data.rows import LONGEST, read_rows
 from st_reba.data.sources import File
 from st_reba.data.tables import read_data
 
@@ -143,17 +143,17 @@ def test_json_lines(tmp_path):
             "t.csv",
             b"review,label\na,b\n",
             {},
-            "A row is text. If the column has another name, say so (--column review).",
+            "A row is text. If the column has another name, give it (--column review).",
         ),
         ("t.csv.zst", b'text,b\n1,2\n3,"4\n', {}, "t.csv.zst, line 3: unexpected end of data"),
         ("t.parquet", b"PAR1", {}, "is not a Parquet file"),
         ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
-        ("t.txt", b"a", {"keep": ["id"]}, 'plain text has no columns to keep but "text" itself, not "id".'),
+        ("t.txt", b"a", {"keep": ["id"]}, 'plain text has no columns to keep such as "id". Keep "text"'),
         (
             "t.csv",
             b"a,b\n",
             {"column": "c"},
-            "line 1 lacks c (texts); its columns are a, b. A row is c. If the column has another name, say so (--col",
+            "line 1 lacks c (texts); its columns are a, b. A row is c. If the column has another name, give it (--col",
         ),
         # The kept column has the usual name of the texts.
         ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
@@ -195,7 +195,7 @@ def test_no_more_of_a_line_is_read_than_it_may_have():
             return stream
 
     with pytest.raises(ValueError, match="t.txt, line 2: longer than 32 MiB"):
-        list(rows(Given(Path("t.txt"))))
+        list(read_rows(Given(Path("t.txt"))))
     assert stream.closed or stream.tell() == LONGEST + 5
 
 

@@ -93,7 +93,7 @@ class TestFolders:
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have a name")
     def test_a_pipe(self, tmp_path):
         os.mkfifo(tmp_path / "t.txt")
-        with pytest.raises(ValueError, match="t.txt is a pipe or a device, but texts are read more than once"):
+        with pytest.raises(ValueError, match="t.txt is a pipe or a device, which cannot be read twice"):
             read_data(tmp_path / "t.txt")
 
 
@@ -341,7 +341,7 @@ def test_a_document_in_a_cell(tmp_path):
 def test_classes_of_inference_are_no_scores(tmp_path):
     names = ("premise", "hypothesis", "label")
     path = written(tmp_path, **{"t.csv": as_csv([(*row[:2], label) for label, row in enumerate(ROWS)], names)})
-    with pytest.raises(ValueError, match="label numbers the classes of inference.*--columns premise,hypothesis,label"):
+    with pytest.raises(ValueError, match="label seems to number the classes of .*--columns premise,hypothesis,label"):
         read_data(path)
     assert read_data(path, ",".join(names)).scores == [0, 1, 2]
 
@@ -357,7 +357,7 @@ def test_two_classes_and_texts(tmp_path):
     lines = written(tmp_path, **{"x.txt": "\ufeff一个句子。\r\n\r\n  two, words \n \nthree\nthree"})
     assert read_data(lines, tell=told.append) == ["一个句子。", "two, words", "three", "three"]
     assert [line.partition(": ")[2] for line in told] == [
-        "3 pairs in two classes, 2 alike (1) and 1 not (0); columns: sentence1, sentence2, score.",
+        "3 pairs in two classes, 2 similar (1) and 1 not (0); columns: sentence1, sentence2, score.",
         "3 plain texts, read without labels; columns: text; not read: date (--columns text,NAME reads the column NAME "
         "as labels).",
         "4 plain texts, one a line.",
@@ -386,7 +386,7 @@ def test_a_text_counts_once_with_its_first_label(tmp_path):
     assert read_data(path, tell=told.append) == Classes({"a": "x", "b": "y", "c": "x", "d": "y"})
     assert read_data(path, scored=False) == texts_to_fit(str(path)) == [text for text, _ in rows]
     assert (
-        "4 texts in 2 classes; left out, for the same text stands before: 2, 1 with another label; "
+        "4 texts in 2 classes; left out, as repeated texts: 2, 1 with another label; "
         "left out, for no other text has their label: 1; columns: "
     ) in told[0]
 
@@ -402,7 +402,7 @@ def test_parts():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.csv", as_csv(ROWS, ("a", "b", "c")), "line 1: score: 'c' is not a number.* another order, say with --colu"),
+        ("t.csv", as_csv(ROWS, ("a", "b", "c")), "line 1: score: 'c' is not a number.* another order, give --colu"),
         ("t.csv", 'sentence1,sentence2\n"a",b\n', r"line 1 lacks score \(pairs\) or anchor, .*; its columns are sente"),
         ("t.csv", "sentence1,sentence2,score,score\na,b,1,2\n", 'line 1: several columns are called "score", in'),
         ("t.csv", 'a,"b\nb",1\nc,d\n', "t.csv, line 3: 2 columns where 3 are expected"),
@@ -410,30 +410,29 @@ def test_parts():
         ("t.jsonl", '{"text1": "a", "text2": "b", "score": 1}\n\n{"text1": "a", "score": 2}\n',
          r"t.jsonl, line 3 lacks sentence2 \(pairs\); its columns are text1, score. A row is sentence1"),
         ("t.jsonl", '{"text1": "a", "text2": "\\ud800", "score": 1}\n',
-         "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is no character. A row is"),
+         "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is not a character. A row"),
         ("t.json", '[\n  {"sentence1": "a", "sentence2": "b", "score": 1},\n  {"sentence1": "a"}]',
          r"t.json, line 3 lacks sentence2, score \(pairs\)"),
-        ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or one a line."),
+        ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or JSON lines."),
         ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
         ("s/2.csv", as_csv([("a", "b", "1_000")]), "s/2.csv, line 2: score: '1_000' is not a number"),
         ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns, .* End the name of the file in .csv"),
-        ("t.xlsx", b"PK\x03\xff", r"t.xlsx: of no known format. Give plain text \(.txt"),
+        ("t.xlsx", b"PK\x03\xff", r"t.xlsx has an unknown format. Give plain text \(.txt"),
         ("t.tsv", b"a\tb\t1\n\nc\t\xff\t2\n", "line 3: not UTF-8"),
-        ("t.tsv", b"a\tb\t1\nc\td\t1\n", "2 pairs of one score leave nothing to rank"),
+        ("t.tsv", b"a\tb\t1\nc\td\t1\n", "all 2 pairs have one score"),
         ("t.tsv", b"a\tb\tc\td\n", "line 1: 4 columns, and no header that names them. A row is sentence1"),
         ("t.tsv", b"", "t.tsv holds no rows. A row is sentence1, sentence2, score; or anchor, positive, negative; or "
          "text, label; or text."),
         ("t.txt", b"\na\nb\nc\td\t1\n", "line 4: has a tab, and plain texts have none. If tabs separate columns, end"),
-        ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts; at least 3 are needed"),
-        ("t.tsv", "text\tlabel\na\tx\nb\tx\n", "labels that two texts or more have: 1 of 1; two are needed. Two col"),
-        ("t.tsv", "a b\tc d\ne f\tg h\n", "0 of 2; two are needed. Two columns are a text and its label; pairs have a "
-         "third one, their score. --columns 1,2 says which is the"),
-        ("t.tsv", "comment\tmood\na\tx\nb\ty\nc\tx\n", 'line 1: no other text has the label "mood". Does this line na'
-         "me the columns.*--columns comment,mood says which is the text"),
+        ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts. Give at least 3"),
+        ("t.tsv", "text\tlabel\na\tx\nb\tx\n", "1 of 1 labels have two texts or more; two are needed. --col"),
+        ("t.tsv", "a b\tc d\ne f\tg h\n", "0 of 2 labels have two texts or more; two are needed. --columns 1,2 reads"),
+        ("t.tsv", "comment\tmood\na\tx\nb\ty\nc\tx\n", 'line 1: no other text has the label "mood", so this line may na'
+         "me the columns.*--columns comment,mood reads texts with labels"),
         ("t.csv", "review,label\na,x\nb,y\nc,x\n", r"csv, line 1 lacks .* text \(texts with labels\).* its columns are"
-         r" review, label\..* say with --columns which is what, by names \(--columns review,label\) or, without"),
-        ("t.csv", "q1,q 2,score\na,b,1\n", r"1 lacks sentence1, sentence2 .*by names \(--columns 'q1,q 2,score'\) or"),
-        ("t.csv", "q1,q2,same\na,b,1\n", r"score: 'same' is not a number.*by names \(--columns q1,q2,same\) or, with"),
+         r" review, label\..* give --columns with their names \(--columns review,label\) or, without"),
+        ("t.csv", "q1,q 2,score\na,b,1\n", r"1 lacks sentence1, sentence2 .*their names \(--columns 'q1,q 2,score'\)"),
+        ("t.csv", "q1,q2,same\na,b,1\n", r"score: 'same' is not a number.*their names \(--columns q1,q2,same\) or,"),
     ],
 )  # fmt: skip
 def test_refusals_name_file_and_line(name, content, message, tmp_path):
@@ -459,7 +458,7 @@ class TestRetrieval:
         assert found.documents == {"d1": "A is a", "d2": "b"}
         assert found.relevant == {"q1": ("d1",), "q3": ("d2",)}
         assert "qrels.tsv: 2 queries, 2 documents, 2 judged relevant; left out" in told[0]
-        assert told[0].endswith(", for nothing is relevant to them: 1 of 3 queries.")
+        assert told[0].endswith(", without relevant documents: 1 of 3 queries.")
         assert read_data(tmp_path) == found
         assert (found.part([1]).queries, found.part([1]).documents) == ({"q3": "c?"}, found.documents)
         assert found.head(1).documents == {"d1": "A is a"}
@@ -484,9 +483,9 @@ class TestRetrieval:
         [
             ({"qrels.tsv": "q1\td1\t1\nq1\td9\t1\n"}, 'qrels.tsv, line 2: there is no document "d9" in .*corpus.csv'),
             ({"qrels.tsv": "q9\td1\t1\n"}, 'qrels.tsv, line 1: there is no query "q9" in .*queries.jsonl'),
-            ({"qrels.tsv": "q1\td1\t1\nq1\td1\t0\n"}, "qrels.tsv: nothing is relevant: no score is above 0"),
+            ({"qrels.tsv": "q1\td1\t1\nq1\td1\t0\n"}, "qrels.tsv: no document is relevant, as no score is above 0"),
             ({"queries.jsonl": '{"_id": 1.5, "text": "a?"}'}, "line 1: _id: 1.5 is no identifier"),
-            ({"corpus.csv": "_id,text\nd1,a\nd1,b\n"}, 'corpus.csv, line 3: "d1" stands twice'),
+            ({"corpus.csv": "_id,text\nd1,a\nd1,b\n"}, 'corpus.csv, line 3: "d1" is repeated'),
         ],
     )
     def test_refusals(self, changes, message, tmp_path):

@@ -17,10 +17,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from st_reba.encode import Encoder, encode_file, place_of, places
+from st_reba.encode import Encoder, destination_of, destinations, encode_file
 from st_reba.encode import encoder as of_a_model
+from st_reba.encode.destinations import SUCCESS
 from st_reba.encode.encoder import model_files
-from st_reba.encode.places import SUCCESS
 from st_reba.encode.workspace import Workspace
 
 from .conftest import Fake, contents, interrupted, names, written
@@ -75,7 +75,7 @@ class TestWhatIsRead:
         interrupted(fake, texts, tmp_path / "a.npy", at=4, chunk_size=2)
         self.change_last_byte(file)
         name = "input" if changed == "input" else "weights"
-        with pytest.raises(ValueError, match=rf"other settings: {name} '\w+' \(now '\w+'\). Go on with those"):
+        with pytest.raises(ValueError, match=rf"with other settings: {name} '\w+' \(now '\w+'\). Use those"):
             encode_file(fake, texts, tmp_path / "a.npy", chunk_size=2)
         self.change_last_byte(file)
         # Only touched, they are the same.
@@ -103,7 +103,7 @@ class TestWhatIsRead:
         assert sorted(model_files(str(model), None)[1]) == expected, "a link to a directory is followed"
         adapter = elsewhere / "adapter_config.json"
         adapter.write_text('{"base_model_name_or_path": "no/such-model"}')
-        with pytest.raises(ValueError, match="adapter_config.json names a base model that is not to be found: no/such"):
+        with pytest.raises(ValueError, match="adapter_config.json names a base model that does not exist: no/such"):
             model_files(str(model), None)
         (elsewhere / "config.json").write_text("{}")
         assert "0_Transformer/config.json" in model_files(str(model), None)[1], "the whole model lies next to it"
@@ -130,7 +130,7 @@ class TestWhatIsRead:
             path.write_text(content)
         with pytest.raises(ValueError, match="org/lm has no modules.json: .* st-reba build --model org/lm --out"):
             Encoder("org/lm").pinned()
-        with pytest.raises(ValueError, match="no/such: there is no such directory, and the Hub gives no such model"):
+        with pytest.raises(ValueError, match="no/such is neither a directory nor a model on the Hub"):
             Encoder("no/such").pinned()
         for name, base in (("own", []), ("adapted", ["org/lm@commit-of-lm"])):
             pinned = Encoder(f"org/{name}").pinned()
@@ -151,9 +151,9 @@ def test_what_is_read_is_not_written(fake, few, tmp_path):
         (source, shards), (source, source), (source, link), (tmp_path / "link.parquet", shards),
         (inside, tmp_path / "b.npy"), (shards, Path(fake.model) / "a.npy"), (shards, shards / "a.npy"),
     ]:  # fmt: skip
-        with pytest.raises(ValueError, match="--out .*, which is read, lie in one another: choose another --out"):
+        with pytest.raises(ValueError, match="--out .* and the input .* overlap: choose another --out"):
             encode_file(fake, read, out, overwrite=True)
-    with pytest.raises(ValueError, match="is not an interrupted run's"):
+    with pytest.raises(ValueError, match="is not the folder of a run"):
         encode_file(fake, source, tmp_path / "b.npy", overwrite=True)
     assert pq.read_table(source).num_rows == 1
     assert inside.read_text() == "a\nb\nc\n"
@@ -164,7 +164,7 @@ def assets(tmp_path, monkeypatch):
     """Where the work on this machine lies."""
     directory = tmp_path / "assets"
     directory.mkdir()
-    monkeypatch.setattr(places, "cached_assets_path", lambda *names: directory)
+    monkeypatch.setattr(destinations, "cached_assets_path", lambda *names: directory)
     return directory
 
 
@@ -215,7 +215,7 @@ def test_the_bytes_of_a_local_run_and_nothing_left(out, scheme, fake, texts, mem
     interrupted(fake, texts, url)
     assert found(memory) == {}
     monkeypatch.setattr(MemoryFileSystem, "put_file", broken)
-    with pytest.raises(OSError, match=rf"{url} cannot be written \(no route to host\)\. What is done is kept on this"):
+    with pytest.raises(OSError, match=rf"{url} cannot be written \(no route to host\)\. Finished work is kept on this"):
         encode_file(fake, texts, url, chunk_size=8)
     assert set(found(memory)) & set(expected) == parts
     made = encode_file(fake, texts, url, chunk_size=8)
@@ -252,7 +252,7 @@ def test_overwrite_and_what_appears_meanwhile(out, fake, few, memory, tmp_path):
         if not overwrite:
             place.rm(path, recursive=True)
         given = {"chunk_size": 2, "overwrite": overwrite}
-        with pytest.raises(FileExistsError, match="appeared, or was written, while this ran: it is left as it is"):
+        with pytest.raises(FileExistsError, match="was written by another program during the run: it is left as it is"):
             encode_file(fake, few, url, on_progress=appear, **given)
         assert place.cat_file(mine) == b"mine"
         # The same run has not begun to write there: what lies there is somebody's.
@@ -268,16 +268,16 @@ def test_refusals_of_a_url(fake, texts, memory, assets, monkeypatch):
     table = texts.with_name("t.parquet")
     pq.write_table(pa.table({"text": ["a", "b"]}), table)
     for out, said in {
-        "https://host/a.npy": "--out https://host/a.npy: nothing is written there",
-        "memory://in/a.npy": "--out memory://in/a.npy and memory://in, which is read, lie in one another",
-        f"file://{table}": f"--out file://{table} and {table}, which is read, lie in one another",
+        "https://host/a.npy": "--out https://host/a.npy cannot be written",
+        "memory://in/a.npy": "--out memory://in/a.npy and the input memory://in overlap",
+        f"file://{table}": f"--out file://{table} and the input {table} overlap",
     }.items():
         source = "memory://in" if "/in/" in out else table if "file" in out else texts
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             encode_file(fake, source, out, overwrite="file" in out)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ImportError, match=r"^s3://b/a.npy: fsspec cannot use it here \(Install s3fs .*\): pip inst"):
-        place_of("s3://b/a.npy")
+        destination_of("s3://b/a.npy")
     with pytest.raises(OSError, match=r"^nonsense://a.npy cannot be written \(Protocol not known: nonsense"):
-        place_of("nonsense://a.npy")
+        destination_of("nonsense://a.npy")
     assert (found(memory), names(assets)) == (before, [])

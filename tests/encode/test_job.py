@@ -140,8 +140,8 @@ class TestLists:
         _, encoder = saved(SparseEncoder)
         monkeypatch.setattr(Encoder, "load", lambda self, device: pytest.fail("loaded"))
         for settings, out, said in [
-            ({}, "a.npy", "holds one vector a text, and nothing else: give an --out that ends in .parquet"),
-            ({"precision": "binary"}, "a.parquet", "precision: for one vector a text, and .* a SparseEncoder. Leave"),
+            ({}, "a.npy", "holds one vector a text and nothing else: give an --out that ends in .parquet"),
+            ({"precision": "binary"}, "a.parquet", "precision: not for a SparseEncoder such as .*. Leave"),
         ]:
             with pytest.raises(ValueError, match=said):
                 encode_file(replace(encoder, **settings), texts, tmp_path / out)
@@ -164,14 +164,14 @@ class TestResuming:
     def test_other_settings_are_refused(self, encoder, texts, tmp_path):
         out = tmp_path / "a.npy"
         interrupted(encoder, texts, out)
-        with pytest.raises(ValueError, match=r"other settings: batch_size 8 \(now 5\). Go on with those"):
+        with pytest.raises(ValueError, match=r"other settings: batch_size 8 \(now 5\). Use those"):
             encode_file(replace(encoder, batch_size=5), texts, out, chunk_size=8)
         binary = replace(encoder, precision="binary")
         with pytest.raises(ValueError, match=r"precision 'float32' \(now 'binary'\), chunk size 8 \(now 'growing'\)"):
             encode_file(binary, texts, out)
         manifest = tmp_path / "a.npy.partial" / "manifest.json"
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "st_reba": "0.7.1"}))
-        with pytest.raises(ValueError, match=r"settings: st_reba '0.7.1' \(now '.*'\)\. .* anew with --overwrite"):
+        with pytest.raises(ValueError, match=r"settings: st_reba '0.7.1' \(now '.*'\)\. .* again with --overwrite"):
             encode_file(encoder, texts, out, chunk_size=8)
         assert len(names(tmp_path / "a.npy.partial" / "parts")) == 3
         made = encode_file(binary, texts, out, overwrite=True)
@@ -236,15 +236,15 @@ class TestInputs:
         ({"batch_size": 0}, {}, "batch_size=0: give a whole number from 1"),
         ({"truncate_dim": 33}, {}, "truncate_dim=33: the model's vectors have 32 values"),
         ({"precision": "int8"}, {}, 'precision="int8": give one of float32, binary, ubinary'),
-        ({"prompt": "a", "prompt_name": "query"}, {}, "in full or by its name, not both"),
+        ({"prompt": "a", "prompt_name": "query"}, {}, "Give prompt or prompt_name, not both"),
         ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
         ({"prompt_name": "passage"}, {}, 'prompt_name="passage": the model has "query"'),
-        ({"model": "no/such-model"}, {}, r"the Hub gives no such model \(.+[^.]\)\. Check the name, or"),
-        ({"revision": "main"}, {}, "is a directory: a revision is for models of the Hub"),
-        ({"chunk_overlap": 4}, {}, "chunk_overlap=4: it is between chunks; give chunk_tokens, too"),
-        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give the tokens of a chunk, 1 or more"),
-        ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: name each column once, and rename"),
-        ({}, {"out": ".."}, "holds something other than shards"),
+        ({"model": "no/such-model"}, {}, r"nor a model on the Hub \(.+[^.]\)\. Check the name, or"),
+        ({"revision": "main"}, {}, "is a directory: give a revision only for models on the Hub"),
+        ({"chunk_overlap": 4}, {}, "chunk_overlap=4 needs chunk_tokens"),
+        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give at least 1 token per chunk"),
+        ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: give each column once, and rename"),
+        ({}, {"out": ".."}, "holds files other than shards"),
     ],
 )
 def test_refusals(changes, given, message, encoder, texts, tmp_path):

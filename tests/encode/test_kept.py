@@ -78,8 +78,8 @@ def test_every_value_comes_back_or_none_is_encoded(values, fake):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1, 2, "a"], r"no one type holds all values of \"x\" unchanged \(Could not convert 'a'.*Write them as"),
-        ([1, *[None] * BATCH, "a"], r"lines \d+ to \d+: no one type holds all values of \"x\" unchanged"),
+        ([1, 2, "a"], r"no single type holds all values of \"x\" unchanged \(Could not convert 'a'.*Write them as"),
+        ([1, *[None] * BATCH, "a"], r"lines \d+ to \d+: no single type holds all values of \"x\" unchanged"),
         ([0.5, 2, 2**53 + 1], r"unchanged \(Integer value 9007199254740993 is outside of the range exactly repr"),
         ([{}, {}, None], r"unchanged \(Cannot write struct type 'x' with no child"),
         ([None, None, None], 'records.jsonl: "x" has no value in any row: do not keep it.'),

@@ -152,7 +152,11 @@ class Acting(Fake):
     ("text", "error", "said"),
     [
         ("refuse", ValueError, r"^There is no such thing\.$"),
-        ("die", ChildProcessError, "A process on cpu has died; it may have run out of memory. What is done is kept"),
+        (
+            "die",
+            ChildProcessError,
+            "A process on cpu has died; it may have run out of memory. Finished chunks are",
+        ),
     ],
 )
 def test_what_goes_wrong_in_a_process_is_told_in_its_parent(text, error, said, fake, tmp_path, spawned_by_fork):
@@ -241,7 +245,7 @@ def test_engines_that_cannot_be(monkeypatch):
             LocalEngine(devices)
     with pytest.raises(ValueError, match="workers=0: give a whole number from 1"):
         RayEngine(workers=0)
-    with pytest.raises(ValueError, match='device "cuda:1": on a Ray cluster give "cpu" or "cuda"'):
+    with pytest.raises(ValueError, match='device="cuda:1": give "cpu" or "cuda" for a Ray cluster'):
         RayEngine(device="cuda:1")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match='needs ray: pip install "st-reba\\[ray\\]"'):

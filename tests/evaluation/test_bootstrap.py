@@ -1,3 +1,5 @@
+"""Weighted scores are those of repeated items; intervals cover, and statements about many rows are rarely wrong."""
+
 from __future__ import annotations
 
 import math
@@ -6,143 +8,157 @@ import re
 import numpy as np
 import pytest
 import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
+from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import (
-    Estimate,
-    Items,
-    Splits,
+    Replicated,
     checked_items,
     difference,
+    draw_weights,
     estimate,
-    interval,
-    items_to_tell,
+    half_widths,
     mean,
-    partial_spearman,
     pearson,
+    scorer,
     spearman,
 )
 
-from .. import oracles
-
-
-def correlated(items, recipes, seed=0, levels=6):
-    """Labels on a scale of a few levels, and predictions that get worse from recipe to recipe."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(levels, size=items).astype(float)
-    noise = generator.normal(size=(recipes, items))
-    return {f"r{row}": labels + (1 + row) * noise[row] for row in range(recipes)}, labels
-
-
-def drawn(items, resamples, seed):
-    """The resamples, read off means of indicators: (resamples, items), how often each is drawn."""
-    found = mean({str(i): row for i, row in enumerate(np.eye(items))}).drawn(resamples, seed)
-    return np.rint(found * items).astype(int).T
-
-
-NAIVE = {
-    "spearman": lambda values, labels, given: scipy.stats.spearmanr(values, labels)[0],
-    "pearson": lambda values, labels, given: scipy.stats.pearsonr(values, labels)[0],
-    "partial_spearman": oracles.partial_rank_correlation,
-    "average_precision": lambda values, labels, given: average_precision_score(labels > 2, values),
+ORACLES = {
+    "mean": lambda values, labels: values.mean(),
+    "spearman": lambda values, labels: scipy.stats.spearmanr(values, labels)[0],
+    "pearson": lambda values, labels: scipy.stats.pearsonr(values, labels)[0],
+    "average_precision": lambda values, labels: average_precision_score(labels, values),
 }
 
 
-@pytest.mark.parametrize("kind", NAIVE)
-@pytest.mark.parametrize("ties", [False, True])
-def test_every_replicate_is_what_others_give_for_the_resample(kind, ties):
-    """SciPy, scikit-learn and, for a partial correlation, residuals."""
-    predictions, labels = correlated(60, 3)
-    given = labels + np.random.default_rng(7).normal(scale=2, size=60)
-    predictions["like the given"] = given + np.random.default_rng(8).normal(scale=0.5, size=60)
-    if ties:
-        given = np.round(given)
-        predictions = {name: np.round(values) for name, values in predictions.items()}
-    beside = {"partial_spearman": [labels, given], "average_precision": [labels > 2]}.get(kind, [labels])
-    items = checked_items(kind, predictions, *beside)
-    expected = [NAIVE[kind](own, labels, given) for own in predictions.values()]
-    assert items.scores == pytest.approx(expected, abs=1e-9)
-    half = np.arange(0, 60, 2)
-    expected = [NAIVE[kind](own[half], labels[half], given[half]) for own in predictions.values()]
-    assert items.scored(half[None])[:, 0] == pytest.approx(expected, abs=1e-9)
-    replicates = items.drawn(20, 4)
-    for column, counts in enumerate(drawn(60, 20, 4)):
-        assert counts.sum() == 60
-        chosen = np.repeat(np.arange(60), counts)
-        expected = [NAIVE[kind](own[chosen], labels[chosen], given[chosen]) for own in predictions.values()]
-        assert replicates[:, column] == pytest.approx(expected, abs=1e-9)
+def labels_of(kind, draw, count):
+    return draw.integers(2 if kind == "average_precision" else 5, size=count).astype(float)
 
 
-def test_what_has_the_order_of_the_given_has_no_partial_correlation():
-    given, own = np.random.default_rng(0).normal(size=(2, 30))
-    items = partial_spearman({"same": np.exp(given), "flat": 0 * own}, own + given, given)
-    assert np.isnan(items.scores).all()
+@pytest.mark.parametrize("kind", ORACLES)
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(4, 40), levels=st.integers(2, 50))
+def test_weighted_scores_are_those_of_repeated_items(kind, seed, count, levels):
+    """By SciPy and scikit-learn, with ties or without; undefined where theirs are."""
+    draw = np.random.default_rng(seed)
+    labels, values = labels_of(kind, draw, count), draw.integers(levels, size=(3, count)) / 7
+    weights = draw.integers(4, size=(5, count)).astype(float)
+    weights[weights.sum(axis=1) < 2] = 1
+    found = scorer(kind, weights, labels)(values)
+    for row, own in enumerate(values):
+        for column, times in enumerate(weights.astype(int)):
+            repeated = np.repeat(own, times), np.repeat(labels, times)
+            flat = kind in ("spearman", "pearson") and min(map(np.ptp, repeated)) == 0
+            if flat or (kind == "average_precision" and not repeated[1].any()):
+                assert np.isnan(found[row, column])
+            else:
+                assert found[row, column] == pytest.approx(ORACLES[kind](*repeated), abs=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["mean", "spearman"])
-def test_the_interval_covers_the_truth(kind):
-    """150 samples of 100 items: 95% within what a binomial count of them allows, and the bootstrap's own error."""
-    generator = np.random.default_rng(3)
-    trials, count, rho = 150, 100, 0.6
-    truth = 0.3 if kind == "mean" else 6 / math.pi * math.asin(rho / 2)
-    covered = 0
-    for _ in range(trials):
-        if kind == "mean":
-            items = mean({"a": generator.random(count) < truth})
-        else:
-            first, second = generator.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=count).T
-            items = spearman({"a": first}, second)
-        low, high = interval(items.drawn(200, 5)[0])
-        covered += low <= truth <= high
-    assert 0.9 <= covered / trials <= 0.99
+@pytest.mark.parametrize("kind", ["spearman", "average_precision"])
+def test_replicates_of_many_items_are_linear_in_influence(kind, monkeypatch):
+    """Exact on all items, and on a replicate nearly what it is there."""
+    draw = np.random.default_rng(0)
+    labels = labels_of(kind, draw, 1500)
+    values = np.round(labels + draw.normal(size=(2, 1500)), 1)
+    weights = draw_weights(np.arange(1500), 100)
+    exact = scorer(kind, weights, labels)(values)
+    monkeypatch.setattr(bootstrap, "EXACT", 1000)
+    linear = scorer(kind, weights, labels)(values)
+    assert linear[:, 0] == pytest.approx(exact[:, 0], abs=1e-9)
+    assert np.abs(linear - exact).mean() < 0.1 * exact.std()
+
+
+def test_groups_are_drawn_as_a_whole():
+    weights = draw_weights(np.array([0, 1, 0, 2, 2]), 50)
+    assert weights.shape == (51, 5)
+    assert (weights[0] == 1).all()
+    assert (weights[:, 0] == weights[:, 2]).all()
+    assert (weights[:, 3] == weights[:, 4]).all()
+    assert (weights[:, [0, 1, 3]].sum(axis=1) == 3).all()
+
+
+@pytest.mark.parametrize("kind", ["spearman", "average_precision"])
+def test_the_interval_of_the_best_of_many_covers_its_truth(kind):
+    """Ten equal rows, 100 samples of 100 items: the plain score is too high, the corrected one by much less."""
+    draw, covered, above, plain = np.random.default_rng(1), 0, [], []
+    # 10,000 items say what ten equal rows are worth.
+    labels = labels_of(kind, draw, 10_000)
+    truth = float(scorer(kind, np.ones((1, 10_000)), labels)(labels + 2 * draw.normal(size=(1, 10_000)))[0, 0])
+    for _ in range(100):
+        labels = labels_of(kind, draw, 100)
+        values = {f"row {row}": labels + 2 * draw.normal(size=100) for row in range(10)}
+        items = checked_items(kind, values, labels)
+        scores = dict(zip(items.recipes, items.scores, strict=True))
+        drawn = dict(zip(items.recipes, items.replicates, strict=True))
+        found = Replicated(scores, drawn, kind, 100)
+        best = found.estimates()[found.best]
+        covered += best.low <= truth <= best.high
+        above.append(best.best_guess - truth)
+        plain.append(best.value - truth)
+    assert covered >= 93
+    assert abs(np.mean(above)) < 0.5 * np.mean(plain)
+
+
+def test_equal_rows_are_rarely_told_apart():
+    """From one of their own, and from the best; a row that is better on every item always is."""
+    draw, ahead, apart = np.random.default_rng(2), 0, 0
+    for _ in range(150):
+        values = draw.normal(size=(11, 60))
+        items = mean({f"row {row}": own for row, own in enumerate(values)} | {"better": values[0] + 3})
+        scores = dict(zip(items.recipes, items.scores, strict=True))
+        drawn = dict(zip(items.recipes, items.replicates, strict=True))
+        equal = Replicated(scores, drawn, own=[f"row {row}" for row in range(1, 11)])
+        ahead += equal.ahead(equal.best, "row 0")
+        apart += not all(map(equal.tied, (f"row {row}" for row in range(1, 11))))
+        every = Replicated(scores, drawn)
+        assert every.best == "better"
+        assert every.ahead("better", "row 0")
+        assert not every.tied("row 0")
+        assert every.within("row 0", 9)
+        assert not every.within("row 0", 2)
+    assert ahead <= 0.06 * 150
+    assert apart <= 0.08 * 150
+
+
+def test_without_enough_replicates_nothing_is_sure():
+    scores, drawn = {"a": 0.5, "b": 0.1, "none": math.nan}, np.random.default_rng(0).normal(size=(3, 100))
+    rows = dict(zip(scores, drawn, strict=True))
+    rows["b"][:11] = math.nan
+    found = Replicated(scores, rows)
+    assert (found.names, found.best, found.sure) == (["a", "b"], "a", False)
+    assert np.isnan(half_widths(np.stack([rows["a"], rows["b"]]))).all()
+    assert not found.ahead("a", "b")
+    assert found.tied("b")
+    assert all(math.isnan(own.low) and own.corrected is None for own in found.estimates().values())
 
 
 def test_differences_are_paired():
-    """Two recipes whose intervals overlap widely, but one is better on every item by the same amount."""
+    """Rows whose intervals overlap widely; one is better on every item by the same amount."""
     hard = np.random.default_rng(0).normal(scale=5, size=80)
     items = mean({"better": hard + 0.1, "worse": hard, "noise": hard[::-1] + 0.05})
     found = estimate(items)
     assert found["worse"].low < found["better"].value < found["worse"].high
     assert {name for name, own in found.items() if own.tied} == {"better", "noise"}
     assert difference(items, "better", "worse") == pytest.approx((0.1, 0.1))
-    low, high = difference(items, "better", "noise")
-    assert low < 0.05 < high
-    assert difference(items, "noise", "better") == pytest.approx((-high, -low))
     # A control is never tied, however good.
     assert not estimate(items, controls=["better"])["better"].tied
 
 
-def test_the_same_seed_gives_the_same_and_blocks_do_not_matter(monkeypatch):
-    predictions, labels = correlated(50, 3)
-    items = spearman(predictions, labels)
-    first = items.drawn(70, 1)
-    monkeypatch.setattr("st_reba.evaluation.bootstrap._BLOCK", 50 * 9)
-    assert np.array_equal(items.drawn(70, 1), first)
-    assert not np.array_equal(items.drawn(70, 2), first)
-
-
 @pytest.mark.parametrize("kind", [spearman, pearson])
 def test_what_has_no_score(kind):
-    _, labels = correlated(30, 1)
+    labels = np.random.default_rng(0).integers(6, size=30).astype(float)
     broken = np.where(np.arange(30) == 3, np.nan, labels)
     found = estimate(kind({"constant": np.full(30, 0.1), "broken": broken, "fine": labels}, labels))
     for own in (found["constant"], found["broken"]):
         assert all(map(math.isnan, (own.value, own.low, own.high)))
         assert not own.tied
-    assert found["fine"] == Estimate(pytest.approx(1), pytest.approx(1), pytest.approx(1), True)
-
-
-def test_resamples_without_a_score_are_dropped():
-    """One label that differs: a resample lacks it with probability 1/e."""
-    labels = np.r_[1.0, np.zeros(19)]
-    items = pearson({"a": np.arange(20.0), "b": np.arange(20.0) ** 2}, labels)
-    share = np.isnan(items.replicates).mean()
-    assert share == pytest.approx((1 - 1 / 20) ** 20, abs=0.05)
-    with pytest.warns(
-        UserWarning, match="There is no interval for a, b: too few resamples of the 20 items have a score"
-    ):
-        found = estimate(items)
-    assert all(math.isnan(own.low) and math.isnan(own.high) and own.tied for own in found.values())
+    assert found["fine"].value == pytest.approx(1)
+    with pytest.warns(UserWarning, match="There is no interval for a: too few replicates of the 20 items have a score"):
+        estimate(pearson({"a": np.arange(20.0)}, np.r_[1.0, np.zeros(19)]))
 
 
 @pytest.mark.parametrize(
@@ -158,29 +174,3 @@ def test_resamples_without_a_score_are_dropped():
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
-
-
-def test_how_many_items_would_tell_a_difference():
-    """Of normal differences as large as the measured one, four in five have an interval that leaves out 0."""
-    measured = Estimate(0.02, -0.02, 0.06, tied=True)
-    needed = items_to_tell(measured, 100)
-    half = 0.04 * math.sqrt(100 / needed)
-    deviation = half / scipy.stats.norm.ppf(0.975)
-    assert scipy.stats.norm.sf(half, loc=0.02, scale=deviation) == pytest.approx(0.8, abs=0.005)
-    assert items_to_tell(Estimate(-0.02, -0.06, 0.02), 100) == needed
-    assert items_to_tell(Estimate(0.0, -0.1, 0.1), 100) is None
-    assert items_to_tell(Estimate(0.1, math.nan, math.nan), 100) is None
-
-
-def test_splits_are_resampled_one_by_one():
-    """A score that is the mean of those of two languages, whatever their sizes."""
-    draw = np.random.default_rng(0)
-    parts = [mean({"a": draw.normal(size=size)}) for size in (40, 400)]
-    both = Splits(parts)
-    assert both.scores == pytest.approx(np.mean([part.scores for part in parts], axis=0))
-    spread = np.sqrt(sum(part.replicates.var() for part in parts)) / 2
-    assert both.replicates.std() == pytest.approx(spread, rel=0.1)
-
-
-def test_where_nothing_is_to_be_found_there_is_no_average_precision():
-    assert np.isnan(Items("average_precision", {"a": [1.0, 2.0]}, [0, 1]).scored(np.array([[0, 0]]))).all()

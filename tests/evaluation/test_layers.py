@@ -103,7 +103,7 @@ def test_errors(model, shared):
     for evaluator, evaluated, message in (
         (TurningPointEvaluator(Scores([math.nan] * 4)), model, r"Scores gives no number \(NaN\) after any layer"),
         (TurningPointEvaluator(Scores([{"a": 1.0}])), model, r"Scores says that its primary metric is None and gives"),
-        (TurningPointEvaluator(words), model, "words need one of st_reba's modules"),
+        (TurningPointEvaluator(words), model, "words need a module of st_reba"),
         (DependencyEvaluator(["a", ""]), model, "None of the 2 sentences has two tokens in what CausalTransformer"),
         (DependencyEvaluator(TEXTS), last_row, 'rows="all"|hands on every token'),
     ):

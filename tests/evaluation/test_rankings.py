@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_reba import ReBAModule
 from st_reba.data.tables import Retrieval
-from st_reba.evaluation.rankings import ByModel, Fusion, LateInteraction, Reranking, fused, reranked, scored
-from st_reba.evaluation.tasks import task_of
-from st_reba.modules.multi_vector import multi_vector_encoder
+from st_reba.evaluation.rankings import ByModel, Fusion, fused, scored
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -66,17 +61,6 @@ def test_several_rankers_as_one():
     assert first.asked == [3]
 
 
-def test_the_first_are_put_in_another_order():
-    judge = Judge()
-    found = Reranking(Fixed([3, 0, 2, 1], [1, 4]), judge, depth=2).nearest(QUERIES, DOCUMENTS, 4)
-    assert [[index for index, _ in hits] for hits in found] == [[0, 3, 2, 1], [4, 1]]
-    assert judge.pairs == [(QUERIES[0], DOCUMENTS[3]), (QUERIES[0], DOCUMENTS[0]), (QUERIES[1], DOCUMENTS[1]),
-                           (QUERIES[1], DOCUMENTS[4])]  # fmt: skip
-    assert all(hits == sorted(hits, key=lambda hit: -hit[1]) for hits in found)
-    # Of equals that which was found first.
-    assert [index for index, _ in reranked([(5, 1.0), (6, 0.5)], [2.0, 2.0])] == [5, 6]
-
-
 def test_a_model_ranks_by_its_own_similarity_and_embeds_documents_once(shared):
     model = pipeline(shared())
     calls = []
@@ -100,31 +84,3 @@ def test_scores_are_those_of_sentence_transformers(shared):
         assert own.ndcg.value == pytest.approx(wanted["cosine_ndcg@10"])
         assert own.recall.value == pytest.approx(wanted["cosine_recall@100"])
         assert own.ndcg.low <= own.ndcg.value <= own.ndcg.high
-
-
-@pytest.fixture
-def late(shared):
-    return multi_vector_encoder(ReBAModule(shared()), prompts={"query": "find: "})
-
-
-def test_late_interaction_is_scored_as_by_sentence_transformers(late):
-    task = task_of(DATA)
-    # Chunks smaller than what is asked for, and larger than the whole.
-    measured = [task.measure(LateInteraction(late, chunk_size=size)) for size in (2, 1000)]
-    found = MultiVectorInformationRetrievalEvaluator(*GIVEN, **MEASURED)(late)
-    assert LateInteraction(late).nearest(TEXTS[:2], [], 4) == [[], []]
-    for name, metric in (("ndcg", "maxsim_ndcg@10"), ("recall", "maxsim_recall@100")):
-        assert measured[0][name].tolist() == measured[1][name].tolist()
-        assert measured[0][name].mean() == pytest.approx(found[metric], abs=1e-9)
-
-
-def test_pairs_have_no_query(late):
-    first, second = TEXTS[:3], TEXTS[2:]
-    similarity = LateInteraction(late)
-    cosines = similarity.cosines(first, second)
-    assert cosines == pytest.approx(similarity.cosines(second, first), abs=1e-6)
-    assert similarity.cosines(TEXTS, TEXTS) == pytest.approx([1.0] * len(TEXTS), abs=1e-5)
-    for cosine, one, other in zip(cosines, first, second, strict=True):
-        products = late.encode(one) @ late.encode(other).T
-        best = [products.max(dim=dim).values.mean() for dim in (0, 1)]
-        assert cosine == pytest.approx(float(torch.stack(best).mean()), abs=1e-5)

@@ -108,7 +108,7 @@ def filtered(path) -> SentenceTransformer:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass read as it is"),
+        (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass"),
         (lambda path: last(CausalTransformer(path(), bidirectional_layers=1)), "runs the language model unchanged"),
         (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
         (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
@@ -119,7 +119,7 @@ def filtered(path) -> SentenceTransformer:
             lambda path: last(CausalTransformer(path(), template="prompteol", tokenization="pieces")),
             r"normalize_text=True: .* with pieces \(--pieces\)",
         ),
-        (filtered, "stand Pooling, Normalize, Centering: an engine runs"),
+        (filtered, "is followed by Pooling, Normalize, Centering: an engine runs"),
         (lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY), '"query" is the default'),
         (lambda path: last(EchoModule(path()), **QUERY), r"The model has the prompts \['query'\]"),
     ],
@@ -140,6 +140,6 @@ def test_pieces_are_those_of_a_model_that_is_built_so(backbone_path, tmp_path):
 
 def test_what_is_not_the_same_is_refused(backbone_path, tmp_path, monkeypatch):
     nothing_around = processors.TemplateProcessing(single="$A", special_tokens=[])
-    monkeypatch.setattr("st_reba.export.plain._around", lambda around, tokenizer: nothing_around)
+    monkeypatch.setattr("st_reba.export.plain._template_processing", lambda around, tokenizer: nothing_around)
     with pytest.raises(ValueError, match="gives other vectors than the model itself"):
         save_plain(last(RECIPES["prompteol"](backbone_path())), tmp_path)

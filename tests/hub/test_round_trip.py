@@ -32,7 +32,7 @@ GGUF = [
     ("org/tiny-gguf/tiny-Q8_0.gguf", {}, None),
     ("org/tiny-gguf", {"gguf_file": "tiny-Q8_0.gguf", "revision": "main"}, None),
     ("org/tiny-gguf:q8_0", {}, None),
-    ("org/secret/tiny-Q8_0.gguf", {}, "org/secret/tiny-Q8_0.gguf: there is no such file, and it cannot be had"),
+    ("org/secret/tiny-Q8_0.gguf", {}, "org/secret/tiny-Q8_0.gguf: there is no such file, and it cannot be do"),
     ("org/secret/tiny-Q8_0.gguf", {"token": "hf_owner"}, None),
     ("org/tiny-gguf:Q8_0", {"local_files_only": True}, None),
     ("org/tiny-gguf:Q2_K", {}, "one file with Q2_K in its name is needed, and the repository has none. Give the file"),
@@ -147,11 +147,11 @@ def test_where_a_push_goes(outcomes, hub, workplace):
 
 def test_a_push_is_refused_in_a_sentence(outcomes, hub):
     for case, message in {
-        "private over public": "org/built is there and public. Make it private on the Hub first,",
+        "private over public": "org/built is public. Make it private on the Hub first,",
         "wrong token": "does not accept the token (Invalid credentials in Authorization header). Log in with",
         "a stranger": "The token may not write to org/built (You don't have write access to org/built).",
         "a file again": f"hf://datasets/{VECTORS}/a.npy exists: choose another --out, or replace it with --overwrite.",
-        "nowhere": "--out hf://datasets/org/none/a.npy: the Hub has no such repository, or does not show it to you. M",
+        "nowhere": "--out hf://datasets/org/none/a.npy: the Hub has no such repository, or you may not see it. Cre",
     }.items():
         outcome = outcomes["pushed"][case]
         assert (outcome["code"], outcome["trace"], outcome["output"].count("Error: ")) == (1, None, 1), outcome

@@ -72,7 +72,7 @@ def test_the_last_features_are_the_modules_own(kind, shared, monkeypatch):
 
 
 def test_what_cannot_be_read(shared, backbone_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"ReBAModule, whose embedding is not .* Use a model with CausalTransformer"):
+    with pytest.raises(ValueError, match=r"ReBAModule, whose embedding depends on .* Use a model with Causal"):
         LayerReader(pipeline(ReBAModule(shared())))
     backbone = Transformer(backbone_path())
     kind, forward = type(backbone.model), type(backbone.model).forward

@@ -25,7 +25,7 @@ from st_reba import (
 )
 from st_reba.reading import words
 from st_reba.reading.chunks import _cut
-from st_reba.reading.words import WordTokens, own_offsets, pool_words, token_offsets
+from st_reba.reading.words import WordTokens, pool_words, token_offsets, untruncated_offsets
 from st_reba.text.templates import normalized
 
 from .. import oracles
@@ -48,7 +48,7 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monke
         assert relative_error(vector, expected) < 1e-5
     monkeypatch.setattr(words, "_BATCHES", 1)
     assert relative_error(encode_words(model, sentences, asked, batch_size=1), vectors) < 1e-5
-    with pytest.raises(ValueError, match="hands on 4 vectors for 3 tokens of a sentence"):
+    with pytest.raises(ValueError, match="returns 4 vectors for 3 tokens of a sentence"):
         pool_words(torch.zeros(1, 4, 3), [WordTokens([1], 3)])
 
 
@@ -65,8 +65,8 @@ def test_words_of_texts_that_are_normalised(backbone_path):
     ("sentences", "asked", "message"),
     [
         (["a cat"], ["dog"], "The word 'dog' does not occur in 'a cat'"),
-        (["cat " * 200 + "dog"], ["dog"], "'dog' was truncated away: .* longer than max_seq_length"),
-        (["a", "b"], ["a"], "2 sentences and 1 words: give one word a sentence"),
+        (["cat " * 200 + "dog"], ["dog"], "'dog' was truncated: .* longer than max_seq_length"),
+        (["a", "b"], ["a"], "2 sentences and 1 words: give sentences with one word each"),
     ],
 )
 def test_words_that_are_not_there(sentences, asked, message, shared):
@@ -172,7 +172,7 @@ def test_each_chunk_of_a_long_text_is_read_in_a_window(backbone_path):
     [found] = encode_chunks(model, [text], chunk_tokens=8)
     assert "".join(text[slice(*span)] for span in found.spans) == text
     # By hand: the first window that holds the chunk whole, of half the last one's tokens.
-    own = own_offsets(model[0], [text])[0]
+    own = untruncated_offsets(model[0], [text])[0]
     length, step = 32, 16
     for span, vector in list(zip(found.spans, found.vectors, strict=True))[:-1:3]:
         behind = next(i for i, (_, end) in enumerate(own) if end == span[1]) + 1
@@ -185,15 +185,15 @@ def test_each_chunk_of_a_long_text_is_read_in_a_window(backbone_path):
         assert relative_error(vector, tokens[mine].mean(0)) < 1e-5
     with pytest.raises(ValueError, match="reads 32 tokens of a long text at a time: give chunk_tokens=32"):
         encode_chunks(model, [text], chunk_tokens=33)
-    with pytest.raises(ValueError, match="The model has no pooling, so a chunk has no vector"):
+    with pytest.raises(ValueError, match="The model has no pooling, so chunks have no vectors"):
         encode_chunks(SentenceTransformer(modules=[model[0]]), [TEXT], chunk_tokens=5)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"chunk_tokens": 0}, "chunk_tokens=0, overlap=0: give the tokens of a chunk, 1 or more"),
-        ({"overlap": 4}, "chunk_tokens=4, overlap=4: give the tokens of a chunk, .*, fewer than it has"),
+        ({"chunk_tokens": 0}, "chunk_tokens=0, overlap=0: give at least 1 token per chunk"),
+        ({"overlap": 4}, "chunk_tokens=4, overlap=4: give .* fewer tokens than a chunk has"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"prompt_name": "queri"}, "prompt_name='queri': the model has"),
         ({"texts": "abc"}, "texts is one string: give a list"),
@@ -209,11 +209,11 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
     [
         ("words", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'pool_over="text", and pool_copies="la'),
         ("words", EarlyLateModule, {}, "same second half .* output_layer=1 and .*. For words use EchoModule or ReBA"),
-        ("words", Transformer, {}, "first module is Transformer: words need one of st_reba's modules"),
+        ("words", Transformer, {}, "first module is Transformer: words need a module of st_reba"),
         ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer is read to the end of its prompt"),
         ("chunks", CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
         ("chunks", MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule hands on one vector a prompt, not one"),
-        ("chunks", Transformer, {}, "first module is Transformer: chunks need one of st_reba's"),
+        ("chunks", Transformer, {}, "first module is Transformer: chunks need a module of st_reba"),
     ],
 )
 def test_recipes_without_vectors_of_tokens_are_refused(wanted, kind, arguments, message, backbone_path):

@@ -24,10 +24,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from typer.main import get_command
 
 from st_reba import CausalTransformer, LayerwiseAutoencoder, ReBAModule
-from st_reba.compare.choice import Halves
 from st_reba.compare.results import Comparison
-from st_reba.data.tables import read_data
-from st_reba.encode import place_of
+from st_reba.encode import destination_of
 from st_reba.recipes import find
 from st_reba_cli import app
 
@@ -132,7 +130,7 @@ def test_build_tells_what_it_wrote_on_stdout_and_all_else_on_stderr(script, desk
 
 
 def test_the_printed_command_builds_what_was_scored(script, desk):
-    """And what ``--save-best`` writes: layer, words, shares, and statistics of the half that it was chosen on.
+    """And what ``--save-best`` writes: layer, words, shares, and statistics of all texts.
 
     The labels are those of the second wording after a lower layer, so that there is something to choose; the columns
     have names of their own.
@@ -148,15 +146,14 @@ def test_the_printed_command_builds_what_was_scored(script, desk):
     told = typed(script, f"compare {given} --out report --save-best best")
     assert "lm on 70 pairs of labelled.tsv" in told
     found = Comparison.load(Path("report/comparison.json"))
+    assert found.choice().chosen == {found.choice().read_at: 10}
     assert "--template" in found.build
     assert "--recipe topic@2" in found.build
-    assert "--fit-texts labelled.tsv --fit-half 1 --columns q1,q2,like" in found.build
+    assert "--fit-texts labelled.tsv --columns q1,q2,like" in found.build
     typed(script, found.build.removeprefix("st-reba "))
-    second = Halves.of(read_data("labelled.tsv", "q1,q2,like")).parts[1]
-    scored = np.array(found.items.values[found.use][found.items.first :])
     for name in ("best", "my-topic"):
-        first, other = (loaded(name).encode(side) for side in (second.first, second.second))
-        np.testing.assert_allclose((first * other).sum(axis=1), scored, atol=1e-6)
+        cosines = [(first * other).sum(axis=1) for first, other in [np.split(loaded(name).encode(texts), 2)]]
+        np.testing.assert_allclose(cosines[0], scores, atol=1e-5)
     files, built = files_of("best"), files_of("my-topic")
     assert files.keys() == built.keys()
     # The card of the first has the comparison.
@@ -185,7 +182,7 @@ def test_a_killed_run_to_a_url_goes_on(script, desk):
     line = ["encode", "saved", many, "--batch-size", "4", "--chunk-size", "16", "--out"]
     url = f"file://{Path.cwd()}/away/v.npy"
     running = script.start(*line, url, cwd=Path.cwd())
-    work = Path(f"{place_of(url).work}.partial")
+    work = Path(f"{destination_of(url).work}.partial")
     deadline = time.monotonic() + 60
     while len(list(work.glob("parts/part-*"))) < 3:
         assert time.monotonic() < deadline, running.output
@@ -222,7 +219,7 @@ def test_push(script, desk):
 
 def test_a_shell_completes(script, desk):
     for line, found in (
-        ("st-reba bu", {"build"}), ("st-reba build --fit-h", {"--fit-half"}),
+        ("st-reba bu", {"build"}), ("st-reba build --fit-t", {"--fit-texts"}),
         ("st-reba build --recipe echo-t", {"echo-topic"}),
         ("st-reba build --recipe classical+white", {"classical+whitened"}),
     ):  # fmt: skip

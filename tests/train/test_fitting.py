@@ -197,8 +197,11 @@ class TestCheckpoints:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but now it is learning_rate=0.001"),
-            ({"gradient_accumulation_steps": 2}, "a run with gradient_accumulation_steps=1, but now it is gradient_"),
+            ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but this run has learning_rate=0.001"),
+            (
+                {"gradient_accumulation_steps": 2},
+                "a run with gradient_accumulation_steps=1, but this run has grad",
+            ),
             ({"rows": ROWS.select(range(9))}, "a run with other data"),
         ],
     )
@@ -223,7 +226,7 @@ class TestCheckpoints:
         output, loss = shutil.copytree(stopped, tmp_path / "stopped"), plain()
         for held in (b'{"epochs": 3', b"[]", b"\xff"):
             (output / "checkpoints" / "run.json").write_bytes(held)
-            with pytest.raises(ValueError, match=r"its run.json does not say of which run. Remove .* to begin anew"):
+            with pytest.raises(ValueError, match=r"an unknown run, without a readable run.json. Remove .* to start"):
                 fit(loss, output)
         fitting.save(loss.model, output)
         with pytest.raises(ValueError, match="model exists and is not an empty directory: choose another output"):

@@ -133,7 +133,7 @@ def test_what_is_refused_before_anything_is_read(settings, files, monkeypatch):
     with pytest.raises(ValueError, match="pairs.tsv, pair 1: the score 5 is not from 0 to 4. Correct it, or set lowes"):
         train_freeze(settings(highest_score=4.0), files / "out", progress=False)
     monkeypatch.setattr(SentenceTransformerTrainingArguments, "world_size", 2)
-    with pytest.raises(ValueError, match="FreezeTraining is for one process, and there are 2"):
+    with pytest.raises(ValueError, match="FreezeTraining runs in one process, but there are 2"):
         train_freeze(settings(), files / "out", progress=False)
     assert not (files / "out").exists()
 

@@ -141,7 +141,7 @@ class TestFreeze:
         assert torch.allclose(loss([{"layer_states": states}], None), expected, atol=1e-5)
 
     def test_models_and_columns_that_they_refuse(self, model, plain):
-        with pytest.raises(ValueError, match="3 columns of texts were given: a similarity is one of two"):
+        with pytest.raises(ValueError, match="3 columns of texts were given, but a similarity needs two"):
             PairScoreMSELoss(model)([*self.columns(model), *self.columns(model)[:1]], LABELS)
         bare = SentenceTransformer(modules=[model[0], model[1].without_decoders()], device="cpu")
         for other, last in ((plain, "Pooling"), (bare, "LayerwiseAutoencoder")):
@@ -235,13 +235,13 @@ class TestJTCSE:
             assert torch.allclose(found[left], 2 * full[left])
 
     def test_what_it_refuses_and_tells_a_card(self, model, backbone_path):
-        with pytest.raises(ValueError, match="the model's first module is CausalTransformer: use a TwinTower"):
+        with pytest.raises(ValueError, match="the model's first module is CausalTransformer. Give a model that"):
             JTCSELoss(pipeline(CausalTransformer(backbone_path())))
-        with pytest.raises(ValueError, match="The data has 3 columns of text: JTCSELoss takes one, or two"):
+        with pytest.raises(ValueError, match="The data has 3 columns of text. Give one, or two with"):
             JTCSELoss(model)([model.preprocess(TEXTS)] * 3)
         none = {"info_nce_weight": 0, "interaction_weight": 0, "modulus_weight": 0}
         for wrong, said in (
-            ({"temperature": 0}, "temperature=0: give a number greater"), (none, "give numbers of 0 or more"),
+            ({"temperature": 0}, "temperature=0: give a number above 0"), (none, "give numbers of 0 or more"),
             ({"least_cosine": 1.0}, "least_cosine=1.0: give a number between 0 and 1"),
         ):  # fmt: skip
             with pytest.raises(ValueError, match=said):
@@ -265,7 +265,7 @@ def test_a_resumed_run_is_the_run_and_what_is_written(encoder_paths, tmp_path):
     expected = train_jtcse(settings(save_steps=6), tmp_path / "whole", progress=False).state_dict()
     stop(train_jtcse, settings(), out, 5)
     given["texts"] = str(path.rename(tmp_path / "moved.txt"))
-    with pytest.raises(ValueError, match="of a run with temperature=0.05, but now it is temperature=0.1"):
+    with pytest.raises(ValueError, match="of a run with temperature=0.05, but this run has temperature=0.1"):
         train_jtcse(settings({"temperature": 0.1}), out, progress=False)
     model = train_jtcse(settings(save_steps=3), out, progress=False)
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())

@@ -10,7 +10,7 @@ import pytest
 
 from st_reba import CausalTransformer
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, RunSettings, read_settings, rows
-from st_reba.train.settings import complete, identity, made
+from st_reba.train.settings import arguments_identity, complete_arguments, make_arguments
 
 METHODS = {
     BeLLMTraining: "model: m\ntriplets: t\n",
@@ -32,9 +32,9 @@ def read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\n", " holds nothing, but it must hold lines such as model: org/name. Keys: arguments, evaluation, model_kw"),
-        ("- a\n", " holds a list"),
-        ("model: [\n", ": this is not YAML (while parsing a flow node expected the node content, but found '<stream"),
+        ("\n", " has nothing: give lines such as model: org/name. Keys: arguments, evaluation, model_kwargs, "),
+        ("- a\n", " has a list"),
+        ("model: [\n", " is not a YAML file (while parsing a flow node expected the node content, but found '<stream"),
         ("rank: 3\n", ": the key 'model' is missing. Add a line model: VALUE."),
     ],
 )
@@ -49,10 +49,10 @@ def test_a_file_that_holds_no_settings(text, message, read):
     [
         ("rnak: 3", "'rnak' is unknown. Keys: arguments, evaluation, model_kwargs, model, triplets, "),
         ("traplets: x", "The nearest is triplets."),
-        ("learning_rates: 1", "The nearest is learning_rate, to be written below arguments."),
+        ("learning_rates: 1", "The nearest is learning_rate, below arguments."),
         ("rank: true", "rank: True was given: input should be a valid integer."),
         ("bidirectional_layers: some", "was given: input should be a valid integer or input should be 'none', 'la"),
-        ("model_kwargs: {quantization_config: {}}", "model_kwargs: leave quantization_config out: an adapter is merg"),
+        ("model_kwargs: {quantization_config: {}}", "model_kwargs: leave out quantization_config: an adapter is merg"),
         ("arguments: {bf61: true}", "arguments: 'bf61' is unknown. The nearest is bf16."),
         ("arguments: {seed: -1}", "arguments: seed: -1 was given: input should be greater than or equal to 0."),
         ("arguments: {push_to_hub: true}", "push_to_hub cannot be given: st-reba push OUT/model org/name pushes"),
@@ -69,7 +69,7 @@ def test_refusals_name_file_key_and_what_is_allowed(text, message, read):
 
 def test_what_the_libraries_refuse(shallow_path, tmp_path):
     with pytest.raises(ValueError, match="arguments: no_duplicate is not a valid"):
-        made(complete({"batch_sampler": "no_duplicate"}, evaluates=False), tmp_path, progress=False)
+        make_arguments(complete_arguments({"batch_sampler": "no_duplicate"}, evaluates=False), tmp_path, progress=False)
     with pytest.raises(ValueError, match="model_kwargs: .* got an unexpected keyword argument 'dtpye'"):
         RunSettings(model_kwargs={"dtpye": "float32"}).load(CausalTransformer, shallow_path)
 
@@ -86,11 +86,13 @@ def test_words_and_numbers_are_those_of_yaml_1_2(read):
 def test_arguments_reach_the_trainer_whole(kind, read, tmp_path):
     given = {"bf16": True, "gradient_accumulation_steps": 8, "lr_scheduler_type": "cosine", "warmup_steps": 0.1}
     settings = read(f"arguments: {json.dumps({**given, 'use_cpu': True, 'save_strategy': 'no'})}\n", kind)
-    arguments = made(complete(settings.training_arguments, evaluates=False), tmp_path, progress=False)
+    arguments = make_arguments(
+        complete_arguments(settings.training_arguments, evaluates=False), tmp_path, progress=False
+    )
     assert {name: getattr(arguments, name) for name in given} == given
     # And the method's own where nothing was said. A run notes what decides its weights, as JSON.
     assert arguments.per_device_train_batch_size == 64
-    json.dumps([identity(settings.training_arguments), settings.identity()])
+    json.dumps([arguments_identity(settings.training_arguments), settings.identity()])
 
 
 def test_steps_are_given_by_who_wants_steps():
@@ -98,7 +100,7 @@ def test_steps_are_given_by_who_wants_steps():
         ({"save_steps": 5, "eval_steps": 3}, True, ("steps", "steps")), ({}, True, ("epoch", "epoch")),
         ({"eval_steps": 3, "save_strategy": "best"}, False, ("epoch", "no")),
     ):  # fmt: skip
-        found = complete(given, evaluates=evaluates)
+        found = complete_arguments(given, evaluates=evaluates)
         assert (found["save_strategy"], found["eval_strategy"]) == expected
 
 
@@ -107,9 +109,9 @@ def test_what_decides_the_weights(read):
     free = {"logging_steps": 1, "save_steps": 3, "report_to": "none", "use_cpu": True, "hub_model_id": "a/b"}
     deciding = {"weight_decay": 0.1, "bf16": True, "seed": 3}
     by_itself = {"weight_decay": 0.0, "gradient_checkpointing": True, "max_grad_norm": 1.0}
-    assert identity(free) == identity(by_itself) == {}
-    assert identity({**free, **deciding}) == deciding
-    best = identity({**free, "load_best_model_at_end": True})
+    assert arguments_identity(free) == arguments_identity(by_itself) == {}
+    assert arguments_identity({**free, **deciding}) == deciding
+    best = arguments_identity({**free, "load_best_model_at_end": True})
     assert best == {"save_steps": 3, "load_best_model_at_end": True}
     settings = read("model_kwargs: {dtype: bfloat16, device_map: auto}\n")
     assert settings.identity()["model_kwargs"] == {"dtype": "bfloat16"}

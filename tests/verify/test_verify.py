@@ -61,8 +61,8 @@ UNLIKE = "neither another pooling nor a missing prompt explains it: another mode
         ("last, document", "last, query", ['the prompt is that of "document"']),
         ("mean, query", "last, query", ["pooling is the mean of all tokens, and the model's lasttoken"]),
         ("last", "mean, query", ["the prompt is missing, and pooling is the last token, and the model's mean"]),
-        ("bare", "last", ["normalising: its vectors have lengths of "]),
-        ("last", "bare", ["normalising: its vectors have lengths of 1 to 1, and the model's of "]),
+        ("bare", "last", ["normalization: its vectors have lengths of "]),
+        ("last", "bare", ["normalization: its vectors have lengths of 1 to 1, and the model's of "]),
         (lambda texts: np.eye(32)[[len(text) % 5 for text in texts]], "last", [UNLIKE]),
         (lambda texts: np.eye(32)[[0] * len(texts), :8], "last", ["it has 8 values, the model's 32"]),
     ],
@@ -72,7 +72,7 @@ def test_a_fault_is_named(served, own, expected, serve, models):
     seen = verify(Endpoint(serve(embed)), models[own])
     assert (seen.equal, len(seen.causes)) == (not expected, len(expected))
     assert all(cause.startswith(said) for cause, said in zip(seen.causes, expected, strict=True)), seen
-    assert seen.equal == (seen.distance <= seen.tolerance) or "normalising" in seen.causes[0]
+    assert seen.equal == (seen.distance <= seen.tolerance) or "normalization" in seen.causes[0]
 
 
 def test_prompts_and_tolerances(serve, models):
@@ -98,7 +98,7 @@ def test_the_command(serve, models, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     url = serve(model.encode)
-    assert f"Equal: {url}/v1/embeddings gives the vectors of {path}." in typed(f"verify {url} {line}")
+    assert f"Equal: {url}/v1/embeddings returns the vectors of {path}." in typed(f"verify {url} {line}")
     fault = serve(models["last"].encode)
     assert "- the prompt is missing" in typed(f"verify {fault} {line}", expect=1)
     # One that is there, for a machine that is not.
@@ -108,5 +108,5 @@ def test_the_command(serve, models, tmp_path, monkeypatch):
     card = tmp_path / "model" / "config_sentence_transformers.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "model_type": "SparseEncoder"}))
     told = typed(f"verify {url} {line}", expect=1)
-    assert "is a SparseEncoder, and verify compares one vector a text" in told
+    assert "is a SparseEncoder: give a SentenceTransformer" in told
     assert "begins with http:// or https://" in typed(f"verify localhost --model {path}", expect=1)

@@ -1,0 +1,206 @@
+"""Splits of labelled data into halves: recipes' settings are chosen on one half and scored on the other.
+
+Items that share a text stay in one half, and are drawn together by the bootstrap. Halves are stratified: by the labels
+of two classes, by classes, or by fifths of the scores of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from ..data.tables import Classes, Labelled, Pairs, Retrieval
+from ..evaluation.tasks import NO_LABELS
+
+Indices = NDArray[np.int64]
+
+#: Number of splits; each has two halves that choose and score in turn.
+SPLITS = 5
+#: Least number of texts that a filter is fitted on; where a half has fewer, sentences of the package are taken.
+LEAST_TEXTS = 50
+
+# Least number of items in a half: of either of two classes, of each class of texts, of anything else.
+_OF_EITHER = 8
+_OF_CLASS = 5
+_OF_HALF = 20
+# Least number of groups of items that the bootstrap draws, and the largest share of items that one group may have.
+_LEAST_GROUPS = 20
+_MOST_SHARED = 0.2
+# Number of halvings that are tried for each split where groups of items are of different sizes.
+_TRIES = 20
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Labelled data, and the halves that choose and score.
+
+    Attributes:
+        data: The items in an order of their own, copies once.
+        groups: (n,), the group of each item, from 0: items of a group share texts.
+        halves: Indices of the items of each half, the two of a split one after the other; one entry, all items, where
+            nothing is chosen.
+        sure: Whether there are enough groups for intervals.
+        notes: Sentences that say what is not done, and why.
+    """
+
+    data: Labelled
+    groups: Indices
+    halves: tuple[Indices, ...]
+    sure: bool = True
+    notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, data: Labelled, *, choose: bool = True, seed: int = 0) -> Splits:
+        """Split data.
+
+        Args:
+            data: Labelled items. Their order changes nothing; a copy of an item counts once.
+            choose: Whether anything is to be chosen.
+            seed: Seed of the splits.
+
+        Raises:
+            ValueError: If the texts have no labels.
+        """
+        if not isinstance(data, Labelled):
+            raise ValueError(NO_LABELS)
+        ordered = in_order(data)
+        notes = []
+        if copies := len(data) - len(ordered):
+            notes.append(f"{copies} of {len(data)} {data.noun} are copies of others and count once.")
+        groups = groups_of(ordered)
+        sizes, every = np.bincount(groups), np.arange(len(ordered))
+        if sizes.max() > max(1, _MOST_SHARED * len(ordered)):
+            why = f"{sizes.max()} of {len(ordered)} {data.noun} hang together by texts that they share"
+            notes.append(f"{why}: nothing is chosen, and there are no intervals. Give {data.noun} of more texts.")
+            return cls(ordered, groups, (every,), False, tuple(notes))
+        sure = len(sizes) >= _LEAST_GROUPS
+        if not sure:
+            notes.append(f"There are no intervals: {len(sizes)} groups of {data.noun} that share no text are too few.")
+        halves = _halves(ordered, groups, np.random.default_rng(seed)) if choose else ()
+        if choose and not halves:
+            notes.append(
+                f"Recipes are compared as they are. To choose their settings each half needs {_least(data)}: "
+                f"give more {data.noun}."
+            )
+        return cls(ordered, groups, halves or (every,), sure, tuple(notes))
+
+    @property
+    def chooses(self) -> bool:
+        """Whether settings are chosen on halves."""
+        return len(self.halves) > 1
+
+    @property
+    def directions(self) -> list[tuple[int, int]]:
+        """Indices of the half that chooses and of the half that scores."""
+        if not self.chooses:
+            return [(0, 0)]
+        return [(half, half ^ 1) for half in range(len(self.halves))]
+
+    @property
+    def fit_on(self) -> list[tuple[str, ...]]:
+        """Texts of the choosing half of each direction, and of all items; empty where they are too few."""
+        parts = [self.data.part(self.halves[choosing].tolist()) for choosing, _ in self.directions]
+        texts = [tuple(part.texts()) for part in [*parts, self.data]]
+        return texts if self.chooses and min(map(len, texts)) >= LEAST_TEXTS else []
+
+
+def in_order(data: Labelled) -> Labelled:
+    """Return the same items in an order that the file's order does not change, each once."""
+    labels = _labels(data)
+    keys = list(zip(data.items(), labels, strict=True))
+    order = sorted({key: index for index, key in reversed(list(enumerate(keys)))}.items())
+    part = data.part([index for _, index in order])
+    if isinstance(part, Retrieval):
+        part = replace(part, documents=dict(sorted(part.documents.items(), key=lambda entry: entry[::-1])))
+    return part
+
+
+def _labels(data: Labelled) -> Sequence[object]:
+    """Return what tells items with the same texts apart."""
+    if isinstance(data, Pairs):
+        return data.scores
+    if isinstance(data, Retrieval):
+        return [tuple(sorted(data.documents[name] for name in data.relevant[query])) for query in data.queries]
+    return [""] * len(data)
+
+
+def groups_of(data: Labelled) -> Indices:
+    """Return the group of each item, (n,), from 0: items that share a text, or queries a relevant document."""
+    items = data.items()
+    if isinstance(data, Retrieval):
+        items = [(text, *data.relevant[query]) for query, text in data.queries.items()]
+    count, places = len(items), {text: place for place, text in enumerate({text for own in items for text in own})}
+    edges = [(index, count + places[text]) for index, own in enumerate(items) for text in own]
+    graph = coo_array((np.ones(len(edges)), tuple(np.transpose(edges))), shape=(count + len(places),) * 2)
+    connected = connected_components(graph, directed=False)[1][:count]
+    # Numbered in the order of the items, whatever the order of the texts.
+    _, first, groups = np.unique(connected, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[groups]
+
+
+def _strata(data: Labelled) -> Indices:
+    """Return the stratum of each item, (n,): its class, or the fifth of its score."""
+    if isinstance(data, Classes):
+        return np.unique(list(data.labels.values()), return_inverse=True)[1]
+    if isinstance(data, Pairs):
+        scores = np.array(data.scores)
+        if data.two_classes:
+            return (scores == scores.max()).astype(np.int64)
+        return np.argsort(np.argsort(scores, kind="stable")) * 5 // len(scores)
+    return np.zeros(len(data), dtype=np.int64)
+
+
+def _halves(data: Labelled, groups: Indices, generator: np.random.Generator) -> tuple[Indices, ...]:
+    """Return the halves of each split; none where they cannot be scored."""
+    strata = _strata(data)
+    by_group = np.zeros((groups.max() + 1, strata.max() + 1))
+    np.add.at(by_group, (groups, strata), 1)
+    halves: list[Indices] = []
+    for _ in range(SPLITS):
+        for _ in range(_TRIES):
+            side = _sides(by_group, generator)[groups]
+            two = [np.flatnonzero(side == half) for half in (0, 1)]
+            if all(_can_be_scored(data, strata, half) for half in two):
+                halves += two
+                break
+        else:
+            return ()
+    return tuple(halves)
+
+
+def _sides(by_group: NDArray[np.float64], generator: np.random.Generator) -> Indices:
+    """Return the half of each group, 0 or 1: the largest groups first, each where its strata have fewer items."""
+    order = generator.permutation(len(by_group))
+    order = order[np.argsort(-by_group[order].sum(axis=1), kind="stable")]
+    # Positive where the second half has fewer.
+    balance, sides = np.zeros(by_group.shape[1]), np.zeros(len(by_group), dtype=np.int64)
+    coins = generator.integers(2, size=len(by_group))
+    for group in order:
+        own = by_group[group]
+        lead = float(balance @ own) or float(balance.sum())
+        sides[group] = int(lead > 0) if lead else coins[group]
+        balance += own if sides[group] == 0 else -own
+    return sides
+
+
+def _can_be_scored(data: Labelled, strata: Indices, half: Indices) -> bool:
+    sizes = np.bincount(strata[half], minlength=strata.max() + 1)
+    if isinstance(data, Classes):
+        return len(sizes) > 1 and sizes.min() >= _OF_CLASS
+    if isinstance(data, Pairs) and data.two_classes:
+        return len(sizes) > 1 and sizes.min() >= _OF_EITHER
+    varied = not isinstance(data, Pairs) or len({data.scores[index] for index in half}) > 1
+    return len(half) >= _OF_HALF and varied
+
+
+def _least(data: Labelled) -> str:
+    if isinstance(data, Classes):
+        return f"{_OF_CLASS} texts of each class"
+    if isinstance(data, Pairs) and data.two_classes:
+        return f"{_OF_EITHER} pairs of either kind"
+    return f"{_OF_HALF} {data.noun}"

@@ -1,0 +1,62 @@
+"""The control without a model: tf-idf of the texts' tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from ..lm.backbone import vocabulary_size
+from ..modules import CausalModule
+
+# Texts of the same tokens are equals in a ranking, whatever rounding makes of them.
+_DIGITS = 12
+
+
+class TfIdf:
+    r"""Cosines of tf-idf vectors of token ids: a :class:`~st_reba.evaluation.tasks.Similarity`.
+
+    .. math:: x_w = tf(w) \, idf(w), \qquad idf(w) = \ln \frac{1 + N}{1 + df(w)} + 1
+
+    tf(w) is how often the text has the token w: plain counts, and the smooth idf, as scikit-learn has them. The vectors
+    have as many dimensions as the vocabulary has tokens, nearly all of them 0, and are kept sparse.
+
+    Args:
+        backbone: Says what the tokens of a text are; its language model is not run.
+        texts: Plain texts that df and N are counted on.
+
+    Attributes:
+        texts: N.
+    """
+
+    def __init__(self, backbone: CausalModule, texts: Sequence[str]) -> None:
+        self.texts = len(texts)
+        self._token_ids, tokens = backbone.token_ids, range(vocabulary_size(backbone.model))
+        self._vectorizer = TfidfVectorizer(analyzer=list, vocabulary=tokens, lowercase=False)
+        # Texts without tokens do not count; where there are no others, all tokens count alike.
+        self._vectorizer.fit([ids for ids in self._token_ids(texts) if ids] or [[]])
+
+    def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
+        """For each query the documents of the highest cosine, at most so many: their indices and cosines."""
+        asked, there = (self._vectorizer.transform(self._token_ids(texts)) for texts in (queries, documents))
+        there = there.T.tocsc()
+        found = []
+        for row in range(asked.shape[0]):
+            scores = np.round((asked[row] @ there).toarray().ravel(), _DIGITS)
+            # Of equals those that stand first.
+            best = np.argsort(-scores, kind="stable")[:count]
+            found.append([(int(index), float(scores[index])) for index in best])
+        return found
+
+    def unit_vectors(self, texts: Sequence[str]) -> Any:
+        """Of each text one of length one, or 0 where it has no tokens: (B, D), sparse, of the tokens that occur."""
+        vectors = self._vectorizer.transform(self._token_ids(texts))
+        return vectors[:, vectors.getnnz(axis=0) > 0]
+
+    def cosines(self, first: Sequence[str], second: Sequence[str]) -> NDArray[np.float64]:
+        """Of each text with the one in its place among the others, (B,); 0 where one has no tokens."""
+        sides = [self._vectorizer.transform(self._token_ids(texts)) for texts in (first, second)]
+        return np.round(np.asarray(sides[0].multiply(sides[1]).sum(axis=1)).ravel(), _DIGITS)
