@@ -18,7 +18,7 @@ from ..text.presets import normalized, preset
 from ..text.templates import PROMPT, Template
 from .stored import StoredModule
 
-#: Text whose vector tells one model from another.
+#: Text by whose vector models are recognised.
 FINGERPRINTED = "The dog chased the cat; the cat chased the mouse, and nobody chased the dog."
 #: Number of that vector's values that are saved, and their largest relative distance: another machine, or another
 #: build of the server, moves them by a few hundredths.

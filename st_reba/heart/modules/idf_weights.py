@@ -108,4 +108,4 @@ def check_returns_all(module: CausalModule, consequence: str) -> None:
         ValueError: If it does. The message ends in ``consequence``.
     """
     if module.rows == "last":
-        raise ValueError(f'{type(module).__name__} hands on one token alone, rows="last": {consequence}')
+        raise ValueError(f'{type(module).__name__} returns one token alone, rows="last": {consequence}')

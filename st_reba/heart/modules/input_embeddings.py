@@ -20,7 +20,7 @@ class InputEmbeddings(CausalTransformer):
 
     method = "Bag of input embeddings"
     equation = r"e_i = E[w_i], \quad i = 1, \dots, n"
-    cost = "One look-up per token: next to nothing beside the classical embedding."
+    cost = "One look-up per token: next to nothing compared to the classical embedding."
     reads_prefix = True
 
     def run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:

@@ -239,7 +239,7 @@ class LlamaCppEmbeddings(nn.Module):
 def _checked_file(files: Files, config: LlamaCppConfig) -> Path:
     """Return the GGUF file that a configuration names, in its folder."""
     if not re.fullmatch(r"[^/\\]+\.gguf", config.file):
-        raise ValueError(f"file={config.file!r}: give the name of a GGUF file that lies beside config.json.")
+        raise ValueError(f"file={config.file!r}: give the name of a GGUF file in the folder of config.json.")
     file = files.find(config.file)
     if file is None:
         raise FileNotFoundError(

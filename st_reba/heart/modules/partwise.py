@@ -219,7 +219,7 @@ def standardization_of_parts(moments: Moments, shares: Sequence[float]) -> tuple
     if len(moments.mean) % len(check_part_weights(shares)):
         raise ValueError(
             f"shares={list(shares)}: embeddings of {len(moments.mean)} values cannot be cut into {len(shares)} "
-            "equal parts. Give as many shares as the module in front hands on parts."
+            "equal parts. Give one share for each part of the module in front."
         )
     check_that_they_vary(moments)
     mean = moments.mean.view(len(shares), -1)

@@ -127,7 +127,7 @@ def find(name: str) -> Recipe:
         near = get_close_matches(typed, [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.75)
         raise ValueError(
             f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
-            "`st-reba recipes` lists them, and what may stand behind a key."
+            "`st-reba recipes` lists them, and what may follow a key."
         )
     if recipe.part is not None and not recipe.poolings:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A recipe: a row of the table, under one pooling, with what stands around the pooling."""
+"""A recipe: a row of the table, under one pooling, with a filter or weights of tokens."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ class Recipe:
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
-        """Those of ``fit_texts`` on which :attr:`part` is fitted."""
+        """Texts of ``fit_texts`` on which :attr:`part` is fitted."""
         return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
 
     @property

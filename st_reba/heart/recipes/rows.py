@@ -69,8 +69,8 @@ _PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
     **_AT_ITS_END)
 
 _EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
-    "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
-    "stands around them and asks for one word",
+    "the mean of the text's tokens after an eighth of the layers, followed by the last token of the prompt around them, "
+    "which asks for one word",
     page="topic", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
     chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
 
@@ -81,7 +81,7 @@ _TOPIC = Row("topic", "Topic", modules.TopicModule,
     around=PARTS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2)
 
 _ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
-    "the mean over the second copy of the text in a prompt that asks for its topic in one word, and beside it "
+    "the mean over the second copy of the text in a prompt that asks for its topic in one word, followed by "
     "the last token after the last layer and a few layers below",
     page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
     poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True},
@@ -92,11 +92,11 @@ def repeated(copies: int) -> list[Row]:
     """Return the rows that read ``copies`` copies of a text, two or more."""
     return [
         Row(f"echo-{copies}", f"Echo-{copies}", modules.EchoModule,
-            f"the text stands {copies} times, and is read in its last copy",
+            f"the text occurs {copies} times, and its last copy is read",
             page="echo", cost=f"about {copies}", settings={"repetitions": copies},
             tried=("mean",) if copies == 2 else (), copies=copies, words=True),
         Row(f"reba-{copies}", f"ReBA-{copies}", modules.ReBAModule,
-            f"the text stands {copies} times, and each token of the first copy {_LOOKS_BACK}",
+            f"the text occurs {copies} times, and each token of the first copy {_LOOKS_BACK}",
             page="reba", cost=f"about {copies}", settings={"repetitions": copies}, settings_if_last={"rows": "last"},
             tried=("mean", "last") if copies == 2 else (), copies=copies, words=True),
     ]
@@ -123,11 +123,11 @@ OTHERS = (
         page="bidirectional", settings={"bidirectional_layers": 1}, words=True, same_if_last="classical",
         paper=_BELLM),
     Row("echo-2-bidirectional", "Echo-2, bidirectional", modules.EchoModule,
-        "the text stands 2 times, and is read in its last copy; the last layer attends both ways",
+        "the text occurs 2 times, and its last copy is read; the last layer attends both ways",
         page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1}, words=True,
         same_if_last="echo-2", paper=f"{modules.EchoModule.citation} {_BELLM}"),
     Row("reba-2-bidirectional", "ReBA-2, bidirectional", modules.ReBAModule,
-        f"the text stands 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
+        f"the text occurs 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
         page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1},
         settings_if_last={"rows": "last"}, words=True, paper=f"{modules.ReBAModule.citation} {_BELLM}"),
     Row("bidirectional-prompt", "Bidirectional, prompt", modules.BidirectionalLastLayer,
@@ -176,7 +176,7 @@ OTHERS = (
         "slots before the text take, from layer to layer, the state of the last token behind them",
         page="echo", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT),
     Row("value-aggregation", "Value aggregation", modules.ValueAggregationModule,
-        "what attention hands on at the end of a prompt for one word, averaged over the layers",
+        "the output of attention at the end of a prompt for one word, averaged over the layers",
         page="prompts", cost="less than 1", poolings=("last",), tried=("last",),
         chinese={"template": "prompteol-zh"}, own_template=_AS_A_PROMPT),
     Row("contrastive-prompting", "Contrastive prompting", modules.ContrastivePromptingModule,
@@ -186,7 +186,7 @@ OTHERS = (
     _TOPIC,
     _ECHO_TOPIC,
     Row("echo-springer", "Echo, Springer's prompt", modules.EchoModule,
-        "a prompt asks to rewrite the text, and it is read where it stands again",
+        "a prompt asks to rewrite the text, and its second copy is read",
         page="echo", cost="about 2", settings={"template": "springer"}, compared="never", words=True),
     *(
         Row(f"reba-{copies}-normalised", f"ReBA-{copies}, normalised", modules.ReBAModule,
@@ -213,8 +213,8 @@ IN_BRIEF = {
     "metaeol": "The mean of eight prompts, each for another task",
     "topic": "Like Knowledge, but ask for the topic, and add the states of a few layers below",
     "echo-topic": "Like Topic, but with the text twice, and with the mean over its second copy added",
-    "early-late": "PromptEOL's last token, and beside it the text's own tokens after an eighth of the layers",
-    "value-aggregation": "Like PromptEOL, but keep what attention hands on, averaged over layers",
+    "early-late": "PromptEOL's last token, with the text's own tokens after an eighth of the layers",
+    "value-aggregation": "Like PromptEOL, but keep the output of attention, averaged over layers",
     "contrastive-prompting": "Like PromptEOL, less what a second prompt finds irrelevant",
     "token-prepending": "Like PromptEOL, but a slot before the text takes the last token's state from layer to layer",
     "promptreps": "Ask for one word to find the text by; the head also gives a weight for each word",
