@@ -69,8 +69,8 @@ _PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
     **_AT_ITS_END)
 
 _EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
-    "the mean of the text's tokens after an eighth of the layers, followed by the last token of the prompt around them, "
-    "which asks for one word",
+    "the mean of the text's tokens after an eighth of the layers, followed by the last token of the prompt around "
+    "them, which asks for one word",
     page="topic", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
     chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
 
