@@ -1,92 +1,69 @@
-"""Settings: their names, their allowed values, and the messages for other values."""
+"""Checks of constructor arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
-_Value = TypeVar("_Value")
-
-#: Value of tokenizers and sentence-transformers for "no limit".
+#: Value that transformers and sentence-transformers use for no limit.
 NO_LIMIT = int(1e30)
 
 
-@dataclass(frozen=True)
-class Setting(Generic[_Value]):
-    """Declaration of a setting.
+def check(name: str, value: Any, is_allowed: bool, advice: str) -> Any:
+    """Return a value that is allowed.
 
-    Attributes:
-        name: Name of the argument, which is also saved.
-        allowed: Function that returns whether a value of any type is allowed.
-        says: Allowed values and remedy, as the end of an error message.
+    Args:
+        name: Name of the argument.
+        value: Value that was given.
+        is_allowed: Whether it may be used.
+        advice: End of the error message: what is allowed, and what to do.
+
+    Raises:
+        ValueError: If it is not allowed.
     """
-
-    name: str
-    allowed: Callable[[Any], bool]
-    says: str
-
-    def check(self, value: _Value) -> _Value:
-        """Return the value if it is allowed.
-
-        Raises:
-            ValueError: If the value is not allowed.
-        """
-        if not self.allowed(value):
-            raise ValueError(f"{self.name}={value!r}: {self.says}")
-        return value
+    if not is_allowed:
+        raise ValueError(f"{name}={value!r}: {advice}")
+    return value
 
 
-def whole(name: str, least: int, most: int | None = None, says: str = "") -> Setting[int]:
-    """Return a setting for whole numbers in a range."""
-    return Setting(
-        name,
-        lambda value: type(value) is int and least <= value and (most is None or value <= most),
-        says or f"give a whole number from {least} to {most}.",
-    )
+def check_choice(name: str, value: Any, *allowed: str) -> Any:
+    """Return a value that must be one of some strings."""
+    return check(name, value, value in allowed, f"use {' or '.join(map(repr, allowed))}.")
 
 
-def flag(name: str) -> Setting[bool]:
-    """Return a setting for True or False."""
-    return Setting(name, lambda value: isinstance(value, bool), "use True or False.")
+def check_flag(name: str, value: Any) -> bool:
+    """Return a value that must be True or False."""
+    return bool(check(name, value, isinstance(value, bool), "use True or False."))
 
 
-def choice(name: str, *values: str, says: str = "") -> Setting[Any]:
-    """Return a setting for one of several strings."""
-    listed = ", ".join(f'"{value}"' for value in values[:-1])
-    return Setting(
-        name, lambda value: isinstance(value, str) and value in values, says or f'use {listed} or "{values[-1]}".'
-    )
+def check_int(name: str, value: Any, least: int, most: int | None = None, advice: str = "") -> int:
+    """Return a value that must be an integer within bounds."""
+    is_allowed = type(value) is int and least <= value and (most is None or value <= most)
+    bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+    return int(check(name, value, is_allowed, advice or f"give a whole number {bounds}."))
 
 
-def tokens(name: str) -> Setting[int | None]:
-    """Return a setting for a number of tokens, in which None or transformers' huge number means no limit."""
-    return Setting(
-        name,
-        lambda value: (
-            value is None or (type(value) is int and value >= 1) or (isinstance(value, float) and value >= NO_LIMIT)
-        ),
-        "give a number of tokens, 1 or more, or None for no limit.",
-    )
+def check_layers(name: str, value: Any, *, or_all: bool = True) -> Any:
+    """Return a list of layer indices, or "all" where that is allowed. The model may not have these layers."""
+    are_indices = isinstance(value, (list, tuple)) and len(value) > 0 and all(type(layer) is int for layer in value)
+    advice = 'use "all" or ' if or_all else "use "
+    advice += "a list of layer indices, such as [-1]."
+    return check(name, value, are_indices or (or_all and value == "all"), advice)
 
 
-def layers_or_all(name: str) -> Setting[Any]:
-    """Return a setting for all layers or a list of indices, which are not checked against a model."""
-    return Setting(
-        name,
-        lambda value: (
-            value == "all"
-            or (isinstance(value, (list, tuple)) and len(value) > 0 and all(type(layer) is int for layer in value))
-        ),
-        'use "all" or a list of layer indices, such as [-1].',
-    )
+def check_tokens(name: str, value: Any) -> int | None:
+    """Return a number of tokens, or None for no limit."""
+    is_limit = type(value) is int and value >= 1
+    is_no_limit = value is None or (isinstance(value, float) and value >= NO_LIMIT)
+    check(name, value, is_limit or is_no_limit, "give a number of tokens, 1 or more, or None for no limit.")
+    return value if is_limit else None
 
 
-def optional(setting: Setting[_Value]) -> Setting[_Value | None]:
-    """Return the setting with None as another allowed value."""
-    return Setting(setting.name, lambda value: value is None or setting.allowed(value), setting.says)
+def first_not_none(*values: Any) -> Any:
+    """Return the first value that is not None."""
+    return next((value for value in values if value is not None), None)
 
 
-def described(module: object, names: Iterable[str]) -> str:
-    """Return a module's settings for ``extra_repr``, such as ``repetitions=2, rows='all'``."""
+def describe(module: object, names: Iterable[str]) -> str:
+    """Return settings of a module as text for its ``extra_repr``, such as ``repetitions=2, rows='all'``."""
     return ", ".join(f"{name}={getattr(module, name)!r}" for name in names)

@@ -1,7 +1,7 @@
-"""GGUF files, as llama.cpp and Ollama keep them, turned into ordinary model directories, once.
+"""GGUF files, as of llama.cpp and Ollama, converted to ordinary model directories, once.
 
-transformers reads weights, configuration and tokenizer out of a GGUF file, and needs many seconds for that. What it
-read is therefore kept as a directory that any later load reads like any other model's.
+transformers takes many seconds to read weights, configuration and tokenizer out of a GGUF file. The result is kept as a
+directory that later loads read like any other model's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -35,32 +35,32 @@ from ..optional import require
 from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
 SUFFIX = ".gguf"
-#: What every GGUF file begins with; those of Ollama have no suffix.
+#: First bytes of every GGUF file. Those of Ollama have no suffix.
 MAGIC = b"GGUF"
 
-#: ``org/repo/file.gguf``, where the file may lie in folders.
+#: ``org/repo/file.gguf``, where the file may be in folders.
 HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/((?:[^/\\]+/)*[^/\\]+\.gguf)", re.IGNORECASE)
 #: ``org/repo:TAG``, as for llama.cpp's -hf.
 HUB_TAG = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 
-# What says where on the Hub a file lies, among the arguments of transformers' from_pretrained.
+# Arguments of transformers' from_pretrained that say where on the Hub a file is.
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
-# What holds for the file and no longer for the directory.
-_SPENT = ("gguf_file", "subfolder", "revision")
+# Arguments about the file, which do not concern the directory.
+_FILE_OPTIONS = ("gguf_file", "subfolder", "revision")
 
 _HALF = ("float16", "bfloat16")
-#: Changes with what a conversion writes, so that older ones are not found any more.
+#: Number of the format of what is kept. Older formats are not found.
 _FORMAT = 1
 
-# Letters, digits, blanks, line breaks, another script, bytes: where tokenizers differ.
+# Texts on which tokenizers differ: letters, digits, blanks, line breaks, another script, bytes.
 _PROBES = ("Hello, world! It's 12345.", "  two  blanks\n\ttab", "我爱自然语言处理。", "Zwölf 🥊 <s> </s>")
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a model's name means a GGUF file, here or on the Hub; nothing is asked of the Hub.
+    """Return whether a model's name means a GGUF file, here or on the Hub, which is not asked.
 
     Args:
-        name: A path or a Hub reference: see :func:`st_reba.lm.gguf.as_directory`.
+        name: A path or a Hub reference: see :func:`as_directory`.
     """
     path = Path(name)
     if path.is_dir():
@@ -71,38 +71,38 @@ def is_gguf(name: str) -> bool:
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Whether a file has the first bytes of a GGUF file."""
+    """Return whether a file has the first bytes of a GGUF file."""
     with path.open("rb") as stream:
         return stream.read(len(MAGIC)) == MAGIC
 
 
 def as_directory(name: str, arguments: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """The ordinary model that a GGUF file holds, for what loads a model; any other model as it is.
+    """Return the ordinary model directory of a GGUF file; any other model as it is.
 
     The file is named by its path (``"dir/model.gguf"``; the suffix may be missing, as in Ollama's store); on the Hub by
     ``"org/repo/model.gguf"`` or, as for llama.cpp, ``"org/repo:Q4_K_M"``; or, as in transformers, by
-    ``model_kwargs={"gguf_file": "model.gguf"}`` beside a directory or a Hub id.
+    ``model_kwargs={"gguf_file": "model.gguf"}`` with a directory or a Hub id.
 
-    The first call for a file converts it, which takes a while, and keeps the result below Hugging Face's cache
-    (``HF_HOME/assets/st_reba/gguf``, or ``HF_ASSETS_CACHE``), under the file's SHA-256 and the versions of what read
-    it. Weights are kept in float32, or in float16 or bfloat16 if ``model_kwargs`` ask for that ``dtype`` and there is
-    no float32.
+    The first call for a file converts it, which takes a while, and keeps the result in Hugging Face's cache
+    (``HF_HOME/assets/st_reba/gguf``, or ``HF_ASSETS_CACHE``), by the file's SHA-256 and the versions of its readers.
+    Weights are kept in float32, or in float16 or bfloat16 if ``model_kwargs`` ask for that ``dtype`` and there is no
+    float32.
 
     Args:
         name: A path or Hub id, or one of the above.
-        arguments: Of ST's ``Transformer``: ``model_kwargs`` and so on.
+        arguments: Arguments of ``Transformer``: ``model_kwargs`` and so on.
 
     Returns:
-        The directory, and the arguments without what was about the file; both unchanged for any other model.
+        The directory, and the arguments without those about the file; both unchanged for any other model.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ImportError: If the packages that read GGUF are not installed.
-        ValueError: If the file is damaged, or holds what transformers cannot read.
+        ValueError: If the file is damaged, or transformers cannot read it.
         OSError: If the disk has no room for the directory.
     """
     arguments = arguments or {}
-    # The second is an older name for it.
+    # The second is a former name.
     options = arguments.get("model_kwargs") or arguments.get("model_args") or {}
     if options.get("gguf_file") is None and not is_gguf(name):
         return name, arguments
@@ -110,37 +110,81 @@ def as_directory(name: str, arguments: dict[str, Any] | None = None) -> tuple[st
     left = dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, dict):
-            left[key] = {option: given for option, given in value.items() if option not in _SPENT}
+            left[key] = {option: given for option, given in value.items() if option not in _FILE_OPTIONS}
     return str(directory), left
 
 
 def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
-    """The directory that a GGUF file is kept as; it is made if need be.
+    """Return the directory of a GGUF file, made if need be.
 
     Args:
-        file: On this machine.
-        dtype: What the model will be loaded in; anything but float16 and bfloat16 takes float32.
+        file: File on this machine.
+        dtype: Dtype in which the model will be loaded; any but float16 and bfloat16 takes float32.
 
     Raises:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
     require("accelerate", "gguf", "A GGUF file")
-    place = cached_assets_path("st_reba", "gguf", digest_of(file))
     asked = str(dtype).removeprefix("torch.")
-    # From float32, transformers rounds as it would from the file: what is kept so serves half precision, too.
+    # transformers rounds float32 to half precision as it would round the file.
     precisions = (asked, "float32") if asked in _HALF else ("float32",)
-    entries = [place / f"{precision}-{_read_by()}" for precision in precisions]
+
+    def convert(out: Path) -> None:
+        with tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"):
+            with _alone(file) as source, _explained(file):
+                stored = _stored(source, file)
+                tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+                model = _read(source, getattr(torch, precisions[0]), stored, file)
+            model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
+            _check_tokenizer(tokenizer, out, file)
+
+    return _kept(file, digest_of(file), precisions, convert)
+
+
+def without_weights(file: Path, digest: str, config: PreTrainedConfig) -> Path:
+    """Return the directory of a GGUF file's tokenizer and a configuration, made if need be.
+
+    Args:
+        file: File on this machine.
+        digest: Result of :func:`digest_of` for it.
+        config: Configuration by which the model is loaded.
+
+    Raises:
+        ImportError, ValueError, OSError: As for :func:`as_directory`.
+    """
+
+    def convert(out: Path) -> None:
+        with _alone(file) as source, _explained(file):
+            tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        tokenizer.save_pretrained(out)
+        config.save_pretrained(out)
+        _check_tokenizer(tokenizer, out, file)
+
+    return _kept(file, digest, (config.model_type,), convert)
+
+
+def _kept(file: Path, digest: str, kinds: Sequence[str], convert: Callable[[Path], None]) -> Path:
+    """Return the directory of any of some kinds that is kept of a file; the first is made if there is none."""
+    place = cached_assets_path("st_reba", "gguf", digest)
+    readers = f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
+    entries = [place / f"{kind}-{readers}" for kind in kinds]
     if not any(entry.is_dir() for entry in entries):
-        # Another process, or thread, may be at it.
+        # Another process or thread may be converting it.
         with FileLock(place / "lock"):
             if not any(entry.is_dir() for entry in entries):
-                _convert(file, entries[0], getattr(torch, precisions[0]))
-    # In the entry is one directory, of the file's name, which a model card shows.
+                for left in place.glob(".*"):
+                    # A conversion that was killed leaves its directory and the lock of it.
+                    if left.is_dir():
+                        shutil.rmtree(left)
+                with atomic_directory(entries[0], "HF_ASSETS_CACHE") as scratch:
+                    convert(scratch / file.stem)
+    # An entry has one directory, named like the file for the model card.
     return next(directory for entry in entries for directory in entry.glob("*"))
 
 
 def digest_of(file: Path) -> str:
-    """The SHA-256 of a GGUF file, by which what is read out of it is kept.
+    """Return the SHA-256 of a GGUF file.
 
     Raises:
         ImportError: If the package that reads GGUF is not installed.
@@ -156,41 +200,11 @@ def digest_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def without_weights(file: Path, digest: str, config: PreTrainedConfig) -> Path:
-    """The directory that a GGUF file's tokenizer and a configuration are kept as; it is made if need be.
-
-    Args:
-        file: On this machine.
-        digest: What :func:`digest_of` gives for it.
-        config: What the model is loaded by.
-
-    Raises:
-        ImportError, ValueError, OSError: As for :func:`as_directory`.
-    """
-    place = cached_assets_path("st_reba", "gguf", digest)
-    entry = place / f"{config.model_type}-{_read_by()}"
-    if not entry.is_dir():
-        with FileLock(place / "lock"):
-            if not entry.is_dir():
-                with _alone(file) as source, _explained(file):
-                    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-                with atomic_directory(entry, "HF_ASSETS_CACHE") as scratch:
-                    tokenizer.save_pretrained(scratch / file.stem)
-                    config.save_pretrained(scratch / file.stem)
-                    _check_tokenizer(tokenizer, scratch / file.stem, file)
-    return next(entry.glob("*"))
-
-
-def _read_by() -> str:
-    """What read a file, which is read again by others."""
-    return f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
-
-
-# Where the file is
+# Finding the file
 
 
 def located(name: str, options: dict[str, Any]) -> Path:
-    """The file on this machine, from the Hub if need be."""
+    """Return the path of the file on this machine, fetched if need be."""
     hub = {key: options[key] for key in _HUB_OPTIONS if key in options}
     file = Path(name)
     if (asked := options.get("gguf_file")) is not None:
@@ -219,44 +233,26 @@ def _from_hub(repo_id: str, path: str, hub: dict[str, Any]) -> Path:
 
 
 def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
-    """The one file of a repository whose name has a tag, such as Q4_K_M, as a part of its own."""
+    """Return the one file of a repository whose name has a tag, such as Q4_K_M, as a part of its own."""
     patterns = [f"*{spelled}*{SUFFIX}" for spelled in dict.fromkeys((tag, tag.upper(), tag.lower()))]
     root = Path(snapshot_download(repo_id, allow_patterns=patterns, **hub))
-    own_part = re.compile(rf"(?:^|[-._]){re.escape(tag)}(?=[-.])", re.IGNORECASE)
-    found = [path for path in sorted(root.rglob(f"*{SUFFIX}")) if own_part.search(path.name)]
-    if len(found) != 1:
-        names = ", ".join(path.relative_to(root).as_posix() for path in found) or "none"
+    part = re.compile(rf"(?:^|[-._]){re.escape(tag)}(?=[-.])", re.IGNORECASE)
+    paths = [path for path in sorted(root.rglob(f"*{SUFFIX}")) if part.search(path.name)]
+    if len(paths) != 1:
+        names = ", ".join(path.relative_to(root).as_posix() for path in paths) or "none"
         raise FileNotFoundError(
             f"{repo_id}:{tag}: one file with {tag} in its name is needed, and the repository has {names}. Give the "
             f"file: {repo_id}/NAME{SUFFIX}."
         )
-    return found[0]
+    return paths[0]
 
 
 # The conversion
 
 
-def _convert(file: Path, entry: Path, dtype: torch.dtype) -> None:
-    """Convert a file, whoever holds the lock of its place; all of the directory appears at once."""
-    for left in entry.parent.glob(".*"):
-        # A conversion that was killed leaves its directory and the lock of it.
-        if left.is_dir():
-            shutil.rmtree(left)
-    with tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"):
-        with _alone(file) as source, _explained(file):
-            stored = _stored(source, file)
-            tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-            model = _read(source, dtype, stored, file)
-        with atomic_directory(entry, "HF_ASSETS_CACHE") as scratch:
-            out = scratch / file.stem
-            model.save_pretrained(out)
-            tokenizer.save_pretrained(out)
-            _check_tokenizer(tokenizer, out, file)
-
-
 @contextmanager
 def _alone(file: Path) -> Iterator[Path]:
-    """The file in a directory of its own: what lies beside it, such as another tokenizer, would be read, too."""
+    """Yield the file in a directory of its own: transformers would read a tokenizer next to it, too."""
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / f"model{SUFFIX}"
         try:
@@ -267,7 +263,7 @@ def _alone(file: Path) -> Iterator[Path]:
 
 
 def _stored(source: Path, file: Path) -> int:
-    """How many numbers a file holds, if its header asks for no more layers than a model has, and than it has tensors.
+    """Return the number of values in a file, if its header asks for no more layers than it has tensors for.
 
     Raises:
         SizeError: If it asks for more.
@@ -284,30 +280,30 @@ def _stored(source: Path, file: Path) -> int:
             raise SizeError(
                 f"{file} asks for {asked} ({key}), and has {tensors} tensors: at most {allowed} can be. Fetch it anew."
             )
-    # Several may be said to lie in one place.
+    # Several tensors may claim one place.
     if sum(int(tensor.n_bytes) for tensor in reader.tensors) > source.stat().st_size:
         raise SizeError(f"{file} describes more bytes of tensors than it has: it is damaged. Fetch it again.")
     return sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
 def _read(source: Path, dtype: torch.dtype, stored: int, file: Path) -> PreTrainedModel:
-    """The model in a file, with its weights unpacked and nothing about how they were packed."""
+    """Read the model in a file, with its weights unpacked and no record of how they were packed."""
     place = {"gguf_file": source.name}
     config = AutoConfig.from_pretrained(source.parent, **place)
     check_size(config, stored, file, AutoModelForCausalLM)
-    # Newer transformers would leave weights packed where it has kernels for them.
+    # Later versions of transformers leave weights packed where they have kernels for them.
     gguf_config = getattr(transformers, "GgufConfig", None)
     unpacked = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.parent, config=config, dtype=dtype, output_loading_info=True, **place, **unpacked
     )
     read, report = loaded
-    if lacking := sorted({*report["missing_keys"], *report["mismatched_keys"]}):
+    if missing := sorted({*report["missing_keys"], *report["mismatched_keys"]}):
         raise ValueError(
-            f"it lacks {len(lacking)} weights, such as {lacking[0]}. Is it one part of several? Then merge them first: "
+            f"it lacks {len(missing)} weights, such as {missing[0]}. Is it one part of several? Then merge them first: "
             "`llama-gguf-split --merge`"
         )
-    # save_pretrained refuses what was read with a quantizer; a model that never met one takes its weights.
+    # save_pretrained refuses a model that was read with a quantizer: its weights go to one that was not.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.load_state_dict(read.state_dict(), assign=True)
@@ -317,23 +313,23 @@ def _read(source: Path, dtype: torch.dtype, stored: int, file: Path) -> PreTrain
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """What foreign bytes make transformers and gguf raise, which may be anything, as a sentence."""
+    """Raise the errors of transformers and gguf on third-party bytes, which may be of any type, as a sentence."""
     try:
         yield
     except (ImportError, MemoryError, SizeError):
         raise
     except Exception as error:
-        said = str(error).strip().splitlines()
+        message = str(error).strip().splitlines()
         raise ValueError(
             f"{file} cannot be read as a GGUF file by transformers {transformers.__version__}: "
-            f"{said[0] if said else type(error).__name__}. A file that was cut off must be fetched again; for an "
+            f"{message[0] if message else type(error).__name__}. A file that was cut off must be fetched again; for an "
             "architecture or a type of weights that is not supported, give the model as its authors publish it "
             "(config.json and safetensors)."
         ) from error
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, saved: Path, file: Path) -> None:
-    """See that the tokenizer is still the same when it is loaded."""
+    """Raise if the saved tokenizer is another one when it is loaded."""
     again = AutoTokenizer.from_pretrained(saved)
     for text in _PROBES:
         if again(text)["input_ids"] != tokenizer(text)["input_ids"]:

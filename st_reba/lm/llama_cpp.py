@@ -1,12 +1,12 @@
 """GGUF files run by llama.cpp, quantised as they are: states of every token after every layer, and generation.
 
-llama.cpp comes in the wheel of ``xllamacpp``, whose extension hands out llama.cpp's whole C interface; what is called
-of it stands in :data:`_FUNCTIONS`. States are read where llama.cpp lets a caller look on while a graph is computed
-(``cb_eval``, in the public header since 2023), by the names that llama.cpp gives them: so no layer above the last one
-that is wanted is run, nor the output head, which is most of a small model with a large vocabulary.
+llama.cpp comes in the wheel of ``xllamacpp``, whose extension exports llama.cpp's C interface. :data:`_FUNCTIONS` lists
+what is called of it. States are read by the callback that llama.cpp calls while it computes a graph (``cb_eval``, in
+the public header since 2023), by the names of its tensors. So neither the layers above the last one that is wanted run,
+nor the output head, which is most of a small model with a large vocabulary.
 
-A text runs alone. Products of quantised weights round otherwise in batches of other sizes, by up to 2e-3 of a cosine
-where seen: an embedding would depend on its batch.
+A text runs alone: products of quantised weights round otherwise in batches of other sizes, by up to 2e-3 of a cosine,
+and an embedding would depend on its batch.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from numpy.typing import NDArray
 
 from ..optional import require
 
-#: The release of xllamacpp that this was written and tested with.
+#: Release of xllamacpp that this was tested with.
 TESTED = "2026.10.11549"
 
-#: What a saved configuration calls the model that llama.cpp runs. Its weights stay in their GGUF file.
+#: ``model_type`` of a saved configuration. The weights stay in their GGUF file.
 MODEL_TYPE = "st_reba_llama_cpp"
 
-#: The key of last hidden states among those of layers, which are counted from 1; 0 is what enters the first.
+#: Key of the last hidden states among those of layers, which are counted from 1; 0 is the input of the first.
 END = -1
 
-# By llama.cpp's names. What enters the first layer is the last of these that an architecture computes.
+# Names of tensors in llama.cpp. The input of the first layer is the last of these that an architecture computes.
 _ENTERING = (b"embd", b"inp_embd", b"inp_scaled")
 _ENDS = (b"result_norm", b"result_embd_pooled")
 _LAYER = re.compile(rb"l_out-(\d+)")
 
-#: Tokens that are run at a time. Larger parts are not faster on a CPU, and llama.cpp keeps the logits of each token.
+#: Number of tokens that run at a time. More are not faster on a CPU, and llama.cpp keeps the logits of each token.
 _PART = 64
-#: Of the logits of a prompt that is continued, those of one token are kept.
+#: The same for a prompt that is continued, of which the logits of one token are kept.
 _PROMPT_PART = 512
-#: Tokens that a context has room for at first; it grows with what is asked of it.
+#: Number of tokens that a context has room for at first.
 _ROOM = 512
 
 _Watch = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
@@ -54,13 +54,13 @@ _LOG_LEVEL_ERROR = 4
 
 
 class _Opaque(ctypes.Structure):
-    """A structure of llama.cpp that is handed from one function to the next, and is smaller than this."""
+    """Structure of llama.cpp that is passed from one function to another, and is smaller than this."""
 
     _fields_ = [("bytes", ctypes.c_byte * 512)]
 
 
 class _ContextParams(ctypes.Structure):
-    """The beginning of ``llama_context_params``; :data:`_DEFAULTS` tells whether it is what it was."""
+    """Beginning of ``llama_context_params``, checked by :data:`_DEFAULTS`."""
 
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")),
@@ -80,20 +80,20 @@ class _ContextParams(ctypes.Structure):
 
 
 class _GgufParams(ctypes.Structure):
-    """``gguf_init_params``: the header alone is read."""
+    """``gguf_init_params``."""
 
     _fields_ = [("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p)]
 
 
 _POOLING_NONE = 0
-#: Of the values in a header, and of those in a tensor, the type float32.
+#: Type float32 of a value in a header, and of a tensor.
 _HEADER_FLOAT32, _TENSOR_FLOAT32 = 6, 0
 
-#: The flags of ``llama_model_params`` and where they stand: of them, llama.cpp sets the one that lets it keep weights
-#: in another order, too. Such copies were no faster here, and make a file take half as much memory again.
+#: Flags of ``llama_model_params`` and their place. llama.cpp sets the one that lets it keep copies of weights in
+#: another order. These were not faster, and take half as much memory again.
 _FLAGS, _FLAGS_AT, _KEEPS_COPIES_AT = [0, 0, 1, 0, 0], 72, 74
 
-#: What ``llama_context_default_params`` gives. Where a later release has moved a field, some of it is another number.
+#: Result of ``llama_context_default_params``. Where a later release has moved a field, some numbers differ.
 _DEFAULTS: Mapping[str, Any] = {
     "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0, "n_threads": 4,
     "n_threads_batch": 4, "ctx_type": 0, "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1,
@@ -103,7 +103,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
-#: What is called of llama.cpp: what it returns, and what it takes.
+#: Functions of llama.cpp that are called: what each returns, and what it takes.
 _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "ggml_backend_tensor_get": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
     "ggml_get_name": (ctypes.c_char_p, [_POINTER]),
@@ -143,7 +143,7 @@ _FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_vocab_n_tokens": (_INT, [_POINTER]),
 }
 
-#: What llama.cpp said last that went wrong: it returns no reasons.
+#: Last error messages of llama.cpp, which returns no reasons.
 _complaints: deque[str] = deque(maxlen=8)
 
 
@@ -155,10 +155,10 @@ def _note(level: int, message: bytes | None, _: Any) -> None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """llama.cpp, ready to be called.
+    """Return llama.cpp, ready to be called.
 
     Raises:
-        ImportError: If xllamacpp is not installed, or is of a release whose llama.cpp is called otherwise.
+        ImportError: If xllamacpp is not installed, or is of a release with another interface.
     """
     package = require("xllamacpp", "llamacpp", "llama.cpp")
     found = ctypes.CDLL(package.xllamacpp.__file__)
@@ -168,10 +168,12 @@ def library() -> ctypes.CDLL:
             function = getattr(found, name)
             function.restype, function.argtypes = returns, takes
         given = found.llama_context_default_params()
-        wrong = [f"llama_context_params.{name}" for name, usual in _DEFAULTS.items() if getattr(given, name) != usual]
+        wrong = [
+            f"llama_context_params.{name}" for name, default in _DEFAULTS.items() if getattr(given, name) != default
+        ]
     if wrong:
         raise ImportError(
-            f"xllamacpp {package.__version__} brings a llama.cpp that is called otherwise ({', '.join(wrong[:3])}): "
+            f"xllamacpp {package.__version__} brings a llama.cpp with another interface ({', '.join(wrong[:3])}): "
             f'install the release that st_reba was tested with: pip install "xllamacpp=={TESTED}".'
         )
     found.llama_log_set(_note, None)
@@ -180,10 +182,10 @@ def library() -> ctypes.CDLL:
 
 
 class LlamaCpp:
-    """A GGUF file that llama.cpp has loaded, once: what embeds and what generates share its weights.
+    """A GGUF file that llama.cpp has loaded, whose weights serve embedding and generation.
 
-    States and generation have a context each, so that one thread embeds while another generates. Two threads that
-    embed wait for one another.
+    Each of the two has a context, so that one thread embeds while another generates. Two threads that embed wait for
+    each other.
 
     Args:
         file: The GGUF file.
@@ -198,15 +200,15 @@ class LlamaCpp:
         self._library = library()
         _complaints.clear()
         params = self._library.llama_model_default_params()
-        # Where a later release has other flags, they stay.
+        # Other flags of a later release stay.
         if params.bytes[_FLAGS_AT : _FLAGS_AT + len(_FLAGS)] == _FLAGS:
             params.bytes[_KEEPS_COPIES_AT] = 0
         model = self._library.llama_model_load_from_file(str(file).encode(), params)
         if not model:
-            # The first says what was wrong, the others who gave up.
-            said = _complaints[0] if _complaints else "it gives no reason"
+            # The first is the cause, the others are its consequences.
+            reason = _complaints[0] if _complaints else "it gives no reason"
             raise ValueError(
-                f"{file}: llama.cpp cannot load it ({said}). A file that was cut off must be fetched again; for an "
+                f"{file}: llama.cpp cannot load it ({reason}). A file that was cut off must be fetched again; for an "
                 "architecture that is newer than the installed xllamacpp, use a later one."
             )
         self._states = _States(self._library, int(self._library.llama_model_n_embd(model)))
@@ -223,15 +225,15 @@ class LlamaCpp:
         self.vocabulary_size = int(self._library.llama_vocab_n_tokens(self._vocabulary))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LlamaCpp:
-        """Itself: views of a model share it."""
+        """Return itself: views of a model share it."""
         return self
 
     def __reduce__(self) -> tuple[type[LlamaCpp], tuple[Path]]:
-        """Another process loads the file itself; the system keeps it in memory once."""
+        """Let another process load the file, which the system keeps in memory once."""
         return LlamaCpp, (self.file,)
 
     def final_norm(self) -> tuple[dict[str, NDArray[np.float32]], float]:
-        """What the file has of the norm behind the last layer: its weight and bias, (D,), by name; and its epsilon."""
+        """Return weight and bias, (D,), of the norm after the last layer, those that there are, and its epsilon."""
         library, weights, epsilon = self._library, {}, 1e-5
         header = library.gguf_init_from_file(str(self.file).encode(), _GgufParams(True, None))
         try:
@@ -250,14 +252,14 @@ class LlamaCpp:
         return weights, epsilon
 
     def states(self, ids: Sequence[int], layers: Collection[int]) -> dict[int, NDArray[np.float32]]:
-        """The states of every token of one text.
+        """Return the states of every token of one text.
 
         Args:
             ids: Its n token ids.
-            layers: After which layers, counted from 1; 0: what enters the first; :data:`END`: last hidden states.
+            layers: Layers, counted from 1; 0 for the input of the first; :data:`END` for the last hidden states.
 
         Returns:
-            The states after each of these layers, (n, D).
+            States after each of these layers, (n, D).
 
         Raises:
             ValueError: If llama.cpp does not show one of them in this architecture.
@@ -289,13 +291,13 @@ class LlamaCpp:
 
         Args:
             ids: Token ids, special ones included.
-            max_new_tokens: How many tokens at most.
-            temperature: 0 takes the likeliest token each time.
-            top_p: Of the likeliest tokens, those that are drawn from have this much of the probability together.
-            seed: Of the drawing; None: another each time.
+            max_new_tokens: Number of tokens, at most.
+            temperature: 0 takes the most likely token each time.
+            top_p: Probability of the most likely tokens together, from which one is drawn.
+            seed: Seed of the draws; None for another one each time.
 
         Raises:
-            ValueError: If there is no room for so many in the model's positions.
+            ValueError: If the model has not enough positions.
             RuntimeError: If llama.cpp cannot run it.
         """
         if not 1 <= len(ids) <= self.positions - max_new_tokens:
@@ -308,7 +310,7 @@ class LlamaCpp:
             new, room = ids, len(ids) + max_new_tokens
             for count in range(max_new_tokens):
                 self._writing.run(new, room=room, goes_on=count > 0)
-                token = _drawn(self._writing.logits(self.vocabulary_size), temperature, top_p, draw)
+                token = _draw(self._writing.logits(self.vocabulary_size), temperature, top_p, draw)
                 if self._library.llama_vocab_is_eog(self._vocabulary, token):
                     return
                 yield token
@@ -316,26 +318,26 @@ class LlamaCpp:
 
 
 class _States:
-    """Looks at the states of the layers that are wanted while llama.cpp computes a graph, and then ends that."""
+    """Callback that copies the states of some layers while llama.cpp computes a graph, and then ends it."""
 
     def __init__(self, library: ctypes.CDLL, hidden_size: int) -> None:
         self._library = library
         self.hidden_size = hidden_size
         self._seen: dict[int, NDArray[np.float32]] = {}
-        #: For each layer that is wanted, the states of each part of a text.
+        #: States of each part of a text, for each layer that is wanted.
         self.kept: dict[int, list[NDArray[np.float32]]] = {}
         self._last = END
-        #: The steps that may make what enters the first layer; once a graph has been seen, the one that does.
+        #: Names of tensors that may be the input of the first layer; after the first graph, the one that is.
         self._entering: Collection[bytes] = _ENTERING
         self._begun = b""
 
     def want(self, layers: Collection[int]) -> None:
-        """From now on, look at these."""
+        """Copy the states of these layers from now on."""
         self.kept = {layer: [] for layer in layers}
         self._last = END if END in layers else max(layers)
 
     def keep(self) -> None:
-        """The graph of a part of a text has been computed."""
+        """Keep what was copied of a part of a text."""
         for layer, states in self._seen.items():
             self.kept[layer].append(states)
         if 0 in self._seen:
@@ -343,14 +345,10 @@ class _States:
         self._seen = {}
 
     def __call__(self, tensor: int, asks: bool, _: Any) -> bool:
-        """Called by llama.cpp before each step of a graph, ``asks``, and again after those for which this is true.
-
-        Returns:
-            Whether a step's result is wanted, where it asks; else whether to go on.
-        """
+        """Return whether the result of a step of a graph is wanted, where llama.cpp asks; else whether to go on."""
         name = self._library.ggml_get_name(tensor)
-        found = _LAYER.fullmatch(name)
-        layer = int(found[1]) + 1 if found else 0 if name in self._entering else END if name in _ENDS else None
+        match = _LAYER.fullmatch(name)
+        layer = int(match[1]) + 1 if match else 0 if name in self._entering else END if name in _ENDS else None
         if asks:
             return layer in self.kept
         states = np.empty((self._library.ggml_nbytes(tensor) // 4 // self.hidden_size, self.hidden_size), np.float32)
@@ -363,7 +361,7 @@ class _States:
 
 
 class _Context:
-    """A context of llama.cpp: made when it is first used, and again where more room is asked of it."""
+    """Context of llama.cpp, made when it is first used, and again when more room is needed."""
 
     def __init__(self, library: ctypes.CDLL, model: int, file: Path, part: int, states: _States | None = None) -> None:
         self.lock = threading.Lock()
@@ -372,13 +370,13 @@ class _Context:
         self._file = file
         self._part = part
         self._states = states
-        # Kept: llama.cpp has its address.
+        # An attribute, because llama.cpp has its address.
         self._watch = None if states is None else _Watch(states)
         self._pointer: int | None = None
         self._room = 0
 
     def run(self, ids: Sequence[int], *, room: int, goes_on: bool = False) -> None:
-        """Run tokens, part by part: from the beginning, or behind those that were run before."""
+        """Run tokens, part by part: from the beginning, or after those that ran before."""
         if self._room < room:
             self._make(room)
         threads = torch.get_num_threads()
@@ -387,7 +385,7 @@ class _Context:
             self._library.llama_memory_clear(self._library.llama_get_memory(self._pointer), False)
         for start in range(0, len(ids), self._part):
             part = ids[start : start + self._part]
-            # A variable of its own: llama.cpp reads it when it decodes.
+            # A variable, because llama.cpp reads it when it decodes.
             tokens = (_INT * len(part))(*part)
             batch = self._library.llama_batch_get_one(tokens, len(part))
             if failed := self._library.llama_decode(self._pointer, batch):
@@ -396,12 +394,12 @@ class _Context:
                 self._states.keep()
 
     def logits(self, vocabulary_size: int) -> NDArray[np.float32]:
-        """(V,), of the last token that was run."""
+        """Return the logits of the last token that ran, (V,)."""
         pointer = self._library.llama_get_logits_ith(self._pointer, -1)
         return np.ctypeslib.as_array(pointer, (vocabulary_size,)).copy()
 
     def free(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         if self._pointer:
             self._library.llama_free(self._pointer)
         self._pointer, self._room = None, 0
@@ -409,7 +407,7 @@ class _Context:
     def _make(self, room: int) -> None:
         self.free()
         params = self._library.llama_context_default_params()
-        # A power of two, so that few contexts are made.
+        # A power of two, to make few contexts.
         params.n_ctx = max(_ROOM, 1 << (room - 1).bit_length())
         params.n_batch = params.n_ubatch = self._part
         params.pooling_type = _POOLING_NONE
@@ -424,13 +422,13 @@ class _Context:
 
 
 def _release(library: ctypes.CDLL, model: int, contexts: Sequence[_Context]) -> None:
-    """Give back the contexts of a model, and then the model."""
+    """Free the contexts of a model, and then the model."""
     for context in contexts:
         context.free()
     library.llama_model_free(model)
 
 
-def _drawn(logits: NDArray[np.float32], temperature: float, top_p: float, draw: np.random.Generator) -> int:
+def _draw(logits: NDArray[np.float32], temperature: float, top_p: float, draw: np.random.Generator) -> int:
     if temperature <= 0:
         return int(logits.argmax())
     order = np.argsort(-logits)

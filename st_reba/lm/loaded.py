@@ -1,23 +1,24 @@
-"""A language model that a program has already loaded: a view of its body, which leaves the model as it is."""
+"""A language model that the program has loaded: a view of its body, which leaves the model as it is."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from .backbone import has_a_forward_of_its_own, twin
+from .views import has_own_forward, shallow_copy
 
-#: What ``torch.compile`` notes on the function that it returns: the function that it was given.
+# Attribute of a function that ``torch.compile`` returned: the function that it was given.
 _COMPILED_FROM = "_torchdynamo_orig_callable"
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The model of transformers inside what ``torch.compile`` or peft put around it.
+    """Return the transformers model inside what ``torch.compile`` or peft put around it.
 
     Raises:
-        ValueError: If there is none, or the adapter is a prompt, which only peft's own forward puts before a text.
+        ValueError: If there is none, or the adapter is a learned prompt, which needs peft's own forward.
     """
     inner: Any = getattr(model, "_orig_mod", model)
     if hasattr(inner, "get_base_model"):
@@ -36,48 +37,58 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
 
 
 def body_of(model: nn.Module, *, disable_adapter: bool = False) -> PreTrainedModel:
-    """A view of a loaded model's body: its weights, and modules and a configuration of the view's own.
+    """Return a view of a loaded model's body, which may generate meanwhile.
 
-    Nothing of the loaded model is changed, by this or by what runs the view, so that it can generate meanwhile. Its
-    hooks are called in both. The view evaluates, whether the model trains or not, and has the adapters that are active
-    now.
+    The view is in evaluation mode, whether the model trains or not, and has the adapters that are active now. Its hooks
+    are called in both. Only its owner moves and casts it.
 
     Args:
         model: With its head or without; compiled, quantised, dispatched by accelerate, or with adapters of peft.
         disable_adapter: Whether the view is without the adapters.
 
     Raises:
-        ValueError: If it is no model of transformers, its body runs code that somebody has put there, or there is no
-            adapter that can be left out.
+        ValueError: If it is no model of transformers, its body has a forward of somebody's own, or there is no adapter
+            that can be left out.
     """
-    whole = unwrapped(model)
     adapters = getattr(getattr(model, "_orig_mod", model), "peft_config", None)
-    body: Any = whole.base_model
+    body: Any = unwrapped(model).base_model
     body = getattr(body, "_orig_mod", body)
     for path, module in body.named_modules():
-        if has_a_forward_of_its_own(module) and not hasattr(vars(module)["forward"], _COMPILED_FROM):
+        if has_own_forward(module) and not hasattr(vars(module)["forward"], _COMPILED_FROM):
             raise ValueError(
                 f"{path or type(body).__name__} of this model has a forward that is not its class's own, so a view of "
                 "it would not run alone. Give the model as transformers loads it."
             )
-    view = twin(body).eval()
+    view = shallow_copy(body).eval()
     for module in view.modules():
-        # Uncompiled: what is compiled belongs to the model that it was compiled from.
+        # A compiled forward belongs to the model that it was compiled from.
         if hasattr(vars(module).get("forward"), _COMPILED_FROM):
             del module.forward
-        # Rotary frequencies that follow the length of a text are another's at each call.
+        # Rotary frequencies that follow the length of a text differ from call to call.
         if getattr(module, "rope_type", "default") != "default":
             module._buffers = dict(module._buffers)
     if disable_adapter:
-        _without_adapters(view)
+        _remove_adapters(view)
     elif adapters is not None:
-        # So transformers saves the adapters, and nobody keeps what they may change.
+        # transformers then saves the adapters, and prefixes are not kept.
         view.peft_config, view._hf_peft_config_loaded = adapters, True
+    # A bound method could not be pickled.
+    view._apply = partial(_stay, view)
     return cast(PreTrainedModel, view)
 
 
-def _without_adapters(view: PreTrainedModel) -> None:
-    """Put the layers back that adapters stand around.
+def is_borrowed(model: nn.Module) -> bool:
+    """Return whether a model is a view of a model that somebody else has loaded, moves and casts."""
+    return getattr(vars(model).get("_apply"), "func", None) is _stay
+
+
+def _stay(view: PreTrainedModel, *args: Any, **kwargs: Any) -> PreTrainedModel:
+    """Take the place of :meth:`torch.nn.Module._apply`, which moves and casts."""
+    return view
+
+
+def _remove_adapters(view: PreTrainedModel) -> None:
+    """Put the layers back that adapters wrap.
 
     Raises:
         ValueError: If there are none, or they are merged into the layers' weights.

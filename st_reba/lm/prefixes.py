@@ -1,167 +1,173 @@
-"""What stands before the texts of a batch: keys and values of a prompt's own words are computed once, and kept."""
+"""Keys and values of tokens that precede a layout: a template's words and the prompt, run once for all texts."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from ..text.layout import NOT_TEXT, Layout
-from . import backbone
-from .run import Before, Pass, current, passing
-
-#: The token ids of P prefixes, one for each of the prompts that a text stands in.
-Ids = tuple[tuple[int, ...], ...]
-
-
-class _Kept(DynamicLayer):
-    """One layer's keys and values of P prefixes, each (P, G, N, d).
-
-    A pass is given them before its own, which are not kept: several passes may read them at a time, and a batch takes
-    the memory of one layer.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.kept, self.rows = (keys, values), rows
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Those of each row's prefix, (B, G, N, d), and then its own."""
-        keys, values = self.kept
-        if len(keys) > 1:
-            rows = self.rows.to(keys.device, non_blocking=True)
-            keys, values = keys[rows], values[rows]
-        keys, values = (kept.expand(len(key_states), -1, -1, -1) for kept in (keys, values))
-        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+from .passes import AttentionCall, Hook, active_pass
+from .precision import autocast_dtype
+from .views import device_of
 
 
 @dataclass(frozen=True)
-class Prefixes:
-    """Keys and values of P prefixes, as a causal model computed them: they do not depend on what follows.
+class Past:
+    """Tokens that a layout continues.
 
     Attributes:
-        lengths: (P,) tokens of each prefix, in the CPU's memory.
-        layers: Keys and values of each layer, (P, G, N, d) each; what stands behind a prefix means nothing.
+        cache: Their keys and values.
+        lengths: (B,) or (1,) for all rows, number of tokens; those behind it in the cache are padding.
+    """
+
+    cache: Cache
+    lengths: Tensor
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some rows of the cache have padding, which the model's own mask would not hide."""
+        return bool((self.lengths != self.cache.get_seq_length()).any())
+
+    def inputs(self, model: PreTrainedModel, new: int, device: torch.device) -> dict[str, Any]:
+        """Return the arguments of a model's forward for ``new`` tokens behind these."""
+        positions = self.lengths.to(device)[:, None] + torch.arange(new, device=device)
+        return {"position_ids": positions, **cache_arguments(model, self.cache)}
+
+
+@dataclass(eq=False)
+class PastMask(Hook):
+    """Mask of new tokens behind a past of unequal lengths: the past, and new tokens up to the query.
+
+    Attributes:
+        lengths: As in :class:`Past`.
     """
 
     lengths: Tensor
-    layers: Sequence[tuple[Tensor, Tensor]]
+    _masks: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, ids: Ids) -> Prefixes:
-        """Run a causal model over them."""
-        lengths = torch.tensor([len(prefix) for prefix in ids])
-        longest = int(lengths.max())
-        # What is shorter than the longest ends in tokens that none of its own sees.
-        padded = torch.tensor([[*prefix, *(longest - len(prefix)) * [0]] for prefix in ids])
-        cache = DynamicCache()
-        with passing(Pass()):
-            ids_here = padded.to(backbone.device(model))
-            model(input_ids=ids_here, output_hidden_states=False, **backbone.keeping(model, cache))
-        return cls(lengths, [(keys, values) for keys, values, *_ in cache])
+    layers = None
 
-    def rest_of(self, layout: Layout) -> Layout:
-        """The same rows without their prefixes, at the front again."""
-        start = self.lengths.repeat(len(layout.input_ids) // len(self.lengths))
-        lengths = (layout.lengths - start).clamp(min=0)
-        place = torch.arange(max(1, int(lengths.max())))
-        mask = place < lengths[:, None]
-        taken = (start[:, None] + place).clamp(max=layout.input_ids.shape[1] - 1)
-        ids, copy_index = (part.gather(1, taken) for part in (layout.input_ids, layout.copy_index))
-        return Layout(ids * mask, mask, copy_index, seen=layout.seen)
-
-    def before(self, rows: Tensor) -> Before:
-        """What stands before these rows of a layout, (B,), in a pass: every P-th row has the same prefix."""
-        chosen = rows % len(self.lengths)
-        lengths = self.lengths if len(self.lengths) == 1 else self.lengths[chosen]
-        return Before(lengths, Cache([_Kept(*layer, chosen) for layer in self.layers]))
+    def before_attention(self, call: AttentionCall) -> None:
+        new, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
+        kind = (keys, call.window, device)
+        if kind not in self._masks:
+            lengths = self.lengths.to(device)[:, None, None]
+            slot, step = torch.arange(keys - new, device=device), torch.arange(new, device=device)
+            past = (slot < lengths).expand(-1, new, -1)
+            own = (step[:, None] >= step).expand(len(past), -1, -1)
+            if call.window is not None:
+                past = past & (lengths + step[:, None] - slot < call.window)
+                own = own & (step[:, None] - step < call.window)
+            self._masks[kind] = torch.cat([past, own], dim=-1)[:, None]
+        call.mask, call.causal = self._masks[kind], False
 
 
-def behind(prefixes: Prefixes | None, rows: Tensor) -> contextlib.AbstractContextManager[None]:
-    """In this block, in this thread, passes read these rows of a layout, (B,), which begin behind their prefixes."""
-    if prefixes is None:
-        return contextlib.nullcontext()
-    return passing(replace(current(), before=prefixes.before(rows)))
+class _Kept(DynamicLayer):
+    """Keys and values of one layer's prefix, (1, G, P, d), that a pass reads and does not extend."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._kept = keys, values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = (own.expand(len(key_states), -1, -1, -1) for own in self._kept)
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
-def shared_ids(layout: Layout, count: int) -> Ids | None:
-    """The tokens that stand before all texts of a batch, and before the slots of token prepending.
+class PrefixCache:
+    """Prefixes that were run last. A copy of it, and what is pickled of it, is empty.
 
-    Args:
-        layout: B * P rows, those of a text together. Row p of a text begins as row p of all others, up to a token or
-            more before it: which tokens stand right before a text may depend on it.
-        count: P.
-
-    Returns:
-        For each of P rows; None where nothing stands before any text, or there is no text.
-    """
-    # An empty text does not say where it stands, and nothing is read of it.
-    real = (layout.text_lengths > 0).unflatten(0, (-1, count))[:, 0]
-    if not real.any():
-        return None
-    starts = (layout.copy_index != NOT_TEXT).int().argmax(dim=1).unflatten(0, (-1, count))[real]
-    ids = layout.input_ids[:, : int(starts.max())].unflatten(0, (-1, count))[real]
-    alike = (ids == ids[:1]).all(dim=0).long().cumprod(dim=1).sum(dim=1)
-    lengths = torch.minimum(alike, starts.amin(dim=0)).tolist()
-    if not any(lengths):
-        return None
-    return tuple(tuple(row[:length]) for row, length in zip(ids[0].tolist(), lengths, strict=True))
-
-
-class KeptPrefixes:
-    """The prefixes that one model was given last. A copy of it, and what is pickled of it, has none.
-
-    They are dropped when a weight is another or has other values. What is written past autograd, into a weight's
-    ``data``, is not noticed.
+    They are dropped when a weight is replaced or written to. Writing to ``weight.data`` is not noticed.
     """
 
-    #: How many are kept: of a prompt, there may be one or two, see :func:`shared_ids`.
+    #: Number of prefixes that are kept.
     MOST = 8
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[Hashable, Prefixes] = {}
+        self._kept: dict[Hashable, Past] = {}
         self._weights: Hashable = None
 
-    def __reduce__(self) -> tuple[type[KeptPrefixes], tuple[()]]:
-        return KeptPrefixes, ()
+    def __reduce__(self) -> tuple[type[PrefixCache], tuple[()]]:
+        return PrefixCache, ()
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._kept)
 
     def clear(self) -> None:
-        """Drop them all."""
+        """Drop all prefixes."""
         with self._lock:
-            self._found.clear()
+            self._kept.clear()
 
-    def get(self, model: PreTrainedModel, ids: Ids) -> Prefixes:
-        """Those of these tokens; computed, if they are not kept."""
-        key = ids, backbone.autocast_dtype(backbone.device(model))
+    def get(self, model: PreTrainedModel, prefixes: Sequence[tuple[int, ...]]) -> list[Past]:
+        """Return the keys and values of prefixes, run where they are not kept."""
+        dtype = autocast_dtype(device_of(model))
         with self._lock:
-            weights = tuple(map(_values_of, chain(model.parameters(), model.buffers())))
+            weights = tuple(map(_version, chain(model.parameters(), model.buffers())))
             if weights != self._weights:
-                self._found.clear()
+                self._kept.clear()
                 self._weights = weights
-            # Those that were asked for last stand last.
-            found = self._found.pop(key) if key in self._found else Prefixes.of(model, ids)
-            self._found[key] = found
-            for oldest in [*self._found][: -self.MOST]:
-                del self._found[oldest]
-        return found
+            pasts = []
+            for ids in prefixes:
+                key = ids, dtype
+                pasts.append(self._kept.pop(key) if key in self._kept else run_prefix(model, ids))
+                self._kept[key] = pasts[-1]
+            for oldest in [*self._kept][: -self.MOST]:
+                del self._kept[oldest]
+        return pasts
+
+    def split(self, model: PreTrainedModel, layout: Layout, least: int) -> Layout:
+        """Return the layout behind the tokens that precede every text, or the layout itself if these are few."""
+        ids = shared_prefix(layout)
+        if len(ids) <= least:
+            return layout
+        return replace(layout.columns(slice(len(ids), None)), past=self.get(model, [ids])[0])
 
 
-def _values_of(weight: Tensor) -> Hashable:
-    """Another for other values, as far as torch tells: it counts what is written in place."""
-    # A tensor made of others, as quantised ones are, has no memory of its own.
+def _version(weight: Tensor) -> Hashable:
+    """Return a value that changes when a weight is replaced or written to in place."""
+    # A tensor made of others, such as a quantised one, has no memory of its own.
     place = id(weight) if hasattr(weight, "__tensor_flatten__") else weight.data_ptr()
     return place, 0 if weight.is_inference() else weight._version, weight.dtype, weight.device
+
+
+def shared_prefix(layout: Layout) -> tuple[int, ...]:
+    """Return the tokens that precede every text and every slot of token prepending, alike in all rows with a text."""
+    real = ~layout.is_empty
+    if not real.any():
+        return ()
+    length = int((layout.copy_index[real] != NOT_TEXT).int().argmax(dim=1).min())
+    ids = layout.input_ids[real, :length]
+    alike = int((ids == ids[:1]).all(dim=0).long().cumprod(dim=0).sum())
+    return tuple(ids[0, :alike].tolist())
+
+
+def run_prefix(model: PreTrainedModel, ids: Sequence[int]) -> Past:
+    """Run a causal model over tokens, and return their keys and values for any number of rows."""
+    cache = DynamicCache()
+    with active_pass(()):
+        ids_there = torch.tensor([ids], device=device_of(model))
+        model(input_ids=ids_there, output_hidden_states=False, **cache_arguments(model, cache))
+    return Past(read_only_cache((keys, values) for keys, values, *_ in cache), torch.tensor([len(ids)]))
+
+
+def read_only_cache(layers: Iterable[tuple[Tensor, Tensor]]) -> Cache:
+    """Return a cache of keys and values, (1, G, P, d) for each layer, that passes of any number of rows can read."""
+    return Cache(layers=[_Kept(keys, values) for keys, values in layers])
+
+
+def cache_arguments(model: PreTrainedModel, cache: Cache) -> dict[str, Any]:
+    """Return the arguments by which a model reads from a cache and adds to it."""
+    # transformers calls it "cache" from 5.24 on.
+    name = "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
+    return {name: cache, "use_cache": True}

@@ -1,4 +1,4 @@
-"""What a model's files may ask for: the most of anything, and no larger a model than the checkpoint has weights for."""
+"""Limits of configuration values and of model size."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ from transformers import AutoModel, PreTrainedConfig
 
 # Far above what any model has: more is a mistake or an attack.
 
-#: Layers. The deepest of language models have some hundred.
+#: Number of layers. The deepest language models have some hundred.
 MAX_LAYERS = 1024
-#: Experts in a layer. Some models have several hundred.
+#: Number of experts in a layer. Some models have several hundred.
 MAX_EXPERTS = 4 * MAX_LAYERS
-#: Labels of a classifier, for each of which transformers keeps a name. Some have some tens of thousands.
+#: Number of labels of a classifier, for each of which transformers keeps a name. Some have some tens of thousands.
 MAX_LABELS = 2**16
-#: Any size, and positions.
+#: Any size, and number of positions.
 MAX_SIZE = 2**31
-#: Tokens. The largest vocabularies have a quarter of a million.
+#: Number of tokens. The largest vocabularies have a quarter of a million.
 MAX_TOKENS = 2**24
 
-#: How many times what a checkpoint holds its model may have: a head that is tied is counted twice.
+# Size of a model in sizes of its checkpoint: a tied head is counted twice.
 _TIMES = 2
-#: The same while it is built, when layers that share their weights still have weights of their own.
+# The same while it is built, when layers that share weights have weights of their own.
 _TIMES_BUILDING = 16
-#: Numbers that need no checkpoint: tables of positions, masks.
+# Numbers that need no checkpoint: tables of positions, masks.
 _BUFFERS = 2**28
 
 
 class SizeError(ValueError):
-    """A configuration asks for another model than its checkpoint holds: told in a sentence."""
+    """A configuration describes a larger model than its checkpoint holds."""
 
 
 @contextmanager
 def within_size(stored: int, file: object, times: int = _TIMES) -> Iterator[None]:
-    """In this block, in this thread, no model is built that has many times what a checkpoint can fill.
+    """Raise when a model is built in this thread within the block that is far larger than its checkpoint.
 
     transformers builds a model without memory, and then gives it its weights: each of the two may be so large.
 
     Args:
-        stored: How many numbers the checkpoint holds, at most.
-        file: What the configuration was read from.
-        times: How many times as many the model may have.
+        stored: Number of values that the checkpoint holds, at most.
+        file: Source of the configuration.
+        times: Number of checkpoints that the model may be as large as.
 
     Raises:
-        SizeError: As soon as there are more. Layers that share their weights have them each while they are built:
-            :func:`check_size` tells those.
+        SizeError: As soon as the model is larger.
     """
     thread = threading.get_ident()
 
@@ -62,7 +61,7 @@ def within_size(stored: int, file: object, times: int = _TIMES) -> Iterator[None
         numbers, largest = {True: 0, False: 0}, torch.Size([0])
 
         def watch(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-            # The hook is torch's for all modules, those that other threads make included.
+            # The hook is global: other threads build models too.
             nonlocal largest
             if tensor is not None and threading.get_ident() == thread:
                 numbers[tensor.is_meta] += tensor.numel()
@@ -83,32 +82,31 @@ def within_size(stored: int, file: object, times: int = _TIMES) -> Iterator[None
 
 
 def check_size(config: PreTrainedConfig, stored: int, file: object, auto_class: Any = AutoModel) -> None:
-    """Refuse a configuration that describes more weights than a checkpoint can fill.
+    """Raise if a configuration describes more weights than a checkpoint can fill.
 
-    The model is built without memory for its weights, and not to its end where they are far too many.
+    The model is built without memory for its weights, and not to its end if there are far too many.
 
     Args:
         config: The configuration.
-        stored: How many numbers the checkpoint holds, at most.
-        file: What the configuration was read from.
-        auto_class: What builds the model.
+        stored: Number of values that the checkpoint holds, at most.
+        file: Source of the configuration.
+        auto_class: Class that builds the model.
 
     Raises:
         SizeError: If it does, with the shape of the largest weight.
         ValueError: If no model can be built of it.
-        ImportError: If the model needs a package that is not there.
+        ImportError: If the model needs a package that is not installed.
     """
     try:
         with within_size(stored, file, _TIMES_BUILDING), torch.device("meta"):
-            # Attention has no weights; any other implementation might be fetched.
+            # Eager, because another implementation might be downloaded.
             model = auto_class.from_config(config, attn_implementation="eager")
     except (ImportError, MemoryError, SizeError):
         raise
-    # A configuration that fits no model ends in whatever its numbers do to the model's code.
+    # A configuration that fits no model ends in any error of the model's code.
     except Exception as error:
         raise ValueError(f"{file} describes no model that can be built ({in_a_line(error)}). Get it anew.") from error
-    of_both = (("weights", model.parameters(), 0), ("buffers", model.buffers(), _BUFFERS))
-    for kind, tensors, more in of_both:
+    for kind, tensors, more in (("weights", model.parameters(), 0), ("buffers", model.buffers(), _BUFFERS)):
         shapes = [tensor.shape for tensor in tensors]
         largest = max(shapes, key=prod, default=torch.Size([0]))
         _check(kind, sum(map(prod, shapes)), largest, _TIMES * stored + more, stored, file)
@@ -124,6 +122,6 @@ def _check(kind: str, numbers: int, largest: torch.Size, most: int, stored: int,
 
 
 def in_a_line(error: BaseException) -> str:
-    """An error of a library in one line: its type, and what it says."""
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said[:300]}" if said else type(error).__name__
+    """Return the type and the message of an error in one line."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:300]}" if message else type(error).__name__

@@ -1,29 +1,18 @@
-"""The modules, under the names that saved models refer to: ``st_reba.modules.<Class>``.
+"""Methods, and the modules that follow them."""
 
-ST writes ``type(module).__module__`` into modules.json. Saved models outlive the file that a class lives in, so each
-class that a saved model may name says ``__module__ = "st_reba.modules"`` in its own body.
-
-ST refuses module classes from outside its namespace unless ``trust_remote_code=True``, which would also let the
-backbone run code from the repository. ``import st_reba`` is the user's own statement of trust in this package and in
-nothing else, so exactly these classes are made known to ST, and those that a package which the user imports registers
-(:func:`st_reba.register`). Nothing is imported on a configuration's behalf.
-"""
-
-from ..hub import compat
 from .attention_pooling import AttentionPoolingModule
-from .attention_reranking import AttentionReranker as AttentionReranker
-from .attention_reranking import AttentionRerankModule
+from .attention_reranking import AttentionReranker, AttentionRerankModule
+from .base import CausalModule
 from .bidirectional import BidirectionalLastLayer
-from .causal_module import CausalModule as CausalModule
-from .causal_transformer import CausalTransformer, InputEmbeddings
-from .contrastive_prompting import ContrastivePromptingModule
+from .causal import CausalTransformer
+from .contrastive import ContrastivePromptingModule
 from .early_late import EarlyLateModule
 from .echo import EchoModule
 from .embedding_filter import EmbeddingFilter
-from .embedding_transforms import AllButTheTop, Centering, Standardization, WhiteningTransform
-from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
+from .embedding_transforms import AllButTheTop, Centering, EmbeddingTransform, Standardization, WhiteningTransform
 from .endpoint import EndpointTransformer
 from .idf_weights import IdfWeights
+from .input_embeddings import InputEmbeddings
 from .kv_rerouting import KVReroutingModule
 from .layer_states import LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder
@@ -40,18 +29,23 @@ from .topic import TopicModule
 from .twin_tower import TwinTower
 from .value_aggregation import ValueAggregationModule
 
-#: What a saved model may name. The two bases of other people's modules are public, too, and no model has them.
+#: Bases and models, which no saved model names.
+_NOT_SAVED = ("AttentionReranker", "CausalModule", "EmbeddingTransform")
+
 __all__ = [
     "AllButTheTop",
     "AttentionPoolingModule",
     "AttentionRerankModule",
+    "AttentionReranker",
     "BidirectionalLastLayer",
+    "CausalModule",
     "CausalTransformer",
     "Centering",
     "ContrastivePromptingModule",
     "EarlyLateModule",
     "EchoModule",
     "EmbeddingFilter",
+    "EmbeddingTransform",
     "EndpointTransformer",
     "IdfWeights",
     "InputEmbeddings",
@@ -75,4 +69,9 @@ __all__ = [
     "WhiteningTransform",
 ]
 
-compat.make_known(*(globals()[name] for name in __all__))
+#: Modules that a saved model may name.
+SAVED = [name for name in __all__ if name not in _NOT_SAVED]
+
+# Saved models outlive the file of a class, so sentence-transformers writes the package's name into modules.json.
+for _name in SAVED:
+    globals()[_name].__module__ = __name__

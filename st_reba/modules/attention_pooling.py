@@ -1,4 +1,4 @@
-"""Attention pooling: the last token says how much each token counts."""
+"""Attention pooling: the last token weighs the others."""
 
 from __future__ import annotations
 
@@ -8,46 +8,38 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..lm import backbone
-from ..lm.attention.observers import MeanWeights
-from ..lm.attention.setup import watched_last_layer
+from ..lm.attention import MeanWeights
+from ..lm.precision import weighted_sum
 from ..text.layout import Layout
-from .causal_transformer import CausalTransformer
-from .token_vectors import TokenVectors, last_position
+from .causal import CausalTransformer
+from .vectors import TokenVectors, last_position, zero_unselected
 
 
 class AttentionPoolingModule(CausalTransformer):
-    r"""A mean of the tokens' states, weighted by the last token's attention in the last layer, averaged over its heads.
+    r"""A mean of the tokens' states, weighted by the last token's attention in the last layer.
 
     .. math:: e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}
 
-    The sums run over the tokens that ``pool_over`` names, and n is the last of them. A text has one vector, (B, 1, D).
+    The sums run over the tokens that ``pool_over`` names, and n is the last of them.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        **transformer_kwargs: As for :class:`CausalTransformer`.
-
-    Raises:
-        ValueError: If the last layer's attention cannot be watched, or as :class:`CausalTransformer` does.
+        model_name_or_path: As for :class:`CausalModule`.
+        **settings: As for :class:`CausalModule`.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
-    no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Attention pooling"
     equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
+    has_token_vectors = False
 
-    def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **transformer_kwargs: Any) -> None:
-        super().__init__(model_name_or_path, **transformer_kwargs)
-        self._last_layer = watched_last_layer(self.model, "ReBAModule")
+    def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **settings: Any) -> None:
+        super().__init__(model_name_or_path, **{**settings, "rows": "all"})
+        [self._last] = self.lm.resolve([-1], "watched")
 
-    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+    def read(self, layout: Layout) -> TokenVectors:
         selected = self.selected(layout)
-        last, device = last_position(selected), backbone.device(self.model)
-        observer = MeanWeights(last.to(device, non_blocking=True), self._last_layer)
-        states = self.run(layout, observe=observer, **kwargs)
-        weights = (observer.result() * selected.to(device, non_blocking=True)).to(states)
-        # A text without tokens has no weights: the base module gives it a zero vector.
-        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        ids = layout.input_ids.gather(1, last[:, None]).to(states.device, non_blocking=True)
-        return TokenVectors(weights[:, None] @ states, torch.ones_like(ids, dtype=torch.bool), ids)
+        n = last_position(selected)
+        attended = MeanWeights(self._last, n)
+        v = self.run(layout, attended)
+        a = zero_unselected(attended.weights, selected)
+        a = a / a.sum(dim=1, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
+        return TokenVectors.one_each(weighted_sum(a[:, None], v)[:, 0].to(v), layout, n)

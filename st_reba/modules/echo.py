@@ -1,4 +1,8 @@
-"""Echo embeddings: the text is said twice, and read in its repetition."""
+"""Echo embeddings: read a text in its repetition.
+
+Jacob Mitchell Springer, Suhas Kotha, Daniel Fried, Graham Neubig, Aditi Raghunathan: Repetition Improves Language Model
+Embeddings. ICLR 2025.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +11,33 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ..settings import Setting, choice, optional
+from ..settings import check_choice, check_int
 from ..text.templates import Template
-from .causal_module import CausalModule, PoolOver, Rows, repetitions_from
+from .base import CausalModule
 
-PoolCopies = Literal["last", "repeated"]
-
-REPETITIONS = repetitions_from(2)
-POOL_COPIES: Setting[PoolCopies] = choice("pool_copies", "last", "repeated")
+#: Largest number of copies of a text. A configuration that asks for more is a mistake or an attack.
+MAX_COPIES = 1024
 
 
 class EchoModule(CausalModule):
-    r"""Echo-k: the text stands k times, and word i is its state in the last copy, :math:`v_{(k-1)n+i}`.
-
-    (Table 1 of the ReBA paper; Springer et al., "Repetition Improves Language Model Embeddings".)
+    r"""Word i is its state in the last of k copies, :math:`v_{(k-1)n+i}`.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        repetitions: k >= 2, how often the text stands in the input. None: as often as in ``template``, or 2.
-        template: Text with k slots ``{text}``, or ``"springer"``. None: the bare text k times.
-        pool_copies: ``"last"`` reads copy k; ``"repeated"`` copies 2 to k, (k-1)n tokens (Table 1's mean pooling,
-            divided by (k-1)n).
-        pool_over: ``"text"`` or ``"all"``; see :class:`CausalModule`.
-        rows: ``"all"`` hands on every token that is read. ``"last"`` computes and hands on the last alone, (B, 1, D).
-        **transformer_kwargs: As for ST's ``Transformer``.
-
-    Raises:
-        ValueError: If k < 2, the template has another number of slots than k, or the model is not causal.
+        model_name_or_path: As for :class:`CausalModule`.
+        repetitions: Number of copies, k >= 2. None: as many as in ``template``, or 2.
+        template: Text with k slots, or a name such as ``"springer"``. None: the bare text k times.
+        pool_copies: ``"last"`` reads copy k, ``"repeated"`` reads copies 2 to k.
+        **settings: As for :class:`CausalModule`.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
     config_keys = [*CausalModule.config_keys, "repetitions", "template", "pool_copies", "rows"]
-    repeats_text = True
     method = "Echo"
     equation = r"e_i = v_{(k-1)n+i}, \quad i = 1, \dots, n"
     citation = (
         "Jacob Mitchell Springer, Suhas Kotha, Daniel Fried, Graham Neubig, Aditi Raghunathan: "
         "Repetition Improves Language Model Embeddings. ICLR 2025."
     )
+    repeats_text = True
 
     def __init__(
         self,
@@ -53,34 +45,27 @@ class EchoModule(CausalModule):
         *,
         repetitions: int | None = None,
         template: str | None = None,
-        pool_copies: PoolCopies = "last",
-        pool_over: PoolOver = "text",
-        rows: Rows = "all",
-        **transformer_kwargs: Any,
+        pool_copies: Literal["last", "repeated"] = "last",
+        **settings: Any,
     ) -> None:
-        self.pool_copies = POOL_COPIES.check(pool_copies)
-        optional(REPETITIONS).check(repetitions)
-        parsed = Template.repeat(repetitions or 2) if template is None else Template.parse(template)
-        if parsed.copies != (repetitions or parsed.copies) or parsed.copies < 2:
-            remedy = (
-                "Repeat {text} in it, or read it once with CausalTransformer."
-                if repetitions is None
-                else "Leave one of the two out."
-            )
+        check_choice("pool_copies", pool_copies, "last", "repeated")
+        copies = check_repetitions(2 if repetitions is None else repetitions, 2)
+        template = "{text}" * copies if template is None else template
+        copies = Template.parse(template).copies
+        if copies < 2 or copies != (repetitions or copies):
             raise ValueError(
-                f"The template {template!r} has {parsed.copies} slots and repetitions={repetitions}: Echo needs a "
-                f"template with as many slots as repetitions, at least 2. {remedy}"
+                f"template={template!r} has {copies} slots and repetitions={repetitions}: give a template with as many "
+                "slots as repetitions, at least 2, or leave one of the two out. CausalTransformer reads one copy."
             )
-        self.repetitions = REPETITIONS.check(parsed.copies)
-        super().__init__(model_name_or_path, template=parsed, pool_over=pool_over, rows=rows, **transformer_kwargs)
+        super().__init__(model_name_or_path, template=template, **settings)
+        self.repetitions, self.pool_copies = check_repetitions(copies, 2), pool_copies
 
     @property
-    def no_chunks(self) -> str:
-        if self.pool_copies == "repeated" and self.copies > 2:
-            return 'reads a token in several copies, pool_copies="repeated": use pool_copies="last".'
-        return super().no_chunks
+    def copies_read(self) -> range:
+        return range(1 if self.pool_copies == "repeated" else self.repetitions - 1, self.repetitions)
 
-    @property
-    def copies_read(self) -> tuple[int, int]:
-        last = self.repetitions - 1
-        return (1 if self.pool_copies == "repeated" else last), last
+
+def check_repetitions(repetitions: Any, least: int) -> int:
+    """Return a number of copies of the text that is allowed."""
+    advice = f"give a whole number from {least} to {MAX_COPIES}, the number of copies of the text, such as 2."
+    return check_int("repetitions", repetitions, least, MAX_COPIES, advice)

@@ -1,4 +1,4 @@
-"""Maps of sentence embeddings, which stand after ``Pooling``: their base, and those fitted on mean and covariance."""
+"""Maps of sentence embeddings, placed after ``Pooling``: their base, and those fitted on mean and covariance."""
 
 from __future__ import annotations
 
@@ -11,50 +11,51 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..settings import optional, whole
-from .moments import Moments, embedding_moments, principal_directions
+from ..moments import Moments, embedding_moments, principal_directions
+from ..settings import check, check_int
 from .stored import FixedWeights
-from .token_vectors import ONE_BY_ONE
+from .vectors import ONE_BY_ONE
 
-#: Deviations below this share of a dimension's mean are rounding of the embeddings.
+#: A deviation below this share of a dimension's mean is rounding error of the embeddings.
 ROUNDING = 10 * torch.finfo(torch.float32).eps
 
-#: What whitening adds to each direction's variance by default, as a share of their mean.
+#: Default of the variance that whitening adds to each direction, as a share of the mean variance.
 SHRINKAGE = 0.1
 
 
 class EmbeddingTransform(FixedWeights):
-    """Base of the modules that map ``sentence_embedding`` (B, D) to (B, k), after ``Pooling`` and before ``Normalize``.
+    """Base of modules that map ``sentence_embedding`` (B, D) to (B, k), after ``Pooling`` and before ``Normalize``.
 
-    The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
-    them as they are. A zero vector, which is how a text without tokens is embedded, stays one.
+    A zero vector, the embedding of a text without tokens, remains one.
     """
 
-    #: Which of the features is mapped.
+    #: Feature that is mapped.
     MAPPED: ClassVar[str] = "sentence_embedding"
 
     SIZES = ("in_features", "out_features")
     config_keys: list[str] = [*SIZES]
 
-    in_features: int
-    out_features: int
+    def __init__(self, **weights: Tensor) -> None:
+        super().__init__(**weights)
+        self.in_features = self.dimensions["D"]
+        self.out_features = self.dimensions.get("k", self.in_features)
 
     def _transform(self, embedding: Tensor) -> Tensor:
-        """The map: (B, D) to (B, k), float32 or float64."""
+        """Map (B, D) to (B, k), float32 or float64."""
         raise NotImplementedError
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Map each vector.
 
         Args:
-            features: With the vectors (..., D) that the module maps: ``sentence_embedding``, as a rule.
-            **kwargs: Not used.
+            features: With the vectors, (..., D), under :attr:`MAPPED`.
+            **kwargs: Ignored.
 
         Returns:
-            The features with these vectors as (..., k), in the precision that they had.
+            The features with the mapped vectors, (..., k), in the precision of the given ones.
 
         Raises:
-            ValueError: If the vectors have another D than the weights.
+            ValueError: If D is not that of the weights.
         """
         vectors: Tensor = features[self.MAPPED]
         if vectors.shape[-1] != self.in_features:
@@ -64,42 +65,52 @@ class EmbeddingTransform(FixedWeights):
             )
         wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         mapped = self._one_by_one(wide) if features.get(ONE_BY_ONE) else self._transform(wide)
-        empty = ~vectors.any(dim=-1, keepdim=True)
-        return {**features, self.MAPPED: mapped.masked_fill(empty, 0).to(vectors.dtype)}
+        is_empty = ~vectors.any(dim=-1, keepdim=True)
+        return {**features, self.MAPPED: mapped.masked_fill(is_empty, 0).to(vectors.dtype)}
 
     def _one_by_one(self, vectors: Tensor) -> Tensor:
-        """The same map. How a matrix product rounds depends on how many rows it has: here each vector has its own."""
+        """Map each vector alone: the rounding of a matrix product depends on its number of rows."""
         mapped = [self._transform(vector) for vector in vectors.flatten(0, -2).split(1)]
         return torch.cat(mapped).unflatten(0, vectors.shape[:-1])
 
     def get_embedding_dimension(self) -> int:
-        """k."""
+        """Return k."""
         return self.out_features
 
 
-class _Fitted(EmbeddingTransform):
-    """What is fitted on moments without any choice."""
+class FittedTransform(EmbeddingTransform):
+    """Base of maps that are fitted on the embeddings of plain texts."""
+
+    #: Whether the fit needs the covariance; without it, mean and variances.
+    NEEDS_COVARIANCE: ClassVar[bool] = True
+    #: Arguments of :meth:`from_moments` in addition to the moments.
+    FIT_SETTINGS: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def fit(cls, model: SentenceTransformer, texts: Iterable[str], **kwargs: Any) -> Self:
-        """Fit on the embeddings that a model gives texts, however many: they are never held together.
+        """Fit on the embeddings that a model gives texts. They are never in memory together.
 
         Args:
-            model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, module])``.
-            texts: Any iterable of strings; no labels are needed. Two that differ are enough, some hundreds are better.
-            **kwargs: For :func:`~.moments.embedding_moments`: ``chunk_size``, ``batch_size``, ``prompt_name`` ...
+            model: The whole model that precedes the new module: ``SentenceTransformer(modules=[*model, module])``.
+            texts: Strings; no labels are needed. Two that differ are enough, some hundreds are better.
+            **kwargs: Settings of :meth:`from_moments`, and arguments of :func:`~.moments.embedding_moments`, such as
+                ``chunk_size``, ``batch_size`` and ``prompt_name``.
 
         Raises:
-            ValueError: If the texts are too few or too much alike.
+            ValueError: If a setting is out of range, or the texts are too few or too similar.
         """
-        return cls.from_moments(embedding_moments(model, texts, **kwargs))
+        settings = {name: kwargs.pop(name) for name in cls.FIT_SETTINGS if name in kwargs}
+        moments = embedding_moments(model, texts, covariance=cls.NEEDS_COVARIANCE, **kwargs)
+        return cls.from_moments(moments, **settings)
 
     @classmethod
-    def from_moments(cls, moments: Moments) -> Self:
-        """Fit on the mean and covariance of embeddings.
+    def from_moments(cls, moments: Moments, *args: Any, **settings: Any) -> Self:
+        """Fit on mean and covariance of embeddings.
 
         Args:
-            moments: Of embeddings (D,).
+            moments: Moments of embeddings (D,).
+            *args: None.
+            **settings: Settings of the class.
 
         Raises:
             ValueError: As for :meth:`fit`.
@@ -107,13 +118,12 @@ class _Fitted(EmbeddingTransform):
         raise NotImplementedError
 
 
-class Centering(_Fitted):
-    r"""Takes the mean of a collection's embeddings from each embedding.
+class Centering(FittedTransform):
+    r"""Subtracts the mean embedding of a collection of texts.
 
     .. math:: e' = e - \mu
 
-    The cosine of two texts is then that of what is their own: what all texts have in common is gone. The dimension
-    stays D.
+    The cosine of two texts then ignores what all texts have in common.
 
     Use :meth:`fit` or :meth:`from_moments`.
 
@@ -121,18 +131,16 @@ class Centering(_Fitted):
         mean: (D,).
 
     Raises:
-        ValueError: If ``mean`` is no vector.
+        ValueError: If ``mean`` is not a vector.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+    SHAPES = {"mean": "D"}
+    NEEDS_COVARIANCE = False
 
     mean: Tensor
 
     def __init__(self, mean: Tensor) -> None:
-        if mean.ndim != 1 or not len(mean):
-            raise ValueError(f"mean is {tuple(mean.shape)}: give (D,).")
         super().__init__(mean=mean)
-        self.in_features = self.out_features = len(mean)
 
     @classmethod
     def from_moments(cls, moments: Moments) -> Self:
@@ -143,14 +151,13 @@ class Centering(_Fitted):
         return embedding - self.mean.to(embedding.dtype)
 
 
-class Standardization(_Fitted):
+class Standardization(FittedTransform):
     r"""Gives each dimension mean 0 and standard deviation 1 over a collection of texts.
 
     .. math:: e'_j = (e_j - \mu_j) / \sigma_j
 
-    A language model's states have a few dimensions that dwarf all others, and with them every cosine (Timkey and van
-    Schijndel, 2021, arXiv 2109.04404). The dimension stays D. A dimension in which the collection does not vary is
-    only centred.
+    Hidden states of language models have a few dimensions that dominate all others, and with them every cosine (Timkey
+    and van Schijndel, 2021, arXiv 2109.04404). A dimension that does not vary over the collection is only centred.
 
     Use :meth:`fit` or :meth:`from_moments`.
 
@@ -162,16 +169,14 @@ class Standardization(_Fitted):
         ValueError: If the shapes do not fit each other, or a deviation is not above 0.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+    SHAPES = {"mean": "D", "deviation": "D"}
+    NEEDS_COVARIANCE = False
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, mean: Tensor, deviation: Tensor) -> None:
-        if mean.ndim != 1 or not len(mean) or mean.shape != deviation.shape:
-            raise ValueError(f"mean is {tuple(mean.shape)} and deviation {tuple(deviation.shape)}: give (D,) for both.")
         super().__init__(mean=mean, deviation=deviation)
-        self.in_features = self.out_features = len(mean)
         if not (self.deviation > 0).all():
             raise ValueError("A deviation is 0 or below: embeddings are divided by them, so give what is above 0.")
 
@@ -179,25 +184,25 @@ class Standardization(_Fitted):
     def from_moments(cls, moments: Moments) -> Self:
         check_that_they_vary(moments)
         deviation = moments.variances.sqrt()
-        constant = deviation <= ROUNDING * moments.mean.abs()
-        return cls(moments.mean, deviation.masked_fill(constant, 1.0))
+        is_constant = deviation <= ROUNDING * moments.mean.abs()
+        return cls(moments.mean, deviation.masked_fill(is_constant, 1.0))
 
     def _transform(self, embedding: Tensor) -> Tensor:
         return (embedding - self.mean.to(embedding.dtype)) / self.deviation.to(embedding.dtype)
 
 
-class WhiteningTransform(EmbeddingTransform):
-    r"""Makes the embeddings of a collection of texts uncorrelated, with mean 0 and nearly one variance everywhere.
+class WhiteningTransform(FittedTransform):
+    r"""Makes the embeddings of a collection of texts uncorrelated, with mean 0 and nearly equal variances.
 
     .. math::
         e' = (e - \mu) W, \qquad W = \bigl(U (\Lambda + \varepsilon \bar\lambda I)^{-1/2}\bigr)_{[:, :k]}, \qquad
         \Sigma = U \Lambda U^\top
 
     with mean :math:`\mu` and covariance :math:`\Sigma` of the texts' embeddings, and the mean :math:`\bar\lambda` of
-    its eigenvalues. With :math:`\varepsilon = 0` that is Su et al. (2021, arXiv 2103.15316). A covariance that is
-    estimated on few texts has directions of far too little variance, which plain whitening blows up; the shrinkage
+    its eigenvalues. With :math:`\varepsilon = 0` this is Su et al. (2021, arXiv 2103.15316). A covariance that is
+    estimated on few texts has directions of far too little variance, which plain whitening scales up; the shrinkage
     :math:`\varepsilon` bounds by how much (towards a multiple of the identity, as in Ledoit and Wolf, 2004).
-    Directions stand in the order of falling variance, so that ``truncate_dim=n`` gives what ``dimension=n`` does.
+    Directions are in the order of falling variance, so that ``truncate_dim=n`` gives the same as ``dimension=n``.
 
     Use :meth:`fit` or :meth:`from_moments`.
 
@@ -209,55 +214,25 @@ class WhiteningTransform(EmbeddingTransform):
         ValueError: If the shapes do not fit each other.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+    SHAPES = {"mean": "D", "weight": "kD"}
+    FIT_SETTINGS = ("dimension", "shrinkage")
 
     mean: Tensor
     weight: Tensor
 
     def __init__(self, mean: Tensor, weight: Tensor) -> None:
-        check_rows(mean, weight, "weight", fewest=1)
         super().__init__(mean=mean, weight=weight)
-        self.out_features, self.in_features = weight.shape
 
     @classmethod
-    def fit(
-        cls,
-        model: SentenceTransformer,
-        texts: Iterable[str],
-        *,
-        dimension: int | None = None,
-        shrinkage: float = SHRINKAGE,
-        **kwargs: Any,
-    ) -> WhiteningTransform:
-        r"""Fit on the embeddings that a model gives texts, however many: they are never held together.
+    def from_moments(cls, moments: Moments, *, dimension: int | None = None, shrinkage: float = SHRINKAGE) -> Self:
+        r"""Fit on mean and covariance of embeddings.
 
         Args:
-            model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, whitening])``.
-            texts: Any iterable of strings; no labels are needed. Two that differ are enough, some hundreds are better.
-            dimension: k, the directions to keep, those of largest variance. If None, all D; without shrinkage D - 1
-                where the embeddings vary in no more: a backbone that ends in a LayerNorm (GPT-2, OPT) takes one away.
-            shrinkage: :math:`\varepsilon`, 0 or more: what is added to each direction's variance, as a share of their
-                mean. With 0 every direction gets variance 1 over these texts, and these have to be more than
-                ``dimension``.
-            **kwargs: For :func:`~.moments.embedding_moments`: ``chunk_size``, ``batch_size``, ``prompt_name`` ...
-
-        Raises:
-            ValueError: If ``dimension`` or ``shrinkage`` is out of range, or the texts are too few or too much alike.
-        """
-        check_shrinkage(shrinkage, SHRINKAGE, plain=True)
-        moments = embedding_moments(model, texts, **kwargs)
-        return cls.from_moments(moments, dimension=dimension, shrinkage=shrinkage)
-
-    @classmethod
-    def from_moments(
-        cls, moments: Moments, *, dimension: int | None = None, shrinkage: float = SHRINKAGE
-    ) -> WhiteningTransform:
-        """Fit on the mean and covariance of embeddings.
-
-        Args:
-            moments: Of embeddings (D,).
-            dimension: As for :meth:`fit`.
-            shrinkage: As for :meth:`fit`.
+            moments: Moments of embeddings (D,).
+            dimension: Number of directions to keep, k, those of largest variance. None: all D; without shrinkage D - 1
+                where the embeddings vary in no more, as those of a backbone that ends in a LayerNorm (GPT-2, OPT).
+            shrinkage: :math:`\varepsilon`, 0 or more, added to each direction's variance as a share of their mean. With
+                0, every direction gets variance 1 over these texts, of which there must be more than ``dimension``.
 
         Raises:
             ValueError: As for :meth:`fit`.
@@ -267,8 +242,8 @@ class WhiteningTransform(EmbeddingTransform):
         check_shrinkage(shrinkage, SHRINKAGE, plain=True)
         check_that_they_vary(moments)
         variances, directions = principal_directions(moments.covariance)
-        kept = _kept(moments.count, variances, dimension) if shrinkage == 0 else dimension or size
-        # Where there is none, rounding makes a variance slightly negative.
+        kept = _rank_to_keep(moments.count, variances, dimension) if shrinkage == 0 else dimension or size
+        # Rounding makes a variance of 0 slightly negative.
         variances = variances.clamp(min=0)
         scales = (variances + shrinkage * variances.mean()).sqrt()
         return cls(moments.mean, directions[:kept] / scales[:kept, None])
@@ -277,10 +252,10 @@ class WhiteningTransform(EmbeddingTransform):
         return linear(embedding - self.mean.to(embedding.dtype), self.weight.to(embedding.dtype))
 
 
-def _kept(count: int, variances: Tensor, dimension: int | None) -> int:
-    """How many directions plain whitening keeps: it divides by their variance, so there has to be some."""
+def _rank_to_keep(count: int, variances: Tensor, dimension: int | None) -> int:
+    """Return the number of directions that plain whitening keeps. It divides by their variances."""
     kept = len(variances) if dimension is None else dimension
-    # What is below this is rounding of the embeddings, not variance.
+    # Variance below this is rounding error of the embeddings.
     noise = variances[0] * len(variances) * torch.finfo(torch.float32).eps ** 2
     rank = int((variances > noise).sum())
     if dimension is None and rank == len(variances) - 1 and count > kept:
@@ -294,12 +269,12 @@ def _kept(count: int, variances: Tensor, dimension: int | None) -> int:
     return kept
 
 
-class AllButTheTop(EmbeddingTransform):
-    r"""Takes from each embedding the mean of a collection's, and its part in their d principal directions.
+class AllButTheTop(FittedTransform):
+    r"""Subtracts the mean embedding of a collection, and each embedding's part in d principal directions.
 
     .. math:: e' = \tilde{e} - \sum_{i=1}^{d} (u_i^\top \tilde{e}) \, u_i, \qquad \tilde{e} = e - \mu
 
-    (Mu & Viswanath, 2018, arXiv 1702.01417.) The dimension stays D.
+    (Mu & Viswanath, 2018, arXiv 1702.01417.)
 
     Use :meth:`fit` or :meth:`from_moments`.
 
@@ -311,48 +286,30 @@ class AllButTheTop(EmbeddingTransform):
         ValueError: If the shapes do not fit each other.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
+    SHAPES = {"mean": "D", "directions": "nD"}
+    FIT_SETTINGS = ("removed",)
 
     mean: Tensor
     directions: Tensor
 
     def __init__(self, mean: Tensor, directions: Tensor) -> None:
-        check_rows(mean, directions, "directions", fewest=0)
         super().__init__(mean=mean, directions=directions)
-        self.in_features = self.out_features = len(mean)
 
     @classmethod
-    def fit(
-        cls, model: SentenceTransformer, texts: Iterable[str], *, removed: int | None = None, **kwargs: Any
-    ) -> AllButTheTop:
-        """Fit on the embeddings that a model gives texts, however many: they are never held together.
+    def from_moments(cls, moments: Moments, *, removed: int | None = None) -> Self:
+        """Fit on mean and covariance of embeddings.
 
         Args:
-            model: What the module will stand behind, whole: ``SentenceTransformer(modules=[*model, module])``.
-            texts: Any iterable of strings; no labels are needed. At least ``removed`` + 2, and better some thousands.
-            removed: d, the directions to remove; D / 100, and at least 1, if None. 0 takes the mean away alone.
-            **kwargs: For :func:`~.moments.embedding_moments`: ``chunk_size``, ``batch_size``, ``prompt_name`` ...
+            moments: Moments of embeddings (D,), of at least ``removed`` + 2 texts, and better some thousands.
+            removed: Number of directions to remove, d; None: D / 100, and at least 1. 0 subtracts the mean alone.
 
         Raises:
             ValueError: If ``removed`` is out of range, or the texts are too few.
         """
-        return cls.from_moments(embedding_moments(model, texts, **kwargs), removed=removed)
-
-    @classmethod
-    def from_moments(cls, moments: Moments, *, removed: int | None = None) -> AllButTheTop:
-        """Fit on the mean and covariance of embeddings.
-
-        Args:
-            moments: Of embeddings (D,).
-            removed: As for :meth:`fit`.
-
-        Raises:
-            ValueError: As for :meth:`fit`.
-        """
         size = len(moments.mean)
         check_count("removed", removed, 0, size - 1, "the principal directions to remove")
         count = max(1, size // 100) if removed is None else removed
-        # With d + 1 texts nothing would be left of any of them.
+        # d + 1 texts vary in d directions at most, so that nothing would be left.
         if moments.count < count + 2:
             raise ValueError(
                 f"{moments.count} texts are too few to find {count} principal directions to remove: give at least "
@@ -367,39 +324,33 @@ class AllButTheTop(EmbeddingTransform):
         return centred - (centred @ directions.mT) @ directions
 
 
-def check_rows(mean: Tensor, rows: Tensor, name: str, *, fewest: int) -> None:
-    """Refuse a mean that is not (D,), or rows that are not (k, D): k is ``fewest``, 0 or 1, to ``fewest`` + D - 1."""
-    if rows.ndim != 2 or not fewest <= len(rows) < rows.shape[1] + fewest or mean.shape != rows.shape[1:]:
-        raise ValueError(
-            f"mean is {tuple(mean.shape)} and {name} {tuple(rows.shape)}: give (D,) and (k, D) with k from "
-            f"{'1 to D' if fewest else '0 to D - 1'}."
-        )
+def check_count(name: str, value: int | None, least: int, most: int, meaning: str) -> None:
+    """Raise unless a number of directions, or None, is within bounds."""
+    if value is not None:
+        check_int(name, value, least, most, f"give {meaning}, a whole number from {least} to {most}.")
 
 
-def check_count(name: str, value: int | None, least: int, most: int, what: str) -> None:
-    """Refuse what is not a whole number in a range, or None."""
-    optional(whole(name, least, most, f"give {what}, a whole number from {least} to {most}.")).check(value)
-
-
-def check_shrinkage(value: float, usual: float, *, plain: bool) -> None:
-    """Refuse what cannot be added to the variance of each direction.
+def check_shrinkage(value: float, default: float, *, plain: bool) -> None:
+    """Raise unless a number can be added to the variance of each direction.
 
     Args:
-        value: As a share of the mean variance.
-        usual: For the message.
-        plain: Whether 0 is allowed, which is plain whitening.
+        value: Share of the mean variance.
+        default: Usual share, for the error message.
+        plain: Whether 0 is allowed, which means plain whitening.
     """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (0 < value < math.inf or (plain and value == 0)):
-        allowed, ending = ("a number, 0 or more", ", and 0 is plain whitening") if plain else ("a number above 0", "")
-        raise ValueError(
-            f"shrinkage={value!r}: give {allowed}: what is added to the variance of each direction, as a share of "
-            f"their mean. {usual:g} is usual{ending}."
-        )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    allowed, ending = ("a number, 0 or more", ", and 0 is plain whitening") if plain else ("a number above 0", "")
+    check(
+        "shrinkage",
+        value,
+        is_number and (0 < value < math.inf or (plain and value == 0)),
+        f"give {allowed}: what is added to the variance of each direction, as a share of their mean. {default:g} is "
+        f"usual{ending}.",
+    )
 
 
 def check_that_they_vary(moments: Moments) -> None:
-    """Refuse embeddings that are all one, to rounding, or none at all: nothing can be fitted on them."""
+    """Raise if embeddings are equal but for rounding, or there are none: nothing can be fitted on them."""
     rounding = torch.finfo(torch.float32).eps * moments.mean.norm()
     if moments.count < 2 or moments.variances.sum() <= rounding**2:
         raise ValueError(

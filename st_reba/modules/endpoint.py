@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
-from http.client import HTTPException
-from os import PathLike
-from pathlib import Path
-from time import sleep
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 from sentence_transformers.base.modules import InputModule
+from torch import Tensor
 
-from ..settings import Setting, described, flag, optional, whole
-from ..text.templates import PROMPT, Template, normalized, preset
-from .causal_module import chosen, repetitions_from
-from .checkpoints import note_requirement, saved_settings
+from ..endpoint import THIS_MACHINE, Endpoint, EndpointError
+from ..settings import check, check_int, describe, first_not_none
+from ..text.presets import normalized, preset
+from ..text.templates import PROMPT, Template
+from .stored import StoredModule
 
-#: Text whose vector tells one model from another.
+#: Text by whose vector models are recognised.
 FINGERPRINTED = "The dog chased the cat; the cat chased the mouse, and nobody chased the dog."
 #: Number of that vector's values that are saved, and their largest relative distance: another machine, or another
 #: build of the server, moves them by a few hundredths.
@@ -31,110 +26,6 @@ FINGERPRINT_VALUES, FINGERPRINT_APART = 32, 0.2
 
 #: Environment variable that names the hosts that a saved model may call, in addition to this machine.
 TRUSTED = "ST_REBA_ENDPOINTS"
-_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
-#: Statuses of HTTP after which the same request may succeed.
-_PASSING = (408, 429, 502, 503, 504)
-#: Seconds before a request is sent again, the first time; doubled each time up to the second number.
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
-
-
-class EndpointError(OSError):
-    """Error of a server that does not answer, or answers with something other than vectors.
-
-    Args:
-        message: The error in a sentence.
-        status: HTTP status, if the server answered.
-    """
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Endpoint:
-    """Client of a server's ``/v1/embeddings``.
-
-    Args:
-        url: The server's root, its ``/v1``, or the path itself.
-        model: Name of the model in requests; see :meth:`first_model`.
-        key: API key that the server asks for.
-        timeout: Seconds for an answer.
-        retries: Number of times that a request is sent again that was not answered, or for which the server had no
-            time: after half a second at first, then twice as long each time, or as long as the server says.
-
-    Raises:
-        ValueError: If the key cannot be sent.
-    """
-
-    def __init__(
-        self, url: str, model: str | None = None, key: str | None = None, timeout: float = 60.0, retries: int = 0
-    ) -> None:
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise ValueError("The API key has other characters than printable ASCII: give the one of the server.")
-        self.url = url.rstrip("/").removesuffix("/embeddings").removesuffix("/v1") + "/v1/embeddings"
-        self.model, self._key, self._timeout, self._retries = model, key, timeout, retries
-        # A proxy does not reach this machine's own addresses.
-        direct = [urllib.request.ProxyHandler({})] if urlsplit(url).hostname in _THIS_MACHINE else []
-        self._opener = urllib.request.build_opener(*direct)
-
-    def first_model(self) -> str | None:
-        """Return the first model that the server lists; None if it has no list.
-
-        Raises:
-            EndpointError: If it does not answer.
-        """
-        try:
-            return str(self._ask(self.url.replace("/v1/embeddings", "/v1/models"))["data"][0]["id"])
-        except (EndpointError, KeyError, IndexError, TypeError) as error:
-            if isinstance(error, EndpointError) and error.status not in (404, 405):
-                raise
-        return None
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, (B, D).
-
-        Raises:
-            EndpointError: If the server gives anything else.
-        """
-        answer = self._ask(self.url, {"model": self.model, "input": list(texts), "encoding_format": "float"})
-        try:
-            rows = {row["index"]: np.asarray(row["embedding"], dtype=np.float64) for row in answer["data"]}
-            vectors = np.stack([rows[index] for index in range(len(texts))])
-        except (TypeError, ValueError, KeyError):
-            vectors = np.empty(0)
-        if vectors.ndim != 2 or not vectors.size or len(answer["data"]) != len(texts):
-            raise EndpointError(f"{self.url} gave no vector for each of {len(texts)} texts, of one size, by its index.")
-        if not np.isfinite(vectors).all():
-            raise EndpointError(f"{self.url} gave a vector with a value that is no number: see the server's log.")
-        return vectors
-
-    def _ask(self, url: str, body: object = None) -> Any:
-        """Return the server's answer; ask again if that may help."""
-        sent = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, sent, {"Content-Type": "application/json"})
-        if self._key is not None:
-            # A redirect to another server does not take the key along.
-            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
-        for attempt in range(self._retries + 1):
-            wait = ""
-            try:
-                with self._opener.open(request, timeout=self._timeout) as answer:
-                    return json.loads(answer.read())
-            except urllib.error.HTTPError as error:
-                message, wait = error.read(500).decode(errors="replace"), error.headers.get("Retry-After", "")
-                failure = EndpointError(f"{url} answered {error.code}: {message}", error.code)
-                if error.code not in _PASSING:
-                    break
-            except (OSError, HTTPException) as error:
-                why = getattr(error, "reason", error)
-                why = f"nothing within {self._timeout:g} seconds" if isinstance(why, TimeoutError) else why
-                failure = EndpointError(f"{url} does not answer ({why}): check the URL, and that the server runs.")
-            except (ValueError, RecursionError):
-                failure = EndpointError(f"{url} answered with something else than JSON: is it a server of embeddings?")
-                break
-            if attempt < self._retries:
-                sleep(min(float(wait) if wait.isdecimal() else _FIRST_WAIT * 2**attempt, _LONGEST_WAIT))
-        raise failure
 
 
 def _is_url(value: Any) -> bool:
@@ -151,24 +42,29 @@ def _is_fingerprint(value: Any) -> bool:
     return isinstance(value, list) and any(value) and all(type(row) in (int, float) and abs(row) <= 1 for row in value)
 
 
-# A saved model must not name some other secret.
-_VARIABLE = "name the environment variable that has the key, not the key; it ends in API_KEY, such as ST_REBA_API_KEY."
-_SETTINGS: tuple[Setting[Any], ...] = (
-    Setting("url", _is_url, "give a server's URL that begins with http:// or https://, without a password or a query."),
-    optional(Setting("served_name", lambda name: isinstance(name, str), "give the server's name of the model.")),
-    optional(Setting("key_variable", lambda name: str(name).isidentifier() and name.endswith("API_KEY"), _VARIABLE)),
-    Setting("timeout", lambda value: type(value) in (int, float) and 0 < value < 1e9, "give seconds for an answer."),
-    whole("retries", 0, 20),
-    flag("normalize_text"),
-    optional(whole("max_characters", 1, 2**31, "give a number of characters, 1 or more, or None.")),
-    optional(whole("dimension", 1, 2**20)),
-    optional(Setting("fingerprint", _is_fingerprint, "the module finds these numbers itself; leave it out.")),
-)
-#: Settings that 1.0 removed, each with the value in OpenAI's form.
-_REMOVED = {"form": "openai", "pool_over": None, "rows": None, "with_end": False, "max_seq_length": None}
+def _is_int(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
 
 
-class EndpointTransformer(InputModule):
+#: Whether a value of each setting is allowed, and what to do otherwise.
+_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "url": (_is_url, "give a server's URL that begins with http:// or https://, without a password or a query."),
+    "served_name": (lambda name: isinstance(name, str | None), "give the server's name of the model."),
+    # A saved model must not send another secret than a key.
+    "key_variable": (
+        lambda name: name is None or (str(name).isidentifier() and name.endswith("API_KEY")),
+        "name the environment variable that has the key, not the key; it ends in API_KEY, such as ST_REBA_API_KEY.",
+    ),
+    "timeout": (lambda value: type(value) in (int, float) and 0 < value < 1e9, "give seconds for an answer."),
+    "retries": (lambda value: _is_int(value, 0, 20), "give a whole number from 0 to 20."),
+    "normalize_text": (lambda value: isinstance(value, bool), "use True or False."),
+    "max_characters": (lambda value: value is None or _is_int(value, 1, 2**31), "give a number, 1 or more, or None."),
+    "dimension": (lambda value: value is None or _is_int(value, 1, 2**20), "give a whole number from 1, or None."),
+    "fingerprint": (lambda value: value is None or _is_fingerprint(value), "the module finds these; leave it out."),
+}
+
+
+class EndpointTransformer(StoredModule, InputModule):
     r"""Texts in a template, embedded by a server; the module has no weights.
 
     The server speaks OpenAI's ``/v1/embeddings``, as llama-server, Ollama, vLLM, TEI and Infinity do, and gives each
@@ -202,9 +98,10 @@ class EndpointTransformer(InputModule):
         EndpointError: If the server does not answer, or answers with something other than vectors.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
-    config_keys = ["template", *(setting.name for setting in _SETTINGS)]
+    config_keys = ["template", *_SETTINGS]
+    #: Settings that 1.0 removed, each with the value in OpenAI's form.
+    REMOVED = {"form": "openai", "pool_over": None, "rows": None, "with_end": False, "max_seq_length": None}
+    HAS_WEIGHTS = False
     save_in_root = False
 
     def __init__(
@@ -223,14 +120,14 @@ class EndpointTransformer(InputModule):
     ) -> None:
         super().__init__()
         self._template = Template.parse(template)
-        repetitions_from(1).check(self._template.copies)
         self.template = str(self._template)
+        check_int("copies of the text in the template", self._template.copies, 1, 1024)
         self.url, self.served_name, self.key_variable = url, served_name, key_variable
         self.timeout, self.retries, self.max_characters = timeout, retries, max_characters
-        self.normalize_text = chosen(normalize_text, preset(template).normalize_text, False)
+        self.normalize_text = first_not_none(normalize_text, preset(template).normalize_text, False)
         self.dimension, self.fingerprint = dimension, fingerprint
-        for setting in _SETTINGS:
-            setting.check(getattr(self, setting.name))
+        for name, (is_allowed, advice) in _SETTINGS.items():
+            check(name, getattr(self, name), is_allowed(getattr(self, name)), advice)
         # Whether the URL comes from a file and not from the caller, and whether the server's model is known.
         self._from_file, self._checked = False, dimension is None or fingerprint is None
         if self._checked:
@@ -247,7 +144,7 @@ class EndpointTransformer(InputModule):
         """
         host = urlsplit(self.url).hostname
         trusted = [name.strip() for name in os.environ.get(TRUSTED, "").split(",")]
-        if self._from_file and host not in (*_THIS_MACHINE, *trusted):
+        if self._from_file and host not in (*THIS_MACHINE, *trusted):
             raise ValueError(
                 f"This saved model sends texts to {self.url}. If you trust that server with them, name it: set the "
                 f"environment variable {TRUSTED}={host}."
@@ -324,34 +221,14 @@ class EndpointTransformer(InputModule):
         return {**features, "sentence_embedding": vectors.to(lengths.device)}
 
     def extra_repr(self) -> str:
-        """Return the settings, by which ST's ``merge`` compares two modules."""
-        return described(self, [name for name in self.config_keys if name != "fingerprint"])
-
-    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save the settings, and note in the pipeline's configuration that st_reba is needed to load it."""
-        self.save_config(output_path)
-        note_requirement(Path(output_path))
+        """Return the settings, by which sentence-transformers' ``merge`` compares two modules."""
+        return describe(self, [name for name in self.config_keys if name != "fingerprint"])
 
     @classmethod
-    def load(  # type: ignore[override]
-        cls, model_name_or_path: str | PathLike[str], subfolder: str = "", **kwargs: Any
-    ) -> Self:
-        """Load a saved module; the server is not asked before the first text.
-
-        Args:
-            model_name_or_path: A directory or a Hub id.
-            subfolder: Folder of the module in it: ``path`` in its modules.json.
-            **kwargs: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, of a model on the Hub.
-
-        Raises:
-            ValueError: If ``subfolder`` leads out of the model, or a setting is out of range or none of this class's.
-        """
-        settings, _, place = saved_settings(cls, model_name_or_path, subfolder, kwargs, _REMOVED)
+    def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
+        """Make the module from saved settings. The server is not asked before the first text."""
         if missing := [name for name in ("url", "dimension", "fingerprint") if settings.get(name) is None]:
-            raise ValueError(f"{place} is not a saved {cls.__name__}: it has no {missing[0]}. Save the model again.")
-        try:
-            module = cls(settings.pop("url"), **settings)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{place} is not a saved {cls.__name__}: {str(error).rstrip('.')}.") from error
+            raise ValueError(f"it has no {missing[0]}. Save the model again")
+        module = cls(settings.pop("url"), **settings)
         module._from_file = True
         return module

@@ -1,36 +1,45 @@
-"""A GGUF file at its own size: llama.cpp runs the language model, and every module reads its states."""
+"""GGUF files at their own size: llama.cpp runs the language model, and methods read its states."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from torch.nn.utils.rnn import pad_sequence
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ..lm import gguf
-from ..lm.anatomy import TOKENS
+from ..lm.checkpoints import Files
 from ..lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
-from .causal_transformer import CausalTransformer
-from .checkpoints import Files
-from .remote_states import RemoteStates
+from ..lm.model import LanguageModel
+from ..lm.parts import ModelParts
+from ..lm.passes import Hook
+from ..lm.prefixes import PrefixCache
+from ..lm.views import shallow_copy
+from ..settings import check
+from ..text.layout import Layout
+from .causal import CausalTransformer
 
-#: How llama.cpp names the parts of a model that lies in several files.
+#: End of the names of files that contain a part of a model.
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+# Tokens on which the norm is tried.
+_TRIAL = (0, 1, 2, 3)
 
 
 class LlamaCppConfig(PreTrainedConfig):
-    """What is saved of a model that llama.cpp runs: which GGUF file it is, by its content, and how large.
+    """Configuration of a model that llama.cpp runs: its GGUF file, by the file's content, and its size.
 
     Attributes:
-        file: The name of the GGUF file, beside this configuration.
-        sha256: Of its content.
-        size: Of its content, in bytes.
+        file: Name of the GGUF file in the folder of this configuration.
+        sha256: Digest of its content.
+        size: Number of its bytes.
     """
 
     model_type = MODEL_TYPE
@@ -46,7 +55,7 @@ class LlamaCppConfig(PreTrainedConfig):
 
     @classmethod
     def of(cls, model: LlamaCpp, sha256: str) -> Self:
-        """That of a loaded file."""
+        """Make the configuration of a loaded file."""
         return cls(
             file=_saved_name(model.file),
             sha256=sha256,
@@ -60,26 +69,104 @@ class LlamaCppConfig(PreTrainedConfig):
         )
 
 
-class LlamaCppModel(RemoteStates):
-    """A GGUF file in llama.cpp, in the place of a transformers model.
+class RemoteModel(LanguageModel):
+    """A causal language model that runs elsewhere: its states can be read, and not changed.
 
-    Its last hidden states are those of llama.cpp's last layer behind the file's own norm, which runs here: so a module
-    may end at any layer, and read with or without the norm. Where an architecture ends in something else, they are
-    llama.cpp's, and only they are read.
+    Args:
+        model: The model.
+        output_layer: Layer after which to stop, counted from 1; None for the last.
+    """
+
+    model: LlamaCppModel
+
+    def __init__(self, model: LlamaCppModel, output_layer: int | None = None) -> None:
+        self.model, self.prefixes = cast(LlamaCppModel, shallow_copy(model)), PrefixCache()
+        config, layers = self.model.config, self.model.layers
+        if output_layer is not None:
+            check("output_layer", output_layer, bool(layers), f"layers of {type(model).__name__} were not found here.")
+            del layers[output_layer:]
+            config.num_hidden_layers = output_layer
+        parts = ModelParts(
+            is_causal=True,
+            attention_layers=(),
+            calls_ours=False,
+            needs_softmax=False,
+            layers=tuple(f"layers.{index}" for index in range(len(layers))),
+            norm=("norm",) if layers else None,
+            projections={},
+            feed_forward=(),
+            widths=(config.hidden_size,) * (len(layers) + 1),
+        )
+        self.model.st_reba_parts = {config.num_hidden_layers: parts}  # type: ignore[assignment]
+
+    def _run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:
+        places: list[nn.Module] = [*self.model.layers]
+        if inputs or any(all(module is not place for place in places) for hook in hooks for module in hook.modules):
+            raise ValueError(_refusal("it reads token ids alone"))
+        hooks_at = [[hook for hook in hooks if any(place is module for module in hook.modules)] for place in places]
+        read = [number for number, own in enumerate(hooks_at, start=1) if own]
+        last = END if self.model.norm is None else len(places)
+        # Padding does not run, and states that no hook reads are not fetched.
+        pairs = zip(layout.input_ids.tolist(), layout.lengths.tolist(), strict=True)
+        rows = [ids[: max(1, length)] for ids, length in pairs]
+        states = self.model.token_states(rows, sorted({*read, *(number - 1 for number in read), last}))
+        for number in read:
+            for hook in hooks_at[number - 1]:
+                place = places[number - 1]
+                before, after = states[number - 1], states[number]
+                if hook.before(place, before) is not before or hook.after(place, after) is not after:
+                    raise ValueError(_refusal("its states can be looked at, and not changed"))
+        return states[last] if self.model.norm is None else cast(Tensor, self.model.norm(states[last]))
+
+
+def _refusal(reason: str) -> str:
+    return (
+        f"The language model runs elsewhere: {reason}. Use what reads states as they are: CausalTransformer, "
+        "EchoModule, MetaEOLModule, TopicModule (classical, prompteol, echo-2, meta-eol, topic, echo-topic), or load "
+        "the model in transformers."
+    )
+
+
+class LlamaCppModel(PreTrainedModel):
+    """A GGUF file in llama.cpp, in place of a transformers model.
+
+    The last hidden states are those of llama.cpp's last layer after the file's norm, which runs here: so a method can
+    end after any layer, with or without the norm. Where an architecture ends in something else, they are llama.cpp's,
+    and no layer can be read.
+
+    Attributes:
+        llama_cpp: The loaded file.
+        layers: A placeholder for each layer; none where layers cannot be read.
+        norm: Final norm; None where llama.cpp runs it.
     """
 
     config_class = LlamaCppConfig
     config: LlamaCppConfig
+    language_model = RemoteModel
+    layers: nn.ModuleList
+    norm: nn.Module | None
+    _supports_sdpa = True
 
     def __init__(self, config: LlamaCppConfig, llama_cpp: LlamaCpp) -> None:
-        norm = _norm(llama_cpp)
-        super().__init__(config, has_layers=norm is not None, norm=norm)
-        #: The file, as llama.cpp has loaded it.
+        super().__init__(config)
         self.llama_cpp = llama_cpp
+        self.norm = _norm(llama_cpp)
+        self.layers = nn.ModuleList(nn.Identity() for _ in range(config.num_hidden_layers if self.norm else 0))
+        # A model's device and precision are those of its parameters.
+        self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
 
-    def token_states(self, rows: Sequence[list[int]], layers: Collection[int]) -> list[Mapping[int, Tensor]]:
-        found = (self.llama_cpp.states(row, layers) for row in rows)
-        return [{layer: torch.from_numpy(states) for layer, states in each.items()} for each in found]
+    def token_states(self, rows: Sequence[list[int]], layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return the states after some layers, counted from 1, each (B, N, D), with zeros for padding.
+
+        0 is the input of the first layer, and :data:`END` the last hidden states.
+        """
+        found = [self.llama_cpp.states(row, layers) for row in rows]
+        padded = {layer: [torch.from_numpy(states[layer]) for states in found] for layer in layers}
+        return {layer: pad_sequence(states, batch_first=True).to(self.device) for layer, states in padded.items()}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return what gives the input of the first layer."""
+        return LlamaCppEmbeddings(self)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -91,14 +178,14 @@ class LlamaCppModel(RemoteStates):
         output_loading_info: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Load the GGUF file beside a configuration, if it is the one that the configuration names.
+        """Load the GGUF file in a configuration's folder, if it is the one that the configuration names.
 
         Args:
-            pretrained_model_name_or_path: A directory or a Hub id.
+            pretrained_model_name_or_path: Directory or Hub id.
             config: Its configuration; None: it is read.
-            llama_cpp: The file, where it is loaded.
-            output_loading_info: Whether to return, besides the model, what is missing of it: nothing.
-            **kwargs: ``subfolder``, ``revision`` and so on are used; how transformers would hold weights is not.
+            llama_cpp: The file, if it is loaded.
+            output_loading_info: Whether to return a report on missing weights, too. None are.
+            **kwargs: ``subfolder``, ``revision`` and so on. Others, for weights in transformers, are ignored.
 
         Raises:
             FileNotFoundError: If the file is not there.
@@ -106,21 +193,7 @@ class LlamaCppModel(RemoteStates):
         """
         files = Files(pretrained_model_name_or_path, kwargs)
         config = config or LlamaCppConfig.from_pretrained(pretrained_model_name_or_path, **files.where)
-        if llama_cpp is None:
-            if not re.fullmatch(r"[^/\\]+\.gguf", config.file):
-                raise ValueError(f"file={config.file!r}: give the name of a GGUF file that lies beside config.json.")
-            file = files.find(config.file)
-            if file is None:
-                raise FileNotFoundError(
-                    f"{pretrained_model_name_or_path} has no {config.file}, the GGUF file that the model runs on: get "
-                    f"the whole model, or copy the file of {config.size} bytes with SHA-256 {config.sha256} there."
-                )
-            if file.stat().st_size != config.size or gguf.digest_of(file) != config.sha256:
-                raise ValueError(
-                    f"{file} is not the file that the model was saved with ({config.size} bytes, SHA-256 "
-                    f"{config.sha256}): its embeddings would be others. Get that file, or build the model anew."
-                )
-            llama_cpp = LlamaCpp(file)
+        llama_cpp = llama_cpp or LlamaCpp(_checked_file(files, config))
         if not 1 <= config.num_hidden_layers <= llama_cpp.layers or config.vocab_size != llama_cpp.vocabulary_size:
             raise ValueError(
                 f"{config.num_hidden_layers} layers and {config.vocab_size} tokens: {llama_cpp.file} has "
@@ -132,7 +205,7 @@ class LlamaCppModel(RemoteStates):
         return (model, report) if output_loading_info else model
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save the configuration and the GGUF file: as a link on the same disk, which takes no room, else as a copy."""
+        """Save the configuration, and the GGUF file as a hard link on the same disk, else as a copy."""
         out = Path(save_directory)
         out.mkdir(parents=True, exist_ok=True)
         place, file = out / self.config.file, self.llama_cpp.file.resolve()
@@ -149,16 +222,48 @@ class LlamaCppModel(RemoteStates):
         return self.llama_cpp.generate(ids, max_new_tokens, **kwargs)
 
 
+class LlamaCppEmbeddings(nn.Module):
+    """Input embeddings in llama.cpp. ``weight`` has as many rows as there are token ids, and takes no memory."""
+
+    def __init__(self, model: LlamaCppModel) -> None:
+        super().__init__()
+        self.weight = torch.zeros(1, 1).expand(model.config.vocab_size, 1)
+        # A method, not the model: its embeddings would have it as a child.
+        self._token_states = model.token_states
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        rows = input_ids.reshape(-1, input_ids.shape[-1]).tolist()
+        return self._token_states(rows, [0])[0].view(*input_ids.shape, -1)
+
+
+def _checked_file(files: Files, config: LlamaCppConfig) -> Path:
+    """Return the GGUF file that a configuration names, in its folder."""
+    if not re.fullmatch(r"[^/\\]+\.gguf", config.file):
+        raise ValueError(f"file={config.file!r}: give the name of a GGUF file in the folder of config.json.")
+    file = files.find(config.file)
+    if file is None:
+        raise FileNotFoundError(
+            f"{files.name} has no {config.file}, the GGUF file that the model runs on: get the whole model, or copy "
+            f"the file of {config.size} bytes with SHA-256 {config.sha256} there."
+        )
+    if file.stat().st_size != config.size or gguf.digest_of(file) != config.sha256:
+        raise ValueError(
+            f"{file} is not the file that the model was saved with ({config.size} bytes, SHA-256 {config.sha256}): its "
+            "embeddings would be others. Get that file, or build the model anew."
+        )
+    return file
+
+
 def _saved_name(file: Path) -> str:
-    """What a file is called in a saved model; those of Ollama have no suffix."""
+    """Return the name of a file in a saved model. Files of Ollama have no suffix."""
     return file.with_suffix(gguf.SUFFIX).name
 
 
 def _norm(model: LlamaCpp) -> nn.Module | None:
-    """The norm in a GGUF file that makes last hidden states of those of the last layer; None where none does."""
+    """Return the norm in a GGUF file that gives last hidden states from those of the last layer; None if none does."""
     weights, epsilon = model.final_norm()
     try:
-        found = model.states(TOKENS[0], [0, model.layers, END])
+        found = model.states(_TRIAL, [0, model.layers, END])
     except ValueError:
         return None
     if "weight" not in weights:
@@ -171,36 +276,32 @@ def _norm(model: LlamaCpp) -> nn.Module | None:
 
 
 class LlamaCppTransformer(CausalTransformer):
-    r"""Word i is the last hidden state :math:`v_i` of token i, out of a GGUF file that llama.cpp runs.
+    r"""Word i is the last hidden state :math:`v_i` of token i, from a GGUF file that llama.cpp runs.
 
-    What :class:`CausalTransformer` is to transformers: templates and prompts, at the size that the file has. Any other
-    module takes it in the place of a loaded ``Transformer``, if it reads states as they are::
+    Other methods take the module in place of a loaded ``Transformer``, if they read states as they are::
 
         language_model = LlamaCppTransformer("model.gguf")
         model = st_reba.build(language_model, "echo-topic", texts=texts)
         print(language_model.generate([{"role": "user", "content": "What is the capital of France?"}]))
 
-    A saved model has the GGUF file in it, and is loaded like any other. Texts run one by one, so that an embedding does
+    A saved model contains the GGUF file, and is loaded like any other. Texts run one by one, so that an embedding does
     not depend on its batch.
 
     Args:
-        model_name_or_path: A GGUF file: its path, or a name on the Hub (see :func:`st_reba.lm.gguf.as_directory`).
-        template: As for :class:`CausalTransformer`.
-        **transformer_kwargs: As for :class:`CausalTransformer`.
+        model_name_or_path: Path of a GGUF file, or a name on the Hub (see :func:`st_reba.lm.gguf.as_directory`).
+        **settings: As for :class:`CausalTransformer`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ImportError: If xllamacpp or gguf is not installed, or the former is of a release that is called otherwise.
-        ValueError: If llama.cpp cannot load the file, or the method changes states or looks at attention.
+        ImportError: If xllamacpp or gguf is not installed, or xllamacpp is of another release.
+        ValueError: If llama.cpp cannot load the file.
     """
-
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     def _directory(self, name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         options = kwargs.get("model_kwargs") or {}
         if options.get("gguf_file") is None and not gguf.is_gguf(name):
             if Files(name, options).find("config.json") is not None:
-                # A saved model, which has its file in it.
+                # A saved model, which contains its file.
                 return name, kwargs
             raise ValueError(f"{name} is not a GGUF file, and llama.cpp runs no other. Use CausalTransformer.")
         file = gguf.located(name, options)
@@ -212,31 +313,32 @@ class LlamaCppTransformer(CausalTransformer):
         return str(directory), {**kwargs, "model_kwargs": {"llama_cpp": llama_cpp}}
 
     def generate(self, prompt: str | Sequence[Mapping[str, str]], *, max_new_tokens: int = 256, **kwargs: Any) -> str:
-        """Continue a text, or answer a chat; beside embedding, in another thread, too.
+        """Continue a text, or answer a chat; also while another thread embeds.
 
         Args:
-            prompt: A text; or messages, ``{"role": ..., "content": ...}``, which go through the model's chat template.
-            max_new_tokens: How many tokens at most.
+            prompt: A text; or messages, ``{"role": ..., "content": ...}``, for the model's chat template.
+            max_new_tokens: Largest number of tokens.
             **kwargs: ``temperature``, ``top_p`` and ``seed``: see :meth:`st_reba.lm.llama_cpp.LlamaCpp.generate`.
 
         Returns:
-            What is new, without special tokens.
+            The new text, without special tokens.
 
         Raises:
             ValueError: If there is no room for it, or messages are given and the file has no chat template.
         """
-        tokenizer = self._tokenizer
-        if not isinstance(prompt, str):
-            if not tokenizer.chat_template:
-                raise ValueError("The GGUF file has no chat template: give a text, with the roles written out.")
+        tokenizer: Any = self.tokenizer
+        if isinstance(prompt, str):
+            ids = tokenizer(prompt)["input_ids"]
+        elif tokenizer.chat_template:
             messages = [dict(message) for message in prompt]
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            ids = tokenizer(prompt)["input_ids"]
+            raise ValueError("The GGUF file has no chat template: give a text, with the roles written out.")
         new = cast(LlamaCppModel, self.model).generate(ids, max_new_tokens, **kwargs)
         return str(tokenizer.decode(list(new), skip_special_tokens=True))
 
 
-AutoConfig.register(LlamaCppConfig.model_type, LlamaCppConfig)
 AutoModel.register(LlamaCppConfig, LlamaCppModel)
+if MODEL_TYPE not in CONFIG_MAPPING:
+    AutoConfig.register(MODEL_TYPE, LlamaCppConfig)

@@ -1,59 +1,51 @@
-"""MetaEOL: one text read at the end of several prompts."""
+"""MetaEOL: read a text at the end of several prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from ..settings import Setting, choice
-from ..text.layout import Layout
-from ..text.templates import PRESET_SETS, Preset, Template, agreed, check_template_length, preset
-from .causal_module import CausalModule, PoolOver
+from ..lm.prefixes import Past, read_only_cache
+from ..settings import check_choice
+from ..text.layout import NOT_TEXT, Layout
+from ..text.presets import PRESET_SETS, Preset, preset
+from ..text.templates import check_template_length
+from .base import CausalModule, PoolOver
+from .vectors import TokenVectors
 
-#: The most prompts, far above what helps: a configuration that asks for more is a mistake or an attack.
-MAX_TEMPLATES = 64
-
-
-AT_THE_END: Setting[PoolOver] = choice(
-    "pool_over", "all", says='MetaEOL reads each prompt at its end, behind the text; use "all".'
-)
+# Largest number of prompts. A configuration that asks for more is a mistake or an attack.
+_MOST = 64
 
 
 class MetaEOLModule(CausalModule):
-    r"""A text stands in P prompts, and vector p is the last hidden state of the last token of prompt p.
+    r"""Vector p is the last hidden state of prompt p.
 
     .. math:: e_p = v^{(p)}_{N_p}, \quad p = 1, \dots, P
 
-    (Lei et al., ACL 2024.) The embedding is their mean: use ``Pooling("mean")``. The B texts of a batch run as one
-    batch of B * P rows; all prompts are given the same part of a text.
+    The embedding is their mean: use ``Pooling("mean")``. All prompts get the same part of a text.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        templates: P texts with one ``{text}`` each, or names in :data:`st_reba.TEMPLATES`; 1 to 64. None: the paper's
-            eight, :data:`st_reba.META_TASKS`. ``"ck"``: Pretended CoT and Knowledge. What the presets say alike of
-            ``output_layer``, ``final_norm`` and ``normalize_text`` holds unless it is given: the paper's eight change
-            the texts, and Pretended CoT and Knowledge are read after the last layer but one, without the final norm.
+        model_name_or_path: As for :class:`CausalModule`.
+        templates: Texts with one slot each, or names, 1 to 64; or ``"ck"`` for Pretended CoT and Knowledge. None: the
+            paper's eight. Settings that the templates' authors share are used unless they are given.
         pool_over: ``"all"``: a prompt is read at its end.
-        **transformer_kwargs: As for ST's ``Transformer``.
-
-    Raises:
-        ValueError: If there are too few or too many templates, one has another number of slots, or the longest leaves
-            no room for text, or the model is not causal.
+        **settings: As for :class:`CausalModule`.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
     config_keys = [*CausalModule.config_keys, "templates"]
-    no_words = "hands on one vector a prompt, not one a token"
     method = "MetaEOL"
     equation = r"e = \frac{1}{P} \sum_{p=1}^{P} v^{(p)}_{N_p}"
     citation = (
         "Yibin Lei, Di Wu, Tianyi Zhou, Tao Shen, Yu Cao, Chongyang Tao, Andrew Yates: Meta-Task Prompting Elicits "
         "Embeddings from Large Language Models. ACL 2024."
     )
+    cost = "A pass over the text and what follows it for each prompt; the words before the text run once for all texts."
+    has_token_vectors = False
 
     def __init__(
         self,
@@ -61,50 +53,60 @@ class MetaEOLModule(CausalModule):
         *,
         templates: str | Sequence[str] | None = None,
         pool_over: PoolOver = "all",
-        **transformer_kwargs: Any,
+        **settings: Any,
     ) -> None:
-        presets = _presets(templates)
-        self._templates = [self._parsed(preset.template) for preset in presets]
+        check_choice("pool_over", pool_over, "all")
+        settings = {**settings, "pool_over": "all", "rows": "last"}
+        super().__init__(model_name_or_path, template=_presets(templates), **settings)
         self.templates = [str(template) for template in self._templates]
-        self.rows_per_text = len(presets)
-        super().__init__(
-            model_name_or_path,
-            template=self._templates[0],
-            preset=agreed(presets),
-            pool_over=AT_THE_END.check(pool_over),
-            rows="last",
-            **transformer_kwargs,
-        )
 
-    @property
-    def cost(self) -> str:
-        """What an embedding costs beside the classical one."""
-        count = len(self.templates)
-        if not self.keeps_prefixes:
-            return (
-                f"{count} passes, in one batch, each over the text and a prompt around it: {count} times the classical "
-                "embedding of a text as long as text and prompt."
-            )
-        return (
-            f"{count} passes, in one batch, each over the text and what stands behind it in a prompt, and once for all "
-            f"texts over what stands before them: {count} times the classical embedding of a text so much longer."
-        )
+    def read(self, layout: Layout, *further: Layout) -> TokenVectors:
+        layouts = (layout, *further)
+        rows, columns = len(layouts[0].input_ids), max(layout.input_ids.shape[1] for layout in layouts)
+        fits = len(layouts) * rows * columns <= self.TOKENS_PER_THREAD * torch.get_num_threads()
+        if fits or self.lm.device.type != "cpu":
+            # Fewer, larger passes.
+            read = [super().read(_join(layouts))]
+        else:
+            read = [super(MetaEOLModule, self).read(own) for own in layouts]
 
-    def layouts(self) -> list[Template]:
-        return self._templates
+        def by_text(values: list[Tensor]) -> Tensor:
+            return torch.cat(values).unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
 
-    def _lay_out(self, texts: Sequence[str], prompt: str | Sequence[str], asked_length: int | None) -> list[Layout]:
-        return [Layout.interleaved(super()._lay_out(texts, prompt, asked_length))]
+        states, masks, ids = ([own.states for own in read], [own.mask for own in read], [own.ids for own in read])
+        return TokenVectors(by_text(states), by_text(masks), by_text(ids))
 
-    def _handed_on(self, features: dict[str, Any], layout: Layout, **kwargs: Any) -> dict[str, Any]:
-        """The features with the vectors of a text's P prompts as its tokens, which are all real: (B, P, D).
 
-        A text without tokens has zero vectors.
-        """
-        found = super()._handed_on(features, layout, **kwargs)
-        names = ("token_embeddings", "attention_mask", "input_ids")
-        # One token a row, so that the rows of a text are its tokens now.
-        return {**found, **{name: found[name].unflatten(0, (-1, len(self.templates)))[:, :, 0] for name in names}}
+def _join(layouts: Sequence[Layout]) -> Layout:
+    """Return P layouts of B rows as one of P * B rows, behind a past each."""
+    columns = max(layout.input_ids.shape[1] for layout in layouts)
+
+    def joined(parts: Iterable[Tensor], padding: int) -> Tensor:
+        return torch.cat([pad(part, (0, columns - part.shape[1]), value=padding) for part in parts])
+
+    return Layout(
+        joined((layout.input_ids for layout in layouts), 0),
+        joined((layout.attention_mask for layout in layouts), False),
+        joined((layout.copy_index for layout in layouts), NOT_TEXT),
+        past=_join_pasts([layout.past for layout in layouts], len(layouts[0].input_ids)),
+    )
+
+
+def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
+    """Return the pasts of P layouts, each of them for B rows, padded to one length; None is one of no tokens."""
+    known = next((past for past in pasts if past is not None), None)
+    if known is None:
+        return None
+    lengths = torch.cat([torch.tensor([0]) if past is None else past.lengths for past in pasts])
+    longest = int(lengths.max())
+
+    def joined(layer: int, side: Literal["keys", "values"]) -> Tensor:
+        kept = [getattr((past or known).cache.layers[layer], side) for past in pasts]
+        cut = [own[:, :, :length] for own, length in zip(kept, lengths.tolist(), strict=True)]
+        return torch.cat([pad(own, (0, 0, 0, longest - own.shape[2])) for own in cut]).repeat_interleave(rows, dim=0)
+
+    layers = [(joined(layer, "keys"), joined(layer, "values")) for layer in range(len(known.cache.layers))]
+    return Past(read_only_cache(layers), lengths.repeat_interleave(rows))
 
 
 def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
@@ -112,11 +114,12 @@ def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
         return PRESET_SETS["meta-tasks"]
     if isinstance(templates, str) and templates in PRESET_SETS:
         return PRESET_SETS[templates]
-    if isinstance(templates, str) or not isinstance(templates, Sequence) or not 1 <= len(templates) <= MAX_TEMPLATES:
+    if isinstance(templates, str) or not isinstance(templates, Sequence) or not 1 <= len(templates) <= _MOST:
         given = f"{len(templates)} of them" if isinstance(templates, (list, tuple)) else repr(templates)
         raise ValueError(
-            f"templates: {given} given; give a list of 1 to {MAX_TEMPLATES} templates, each a text with one {{text}} "
-            f"or a name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
+            f"templates: {given} given; give a list of 1 to {_MOST} templates, each a text with one {{text}} or a "
+            f"name in st_reba.TEMPLATES, or one of {sorted(PRESET_SETS)}, or None for the paper's eight."
         )
-    check_template_length([str(Template.parse(template)) for template in templates])
-    return [preset(template) for template in templates]
+    presets = [preset(template) for template in templates]
+    check_template_length([str(own.template) for own in presets])
+    return presets

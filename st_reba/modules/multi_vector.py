@@ -1,24 +1,24 @@
-"""A module as a multi-vector model, and a projection of token vectors to fewer dimensions, without training."""
+"""Multi-vector models, and projection of token vectors to fewer dimensions without training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sized
-from typing import Any, cast
+from typing import Any
 
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedTokenizerBase
 
+from ..moments import Moments, in_chunks, principal_directions
 from ..progress import reading
 from ..text.words import punctuation_tokens
-from .causal_module import CausalModule
-from .embedding_transforms import EmbeddingTransform, check_count, check_rows
-from .moments import Moments, in_chunks, principal_directions
+from .base import CausalModule
+from .embedding_transforms import EmbeddingTransform, check_count
+from .idf_weights import check_returns_all
 
-#: The dimension of ColBERT's vectors, and of most indices that are made for them.
+#: Dimension of ColBERT's vectors, and of most indices made for them.
 DIMENSION = 128
 
 _TOKENS = "token_embeddings"
@@ -34,45 +34,40 @@ def multi_vector_encoder(
     prompts: Mapping[str, str] | None = None,
     batch_size: int = 32,
 ) -> MultiVectorEncoder:
-    r"""The model in which a text is the vectors of its tokens, for search by late interaction.
+    r"""Make a model in which a text has a vector for each token, for search by late interaction.
 
-    A document d scores for a query q the sum, over the tokens of q, of the cosine of the most similar token of d
-    (MaxSim; Khattab and Zaharia, 2020, arXiv 2004.12832):
+    The score of a document d for a query q is the sum, over the tokens of q, of the cosine of the most similar token of
+    d (MaxSim; Khattab and Zaharia, 2020, arXiv 2004.12832):
 
     .. math:: s(q, d) = \sum_i \max_j \cos(q_i, d_j)
 
-    The tokens are those that the module hands on: of Echo and ReBA one for each token of the text, whatever the
+    The tokens are those that the module returns: with Echo and ReBA one for each token of the text, whatever the
     repetitions, and never one of a prompt.
 
     Args:
-        module: What gives tokens their vectors; it shares its weights with what is made.
-        dimension: To which vectors are projected, by :class:`TokenProjection`; :data:`DIMENSION` is usual. None: as the
-            module has them.
-        fit_texts: Plain texts that the projection is fitted on, read once.
-        skip_punctuation: Whether a document's tokens that are nothing but punctuation or blanks are left out, as in
-            ColBERT. A query keeps them. Not for texts in which marks mean something, such as code.
-        normalize: Whether vectors have the length 1, so that their products are cosines.
-        prompts: What stands before a ``"query"`` and a ``"document"``, as context: none of its tokens has a vector.
-        batch_size: Texts at a time, of ``fit_texts``.
+        module: Module that gives tokens their vectors. The model shares its weights.
+        dimension: Dimension to which :class:`TokenProjection` projects vectors; :data:`DIMENSION` is usual. None: no
+            projection.
+        fit_texts: Plain texts on which the projection is fitted, read once.
+        skip_punctuation: Whether a document's tokens of punctuation or blanks alone are left out, as in ColBERT. A
+            query keeps them. Do not use it for texts in which marks have a meaning, such as code.
+        normalize: Whether vectors have length 1, so that their products are cosines.
+        prompts: Texts that precede a ``"query"`` and a ``"document"`` as context; their tokens have no vectors.
+        batch_size: Number of ``fit_texts`` that are encoded at a time.
 
     Returns:
-        sentence-transformers' ``MultiVectorEncoder``, on the module's device: ``encode_query``, ``encode_document``,
-        ``similarity``, ``save_pretrained``.
+        sentence-transformers' ``MultiVectorEncoder``, on the module's device.
 
     Raises:
-        ValueError: If the module hands on one vector a text, or a projection cannot be fitted.
+        ValueError: If the module returns one vector a text, or the projection cannot be fitted.
     """
-    if getattr(module, "rows", "all") == "last":
-        raise ValueError(
-            f'{type(module).__name__} hands on one token alone, rows="last", and late interaction needs all: use '
-            'rows="all".'
-        )
-    words = punctuation_tokens(cast(PreTrainedTokenizerBase, module.tokenizer)) if skip_punctuation else []
+    check_returns_all(module, 'and late interaction needs all: use rows="all".')
+    words = punctuation_tokens(module.layouter.tokenizer) if skip_punctuation else []
     mask = MultiVectorMask(skiplist_words=words)
 
     def model(*parts: nn.Module) -> MultiVectorEncoder:
-        made = [*parts, mask]
-        return MultiVectorEncoder(modules=made, prompts=dict(prompts or {}), device=str(module.model.device))
+        device = str(module.model.device)
+        return MultiVectorEncoder(modules=[*parts, mask], prompts=dict(prompts or {}), device=device)
 
     def unit() -> list[nn.Module]:
         return [Normalize(module_input_name=_TOKENS)] if normalize else []
@@ -86,15 +81,15 @@ def multi_vector_encoder(
 
 
 class TokenProjection(EmbeddingTransform):
-    r"""Gives each token's vector its coordinates in the k principal directions of a collection's token vectors.
+    r"""Projects each token's vector onto the k principal directions of a collection's token vectors.
 
     .. math:: e'_i = U_k (e_i - \mu), \qquad \Sigma = U^\top \Lambda U
 
-    with mean :math:`\mu` and covariance :math:`\Sigma` of the vectors of the collection's tokens: what ColBERT's linear
-    layer is trained to do, by PCA. A vector of zeros, which is how a text without tokens is embedded, stays one.
+    with mean :math:`\mu` and covariance :math:`\Sigma` of the vectors of the collection's tokens. ColBERT trains a
+    linear layer for this. A zero vector, as of a text without tokens, remains one.
 
-    Stands before ``MultiVectorMask`` in a ``MultiVectorEncoder``, between two ``Normalize("token_embeddings")``. Where
-    the module in front is ``deterministic``, so is this, which ST's ``Dense`` is not.
+    It precedes ``MultiVectorMask`` in a ``MultiVectorEncoder``, between two ``Normalize("token_embeddings")``. Unlike
+    ``Dense``, it is deterministic if the first module is.
 
     Use :meth:`fit` or :meth:`from_moments`.
 
@@ -106,31 +101,28 @@ class TokenProjection(EmbeddingTransform):
         ValueError: If the shapes do not fit each other.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
+    SHAPES = {"mean": "D", "directions": "kD"}
     MAPPED = _TOKENS
 
     mean: Tensor
     directions: Tensor
 
     def __init__(self, mean: Tensor, directions: Tensor) -> None:
-        check_rows(mean, directions, "directions", fewest=1)
         super().__init__(mean=mean, directions=directions)
-        self.out_features, self.in_features = directions.shape
 
     @classmethod
     def fit(
         cls, model: Any, texts: Iterable[str], *, dimension: int, chunk_size: int = 1024, **encode_kwargs: Any
     ) -> TokenProjection:
-        """Fit on the vectors that a model gives the tokens of texts, in one pass: they are never held together.
+        """Fit on the vectors that a model gives the tokens of texts. They are never in memory together.
 
         Args:
-            model: A ``MultiVectorEncoder`` without a projection, whose ``encode_document`` gives the vectors: those of
-                tokens that its mask leaves out do not count.
-            texts: Any iterable of strings; no labels are needed. Some hundreds are enough.
-            dimension: k, the directions to keep, those of largest variance.
-            chunk_size: How many texts are encoded at a time.
-            **encode_kwargs: For ``model.encode_document``: ``batch_size``, ``prompt`` and so on.
+            model: ``MultiVectorEncoder`` without a projection, whose ``encode_document`` gives the vectors. Tokens that
+                its mask leaves out do not count.
+            texts: Strings; no labels are needed. Some hundreds are enough.
+            dimension: Number of directions to keep, k, those of largest variance.
+            chunk_size: Number of texts that are encoded at a time.
+            **encode_kwargs: Arguments of ``model.encode_document``, such as ``batch_size`` and ``prompt``.
 
         Raises:
             ValueError: If ``texts`` is a string or has no tokens, a setting is out of range, or the tokens are too few.
@@ -144,11 +136,11 @@ class TokenProjection(EmbeddingTransform):
 
     @classmethod
     def from_moments(cls, moments: Moments, *, dimension: int) -> TokenProjection:
-        """Fit on the mean and covariance of token vectors.
+        """Fit on mean and covariance of token vectors.
 
         Args:
-            moments: Of token vectors (D,).
-            dimension: k, as for :meth:`fit`.
+            moments: Moments of token vectors (D,).
+            dimension: Number of directions to keep, k.
 
         Raises:
             ValueError: If ``dimension`` is out of range, or there were too few vectors.

@@ -1,15 +1,18 @@
-"""Both ways, no sink: the upper layers attend both ways, and in the last of them no token sees the first one."""
+"""Both ways, no sink: the upper layers attend both ways, and in the last of them the first token is hidden."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
-from .causal_transformer import CausalTransformer
-from .changes import NoSink
+from ..lm.attention import HideFirstToken
+from ..lm.passes import Hook
+from ..settings import check_int
+from ..text.layout import Layout
+from .causal import CausalTransformer
 
 
 class NoSinkModule(CausalTransformer):
@@ -17,23 +20,19 @@ class NoSinkModule(CausalTransformer):
 
     .. math:: A_{j1} = 0, \quad j > 1
 
-    (Lin et al., MASK0&BIDIR; the numbers of layers are this package's choice.) Most heads leave their attention at the
-    first token of the whole input, the sink: a special token, or the first of a prompt or of the text. Where it is
-    hidden, it attends to itself, and the other weights of each token sum to 1. Padding stays hidden.
+    (Lin et al., MASK0&BIDIR; the numbers of layers are this package's choice.) Most heads attend mainly to the first
+    token of the whole input, the sink. Where it is hidden, the other weights of each token sum to 1.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
+        model_name_or_path: As for :class:`CausalModule`.
         layers: Indices of the layers that hide the first token; negative ones from the top. None: the upper half of
             those that attend both ways.
         bidirectional_layers: Number of last layers that attend both ways, 1 or more. None: half of all.
-        **transformer_kwargs: All else as for :class:`CausalTransformer`.
+        **settings: As for :class:`CausalModule`.
 
     Raises:
-        ValueError: If a setting is out of range, or the attention of these layers cannot be changed, or the model is
-            not causal.
+        ValueError: If a setting is out of range, or the attention of these layers cannot be changed.
     """
-
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalTransformer.config_keys, "layers"]
     method = "Both ways, no sink"
@@ -49,10 +48,16 @@ class NoSinkModule(CausalTransformer):
         *,
         layers: Sequence[int] | None = None,
         bidirectional_layers: int | None = None,
-        **transformer_kwargs: Any,
+        **settings: Any,
     ) -> None:
-        self.changes = [NoSink(layers, bidirectional_layers)]
-        super().__init__(model_name_or_path, **transformer_kwargs)
-        made = self.change(NoSink)
-        self.layers = [*cast("tuple[int, ...]", made.layers)]
-        self.bidirectional_layers = cast(int, made.bidirectional_layers)
+        advice = "give the number of last layers, 1 or more, or None for half of them."
+        if bidirectional_layers is not None:
+            check_int("bidirectional_layers", bidirectional_layers, 1, advice=advice)
+        share = 0.5 if bidirectional_layers is None else bidirectional_layers
+        super().__init__(model_name_or_path, bidirectional_layers=share, **settings)
+        depth = len(self.lm.layers)
+        top = range(depth - max(1, self.bidirectional_layers // 2), depth)
+        self.layers = list(self.lm.resolve(top if layers is None else layers, "changed"))
+
+    def own_hooks(self, layout: Layout) -> tuple[Hook, ...]:
+        return (*super().own_hooks(layout), HideFirstToken(self.layers))

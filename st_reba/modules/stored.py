@@ -1,4 +1,4 @@
-"""What the modules share that are settings and weights of their own, without a language model inside."""
+"""Bases of modules that consist of settings and weights, without a language model."""
 
 from __future__ import annotations
 
@@ -12,25 +12,31 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from ..settings import described
-from .checkpoints import note_requirement, saved_settings
+from ..hub.saved_modules import note_requirement, saved_settings
+from ..settings import describe
 
-#: No weight is larger. Whitening's are at most some 10^7 times the inverse of the embeddings' largest deviation. With
-#: much more, squares overflow in float32, and an embedding is no number or a zero vector.
+#: Largest absolute value of a weight: the square of a much larger one overflows in float32. Whitening needs at most
+#: some 10^7 times the inverse of the largest deviation of embeddings.
 LARGEST_WEIGHT = 1e12
 
 
 class StoredModule(Module):
-    """Base of the modules whose directory holds a configuration and weights, and nothing else."""
+    """Base of modules whose directory contains a configuration and weights, and nothing else."""
+
+    #: Settings that are gone, each with the one value that a saved module may have.
+    REMOVED: ClassVar[Mapping[str, Any]] = {}
+    #: Whether there are weights.
+    HAS_WEIGHTS: ClassVar[bool] = True
 
     def extra_repr(self) -> str:
-        """The settings, by which ST's ``merge`` tells whether two modules are alike."""
-        return described(self, self.config_keys)
+        """Return the settings, by which sentence-transformers' ``merge`` compares two modules."""
+        return describe(self, self.config_keys)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save settings and weights, and note in the pipeline's configuration that st_reba is needed to load it."""
+        """Save settings and weights, and note in the model's configuration that loading it requires st_reba."""
         self.save_config(output_path)
-        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+        if self.HAS_WEIGHTS:
+            self.save_torch_weights(output_path, safe_serialization=safe_serialization)
         note_requirement(Path(output_path))
 
     @classmethod
@@ -40,20 +46,20 @@ class StoredModule(Module):
         """Load a saved module.
 
         Args:
-            model_name_or_path: A directory or a Hub id.
-            subfolder: Where in it the module lies: ``path`` in its modules.json.
-            **kwargs: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, of a model on the Hub. What
-                else ST passes is not used: a saved module says all there is to say.
+            model_name_or_path: Directory or Hub id.
+            subfolder: Folder of the module in it: ``path`` in its modules.json.
+            **kwargs: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, for a model on the Hub. Other
+                arguments of sentence-transformers are ignored.
 
         Raises:
-            ValueError: If ``subfolder`` leads out of the model, a setting is out of range or none of this class's, a
-                weight is not a number or too large for one, or settings and weights do not fit each other.
+            ValueError: If ``subfolder`` is outside the model, a setting is out of range or unknown, a weight is not a
+                number or too large, or settings and weights belong to different modules.
         """
         name = fspath(model_name_or_path)
-        settings, where, place = saved_settings(cls, name, subfolder, kwargs)
-        if cls.load_file_path(name, "model.safetensors", **where) is None:
+        settings, where, place = saved_settings(cls, name, subfolder, kwargs, cls.REMOVED)
+        if cls.HAS_WEIGHTS and cls.load_file_path(name, "model.safetensors", **where) is None:
             check_torch_load_is_safe()
-        weights = cls.load_torch_weights(name, **where)
+        weights = cls.load_torch_weights(name, **where) if cls.HAS_WEIGHTS else {}
         try:
             return cls.from_saved(settings, weights)
         except (TypeError, ValueError) as error:
@@ -61,21 +67,22 @@ class StoredModule(Module):
 
     @classmethod
     def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
-        """The module of saved settings and weights.
+        """Make the module from saved settings and weights.
 
         Raises:
-            TypeError, ValueError: If they are none of this class's, or do not fit each other.
+            TypeError, ValueError: If they are not those of this class, or do not fit each other.
         """
-        # Settings alone could ask for more memory than there is: without memory it is seen what they ask for.
+        # Settings alone could ask for more memory than there is; on the meta device they take none.
         with torch.device("meta"):
             module = cls(**settings)
-        asked = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
-        found = {name: tuple(weight.shape) for name, weight in weights.items()}
-        if asked != found:
-            name = min(name for name in asked.keys() | found.keys() if asked.get(name) != found.get(name))
+        expected = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+        saved = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if expected != saved:
+            name = min(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name))
             raise ValueError(
-                f"config.json and the weights do not fit each other ({name} is {asked.get(name, 'not there')} by the "
-                f"one and {found.get(name, 'not there')} by the other). They are of two modules; save the model again."
+                f"config.json and the weights do not fit each other ({name} is {expected.get(name, 'not there')} by "
+                f"the one and {saved.get(name, 'not there')} by the other). They are of two modules; save the model "
+                "again."
             )
         check_magnitudes(weights, cls.__name__)
         module.to_empty(device="cpu").load_state_dict(weights)
@@ -83,54 +90,76 @@ class StoredModule(Module):
 
 
 class FixedWeights(StoredModule):
-    """Base of those that are made from their weights, and from nothing that ``config.json`` alone could say.
+    """Base of modules that are made from their weights alone.
 
-    The weights are buffers: they are saved and move with the model, gradients pass through them, and training leaves
-    them as they are. They stay float32 at least: ST gives all modules of a pipeline the precision of its first one, in
-    which a mean that is large beside a deviation would be lost.
+    The weights are buffers: they are saved and move with the model, gradients pass through them, and training does not
+    change them. They keep at least float32: sentence-transformers gives all modules of a model the precision of its
+    first one, in which a mean that is large relative to the deviation would be lost.
 
     Args:
-        **weights: By the names of the buffers.
+        **weights: Weights by the names of the buffers.
 
     Raises:
-        ValueError: If one of them is not a tensor of numbers that float32 can be multiplied by.
+        ValueError: If one of them is not a floating-point tensor, or has too large a value.
     """
 
-    #: Attributes that follow from the weights, and are saved so that a configuration of another module is noticed.
+    #: Dimensions of each weight, each a letter, such as ``{"mean": "D", "rows": "kD"}``. Only n may be 0.
+    SHAPES: ClassVar[Mapping[str, str]]
+    #: Attributes that follow from the weights. They are saved to recognise the configuration of another module.
     SIZES: ClassVar[tuple[str, ...]]
 
     def __init__(self, **weights: Tensor) -> None:
         super().__init__()
+        #: Size of each dimension by its letter.
+        self.dimensions = match_shapes(self.SHAPES, weights)
         check_magnitudes(weights, type(self).__name__)
         for name, weight in weights.items():
             self.register_buffer(name, weight.detach().to(torch.float32, copy=True).contiguous())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half``, ``cuda`` and the like come down to."""
+        """Move or cast the weights, as ``to``, ``half`` and ``cuda`` do, but never below float32."""
 
         def moved(weight: Tensor) -> Tensor:
-            found = fn(weight)
-            return weight.to(found.device) if torch.finfo(found.dtype).bits < 32 else found
+            cast_weight = fn(weight)
+            return weight.to(cast_weight.device) if torch.finfo(cast_weight.dtype).bits < 32 else cast_weight
 
         return cast("Self", super()._apply(moved, recurse))
 
     @classmethod
     def from_saved(cls, settings: dict[str, Any], weights: dict[str, Tensor]) -> Self:
-        sizes = {name: settings.pop(name, None) for name in cls.SIZES}
+        saved = {name: settings.pop(name, None) for name in cls.SIZES}
         module = cls(**settings, **weights)
-        found = {name: getattr(module, name) for name in sizes}
-        if sizes != found:
+        sizes = {name: getattr(module, name) for name in saved}
+        if saved != sizes:
             raise ValueError(
-                f"config.json says {sizes} and the weights {found}. They are of two modules; save the model again."
+                f"config.json says {saved} and the weights {sizes}. They are of two modules; save the model again."
             )
         return module
 
 
-def check_magnitudes(weights: Mapping[str, Tensor], module: str) -> None:
-    """Refuse weights that would make embeddings infinite, or no numbers.
+def match_shapes(shapes: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the size of each dimension, given the letters of each weight's dimensions.
 
     Raises:
-        ValueError: If a weight is not made of floating-point numbers, or has one beyond :data:`LARGEST_WEIGHT`.
+        ValueError: If the shapes do not fit each other.
+    """
+    sizes: dict[str, int] = {}
+    fits = all(weights[name].ndim == len(letters) for name, letters in shapes.items())
+    for name, letters in shapes.items():
+        for letter, size in zip(letters, weights[name].shape, strict=False):
+            fits &= sizes.setdefault(letter, size) == size and (size > 0 or letter == "n")
+    if not fits:
+        given = " and ".join(f"{name} is {tuple(weights[name].shape)}" for name in shapes)
+        expected = " and ".join(str(tuple(letters)).replace("'", "") for letters in shapes.values())
+        raise ValueError(f"{given}: give {expected}.")
+    return sizes
+
+
+def check_magnitudes(weights: Mapping[str, Tensor], module: str) -> None:
+    """Raise if weights would make embeddings infinite or NaN.
+
+    Raises:
+        ValueError: If a weight is not a floating-point tensor, or has an absolute value above :data:`LARGEST_WEIGHT`.
     """
     for name, weight in weights.items():
         if not weight.is_floating_point():

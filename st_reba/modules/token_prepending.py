@@ -1,65 +1,45 @@
-"""Token prepending: a slot before the text knows, layer by layer, what its end knew."""
+"""Token prepending: a slot before the text takes the last token's state of the layer below."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..text.templates import PREPEND, PREPENDED_ONE_WORD, SLOT, Preset
-from .causal_module import CausalModule, PoolOver, Rows
-from .changes import Prepend
-from .checkpoints import ON_THE_HUB, backbone_of
+from ..hub.saved_modules import ON_THE_HUB, backbone_of
+from ..lm.model import depth
+from ..lm.passes import Replace
+from ..lm.precision import without_autocast
+from ..settings import check, check_int, first_not_none
+from ..text.layout import PREPENDED, Layout
+from ..text.presets import PREPENDED_ONE_WORD, Preset
+from ..text.templates import PREPEND, TEXT
+from .base import CausalModule
 from .stored import check_magnitudes
-
-
-def stopping_early(known: Preset) -> Preset:
-    """A preset, and where it has none the papers' settings: 27 of 32 layers, no final norm, to the layout's end."""
-    return replace(
-        known,
-        pool_over=known.pool_over or "all",
-        output_layer=known.output_layer or 27 / 32,
-        final_norm=bool(known.final_norm),
-    )
+from .vectors import TokenVectors
 
 
 class TokenPrependingModule(CausalModule):
-    r"""A slot before the text takes, in the first layers, the last token's state of the layer below.
+    r"""A slot before the text is given, in the first layers, what the last token is given there.
 
     .. math:: h^{(l)}_{s} \leftarrow h^{(l)}_{n}, \quad l = 1, \dots, p - 1
 
-    :math:`h^{(l)}` is what layer l (from 0) is given, s the slot, n the last token, and p ``prepend_layers``: so the
-    text sees, through the slot, what comes after it. What layer 0 is given in the slot is one vector for all texts,
-    drawn from N(0, 1) where the model's input embeddings come from, as the authors' code does with a new entry of the
-    vocabulary, and saved with the model.
+    with the input :math:`h^{(l)}` of layer l, from 0. Layer 0 is given one vector for all texts in the slot, drawn from
+    N(0, 1) and saved with the model.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        prepend_layers: p, from 1 to the layers that are run; 1 never replaces the slot's own state. None: three in ten
-            of them, 2 at least (8 of 27).
-        template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's question, read as its authors do:
-            the last token of everything, of texts that are changed as :func:`st_reba.text.templates.normalized` does.
-        output_layer: After which layer to stop, counted from 1, or from the top if negative. None: 27 of 32 layers, in
-            proportion; -1: all.
-        final_norm: Whether the states that are read go through the model's final norm. None: False, as in the paper:
-            they are those of the residual stream.
-        seed: The seed of the vector that layer 0 is given in the slot.
-        pool_over: ``"text"``, ``"all"`` or ``"whole"``; see :class:`CausalModule`. Slots are never handed on. None:
-            ``"all"``.
-        rows: ``"all"`` hands on every token that is read. ``"last"`` computes and hands on the last alone, (B, 1, D).
-            None: ``"last"`` of the default template, ``"all"`` of any other.
-        **transformer_kwargs: As for ST's ``Transformer``.
-
-    Raises:
-        ValueError: If a setting is out of range, or the model is not causal, or cannot stop after ``output_layer``, or
-            its input embeddings cannot be looked at.
+        model_name_or_path: As for :class:`CausalModule`.
+        prepend_layers: p, from 1 to the layers that run. None: three in ten of them, 2 at least.
+        template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's question.
+        seed: Seed of the vector.
+        **settings: As for :class:`CausalModule`. ``output_layer`` None: 27 of 32 layers. ``final_norm`` None: False.
     """
-
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*CausalModule.config_keys, "template", "prepend_layers", "seed", "rows"]
     method = "Token prepending"
@@ -68,9 +48,9 @@ class TokenPrependingModule(CausalModule):
         "Yuchen Fu, Zifeng Cheng, Zhiwei Jiang, Zhonghui Wang, Yafeng Yin, Zhengliang Li, Qing Gu: Token Prepending: A "
         "Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs. ACL 2025."
     )
-    #: Name of the file that the vector is saved in.
-    FILE: ClassVar[str] = "token_prepending.safetensors"
     cost = "One pass over the text, up to the output layer: no more than the classical embedding."
+    prepends = True
+    FILE: ClassVar[str] = "token_prepending.safetensors"
 
     def __init__(
         self,
@@ -79,59 +59,87 @@ class TokenPrependingModule(CausalModule):
         prepend_layers: int | None = None,
         template: str | None = None,
         seed: int = 0,
-        pool_over: PoolOver | None = None,
-        rows: Rows | None = None,
-        **transformer_kwargs: Any,
+        **settings: Any,
     ) -> None:
-        known = PREPENDED_ONE_WORD if template is None else Preset(template)
-        parsed = self._parsed(known.template)
-        if PREPEND not in parsed.literals[0]:
-            raise ValueError(
-                f"The template {known.template!r} must have one {PREPEND}, and have it before {SLOT}: there the slot "
-                "stands."
-            )
+        preset = PREPENDED_ONE_WORD if template is None else Preset(template)
+        has_slot = PREPEND in str(preset.template).partition(TEXT)[0]
+        check("template", template, has_slot, f"give text with one {PREPEND} before {TEXT}.")
+        check_int("seed", seed, 0, 2**63 - 1)
+        super().__init__(model_name_or_path, template=stop_early(preset), **settings)
+        run = depth(self.model)
+        usual = min(run, max(2, round(0.3 * run)))
+        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, run)
         self.seed = seed
-        self.changes = [Prepend(prepend_layers, seed)]
-        super().__init__(
-            model_name_or_path,
-            template=parsed,
-            preset=stopping_early(known),
-            pool_over=pool_over,
-            rows=rows,
-            **transformer_kwargs,
-        )
-        self.prepend_layers = self.change(Prepend).prepend_layers
+        width, generator = cast(Tensor, self.lm.embeddings.weight).shape[1], torch.Generator().manual_seed(seed)
+        #: Vector in the slot, before the architecture scales it or adds positions, (D,).
+        self.initial_state = torch.randn(width, generator=generator, dtype=torch.float32)
+        self._scale = _scale_of(self.lm.embeddings)
 
-    @property
-    def initial_state(self) -> Tensor:
-        """(E,): what enters the slot, before the architecture scales it or adds positions; saved with the model."""
-        return cast(Tensor, self.change(Prepend).initial_state)
+    def read(self, layout: Layout) -> TokenVectors:
+        is_slot = layout.copy_index == PREPENDED
+        source = torch.where(is_slot, layout.ends[:, None], torch.arange(is_slot.shape[1]))
+
+        def enter(states: Tensor) -> Tensor:
+            return torch.where(is_slot[..., None].to(states) > 0, (self._scale * self.initial_state).to(states), states)
+
+        def renew(states: Tensor) -> Tensor:
+            return torch.take_along_dim(states, source[..., None].to(states).long(), dim=1)
+
+        layers = self.lm.layers[1 : self.prepend_layers]
+        states = self.run(layout, Replace([self.lm.embeddings], outputs=enter), Replace(layers, inputs=renew))
+        return TokenVectors.pick(states, layout, self.selected(layout))
 
     @classmethod
     def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
-        """Load a saved module, as :class:`CausalModule` does, with the vector that was saved.
-
-        Raises:
-            ValueError: As for any module, or if the vector is of another model.
-        """
         module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        where = {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
-        place = fspath(model_name_or_path) if subfolder else backbone_of(model_name_or_path)
-        path = cls.load_file_path(place, cls.FILE, subfolder=subfolder, **where)
-        if path is None:
-            return module
-        state, own = load_file(path).get("initial_state"), module.initial_state
-        if state is None or state.shape != own.shape:
-            what = "nothing" if state is None else f"a tensor of shape {tuple(state.shape)}"
-            raise ValueError(
-                f'{path} has {what} under "initial_state", and the model\'s input embeddings have {len(own)} values. '
-                "They are of two models; save the model again."
-            )
-        check_magnitudes({"initial_state": state}, cls.__name__)
-        own.copy_(state)
+        _load_vector(module, fspath(model_name_or_path), subfolder, kwargs)
         return module
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         super().save(output_path, *args, **kwargs)
-        state = self.initial_state.detach().cpu().contiguous()
-        save_file({"initial_state": state}, str(Path(output_path) / self.FILE), metadata={"format": "pt"})
+        save_file({"initial_state": self.initial_state}, Path(output_path, self.FILE), metadata={"format": "pt"})
+
+
+def stop_early(preset: Preset) -> Preset:
+    """Return a preset with settings where it has none: 27 of 32 layers, no final norm, to the end of the layout."""
+    return replace(
+        preset,
+        pool_over=preset.pool_over or "all",
+        output_layer=preset.output_layer or 27 / 32,
+        final_norm=bool(preset.final_norm),
+    )
+
+
+def _load_vector(module: TokenPrependingModule, name: str, subfolder: str, where: Mapping[str, Any]) -> None:
+    """Replace the vector of a module by the saved one, if there is one."""
+    place = name if subfolder else backbone_of(name)
+    file = module.load_file_path(
+        place, module.FILE, subfolder=subfolder, **{key: where[key] for key in ON_THE_HUB if key in where}
+    )
+    if file is None:
+        return
+    state, own = load_file(file).get("initial_state"), module.initial_state
+    if state is None or state.shape != own.shape:
+        found = "nothing" if state is None else f"a tensor of shape {tuple(state.shape)}"
+        raise ValueError(
+            f'{file} has {found} under "initial_state", and the model\'s input embeddings have {len(own)} values. They '
+            "are of two models; save the model again."
+        )
+    check_magnitudes({"initial_state": state}, type(module).__name__)
+    own.copy_(state)
+
+
+def _scale_of(embeddings: nn.Module) -> float:
+    """Return the factor by which input embeddings multiply their table, as in Gemma."""
+    table = cast(Tensor, embeddings.weight)
+    if table.device.type != "meta":
+        with torch.inference_mode(), without_autocast(table.device):
+            rows = table[:8].double()
+            found = embeddings(torch.arange(len(rows), device=table.device)).double()
+            scale = float((rows * found).sum() / rows.square().sum().clamp(min=torch.finfo(rows.dtype).tiny))
+            if torch.allclose(found, rows * scale, rtol=1e-2, atol=1e-3 * float(found.abs().max())):
+                return scale
+    raise ValueError(
+        f"The factor by which {type(embeddings).__name__} multiplies its table of input embeddings was not found, so "
+        "no vector can be put between them. Load the model without device_map, or use another model."
+    )

@@ -1,4 +1,4 @@
-"""JTCSE: two encoders side by side, which read each other's values while they are trained."""
+"""JTCSE's encoder: two BERT-like encoders, which read each other's values during training."""
 
 from __future__ import annotations
 
@@ -14,52 +14,50 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..hub.saved_files import fetching
-from ..lm.gguf import is_gguf
-from ..settings import whole
-from .checkpoints import Files, SafeTransformer, backbone_of, check_model, read_config
+from ..hub.saved_modules import backbone_of
+from ..lm.checkpoints import Files, check_model, read_config
+from ..settings import check_int
+from .transformer import SafeTransformer
 
-#: Where in a saved model the second tower lies.
+#: Folder of the second tower in a saved model.
 SECOND = "tower_2"
 
-#: The model types whose layers are those of BERT.
+#: Model types whose layers are those of BERT.
 FAMILIES = ("bert", "camembert", "roberta", "xlm-roberta")
 
-# What two encoders share, their hidden size besides, for one to read the other's values.
+# Settings that two encoders must share for one to read the other's values.
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps")
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
-# Read by the losses alone. Encoders that were trained on masked words have none: training begins with a fresh one.
+# Weights that only the losses read. Encoders that were trained on masked words have none, and training starts anew.
 _TRAINED_ONLY = ("pooler.",)
 
 
 class TwinTower(SafeTransformer):
-    r"""Two BERT-like encoders over the same tokens; word i is the sum of their last hidden states (JTCSE).
+    r"""JTCSE's encoder: word i is the sum of its last hidden states in two BERT-like encoders.
 
     .. math:: e_i = h^L_{I,i} + h^L_{II,i}
 
-    With ``Pooling(..., "cls")`` behind it, a text is the sum of the two CLS states, as in the paper. It costs two
-    encoders and no more: the cross-attention between the towers is a side branch that is there for training, when
-    :class:`st_reba.train.losses.JTCSELoss` asks for it.
-
-    In every k-th layer, the attention weights of each tower weigh the values of the other as well (Equation 10); see
-    :func:`cross_stream`. The branch has no own weights. Without it (``cross_every=0``) this is TNCSE.
+    With ``Pooling(..., "cls")`` the embedding of a text is the sum of the two CLS states, as in the paper. The
+    cross-attention between the towers is a side branch for training, which
+    :class:`st_reba.train.losses.JTCSELoss` asks for: in every k-th layer, the attention weights of each tower weight
+    the values of the other as well (Equation 10); see :func:`cross_stream`. The branch has no weights of its own.
+    Without it (``cross_every=0``) this is TNCSE.
 
     Args:
-        model_name_or_path: Tower I: path or Hub id of an encoder of BERT's build (BERT, RoBERTa, XLM-R, CamemBERT).
-        second_model_name_or_path: Tower II, with the same tokens. None: a copy of tower I.
-        cross_every: k; the cross layers are those whose number, counted from 1, is a multiple of it. The default has 6
-            of 12 layers cross; 12, 6, 4, 3, 2 and 1 give the paper's 1, 2, 3, 4, 6 and 12. 0: none.
-        second_subfolder: For loading: where beside tower I the second tower lies.
-        **transformer_kwargs: As for ST's ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on.
-            ``model_kwargs`` and ``config_kwargs`` are for both towers.
+        model_name_or_path: Tower I: path or Hub id of BERT, RoBERTa, XLM-R or CamemBERT.
+        second_model_name_or_path: Tower II, with the same tokenizer. None: a copy of tower I.
+        cross_every: k; the cross layers are those whose number, counted from 1, is a multiple of it. With 12 layers,
+            12, 6, 4, 3, 2 and 1 give the paper's 1, 2, 3, 4, 6 and 12 cross layers. 0: none.
+        second_subfolder: Folder of tower II in a saved model; used for loading.
+        **transformer_kwargs: As for ``Transformer``: ``model_kwargs``, ``max_seq_length`` and so on. ``model_kwargs``
+            and ``config_kwargs`` are for both towers.
 
     Raises:
-        ValueError: If an encoder is of another architecture, or its checkpoint lacks weights (of the pooler apart,
-            which is read in training alone), the two do not fit together, or ``cross_every`` is no number of layers.
+        ValueError: If an encoder is of another architecture, its checkpoint lacks weights other than those of the
+            pooler, the two do not fit each other, or ``cross_every`` is not a number of layers.
     """
-
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
 
     config_keys = [*SafeTransformer.config_keys, "cross_every", "second_subfolder"]
     forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
@@ -82,40 +80,39 @@ class TwinTower(SafeTransformer):
         second_subfolder: str | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        model_name_or_path = fspath(model_name_or_path)
-        if second_model_name_or_path is not None:
-            second_model_name_or_path = fspath(second_model_name_or_path)
-        # A configuration that someone else wrote names it, so it can be this directory only.
+        first = fspath(model_name_or_path)
+        second = None if second_model_name_or_path is None else fspath(second_model_name_or_path)
+        # The setting may come from somebody else's file, so that only this folder is allowed.
         if second_subfolder not in (None, SECOND):
             raise ValueError(
                 f"second_subfolder={second_subfolder!r}: the second tower of a saved TwinTower lies in {SECOND!r}. For "
                 "another encoder, give second_model_name_or_path."
             )
         if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
-            model_name_or_path = backbone_of(model_name_or_path)
-        config = _encoder_config(model_name_or_path, transformer_kwargs)
+            first = backbone_of(first)
+        config = _encoder_config(first, transformer_kwargs)
         depth = config.num_hidden_layers
-        says = (
+        advice = (
             f"give a number of layers from 1 to {depth}, as many as each tower has, or 0 for no cross-attention. 2, "
             "every second layer, is the paper's choice."
         )
-        self.cross_every = whole("cross_every", 0, depth, says).check(cross_every)
-        second, arguments = second_model_name_or_path, transformer_kwargs
+        self.cross_every = check_int("cross_every", cross_every, 0, depth, advice)
+        arguments = transformer_kwargs
         if second_subfolder is not None:
-            second, arguments = model_name_or_path, _inside(second_subfolder, transformer_kwargs)
+            second, arguments = first, _in_subfolder(second_subfolder, transformer_kwargs)
         if second is not None:
             _check_they_fit(config, _encoder_config(second, arguments), cross_every)
-        super().__init__(model_name_or_path, **transformer_kwargs)
+        super().__init__(first, **transformer_kwargs)
         self.check_weights(_TRAINED_ONLY)
-        self.second = deepcopy(self.model) if second is None else self._second(second, arguments)
+        self.second = deepcopy(self.model) if second is None else self._load_second(second, arguments)
         tokenizer = self._tokenizer
-        tokenizer.model_max_length = min(tokenizer.model_max_length, *map(positions, self.towers))
+        tokenizer.model_max_length = min(tokenizer.model_max_length, *map(_positions, self.towers))
 
-    def _second(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
-        """Tower II, loaded as tower I is.
+    def _load_second(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
+        """Load tower II.
 
         Raises:
-            ValueError: If its tokens are not those of tower I.
+            ValueError: If its tokenizer is not that of tower I.
         """
         loaded = SafeTransformer(name, **arguments)
         loaded.check_weights(_TRAINED_ONLY)
@@ -133,16 +130,14 @@ class TwinTower(SafeTransformer):
 
     @property
     def second_subfolder(self) -> str:
-        """Where in a saved model the second tower lies."""
+        """Folder of tower II in a saved model."""
         return SECOND
 
     @property
     def cross_layers(self) -> list[int]:
-        """The cross layers (Equation 7), counted from 1."""
+        """Numbers of the cross layers (Equation 7), counted from 1."""
         depth = self.model.config.num_hidden_layers
         return list(range(self.cross_every, depth + 1, self.cross_every)) if self.cross_every else []
-
-    # Vectors out
 
     def forward(
         self, features: dict[str, Any], tower_outputs: bool = False, cross_stream: bool = False, **kwargs: Any
@@ -150,148 +145,111 @@ class TwinTower(SafeTransformer):
         """Run both towers.
 
         Args:
-            features: What ``preprocess`` returned.
-            tower_outputs: Hand on what the losses look at, too.
-            cross_stream: With ``tower_outputs``: run the side branch, where there are cross layers.
-            **kwargs: Unused.
+            features: Result of ``preprocess``.
+            tower_outputs: Whether to return what the losses need, too.
+            cross_stream: With ``tower_outputs``: whether to run the side branch, if there are cross layers.
+            **kwargs: Ignored.
 
         Returns:
-            The features with ``token_embeddings`` (B, N, D). With ``tower_outputs`` also, each (B, 2, D), with tower I
-            first: ``cls_states`` (the last hidden states of CLS), ``pooler_outputs``, and ``cross_states`` (CLS at the
-            end of the cross-attention stream).
+            The features with ``token_embeddings`` (B, N, D). With ``tower_outputs`` also, each (B, 2, D) with tower I
+            first: ``cls_states`` (last hidden states of CLS), ``pooler_outputs``, and ``cross_states`` (CLS at the end
+            of the cross-attention stream).
         """
         inputs = {name: features[name] for name in _INPUTS if name in features}
+        crosses = tower_outputs and cross_stream and bool(self.cross_layers)
+        outputs = [tower(**inputs, output_hidden_states=crosses, return_dict=True) for tower in self.towers]
+        states = [output.last_hidden_state for output in outputs]
+        features = {**features, "token_embeddings": states[0] + states[1]}
         if tower_outputs:
-            return {**features, **self._outputs(inputs, cross_stream and bool(self.cross_layers))}
-        first, second = (tower(**inputs, return_dict=True).last_hidden_state for tower in self.towers)
-        return {**features, "token_embeddings": first + second}
+            features["cls_states"] = torch.stack([state[:, 0] for state in states], dim=1)
+            features["pooler_outputs"] = torch.stack([output.pooler_output for output in outputs], dim=1)
+        if crosses:
+            hidden = [[output.hidden_states[number - 1] for number in self.cross_layers] for output in outputs]
+            features["cross_states"] = torch.stack(self._cross_states(hidden, inputs["attention_mask"].bool()), dim=1)
+        return features
 
-    def _outputs(self, inputs: dict[str, Tensor], through_both: bool) -> dict[str, Tensor]:
-        first, second = (tower(**inputs, output_hidden_states=through_both, return_dict=True) for tower in self.towers)
-        outputs = {
-            "token_embeddings": first.last_hidden_state + second.last_hidden_state,
-            "cls_states": torch.stack([first.last_hidden_state[:, 0], second.last_hidden_state[:, 0]], dim=1),
-            "pooler_outputs": torch.stack([first.pooler_output, second.pooler_output], dim=1),
-        }
-        if through_both:
-            mask = inputs["attention_mask"].bool()
-            layers = [[encoder_layers(tower)[number - 1] for number in self.cross_layers] for tower in self.towers]
-            states = [[output.hidden_states[number - 1] for number in self.cross_layers] for output in (first, second)]
-            streams = [
-                cross_stream(layers[own], layers[other], states[own], states[other], mask)
-                for own, other in ((0, 1), (1, 0))
-            ]
-            outputs["cross_states"] = torch.stack([stream[:, 0] for stream in streams], dim=1)
-        return outputs
-
-    # On disk
+    def _cross_states(self, hidden: list[list[Tensor]], mask: Tensor) -> list[Tensor]:
+        """Return CLS at the end of each tower's cross-attention stream, (B, D)."""
+        encoders: list[Any] = [tower.encoder for tower in self.towers]
+        layers = [[encoder.layer[number - 1] for number in self.cross_layers] for encoder in encoders]
+        return [
+            cross_stream(layers[own], layers[other], hidden[own], hidden[other], mask)[:, 0]
+            for own, other in ((0, 1), (1, 0))
+        ]
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save tower I and the tokenizer as an encoder is saved, tower II beside them, and the settings."""
+        """Save tower I, tokenizer and settings, and tower II in a folder."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
         self.second.save_pretrained(Path(output_path) / SECOND, safe_serialization=safe_serialization)
-
-
-# What one tower is made of. BERT and RoBERTa name their parts alike, and have for years, but promise none of it:
-# docs/internals.md lists what is relied on.
-
-
-def check_family(config: PreTrainedConfig, given: str, called: str = "TwinTower") -> None:
-    """Refuse what is not an encoder of BERT's build.
-
-    Raises:
-        ValueError: If the configuration is of another architecture, or BERT's set up as a decoder.
-    """
-    if config.model_type not in FAMILIES:
-        raise ValueError(
-            f"{given} is of the architecture {config.model_type!r}: {called} takes encoders of the architectures "
-            f"{', '.join(FAMILIES)}."
-        )
-    if config.is_decoder:
-        raise ValueError(f"{given} is set up as a decoder (is_decoder in its configuration): {called} takes encoders.")
-
-
-def positions(tower: PreTrainedModel) -> int:
-    """How many tokens an encoder has positions for. RoBERTa's begin after that of its padding."""
-    embeddings: Any = tower.embeddings
-    table: nn.Embedding = embeddings.position_embeddings
-    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-
-
-def encoder_layers(tower: PreTrainedModel) -> list[Any]:
-    """An encoder's layers, from the first."""
-    encoder: Any = tower.encoder
-    return list(encoder.layer)
 
 
 def cross_stream(
     own: Sequence[Any], other: Sequence[Any], own_states: Sequence[Tensor], other_states: Sequence[Tensor], mask: Tensor
 ) -> Tensor:
-    r"""The cross-attention stream of one tower (JTCSE, Equation 10), through the given layers of both.
+    r"""Run the cross-attention stream of one tower (JTCSE, Equation 10) through the cross layers of both.
 
-    The stream leaves the tower's own states in front of the first of these layers. At each of them, the tower's
-    attention weights, which its own states give, weigh the other tower's values. The rest of the layer follows, with
-    the stream itself as the residual:
+    The stream starts from the tower's own states before the first of these layers. At each of them, the tower's
+    attention weights, computed from its own states, weight the other tower's values. The rest of the layer follows,
+    with the stream as the residual:
 
     .. math:: c \leftarrow \mathrm{FFN}\left(\mathrm{Norm}\left(c + O\,[SA_I \cdot V_{II} HD_{II}]\right)\right)
 
     Args:
-        own: The tower's cross layers.
+        own: Cross layers of the tower.
         other: The same layers of the other tower.
-        own_states: What enters each of them, (B, N, D).
-        other_states: What enters each of the other tower's.
-        mask: (B, N), boolean: which tokens are not padding.
+        own_states: Input of each of them, (B, N, D).
+        other_states: Input of each of the other tower's.
+        mask: (B, N), boolean, True for tokens that are not padding.
 
     Returns:
         (B, N, D).
     """
     stream = own_states[0]
-    for layer, values_of, states, values in zip(own, other, own_states, other_states, strict=True):
+    for layer, other_layer, states, values in zip(own, other, own_states, other_states, strict=True):
         attention = layer.attention.self
-        context = scaled_dot_product_attention(
-            _heads(attention.query(states), attention),
-            _heads(attention.key(states), attention),
-            _heads(values_of.attention.self.value(values), attention),
-            attn_mask=mask[:, None, None],
-            dropout_p=attention.dropout.p if attention.training else 0.0,
+        query, key, value = (
+            part.unflatten(2, (attention.num_attention_heads, -1)).transpose(1, 2)
+            for part in (attention.query(states), attention.key(states), other_layer.attention.self.value(values))
         )
+        dropout = attention.dropout.p if attention.training else 0.0
+        context = scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None], dropout_p=dropout)
         attended = layer.attention.output(context.transpose(1, 2).flatten(2), stream)
         stream = layer.output(layer.intermediate(attended), attended)
     return stream
 
 
-def _heads(states: Tensor, attention: Any) -> Tensor:
-    """(B, N, D) as (B, heads, N, D / heads)."""
-    return states.unflatten(2, (attention.num_attention_heads, -1)).transpose(1, 2)
+def _positions(tower: PreTrainedModel) -> int:
+    """Return the number of an encoder's positions. RoBERTa's begin after that of its padding."""
+    embeddings: Any = tower.embeddings
+    table: nn.Embedding = embeddings.position_embeddings
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
 
-# Loading
-
-
-def _inside(subfolder: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of ``Transformer`` for an encoder in a directory of a model, which has the tokenizer."""
-    found = dict(arguments)
+def _in_subfolder(subfolder: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``Transformer`` for an encoder in a folder of a model, which has the tokenizer."""
+    inner = dict(arguments)
     for kind in ("model_kwargs", "config_kwargs"):
-        given = arguments.get(kind) or {}
-        found[kind] = {**given, "subfolder": "/".join(filter(None, (given.get("subfolder"), subfolder)))}
-    return found
+        own = arguments.get(kind) or {}
+        inner[kind] = {**own, "subfolder": "/".join(filter(None, (own.get("subfolder"), subfolder)))}
+    return inner
 
 
 def _encoder_config(name: str, arguments: dict[str, Any]) -> PreTrainedConfig:
-    """The configuration of a tower, for which no weight is read.
+    """Load the configuration of a tower, without weights.
 
     Raises:
-        ValueError: If it is that of no encoder of BERT's build, or asks for more than it may.
+        ValueError: If it is not that of an encoder like BERT, or asks for more than it may.
     """
-    if is_gguf(name):
-        raise ValueError(
-            f"{name} is a GGUF file: TwinTower needs encoders of BERT's build, which transformers does not read from "
-            "one. Give a directory or Hub id with config.json and safetensors."
-        )
     with fetching(name):
         check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
         config = read_config(Files(name, arguments.get("config_kwargs") or {}))
-    check_family(config, name)
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"{name} is of the architecture {config.model_type!r}: TwinTower takes encoders of the architectures "
+            f"{', '.join(FAMILIES)}."
+        )
+    if config.is_decoder:
+        raise ValueError(f"{name} is set up as a decoder (is_decoder in its configuration): TwinTower takes encoders.")
     return config
 
 

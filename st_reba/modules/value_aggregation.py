@@ -1,8 +1,7 @@
-"""Value aggregation: what attention reads off the text, layer by layer, instead of where it ends up."""
+"""Value aggregation: what attention reads off a text, layer by layer."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -11,17 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..lm import backbone
-from ..lm.anatomy import output_projections
-from ..lm.attention import setup
-from ..lm.run import Halt, StatesAt
-from ..settings import layers_or_all
+from ..lm.model import depth
+from ..settings import check, check_layers, first_not_none
 from ..text.layout import Layout
-from ..text.templates import preset
-from .causal_module import CausalModule, PoolOver
-from .token_vectors import TokenVectors, last_position
-
-LAYERS = layers_or_all("layers")
+from ..text.presets import preset
+from .base import CausalModule, PoolOver
+from .vectors import TokenVectors, last_position
 
 
 class ValueAggregationModule(CausalModule):
@@ -30,28 +24,17 @@ class ValueAggregationModule(CausalModule):
     .. math:: e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} \big[ \textstyle\sum_j A^{(l,h)}_{nj} v^{(l,h)}_j
         \big]_{h = 1, \dots, H}
 
-    :math:`v_j` are the value vectors and :math:`A_{nj}` the weights with which the last token n attends to them, head
-    by head; the output projection :math:`W_O` brings the heads into the space of the residual stream (its bias, where
-    there is one, included). These are read where the model computes them anyway, in one pass and without attention
-    maps; nothing above the last chosen layer's attention is run.
+    The output projection :math:`W_O` includes its bias. The model runs up to the last of these layers' attention.
 
     Args:
-        model_name_or_path: A decoder-only model's path or Hub id, or a loaded ``Transformer`` to share.
-        layers: :math:`\Lambda`: ``"all"``, or the indices of the layers that count; negative ones from the top.
-        template: Text with one ``{text}``, or a name in :data:`st_reba.TEMPLATES`: best a prompt at whose end the model
-            is about to say what the text means. A name brings ``normalize_text``, too; see :class:`CausalTransformer`.
-        pool_over: ``"all"``: n is the last token of the layout. ``"text"``: the last of the text. None: ``"all"``.
-        **transformer_kwargs: As for ST's ``Transformer``.
-
-    Raises:
-        ValueError: If a setting is out of range, or the model is not causal, or has no attention, or its output
-            projections are not found.
+        model_name_or_path: As for :class:`CausalModule`.
+        layers: Layers that count, :math:`\Lambda`: ``"all"``, or indices, negative ones from the top.
+        template: Text with one slot, or a name.
+        pool_over: ``"all"``: n is the last token of the layout. ``"text"``: that of the text. None: ``"all"``.
+        **settings: As for :class:`CausalModule`.
     """
 
-    __module__ = "st_reba.modules"  # what sentence-transformers writes into modules.json
-
     config_keys = [*CausalModule.config_keys, "layers", "template"]
-    no_words = "gives a text as a whole its vector, and its tokens none"
     method = "Value aggregation"
     equation = (
         r"e = \frac{1}{|\Lambda|} \sum_{l \in \Lambda} W_O^{(l)} "
@@ -62,6 +45,7 @@ class ValueAggregationModule(CausalModule):
         "Values Encode Sentence Semantics Better Than Hidden States. arXiv:2602.01572, 2026."
     )
     cost = "One pass over the text, up to the last layer that counts: no more than the classical embedding."
+    has_token_vectors = False
 
     def __init__(
         self,
@@ -70,29 +54,24 @@ class ValueAggregationModule(CausalModule):
         layers: Literal["all"] | Sequence[int] = "all",
         template: str = "prompteol",
         pool_over: PoolOver | None = None,
-        **transformer_kwargs: Any,
+        **settings: Any,
     ) -> None:
-        LAYERS.check(layers)
-        self.layers: Literal["all"] | list[int] = "all" if isinstance(layers, str) else list(layers)
-        super().__init__(
-            model_name_or_path,
-            template=template,
-            # Every layer is read: the output layer and final norm of the prompt's authors are not used.
-            preset=replace(preset(template), output_layer=None, final_norm=None),
-            pool_over="all" if pool_over is None else pool_over,
-            rows="all",
-            **transformer_kwargs,
-        )
-        self._projections = output_projections(self.model)
-        self._aggregated = setup.resolve_layers(self.layers, self.model, self._projections)
+        check_layers("layers", layers)
+        # Every layer is read, whatever output layer and norm the prompt's authors chose.
+        known = replace(preset(template), output_layer=None, final_norm=None)
+        settings = {**settings, "pool_over": first_not_none(pool_over, "all"), "rows": "all"}
+        super().__init__(model_name_or_path, template=known, **settings)
+        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
+        run = depth(self.model)
+        is_within = layers == "all" or all(-run <= layer < run for layer in layers)
+        check("layers", layers, is_within, f"the model has {run} layers; use {-run} to {run - 1}.")
+        chosen = self.lm.projected_layers if layers == "all" else sorted({layer % run for layer in layers})
+        # Raises where there is no projection.
+        self._read_layers = [layer for layer in chosen or [-1] if self.lm.projection(layer)]
 
-    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
-        position = last_position(self.selected(layout))
-        projections = [self.model.get_submodule(self._projections[layer]) for layer in sorted(self._aggregated)]
-        outputs = StatesAt(projections, "after", position, halts=True)
-        with contextlib.suppress(Halt):
-            self.run(layout, change=[outputs.as_change()], **kwargs)
-        device = backbone.device(self.model)
-        states = torch.stack([states.to(device) for states in outputs.states()], dim=1).mean(dim=1, keepdim=True)
-        ids = layout.input_ids.gather(1, position[:, None]).to(device, non_blocking=True)
-        return TokenVectors(states, torch.ones_like(ids, dtype=torch.bool), ids)
+    def read(self, layout: Layout) -> TokenVectors:
+        n = last_position(self.selected(layout))
+        projections = [self.lm.projection(layer) for layer in self._read_layers]
+        outputs = self.lm.states_at(layout, projections, "after", n, *self.own_hooks(layout))
+        e = torch.stack([output.to(outputs[0]) for output in outputs]).mean(dim=0)
+        return TokenVectors.one_each(e, layout, n)

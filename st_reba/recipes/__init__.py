@@ -1,7 +1,7 @@
-"""The recipes: what they are, which there are, and how they are asked for.
+"""Recipes: methods with settings, poolings and filters, by name and key.
 
-:mod:`.rows` has each of them once, as plain data. ``compare`` and its search, ``st-reba build``, the report's glossary,
-the model card, the tables of methods in the documentation and the matrices of the tests read those rows.
+:mod:`.rows` has each recipe once, as plain data, for comparisons, ``st-reba build``, reports, model cards, the
+documentation and tests.
 """
 
 from .lookup import asked_for as asked_for

@@ -1,4 +1,4 @@
-"""What a recipe is: a row, what can stand around its pooling, and that row under one pooling, ready to be run."""
+"""A recipe: a row of the table, under one pooling, with a filter or weights of tokens."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from .. import modules
-from ..modules.embedding_transforms import SHRINKAGE
-from ..modules.moments import Moments, embedding_moments
-from ..modules.partwise import SHRINKAGE as PARTWISE_SHRINKAGE
+from ..modules.embedding_transforms import FittedTransform
+from ..moments import Moments, embedding_moments
 from ..progress import reading
-from ..text.templates import ENDINGS, SLOT, TEMPLATES, PromptLanguage, preset
+from ..text.presets import ENDINGS, TEMPLATES, PromptLanguage, preset
+from ..text.templates import TEXT
 
-#: Poolings as the papers call them, and as ST does.
+#: Poolings by the papers' names, with the names of sentence-transformers.
 POOLINGS = {"mean": "mean", "last": "lasttoken"}
 
-#: The control without a model: a text's vector is a mean of its tokens' own, each of which has one dimension.
+#: Name of the control without a model: the vector of a text is a mean of vectors of tokens with one dimension each.
 TF_IDF = "tf-idf"
-#: What stands before a recipe's name where it is run on random weights.
+#: Beginning of the names of controls on random weights.
 RANDOM = "Random weights"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A filter behind the pooling of any recipe, or weights of tokens before it.
+    """A filter after the pooling of a recipe, or weights of tokens before it.
 
     Attributes:
-        name: As tables show it.
-        says: What it does, without a full stop.
+        name: Name in tables.
+        says: Description: a clause without a full stop.
         module: Its class.
-        poolings: Those that it can stand around.
-        enough: How many texts, at most, it is fitted on: it gains nothing from more. None: it gains from all.
+        poolings: Poolings that it fits.
+        enough: Largest number of texts that it is fitted on, as it gains nothing from more. None: no limit.
     """
 
     name: str
@@ -49,61 +49,50 @@ class Part:
 
     @property
     def key(self) -> str:
-        """As people type it behind a recipe's key: ``classical+all-but-the-top``."""
+        """Key after a recipe's: ``classical+all-but-the-top``."""
         return self.name.replace(" ", "-")
 
     @property
     def fitted(self) -> bool:
-        """Whether it is fitted on plain texts; the other is computed from the language model's head."""
+        """Whether it is fitted on plain texts, and not computed from the language model's head."""
         return self.module is not modules.EmbeddingFilter
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether it stands before the pooling."""
+        """Whether it precedes the pooling."""
         return self.module is modules.IdfWeights
 
     @property
     def needs_covariance(self) -> bool:
-        """Whether it is fitted on more than mean and variances."""
-        return self.module is not modules.StandardizedSum
+        """Whether mean and variances are not enough to fit it."""
+        return issubclass(self.module, FittedTransform) and self.module.NEEDS_COVARIANCE
 
     def drawn(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Those of these texts that it is fitted on: all, or some, evenly drawn."""
+        """Return the texts that it is fitted on: all, or evenly drawn ones."""
         if self.enough is None or len(texts) <= self.enough:
             return tuple(texts)
         return tuple(texts[number * len(texts) // self.enough] for number in range(self.enough))
 
-    def settings(self, shares: Sequence[float]) -> dict[str, Any]:
-        """What a filter is fitted with, besides texts.
+    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.part_weights) -> nn.Module:
+        """Make a filter from moments of embeddings of plain texts.
 
         Args:
-            shares: How much each part of the vectors counts: ``shares`` of the module that gives them.
-        """
-        if self.module is modules.PartwiseWhitening:
-            return {"shrinkage": PARTWISE_SHRINKAGE, "shares": shares}
-        if self.module is modules.StandardizedSum:
-            return {"shares": shares}
-        return {"shrinkage": SHRINKAGE} if self.module is modules.WhiteningTransform else {}
-
-    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.shares) -> nn.Module:
-        """A filter that is fitted, on embeddings that were seen elsewhere.
-
-        Args:
-            moments: Of the embeddings of plain texts.
-            shares: As for :meth:`settings`.
+            moments: The moments.
+            shares: Weight of each part of the embeddings.
 
         Raises:
-            ValueError: If there are too few texts, or they are too much alike.
+            ValueError: If there are too few texts, or they are too similar.
         """
-        return cast(nn.Module, self.module.from_moments(moments, **self.settings(shares)))
+        settings = {"shares": shares} if "shares" in self.module.FIT_SETTINGS else {}
+        return cast(nn.Module, self.module.from_moments(moments, **settings))
 
     def made(self, model: SentenceTransformer, texts: Sequence[str], shares: Sequence[float] = ()) -> nn.Module:
-        """A filter for a model that begins with a module of st_reba's and ends in its pooling.
+        """Make a filter for a model that begins with a module of st_reba and ends in its pooling.
 
         Args:
-            model: Embeds the texts.
-            texts: Plain ones, to fit the filter on.
-            shares: How much each part of its vectors counts; empty: as its module says.
+            model: The model.
+            texts: Plain texts, on which the filter is fitted.
+            shares: Weight of each part of the model's vectors; empty: those of its first module.
 
         Raises:
             ValueError: If there are too few texts, or the model has no head.
@@ -113,7 +102,7 @@ class Part:
         drawn = self.drawn(texts)
         with reading(model[0], len(drawn)):
             moments = embedding_moments(model, drawn, covariance=self.needs_covariance)
-        return self.from_moments(moments, shares or cast(modules.CausalModule, model[0]).shares)
+        return self.from_moments(moments, shares or cast(modules.CausalModule, model[0]).part_weights)
 
 
 @dataclass(frozen=True)
@@ -121,7 +110,7 @@ class Wording:
     """A prompt in other words than a row's own.
 
     Attributes:
-        name: As tables show it, such as ``"domain"``.
+        name: Name in tables, such as ``"domain"``.
         template: Text with a slot for each copy of the text.
     """
 
@@ -131,30 +120,30 @@ class Wording:
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe, as plain data.
+    """A recipe as plain data.
 
     Attributes:
-        key: As people type it: lower case, digits and hyphens.
-        name: As tables show it.
-        module: The class that does it.
-        says: What it does, for people: a clause without a full stop.
-        page: Its page of the documentation, without the ending; empty: none.
-        cost: Passes over the text, the classical embedding's being 1.
-        settings: The module's arguments.
-        settings_if_last: More of them where the last token alone is pooled.
-        poolings: Keys of :data:`POOLINGS` that make sense for it, the usual one first.
-        compared: When ``compare`` runs it: never but by its key, or with ``--recipes all``.
-        tried: The poolings under which it is among the few that ``compare`` runs by default.
-        around: The part that it is never without.
-        copies: How many copies of the text :class:`st_reba.compare.sweep.RecipeSweep` needs to give it, under this
-            name; None if it has to be run on its own.
-        words: Whether it has word embeddings, one a token of the text; they do not depend on the pooling.
+        key: Key that people type: lower case, digits and hyphens.
+        name: Name in tables.
+        module: Class of the method.
+        says: Description for people: a clause without a full stop.
+        page: Page of the documentation, without the ending; empty for none.
+        cost: Number of passes over the text; 1 for the classical embedding.
+        settings: Arguments of the module.
+        settings_if_last: Further arguments if only the last token is pooled.
+        poolings: Keys of :data:`POOLINGS` that fit, the usual one first.
+        compared: Whether ``compare`` runs it with ``--recipes all``, or only by its key.
+        tried: Poolings under which it is one of the few that ``compare`` runs by default.
+        around: The part that belongs to it.
+        copies: Number of copies of the text from which :class:`st_reba.compare.sweep.RecipeSweep` computes it; None if
+            it needs its own run.
+        words: Whether it has an embedding for each token of the text, whatever the pooling.
         same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
-        own_template: Arguments to add where the user gives a template of their own.
+        own_template: Further arguments where the user gives a template.
         reworded: Whether a comparison tries other endings of its prompt.
-        parts: Of how many its vectors are made.
-        paper: Who it is from; empty: the module's ``citation`` says it.
-        chinese: Arguments with which the module asks in Chinese; empty: it cannot, or it does so already.
+        parts: Number of parts of its vectors.
+        paper: Citation; empty for the module's.
+        chinese: Arguments for a Chinese prompt; empty if there is none, or the prompt is Chinese already.
     """
 
     key: str
@@ -180,54 +169,54 @@ class Row:
 
     @property
     def repetitions(self) -> int:
-        """How often the text stands in the input."""
-        template = str(self.settings.get("template", SLOT))
-        return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(SLOT)))
+        """Number of copies of the text."""
+        template = str(self.settings.get("template", TEXT))
+        return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(TEXT)))
 
     @property
     def end(self) -> int:
-        """The layer that it ends with, from the top: -1 the last, -2 the last but one."""
-        return int(preset(self.settings.get("template", SLOT)).output_layer or -1)
+        """Layer that it ends with, from the top: -1 for the last."""
+        return int(preset(self.settings.get("template", TEXT)).output_layer or -1)
 
     @property
     def wordings(self) -> tuple[Wording, ...]:
-        """Its prompt with other endings, in its own language; none if it is not :attr:`reworded`."""
+        """Its prompt with other endings in the same language; none unless it is :attr:`reworded`."""
         if not self.reworded:
             return ()
-        body, slot, _ = TEMPLATES[self.settings["template"]].rpartition(SLOT)
+        body, slot, _ = TEMPLATES[self.settings["template"]].rpartition(TEXT)
         endings = ENDINGS["en" if self.chinese else "zh"]
         return tuple(Wording(name, f"{body}{slot}{ending}") for name, ending in endings.items())
 
     def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
-        """The module's arguments under a pooling, read after a layer, or at its own end if None."""
+        """Return the module's arguments under a pooling, to end after a layer, or after its own if None."""
         last = self.settings_if_last if pooling in ("last", POOLINGS["last"]) else {}
         return {**self.settings, **last, **({} if layer is None else {"output_layer": layer})}
 
-    def with_own_template(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The given arguments, and how a template is read where one of the user's own is among them."""
-        template = given.get("template")
-        reading = {} if template is None or template in TEMPLATES else self.own_template
-        return {**{name: value for name, value in reading.items() if name in self.module.config_keys}, **given}
+    def with_own_template(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings, with those for a template of the user's own if they have one."""
+        template = settings.get("template")
+        own = {} if template is None or template in TEMPLATES else self.own_template
+        return {**{name: value for name, value in own.items() if name in self.module.config_keys}, **settings}
 
     def build(
         self, backbone: modules.CausalModule, pooling: str = "", layer: int | None = None, **settings: Any
     ) -> modules.CausalModule:
-        """The module, on a backbone that is already loaded.
+        """Make the module on a loaded backbone.
 
         Args:
             backbone: The loaded model.
-            pooling: A key of :data:`POOLINGS`; empty: the usual one.
-            layer: After which it is read; None: at its own end.
-            **settings: More arguments of the module.
+            pooling: Key of :data:`POOLINGS`; empty for the usual one.
+            layer: Layer after which to end; None for its own.
+            **settings: Further arguments of the module.
 
         Raises:
-            ValueError: If this backbone cannot run it.
+            ValueError: If the backbone cannot run it.
         """
         arguments = self.arguments(pooling or self.poolings[0], layer)
         return self.module(backbone, **{**arguments, **self.with_own_template(settings)})
 
     def in_chinese(self) -> Row:
-        """The same recipe with its Chinese prompt, which is run for Chinese texts, or where it is asked for."""
+        """Return the same recipe with its Chinese prompt."""
         return replace(
             self,
             key=f"{self.key}-zh",
@@ -241,14 +230,14 @@ class Row:
 
     @property
     def prompt_languages(self) -> tuple[PromptLanguage, ...]:
-        """The languages that it can ask in: none if it has no prompt, or an English one alone."""
+        """Languages of its prompts; none if there is no prompt, or an English one alone."""
         if self.chinese:
             return ("en", "zh")
         return ("zh",) if any(str(value).endswith("-zh") for value in self.settings.values()) else ()
 
     @property
     def citation(self) -> str:
-        """Who it is from."""
+        """Citation of the paper."""
         return self.paper or self.module.citation
 
 
@@ -257,12 +246,12 @@ Kind = Literal["tf-idf", "bag", "filtered bag", "random"]
 
 @dataclass(frozen=True)
 class Control:
-    """What a recipe is compared with.
+    """A control that a recipe is compared with.
 
     Attributes:
-        kind: Which control it is.
-        name: Of its result, recipe and pooling.
-        called: What to call it in a sentence about the recipe.
+        kind: Its kind.
+        name: Name of its result.
+        called: Name in a sentence about the recipe.
     """
 
     kind: Kind
@@ -275,16 +264,16 @@ class Recipe:
     """A row under one pooling.
 
     Attributes:
-        row: Which.
-        pooling: A key of :data:`POOLINGS`.
-        fit_texts: Plain texts that what stands around the pooling is fitted on.
-        part: What stands around the pooling, if anything does.
-        layer: After which layer it is read; None for its own end.
+        row: The row.
+        pooling: Key of :data:`POOLINGS`.
+        fit_texts: Plain texts on which :attr:`part` is fitted.
+        part: Filter after the pooling, or weights before it.
+        layer: Layer after which it ends; None for its own.
         wording: Its prompt in other words; None for its own.
-        shares: How much each part of its vectors counts; empty: as its module says.
+        shares: Weight of each part of its vectors; empty for the module's own.
         random: Whether this is the control on random weights.
-        same_as: Other recipes whose vectors have the same direction as its own, by definition.
-        candidate_of: Result of the recipe that this one is a candidate of, itself among them; empty: of none.
+        same_as: Other recipes whose vectors have the same direction, by definition.
+        candidate_of: Result of the recipe of which this one is a candidate; empty if it is none.
     """
 
     row: Row
@@ -300,55 +289,52 @@ class Recipe:
 
     @property
     def method(self) -> str:
-        """Its name, whatever stands around the pooling: ``"ReBA-2"``, ``"ReBA-2, layer 12"``."""
+        """Name without :attr:`part`: ``"ReBA-2"``, ``"ReBA-2, layer 12"``."""
         layer = "" if self.layer is None else f"layer {self.layer}"
         wording = "" if self.wording is None else f"asked for {self.wording.name}"
         return ", ".join(filter(None, (self.row.name, layer, wording)))
 
     @property
     def name(self) -> str:
-        """As tables show it."""
+        """Name in tables."""
         part = "" if self.part is None else self.part.name
         shares = f"shares {' '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else ""
         return ", ".join(filter(None, (RANDOM if self.random else "", self.method, part, shares)))
 
     @property
     def result(self) -> str:
-        """Name and pooling, which are the name of its result: what tells it from all others."""
+        """Name and pooling: the name of its result, different from all others."""
         return f"{self.name}, {self.pooling}"
 
     @property
     def key(self) -> str:
-        """As people type it: ``"reba-2"``, read after a layer ``"reba-2@12"``, filtered ``"classical+whitened"``."""
+        """Key that people type: ``"reba-2"``, ``"reba-2@12"`` to end after a layer, ``"classical+whitened"``."""
         layer = "" if self.layer is None else f"@{self.layer}"
         part = "" if self.part is None or self.part == self.row.around else f"+{self.part.key}"
         return f"{self.row.key}{layer}{part}"
 
     @property
     def says(self) -> str:
-        """What it does, in a sentence for people."""
-        clauses = [self.row.says]
-        if self.random:
-            clauses.insert(0, "the same architecture and tokenizer with weights that were never trained")
-        if self.layer is not None:
-            clauses.append(f"read after layer {self.layer}, where the model stops")
-        if self.wording is not None:
-            clauses.append(f"its prompt ends in {self.wording.template.rpartition(SLOT)[2]}")
-        if self.shares:
-            clauses.append(f"its parts count for {', '.join(f'{share:.2f}' for share in self.shares)}")
-        if self.part is not None:
-            clauses.append(self.part.says)
-        sentence = "; ".join(clauses)
+        """Description in a sentence for people."""
+        clauses = [
+            "the same architecture and tokenizer with weights that were never trained" if self.random else "",
+            self.row.says,
+            "" if self.layer is None else f"read after layer {self.layer}, where the model stops",
+            "" if self.wording is None else f"its prompt ends in {self.wording.template.rpartition(TEXT)[2]}",
+            f"its parts count for {', '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else "",
+            "" if self.part is None else self.part.says,
+        ]
+        sentence = "; ".join(filter(None, clauses))
         return f"{sentence[0].upper()}{sentence[1:]}."
 
     @property
     def bag(self) -> bool:
-        """Whether this is the control that looks at no context."""
+        """Whether this is the control without context."""
         return self.row.module is modules.InputEmbeddings
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Those that make sense for the row, with what stands around it; the usual one first."""
+        """Poolings that fit the row and :attr:`part`, the usual one first."""
         return tuple(pooling for pooling in self.row.poolings if self.part is None or pooling in self.part.poolings)
 
     @property
@@ -358,7 +344,7 @@ class Recipe:
 
     @property
     def called(self) -> str:
-        """What to call it in a sentence, as a control."""
+        """Name in a sentence, for a control."""
         if self.bag:
             bag = f"the bag of {'random' if self.random else 'input'} embeddings"
             return bag if self.part is None else f"{bag}, {self.part.name}"
@@ -367,103 +353,109 @@ class Recipe:
 
     @property
     def copies(self) -> int | None:
-        """As the row's; None if it is read after another layer, or its tokens are weighed."""
+        """Copies of the row; None if it ends after another layer, or its tokens are weighted."""
         return self.row.copies if self.layer is None and not self.weighs_tokens else None
 
     @property
     def words(self) -> bool:
-        """Whether it has word embeddings of its own: not where another row has them."""
+        """Whether it has word embeddings that no other row has."""
         return self.row.words and self.part is None and self.layer is None and not self.same_as
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether its tokens are weighed before the pooling."""
+        """Whether its tokens are weighted before the pooling."""
         return self.part is not None and self.part.weighs_tokens
 
     @property
     def filter(self) -> Part | None:
-        """What stands behind the pooling."""
+        """Filter after the pooling."""
         return None if self.weighs_tokens else self.part
 
     @property
     def fitted(self) -> bool:
-        """Whether what stands around the pooling is fitted on plain texts."""
+        """Whether :attr:`part` is fitted on plain texts."""
         return self.part is not None and self.part.fitted
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
-        """Those of ``fit_texts`` that what stands around the pooling is fitted on."""
+        """Texts of ``fit_texts`` on which :attr:`part` is fitted."""
         return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
-
-    def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
-        """The module, on a backbone that is already loaded."""
-        return self.row.build(backbone, self.pooling, self.layer, **self.settings)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments of the module that are not the row's."""
+        """Arguments of the module in addition to the row's."""
         return {} if self.wording is None else {"template": self.wording.template}
 
+    def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
+        """Make the module on a loaded backbone."""
+        return self.row.build(backbone, self.pooling, self.layer, **self.settings)
+
     def model(self, backbone: modules.CausalModule, *, filtered: bool = True) -> SentenceTransformer:
-        """The recipe as a ready model, on the backbone's device.
+        """Make a complete model, on the backbone's device.
 
         Args:
             backbone: A loaded module, whose weights are shared.
-            filtered: Whether what stands behind the pooling is made, too.
+            filtered: Whether the model has the filter after the pooling.
 
         Raises:
-            ValueError: If this backbone cannot run it, or what stands after the pooling cannot be made for it.
+            ValueError: If the backbone cannot run it, or the filter cannot be fitted.
         """
         device = device_of(backbone)
-        parts = self.pipeline(self.build(backbone), mode_of(self.pooling))
+        parts = self.pipeline(self.build(backbone), mode_of(self.pooling), device=device, filtered=filtered)
+        return SentenceTransformer(modules=parts, device=device)
+
+    def pipeline(
+        self,
+        module: modules.CausalModule,
+        modes: str | tuple[str, ...],
+        *,
+        filtered: bool = False,
+        device: str | None = None,
+    ) -> list[nn.Module]:
+        """Return a module, weights of its tokens, the pooling and, if wanted, the filter.
+
+        Args:
+            module: The recipe's module.
+            modes: Pooling by the name of sentence-transformers, or several.
+            filtered: Whether to fit the filter.
+            device: Device on which it is fitted. None: the choice of ``SentenceTransformer``.
+
+        Raises:
+            ValueError: If the tokens cannot be weighted, or the filter cannot be fitted.
+        """
+        weights = [modules.IdfWeights.fit(module, self.fit_texts)] if self.weighs_tokens else []
+        parts: list[nn.Module] = [module, *weights, Pooling(module.get_embedding_dimension(), modes)]
         if filtered and self.filter is not None:
             pooled = SentenceTransformer(modules=parts, device=device)
             parts.append(self.filter.made(pooled, self.fit_texts, self.shares))
-        return SentenceTransformer(modules=parts, device=device)
-
-    def pipeline(self, module: modules.CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
-        """A module, what weighs its tokens, and the pooling.
-
-        Args:
-            module: That of the recipe.
-            modes: The pooling, as ST calls it; several: their vectors stand one after another.
-
-        Raises:
-            ValueError: If the tokens cannot be weighed.
-        """
-        pooling = Pooling(module.get_embedding_dimension(), modes)
-        if not self.weighs_tokens:
-            return [module, pooling]
-        return [module, modules.IdfWeights.fit(module, self.fit_texts), pooling]
+        return parts
 
     def on_random_weights(self) -> Recipe:
-        """Its control."""
+        """Return its control on random weights."""
         return replace(self, random=True, candidate_of="")
 
 
 def mode_of(pooling: str) -> str:
-    """A pooling as ST calls it; what is none of :data:`POOLINGS` has that name already."""
+    """Return the name of a pooling in sentence-transformers; a name that is not in :data:`POOLINGS` is one."""
     return POOLINGS.get(pooling, pooling)
 
 
 def device_of(backbone: nn.Module) -> str:
-    """Where what follows a module runs: beside its language model."""
+    """Return the device of a module's language model."""
     return str(cast(modules.CausalModule, backbone).model.device)
 
 
 def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
-    """The classical embedding of the same architecture and tokenizer with freshly initialised weights."""
-    control = modules.CausalTransformer(backbone)
-    control.model = random_model(backbone.model, seed)
-    return control
+    """Return the classical embedding of the same architecture and tokenizer with new random weights."""
+    return modules.CausalTransformer(random_model(backbone.model, seed), tokenizer=backbone.tokenizer)
 
 
 def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """The same architecture with freshly initialised weights, on the same device, in the same precision."""
+    """Return the same architecture with new random weights, on the same device, in the same precision."""
     config = copy.deepcopy(model.config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = AutoModel.from_config(config)
-    # It has no head, and that of the checkpoint would be a trained one.
+    # It has no head, and that of the checkpoint is trained.
     fresh.config.tie_word_embeddings = True
     return cast(PreTrainedModel, fresh.to(model.device, model.dtype).eval())

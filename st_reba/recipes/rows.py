@@ -1,6 +1,6 @@
-"""Every recipe once, as plain data: a table, as long as there are recipes.
+"""Table of all recipes.
 
-A new one is a row here, a module of its own if it needs one, a page of the documentation, and a test of its definition.
+A new recipe is a row here, with a module if it needs one, a page of the documentation, and a test of its definition.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from dataclasses import replace
 from typing import Any
 
 from .. import modules
-from ..text.templates import PRESETS
+from ..text.presets import PRESETS
 from .recipe import Part, Row
 
-# A table is set by hand: key, name and class first, then what it does, then all else.
+# The table is formatted by hand: key, name and class, then the description, then the rest.
 # fmt: off
 
-#: What stands behind a recipe whose vectors are made of parts, and behind its controls.
+#: Filter of recipes whose vectors consist of parts, and of their controls.
 PARTWISE = "partwise whitened"
-#: What stands behind a recipe whose parts are added, and behind its controls.
+#: Filter of recipes whose parts are added, and of their controls.
 SUM = "standardised sum"
-#: What stands before a pooling.
+#: Weights of tokens before a pooling.
 IDF = "idf-weighted"
 
-#: All there are, by name.
+#: All filters and weights by name.
 PARTS = {
     part.name: part
     for part in (
@@ -49,7 +49,7 @@ PARTS = {
     )
 }
 
-#: What can stand behind the pooling of any recipe.
+#: Filters that fit any recipe.
 FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, SUM, IDF))
 
 _ZHANG = (
@@ -57,7 +57,7 @@ _ZHANG = (
     "Models. ICIC 2024."
 )
 _BELLM = modules.BidirectionalLastLayer.citation
-#: A template of the user's own is read as the prompts of PromptEOL are.
+#: Settings for a template of the user's own, as for the prompts of PromptEOL.
 _AS_A_PROMPT = PRESETS["prompteol"].settings()
 _LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
 _AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
@@ -69,12 +69,11 @@ _PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
     **_AT_ITS_END)
 
 _EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
-    "the mean of the text's tokens after an eighth of the layers, and beside it the last token of the prompt that "
-    "stands around them and asks for one word",
+    "the mean of the text's tokens after an eighth of the layers, followed by the last token of the prompt around "
+    "them, which asks for one word",
     page="topic", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
     chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
 
-#: The last token of a prompt for the topic, at two layers.
 _TOPIC = Row("topic", "Topic", modules.TopicModule,
     "the last token of a prompt that asks for the text's topic in one word, after the last layer and a few layers "
     "below",
@@ -82,7 +81,7 @@ _TOPIC = Row("topic", "Topic", modules.TopicModule,
     around=PARTS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2)
 
 _ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
-    "the mean over the second copy of the text in a prompt that asks for its topic in one word, and beside it "
+    "the mean over the second copy of the text in a prompt that asks for its topic in one word, followed by "
     "the last token after the last layer and a few layers below",
     page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
     poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True},
@@ -90,25 +89,25 @@ _ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
 
 
 def repeated(copies: int) -> list[Row]:
-    """The rows that read so many copies of a text, two or more."""
+    """Return the rows that read ``copies`` copies of a text, two or more."""
     return [
         Row(f"echo-{copies}", f"Echo-{copies}", modules.EchoModule,
-            f"the text stands {copies} times, and is read in its last copy",
+            f"the text occurs {copies} times, and its last copy is read",
             page="echo", cost=f"about {copies}", settings={"repetitions": copies},
             tried=("mean",) if copies == 2 else (), copies=copies, words=True),
         Row(f"reba-{copies}", f"ReBA-{copies}", modules.ReBAModule,
-            f"the text stands {copies} times, and each token of the first copy {_LOOKS_BACK}",
+            f"the text occurs {copies} times, and each token of the first copy {_LOOKS_BACK}",
             page="reba", cost=f"about {copies}", settings={"repetitions": copies}, settings_if_last={"rows": "last"},
             tried=("mean", "last") if copies == 2 else (), copies=copies, words=True),
     ]
 
 
-#: What every model has without a recipe.
+#: The embedding without a recipe.
 CLASSICAL = Row("classical", "Classical", modules.CausalTransformer,
     "the last hidden states of one ordinary causal pass",
     page="echo", tried=("mean", "last"), copies=1, words=True)
 
-#: Those that read a text once and are shown first.
+#: Rows that read a text once and are shown first.
 FIRST = (
     CLASSICAL,
     Row("reba-1", "ReBA-1", modules.ReBAModule,
@@ -117,18 +116,18 @@ FIRST = (
         words=True, same_if_last="classical"),
 )
 
-#: All the others.
+#: All other rows.
 OTHERS = (
     Row("bidirectional", "Bidirectional", modules.CausalTransformer,
         "one pass whose last layer attends both ways",
         page="bidirectional", settings={"bidirectional_layers": 1}, words=True, same_if_last="classical",
         paper=_BELLM),
     Row("echo-2-bidirectional", "Echo-2, bidirectional", modules.EchoModule,
-        "the text stands 2 times, and is read in its last copy; the last layer attends both ways",
+        "the text occurs 2 times, and its last copy is read; the last layer attends both ways",
         page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1}, words=True,
         same_if_last="echo-2", paper=f"{modules.EchoModule.citation} {_BELLM}"),
     Row("reba-2-bidirectional", "ReBA-2, bidirectional", modules.ReBAModule,
-        f"the text stands 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
+        f"the text occurs 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
         page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1},
         settings_if_last={"rows": "last"}, words=True, paper=f"{modules.ReBAModule.citation} {_BELLM}"),
     Row("bidirectional-prompt", "Bidirectional, prompt", modules.BidirectionalLastLayer,
@@ -177,7 +176,7 @@ OTHERS = (
         "slots before the text take, from layer to layer, the state of the last token behind them",
         page="echo", cost="less than 1", poolings=("last",), own_template=_AS_A_PROMPT),
     Row("value-aggregation", "Value aggregation", modules.ValueAggregationModule,
-        "what attention hands on at the end of a prompt for one word, averaged over the layers",
+        "the output of attention at the end of a prompt for one word, averaged over the layers",
         page="prompts", cost="less than 1", poolings=("last",), tried=("last",),
         chinese={"template": "prompteol-zh"}, own_template=_AS_A_PROMPT),
     Row("contrastive-prompting", "Contrastive prompting", modules.ContrastivePromptingModule,
@@ -187,7 +186,7 @@ OTHERS = (
     _TOPIC,
     _ECHO_TOPIC,
     Row("echo-springer", "Echo, Springer's prompt", modules.EchoModule,
-        "a prompt asks to rewrite the text, and it is read where it stands again",
+        "a prompt asks to rewrite the text, and its second copy is read",
         page="echo", cost="about 2", settings={"template": "springer"}, compared="never", words=True),
     *(
         Row(f"reba-{copies}-normalised", f"ReBA-{copies}, normalised", modules.ReBAModule,
@@ -199,12 +198,12 @@ OTHERS = (
     ),
 )
 
-#: The control that looks at no context.
+#: The control without context.
 BAG = Row("bag-of-input-embeddings", "Bag of input embeddings", modules.InputEmbeddings,
     "the input embeddings alone, without any layer: no context at all",
     page="controls", cost="0", poolings=("mean",), compared="never", words=True)
 
-#: The first table of methods: by a recipe's key a sentence, which may name the row before.
+#: Descriptions in the first table of methods, by a recipe's key; each may name the row before.
 IN_BRIEF = {
     "classical": "Pool the last hidden states: what you have without a recipe",
     "prompteol": "Ask what the text means in one word, and keep the last token",
@@ -214,8 +213,8 @@ IN_BRIEF = {
     "metaeol": "The mean of eight prompts, each for another task",
     "topic": "Like Knowledge, but ask for the topic, and add the states of a few layers below",
     "echo-topic": "Like Topic, but with the text twice, and with the mean over its second copy added",
-    "early-late": "PromptEOL's last token, and beside it the text's own tokens after an eighth of the layers",
-    "value-aggregation": "Like PromptEOL, but keep what attention hands on, averaged over layers",
+    "early-late": "PromptEOL's last token, with the text's own tokens after an eighth of the layers",
+    "value-aggregation": "Like PromptEOL, but keep the output of attention, averaged over layers",
     "contrastive-prompting": "Like PromptEOL, less what a second prompt finds irrelevant",
     "token-prepending": "Like PromptEOL, but a slot before the text takes the last token's state from layer to layer",
     "promptreps": "Ask for one word to find the text by; the head also gives a weight for each word",

@@ -1,4 +1,4 @@
-"""Words and punctuation among tokens, as a language model would write them, and in how many texts a token occurs."""
+"""Tokens of words and punctuation, and the number of texts in which a token occurs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .tokens import tokenized
+from .tokens import tokenize
 
 _WORD = re.compile(r"\w+")
-#: What stands before the word that a prompt asks for.
+#: Mark before the word that a prompt asks for.
 QUOTE = '"'
 
-#: English words that say nothing of what a text is about.
+# English words without a topic.
 _ENGLISH = """
     a about above after again against all am an and any are as at be because been before being below between both but
     by can cannot could did do does doing down during each few for from further had has have having he her here hers
@@ -31,29 +31,29 @@ STOP_WORDS = tuple(_ENGLISH.split())
 
 
 def words_of(text: str, stop_words: Collection[str] = ()) -> list[str]:
-    """The different words of a text, lower case, in their order, without punctuation and stop words."""
+    """Return the different words of a text, in lower case and order, without punctuation and stop words."""
     return [word for word in dict.fromkeys(_WORD.findall(text.lower())) if word not in stop_words]
 
 
 def word_token_ids(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], stop_words: Collection[str] = ()
 ) -> list[list[int]]:
-    """For each text the different tokens of its words, each word as it stands right behind a quotation mark.
+    """Return, for each text, the different tokens of its words right behind a quotation mark.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: Tokenizer of the model.
         texts: B strings.
         stop_words: Words that are left out.
     """
     words = [words_of(text, stop_words) for text in texts]
     every = list(dict.fromkeys(word for own in words for word in own))
     ids: dict[str, list[int]] = {}
-    for word, tokens in zip(every, tokenized(tokenizer, [QUOTE + word for word in every]), strict=True):
+    for word, tokens in zip(every, tokenize(tokenizer, [QUOTE + word for word in every]), strict=True):
         if tokens.spans is None:
-            # Its tokens spell something else: those of the word by itself are the nearest.
-            ids[word] = tokenized(tokenizer, [word])[0].ids
+            # No offsets: take the tokens of the word alone.
+            ids[word] = tokenize(tokenizer, [word])[0].ids
         else:
-            # A token that holds the mark as well cannot follow it.
+            # A token that holds the mark too cannot follow it.
             ids[word] = [
                 token
                 for token, (start, end) in zip(tokens.ids, tokens.spans, strict=True)
@@ -63,23 +63,22 @@ def word_token_ids(
 
 
 def lower_case_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
-    """Tokens that can begin a word behind a quotation mark: lower-case letters of any script, with no blank before."""
+    """Return the tokens that can begin a word behind a quotation mark: lower-case letters of any script, no blank."""
     special = set(tokenizer.all_special_ids)
     found = []
     for token in range(min(vocabulary, len(tokenizer))):
         piece = str(tokenizer.convert_ids_to_tokens(token))
-        # Byte-level and SentencePiece's blanks, and pieces of characters, are no letters that decode to themselves.
+        # Blanks of byte-level tokenizers and SentencePiece, and parts of characters, do not decode to themselves.
         if token not in special and piece.isalpha() and piece == piece.lower() == str(tokenizer.decode([token])):
             found.append(token)
     return found
 
 
 def punctuation_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The tokens that stand for punctuation and blanks alone, as the vocabulary writes them, in the order of their ids.
+    """Return the tokens of punctuation and blanks alone, as the vocabulary writes them, in the order of their ids.
 
-    Those are more than the marks themselves: ``" ("``, ``"),"`` and ``"..."`` are one token each to many a tokenizer.
-    Punctuation is what Unicode calls so in any language, and what :data:`string.punctuation` has besides, such as
-    ``"$"``.
+    These include ``" ("``, ``"),"`` and ``"..."``, which many tokenizers have as one token. Punctuation is Unicode's of
+    any language, and :data:`string.punctuation`, such as ``"$"``.
     """
     special = set(tokenizer.all_special_ids)
     ids = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
@@ -93,11 +92,11 @@ def _is_mark_or_blank(character: str) -> bool:
 
 
 class DocumentFrequencies:
-    """In how many texts each token id occurs, without keeping the texts.
+    """Number of texts in which each token id occurs. The texts are not kept.
 
     Attributes:
-        texts: N, how many texts there were that have tokens.
-        counts: (V,), whole numbers: the texts that have each token.
+        texts: N, number of texts with tokens.
+        counts: (V,), number of texts that have each token.
     """
 
     def __init__(self, vocabulary_size: int) -> None:
@@ -105,14 +104,14 @@ class DocumentFrequencies:
         self.counts = torch.zeros(vocabulary_size, dtype=torch.int64)
 
     def add(self, texts: Tensor, ids: Tensor) -> None:
-        """Take the tokens of some texts in, each text whole.
+        """Count the tokens of some whole texts.
 
         Args:
-            texts: (T,), for each token the number of its text among these.
-            ids: (T,), its id.
+            texts: (T,), number of each token's text among these.
+            ids: (T,), token ids.
         """
         size = len(self.counts)
-        # Each token once a text.
+        # Each token once for each text.
         pairs = (texts * size + ids).unique()
         self.counts += torch.bincount(pairs % size, minlength=size)
         self.texts += len(texts.unique())
@@ -121,6 +120,6 @@ class DocumentFrequencies:
     def idf(self) -> Tensor:
         r"""(V,), float64: :math:`\ln \frac{1 + N}{1 + df} + 1`, the smooth form that scikit-learn uses.
 
-        A token that is in every text has 1, and one that no text had has the most.
+        A token that is in every text has 1.
         """
         return torch.log((1 + self.texts) / (1 + self.counts.double())) + 1

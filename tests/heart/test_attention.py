@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from st_reba.heart.lm.attention import Bidirectional, ExtraKey, LogWeights, RunningMaximum, kernels
-from st_reba.heart.lm.attention.function import attention as registered
-from st_reba.heart.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold, update_running_max
-from st_reba.heart.lm.passes import AttentionCall, Hook, active_pass
+from st_reba.lm.attention import Bidirectional, ExtraKey, LogWeights, RunningMaximum, kernels
+from st_reba.lm.attention.function import attention as registered
+from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold, update_running_max
+from st_reba.lm.passes import AttentionCall, Hook, active_pass
 
 CAUSAL = torch.ones(9, 9).tril().bool()
 WINDOW = torch.ones(9, 9).triu(-3).bool()
@@ -252,7 +252,7 @@ def test_the_symmetrised_maximum_of_a_causal_layer_and_one_that_attends_both_way
 # Kernels
 
 CPU = torch.device("cpu")
-TRITON_KERNEL = "st_reba.heart.lm.attention.triton_kernel"
+TRITON_KERNEL = "st_reba.lm.attention.triton_kernel"
 TEXTS, HEADS, GROUPS, LENGTH, SIZE = 2, 4, 2, 70, 24
 
 
@@ -341,7 +341,7 @@ def kernel():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        from st_reba.heart.lm.attention import triton_kernel
+        from st_reba.lm.attention import triton_kernel
 
         of_builder = interpreter.InterpreterBuilder
         product = of_builder.create_dot

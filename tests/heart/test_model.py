@@ -16,14 +16,14 @@ from transformers import AutoModel, FalconH1Config, Llama4TextConfig, MambaConfi
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from st_reba.heart.lm.attention import ATTENTION, Bidirectional, RunningMaximum, function
-from st_reba.heart.lm.fingerprint import fingerprint
-from st_reba.heart.lm.model import LanguageModel, resolve_output_layer
-from st_reba.heart.lm.parts import parts_of
-from st_reba.heart.lm.passes import Capture, Hook, Replace, Stop, active_pass, hooks_at_module
-from st_reba.heart.lm.prefixes import PrefixCache
-from st_reba.heart.lm.views import PER_LAYER
-from st_reba.heart.text.layout import NOT_TEXT, Layout
+from st_reba.lm.attention import ATTENTION, Bidirectional, RunningMaximum, function
+from st_reba.lm.fingerprint import fingerprint
+from st_reba.lm.model import LanguageModel, resolve_output_layer
+from st_reba.lm.parts import parts_of
+from st_reba.lm.passes import Capture, Hook, Replace, Stop, active_pass, hooks_at_module
+from st_reba.lm.prefixes import PrefixCache
+from st_reba.lm.views import PER_LAYER
+from st_reba.text.layout import NOT_TEXT, Layout
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, IDS, MLP, OWN_ATTENTION, SIZE, config, randomize

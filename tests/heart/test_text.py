@@ -18,11 +18,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from st_reba.heart.text.layout import NOT_TEXT, PREPENDED, Layout
-from st_reba.heart.text.layouter import TextLayouter
-from st_reba.heart.text.presets import TEMPLATES, normalized
-from st_reba.heart.text.templates import MAX_TEMPLATE_LENGTH, Template
-from st_reba.heart.text.tokens import cut, separator, special_tokens, tokenize
+from st_reba.text.layout import NOT_TEXT, PREPENDED, Layout
+from st_reba.text.layouter import TextLayouter
+from st_reba.text.presets import TEMPLATES, normalized
+from st_reba.text.templates import MAX_TEMPLATE_LENGTH, Template
+from st_reba.text.tokens import cut, separator, special_tokens, tokenize
 
 from ..backbones import TEXTS, tokenizer
 

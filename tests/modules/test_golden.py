@@ -13,7 +13,7 @@ from ..fixtures import golden
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 #: Packages of modules that are held to the archive.
-NAMESPACES = ("st_reba.modules", "st_reba.heart.modules")
+NAMESPACES = ("st_reba.modules", "st_reba.modules")
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from st_reba.heart import modules
-from st_reba.heart.modules.llama_cpp import LlamaCppConfig
+from st_reba import modules
+from st_reba.modules.llama_cpp import LlamaCppConfig
 
 from . import test_saved_models as before
 from .test_saved_models import EMBEDDINGS, GONE, MODELS, TEXTS_FILE

@@ -1,53 +1,30 @@
-"""Watching attention without storing it.
+"""The attention function that is registered with transformers as an attention implementation.
 
-``output_attentions=True`` keeps every map of every layer: 2 GiB for one text of 1,024 tokens in a 7B model. Instead, an
-attention function is registered with transformers under :data:`ATTENTION`. It computes what the architecture asks for
-and shows each layer's queries, keys and log-sum-exp to the *observer* that is watching, if any; the weight with which
-query j attends to key i is then exp(q_j . k_i * scale - lse_j), and an observer forms as few of them as it needs.
-
-Nothing here knows a method. The observer, and what changes attention, are those of :class:`st_reba.lm.run.Pass`.
+Attention maps are never stored. The weight with which query j attends to key i is exp(q_j k_i * scale - lse_j), and a
+hook forms as few of them as it needs from queries, keys and log-sum-exp.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ..backbone import autocast_dtype, for_summing, without_autocast
-from ..run import current
-from .changes import Bidirectional
+from ..passes import AttentionCall, hooks_at_attention
+from ..precision import autocast_dtype, without_autocast
 from .kernels import explicit_attention, trusted_kernel
-from .weights import LayerWeights
 
-ATTENTION = "st_reba"
+#: Name of the implementation in transformers.
+ATTENTION = "st_reba_heart"
 
-#: Arguments an architecture may pass that change nothing in the softmax: the mask already says what they say.
-HARMLESS = frozenset(
-    {
-        "cache",
-        "cache_position",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "sliding_window",
-        "use_cache",
-    }
-)
-
-# New tokens of which an accelerator may write out all scores, as it does where heads share keys under a mask.
+# Number of queries for which an accelerator may form all scores, as it does where heads share keys under a mask.
 _FEW = 16
 
 
-def observable_attention(
+def attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -59,108 +36,98 @@ def observable_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function transformers calls: query (B, H, N, d), key and value (B, G, M, d), output (B, N, H, d).
+    """Compute attention with the hooks of the active pass.
 
-    ``softcap``, attention sinks (``s_aux``) and dropout while somebody watches take the explicit softmax. What is
-    neither honoured nor in :data:`HARMLESS` is noted in a :class:`~st_reba.lm.attention.observers.Census`.
+    Args:
+        module: Attention of a layer.
+        query: (B, H, N, d).
+        key: (B, G, M, d).
+        value: (B, G, M, d), or with heads of another size.
+        attention_mask: As for :class:`~st_reba.lm.passes.AttentionCall`, as are the other arguments.
+        dropout: See there.
+        scaling: See there.
+        is_causal: See there.
+        softcap: See there.
+        s_aux: Attention sinks.
+        position_bias: See there.
+        sliding_window: Length of the window, which the mask has already.
+        **kwargs: Ignored. Construction of a model proves that they change nothing.
+
+    Returns:
+        (B, N, H, d), and None for the weights.
     """
-    here = current().at(module)
-    # Where anything is to happen here, it is a number.
-    layer = cast(int, getattr(module, "layer_idx", None))
-    if here.masking is not None:
-        window = kwargs.get("sliding_window")
-        attention_mask, is_causal = here.masking.mask(attention_mask, key.shape[2], window, key.device), False
-    if here.hiding is not None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        attention_mask = here.hiding.mask(attention_mask, causal, key.shape[2], key.device)
-        is_causal = False
-    explicit = softcap is not None or s_aux is not None
-    if here.census is not None:
-        here.census.attentions[layer] = module
-        here.census.explicit |= explicit
-        here.census.unknown |= {name for name, given in kwargs.items() if given is not None and name not in HARMLESS}
-    if here.observer is None and here.rerouting is None and not explicit and position_bias is None:
-        is_behind = here.masking is not None and attention_mask is not None and query.shape[2] < key.shape[2]
-        if is_behind and (query.device.type == "cpu" or query.shape[2] <= _FEW):
-            # Behind a cache: where there is a mask, transformers repeats the cache for each head, in every layer.
-            output = scaled_dot_product_attention(
-                query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
-            )
-            return output.transpose(1, 2).contiguous(), None
+    hooks = hooks_at_attention(module)
+    # transformers repeats cached keys for each head under a mask.
+    behind_past = attention_mask is not None and query.shape[2] < key.shape[2]
+    behind_past = behind_past and (query.device.type == "cpu" or query.shape[2] <= _FEW)
+    if not hooks and not behind_past and softcap is None and s_aux is None and position_bias is None:
         sdpa = AttentionInterface()["sdpa"]
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal)
-
     dtype = autocast_dtype(query.device)
     if dtype is not None and query.dtype != torch.float64:
-        # As torch's own SDPA has them under autocast, where rotary positions leave query and key wider than value.
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if position_bias is not None:
-        # The kernels round it so: the weights must know.
-        position_bias = position_bias.to(query.dtype)
-    # Autocast would round the weights on their way to the observer, too.
+    if attention_mask is not None:
+        attention_mask = attention_mask[: 1 if attention_mask.stride(0) == 0 else None, ..., : key.shape[2]]
+    call = AttentionCall(
+        getattr(module, "layer_idx", -1), query, key, value, attention_mask,
+        getattr(module, "is_causal", True) if is_causal is None else is_causal,
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window, softcap, s_aux, position_bias, dropout, module=module,
+    )  # fmt: skip
     with without_autocast(query.device):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        bias = _as_bias(attention_mask, position_bias, key.shape[2])
-        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        causal = causal and attention_mask is None and query.shape[2] > 1
-        # The fused kernels' log-sum-exp has no gradient and they know no dropout beside it.
-        explicit = explicit or dropout > 0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
-        if causal and bias is not None:
-            bias, causal = bias + query.new_full(bias.shape[2:], float("-inf")).triu(1), False
-        if explicit:
-            output, lse = explicit_attention(query, key, value, bias, causal, scale, softcap, s_aux, dropout)
+        for hook in hooks:
+            hook.before_attention(call)
+        readers = [hook for hook in hooks if hook.reads_weights]
+        if readers:
+            output, lse = with_log_sum_exp(call)
+            for hook in readers:
+                output, lse = hook.after_attention(call, output, lse)
         else:
-            (_, heads, _, size), groups = query.shape, key.shape[1]
-            kernel = trusted_kernel(query.device.type, query.dtype, size, heads // groups, bias is not None)
-            output, lse = kernel(query, key, value, bias, causal, scale)
-        if here.rerouting is not None:
-            logits = here.rerouting.logits(query, key, scale, softcap, position_bias)
-            output, lse = _with_one_more(output, lse, logits, here.rerouting.taken(value), dropout)
-        if here.observer is not None:
-            if here.before is not None:
-                # What stands before is no part of the layout that an observer asks about.
-                new = query.shape[2]
-                key, bias = key[:, :, -new:], None if bias is None else bias[..., -new:]
-            weights = LayerWeights(layer, query, key, lse, scale, bias, softcap)
-            if isinstance(here.masking, Bidirectional):
-                weights = replace(weights, backward=weights)
-            here.observer.observe(weights)
+            output = without_log_sum_exp(call)
     return output.transpose(1, 2).contiguous(), None
 
 
-def _with_one_more(output: Tensor, lse: Tensor, logits: Tensor, value: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """Attention with one more key, from the attention without it.
-
-    A softmax over one more logit is a mixture: weight sigmoid(logit - lse) on the new value, the rest on what there
-    was. So no mask has to be made, and ``output`` (B, H, N, d) and ``lse`` (B, H, N) bring windows, soft caps and sinks
-    with them. ``logits`` (B, H, N), ``value`` (B, G, 1, d); out, the new output and log-sum-exp.
-    """
-    weight = torch.sigmoid(logits - lse)[..., None]
-    given = weight if dropout == 0 else nn.functional.dropout(weight, dropout)
-    value = value.repeat_interleave(output.shape[1] // value.shape[1], dim=1)
-    mixed = (1 - weight) * for_summing(output) + given * for_summing(value)
-    return mixed.to(output.dtype), torch.logaddexp(lse, logits)
+def without_log_sum_exp(call: AttentionCall) -> Tensor:
+    """Return the output of attention, (B, H, N, d)."""
+    if call.softcap is not None or call.sinks is not None:
+        return with_log_sum_exp(call)[0]
+    bias, causal = _bias_and_causal(call)
+    return scaled_dot_product_attention(
+        call.query, call.key, call.value, call.mask if call.position_bias is None else bias, call.dropout, causal,
+        scale=call.scale, enable_gqa=call.key.shape[1] < call.query.shape[1],
+    )  # fmt: skip
 
 
-def _as_bias(attention_mask: Tensor | None, position_bias: Tensor | None, length: int) -> Tensor | None:
-    """A boolean mask (True: visible) or an additive one, and a position bias, as one term to add to the scores."""
-    bias = attention_mask
-    if bias is not None:
-        bias = bias[..., :length]
-        if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, float("-inf"))
-    if position_bias is None:
-        return bias
-    return position_bias if bias is None else bias + position_bias
+def with_log_sum_exp(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return the output of attention, (B, H, N, d), and the log-sum-exp of each query, (B, H, N)."""
+    query, key, value = call.query, call.key, call.value
+    bias, causal = _bias_and_causal(call)
+    # The log-sum-exp of the fused kernels has no gradient, and they have no dropout with it.
+    trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    needs_softmax = call.softcap is not None or call.sinks is not None or call.dropout > 0
+    if needs_softmax or trains or value.shape[-1] != query.shape[-1]:
+        args = (call.softcap, call.sinks, call.dropout)
+        return explicit_attention(query, key, value, bias, causal, call.scale, *args)
+    heads_a_group = query.shape[1] // key.shape[1]
+    kernel = trusted_kernel(query.device.type, query.dtype, query.shape[-1], heads_a_group, bias is not None)
+    return kernel(query, key, value, bias, causal, call.scale)
+
+
+def _bias_and_causal(call: AttentionCall) -> tuple[Tensor | None, bool]:
+    """Return the term of the scores, and whether later keys must be hidden besides. No kernel takes both."""
+    bias, causal = call.bias, call.causal and call.mask is None and call.query.shape[2] > 1
+    if bias is None or not causal:
+        return bias, causal
+    return bias + call.query.new_full(bias.shape[2:], float("-inf")).triu(1), False
 
 
 def register() -> None:
-    """Make the attention function known to transformers; masks are made as for its own ``sdpa``.
+    """Make the implementation known to transformers, with the masks of ``sdpa``.
 
-    torch.compile leaves the function out of its graphs: a graph would replay what it saw when it was traced, and never
-    ask again who is watching or what replaces the masks.
+    torch.compile leaves the function out: a graph would keep the hooks of the pass in which it was traced.
     """
-    AttentionInterface.register(ATTENTION, torch.compiler.disable(observable_attention))
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(attention))
     AttentionMaskInterface.register(ATTENTION, AttentionMaskInterface()["sdpa"])

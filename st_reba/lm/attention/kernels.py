@@ -1,38 +1,154 @@
-"""Kernels that take the place of operations written out, each only where it has proved right on this machine.
+"""Attention weights formed piece by piece, and kernels, each used only where it has proved right on this machine.
 
-Attention with its log-sum-exp: PyTorch's fused kernels compute the log-sum-exp of every query, and
-``scaled_dot_product_attention`` drops it. Two public functions return it. ``varlen_attn`` runs on CUDA alone.
-``flex_attention`` is fused only where it is compiled; else it forms all scores, as the plain computation does, so it is
-not used. Then there are the operators below the first, which are private: this is the only file that names them. A
-kernel is used only after it has agreed with the plain computation on a small problem of the same kind (device, dtype,
-head size, grouping), public ones first; where none does, the plain computation is used.
+PyTorch's fused kernels compute the log-sum-exp of every query, and ``scaled_dot_product_attention`` drops it. Two
+public functions return it: ``varlen_attn`` runs on CUDA alone, and ``flex_attention`` forms all scores unless it is
+compiled, so it is not used. The private operators below them are named in this file alone. A kernel is used after it
+has agreed with the explicit computation on a small problem of the same kind; otherwise that one is used.
 
-The running maximum over the heads of a layer: on a GPU with Triton, :mod:`~st_reba.lm.attention.triton_kernel` takes
-the place of :func:`~st_reba.lm.attention.weights.fold` where it has agreed with it in float64.
+On a GPU with Triton, :mod:`~st_reba.lm.attention.triton_kernel` replaces :func:`update_running_max`, where it has
+agreed with it in float64.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..backbone import for_summing, without_autocast
-from ..sizes import in_a_line
-from .weights import LayerWeights, by_group, fold
+from ..passes import AttentionCall
+from ..precision import widen, without_autocast
 
-# Bytes of the scores that are formed at a time where attention is written out: on a CPU what its caches hold, on an
-# accelerator enough to fill it.
+# Bytes of scores that are formed at a time: what the caches of a CPU hold, or what fills an accelerator.
 _SCORE_BYTES = {"cpu": 2**22}
-_SCORE_BYTES_ACCELERATOR = 2**28
+_SCRATCH_BYTES = {"cpu": 2**20}
+_ACCELERATOR_BYTES = 2**28
+# Keys are taken in blocks, because queries before the first key of a block do not matter.
+_KEY_BLOCK = 128
+# Log weight of a hidden key, with a finite gradient.
+_HIDDEN = -1e4
+_ALL = slice(None)
 
-#: Softmax attention and the log of each softmax's denominator, of (query, key, value, bias, causal, scale) as for
-#: :func:`explicit_attention`. It is not differentiable through the latter.
+
+@dataclass(frozen=True)
+class LogWeights:
+    """Log weights of one layer, formed piece by piece. Shapes as in :class:`~st_reba.lm.passes.AttentionCall`.
+
+    Attributes:
+        query: (B, H, N, d).
+        key: (B, G, M, d).
+        lse: (B, H, N).
+        scale: Factor of the dot products.
+        bias: Added to the scores, broadcastable to (B, H, N, M), or None.
+        softcap: c of c * tanh(score / c), or None.
+        backward: The same layer, if it attends both ways: log(A_ij + A_ji) takes the place of log A_ji off the
+            diagonal, so that all layers may be halved alike later.
+        positions: (B,), the key of each row, if there is one for each; None if keys are positions.
+    """
+
+    query: Tensor
+    key: Tensor
+    lse: Tensor
+    scale: float
+    bias: Tensor | None
+    softcap: float | None
+    backward: LogWeights | None = None
+    positions: Tensor | None = None
+
+    @classmethod
+    def of(cls, call: AttentionCall, lse: Tensor) -> Self:
+        """Return those of a call of attention."""
+        return cls(call.query, call.key, lse, call.scale, call.bias, call.softcap)
+
+    def of_last_keys(self, count: int) -> Self:
+        """Return those of the last keys."""
+        return replace(self, key=self.key[:, :, -count:], bias=None if self.bias is None else self.bias[..., -count:])
+
+    def at_keys(self, positions: Tensor) -> Self:
+        """Return those of one key in each row, (B,)."""
+        bias = None if self.bias is None else one_each(self.bias, positions, 3)
+        backward = self.backward and self.backward.at_queries(positions)
+        key = one_each(self.key, positions, 2)
+        return replace(self, key=key, bias=bias, backward=backward, positions=positions.to(key.device))
+
+    def at_queries(self, positions: Tensor) -> Self:
+        """Return those of one query in each row, (B,)."""
+        bias = None if self.bias is None else one_each(self.bias, positions, 2)
+        query, lse = (one_each(values, positions, 2) for values in (self.query, self.lse))
+        return replace(self, query=query, lse=lse, bias=bias, backward=None)
+
+    def form(self, rows: slice = _ALL, groups: slice = _ALL, keys: slice = _ALL, queries: slice = _ALL) -> Tensor:
+        """Form a part: (rows, groups, keys, H / G, queries). Slices have a start and a stop if ``backward`` is set."""
+        query = _by_group(self.query[rows, :, queries], self.key, groups)
+        lse = _by_group(self.lse[rows, :, queries], self.key, groups).flatten(2, 3).flatten(0, 1)[:, None]
+        key = self.key[rows, groups, keys].to(lse.dtype, memory_format=torch.contiguous_format)
+        columns = query.to(lse.dtype, memory_format=torch.contiguous_format).flatten(2, 3).flatten(0, 1).mT
+        # Subtracted within the product, which saves a pass over the rectangle.
+        beta, scale = (-1, self.scale) if self.softcap is None else (0, self.scale / self.softcap)
+        scores = torch.baddbmm(lse, key.flatten(0, 1), columns, beta=beta, alpha=scale)
+        if self.softcap is not None:
+            scores = scores.tanh() * self.softcap - lse
+        weights = scores.unflatten(0, query.shape[:2]).unflatten(3, query.shape[2:4])
+        if self.bias is not None:
+            bias = self.bias[rows if self.bias.shape[0] > 1 else _ALL, :, queries, keys]
+            weights = weights + _by_group(bias, self.key, groups).permute(0, 1, 4, 2, 3)
+        if self.backward is None:
+            return weights
+        # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
+        weights = weights.clamp(min=_HIDDEN)
+        backward = self.backward.form(rows, groups, queries, keys).transpose(2, 4).clamp(min=_HIDDEN)
+        key_positions = torch.arange(keys.start, keys.stop, device=weights.device)[None]
+        if self.positions is not None:
+            key_positions = self.positions[rows, None]
+        query_positions = torch.arange(queries.start, queries.stop, device=weights.device)
+        is_diagonal = key_positions[:, None, :, None, None] == query_positions
+        return torch.where(is_diagonal, weights, torch.logaddexp(weights, backward))
+
+
+def update_running_max(weights: LogWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
+    """Fold the weights of all heads into a maximum (B, keys, queries), in place, in parts that fit a cache.
+
+    Where keys are positions, entries with query < key may be left as they are.
+    """
+    block = min(_KEY_BLOCK, keys.stop - keys.start)
+    (batch, heads, _, size), group_count = weights.query.shape, weights.key.shape[1]
+    scratch = _SCRATCH_BYTES.get(maximum.device.type, _ACCELERATOR_BYTES)
+    bytes_a_group = max(1, 4 * (heads // group_count) * maximum.shape[2] * max(block, size))
+    rows_at_once = min(batch, max(1, scratch // bytes_a_group))
+    groups_at_once = max(1, scratch // (bytes_a_group * rows_at_once))
+    for row in range(0, batch, rows_at_once):
+        rows = slice(row, row + rows_at_once)
+        for start in range(keys.start, keys.stop, block):
+            part = slice(start, min(start + block, keys.stop))
+            skipped = max(0, start - queries.start) if weights.positions is None else 0
+            target = maximum[rows, start - keys.start : part.stop - keys.start, skipped:]
+            for group in range(0, group_count, groups_at_once):
+                groups = slice(group, group + groups_at_once)
+                formed = weights.form(rows, groups, part, slice(queries.start + skipped, queries.stop))
+                is_one = formed.shape[1] * formed.shape[3] == 1
+                torch.maximum(target, formed[:, 0, :, 0] if is_one else formed.amax(dim=(1, 3)), out=target)
+
+
+def _by_group(values: Tensor, key: Tensor, part: slice = _ALL) -> Tensor:
+    """Return (B, H, ...) as (B, G, H / G, ...); (B, 1, ...) stays one for all heads."""
+    return values.unflatten(1, (key.shape[1], -1))[:, part] if values.shape[1] > 1 else values[:, :, None]
+
+
+def one_each(values: Tensor, positions: Tensor, dim: int) -> Tensor:
+    """Return one entry of a dimension for each row: (B or 1, ..., N, ...) and (B,) to (B, ..., 1, ...)."""
+    shape = [len(positions), *values.shape[1:]]
+    index = positions.to(values.device).view(-1, *[1] * (len(shape) - 1))
+    return values.expand(shape).gather(dim, index.expand([*shape[:dim], 1, *shape[dim + 1 :]]))
+
+
+# Attention with its log-sum-exp
+
+#: Output and log-sum-exp, of (query, key, value, bias, causal, scale) as for :func:`explicit_attention`. The latter has
+#: no gradient.
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
 
 
@@ -47,44 +163,44 @@ def explicit_attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out, rounded where eager attention is, a few heads at a time; differentiable.
+    """Compute attention by its definition, rounded where eager attention is, a few heads at a time; differentiable.
 
     Args:
         query: (B, H, N, d).
-        key: (B, G, N, d), with G key-value heads; H is a multiple of G.
-        value: (B, G, N, d).
-        bias: Added to the scaled scores, broadcastable to (B, H, N, N), or None.
-        causal: Whether query j attends to keys 0..j only (then ``bias`` must be None).
-        scale: Factor on the dot products.
+        key: (B, G, M, d); H is a multiple of G.
+        value: (B, G, M, e).
+        bias: Added to the scaled scores, broadcastable to (B, H, N, M), or None.
+        causal: Whether query j attends to keys 0..j only. ``bias`` must then be None.
+        scale: Factor of the dot products.
         softcap: c of c * tanh(score / c), or None.
         sinks: (H,), one more logit of each head, that takes weight and gives no value; or None.
-        dropout: The share of the weights that is left out.
+        dropout: Probability with which weights are dropped.
 
     Returns:
-        The output (B, H, N, d) in the dtype of ``query``, and the log of each softmax's denominator (B, H, N) in
-        float32, or float64 where ``query`` is.
+        The output (B, H, N, e) in the dtype of ``query``, and the log-sum-exp (B, H, N) in float32, or float64 if
+        ``query`` is.
     """
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
     groups = key.shape[1]
-    of_a_group = 4 * len(query) * query.shape[1] // groups * later.numel()
-    size = max(1, _SCORE_BYTES.get(query.device.type, _SCORE_BYTES_ACCELERATOR) // max(1, of_a_group))
+    bytes_a_group = 4 * len(query) * query.shape[1] // groups * later.numel()
+    size = max(1, _SCORE_BYTES.get(query.device.type, _ACCELERATOR_BYTES) // max(1, bytes_a_group))
     outputs, sums = [], []
     for first in range(0, groups, size):
         part = slice(first, first + size)
-        # In place where no gradient needs what was there.
-        scores = (by_group(query, key, part) @ key[:, part, None].mT).mul_(scale)
+        # In place where no gradient needs the former values.
+        scores = (_by_group(query, key, part) @ key[:, part, None].mT).mul_(scale)
         if softcap is not None:
             scores = scores.div_(softcap).tanh() * softcap
-        scores = for_summing(scores)
+        scores = widen(scores)
         if bias is not None:
-            scores = scores + by_group(bias, key, part)
+            scores = scores + _by_group(bias, key, part)
         if causal:
             scores.masked_fill_(later, float("-inf"))
         weights = scores.softmax(dim=-1)
-        # The largest weight is exp(its score - lse): no second sum over all of them.
+        # The largest weight is exp(its score - lse), which saves a second sum.
         lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
         if sinks is not None:
-            alone, lse = lse, torch.logaddexp(lse, by_group(sinks[None], key, part)[0, ..., None].to(lse))
+            alone, lse = lse, torch.logaddexp(lse, _by_group(sinks[None], key, part)[0, ..., None].to(lse))
             weights = weights * (alone - lse).exp()[..., None]
         weights = weights.to(query.dtype)
         if dropout > 0:
@@ -106,7 +222,7 @@ def _cpu_flash(
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The public one: the texts of a batch, all of one length, stand one behind the other."""
+    """Call the public function, with the rows of a batch, all of one length, one after the other."""
     from torch.nn.attention import varlen
 
     batch, heads, length, _ = query.shape
@@ -114,12 +230,12 @@ def _varlen(
     query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
     # torch 2.11 has no such argument.
     grouped: dict[str, Any] = {"enable_gqa": True} if key.shape[1] < heads else {}
-    found = varlen.varlen_attn(
+    returned = varlen.varlen_attn(
         query, key, value, ends, ends, length, length, return_aux=varlen.AuxRequest(lse=True), scale=scale,
         window_size=(-1, 0 if causal else -1), **grouped,
     )  # fmt: skip
-    output, lse = cast("tuple[Tensor, Tensor]", found)
-    # It is said to have the tokens first; the operator below it has the heads first.
+    output, lse = cast("tuple[Tensor, Tensor]", returned)
+    # Documented as tokens first; the operator below it returns heads first.
     lse = lse if lse.shape[0] == heads else lse.mT
     return output.unflatten(0, (batch, length)).transpose(1, 2), lse.unflatten(1, (batch, length)).transpose(0, 1)
 
@@ -131,19 +247,18 @@ def _cuda_flash(
     return output, lse[..., : query.shape[2]]
 
 
-#: By device, those to be tried, the first first. Those of CUDA leave a bias out, and so do not pass a trial with one.
+#: Kernels to try on each kind of device, in this order. Those of CUDA ignore a bias, and so fail a trial with one.
 _CANDIDATES: dict[str, tuple[Kernel, ...]] = {"cpu": (_cpu_flash,), "cuda": (_varlen, _cuda_flash)}
 
 
 @cache
 def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
-    """The first kernel for such inputs that exists and proves itself here, else :func:`explicit_attention`.
+    """Return the first kernel for such inputs that exists and proves right here, else :func:`explicit_attention`.
 
-    The answer is kept, so the trial depends on nothing but these arguments: not on autocast, which would round the
-    reference, nor on torch's default dtype.
+    The answer is kept, so the trial depends on these arguments alone: neither on autocast nor on the default dtype.
 
     Raises:
-        torch.cuda.OutOfMemoryError: If there is no memory for the trial, which says nothing about the kernel.
+        torch.cuda.OutOfMemoryError: If there is no memory for the trial.
     """
     sample = _sampling(torch.device(device_type))
     query, key, value = (sample(2, heads, 5, head_size).to(dtype) for heads in (2 * groups, 2, 2))
@@ -151,50 +266,52 @@ def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups:
     scale = head_size**-0.5
     tolerance = 8 * torch.finfo(dtype).eps
     with without_autocast(torch.device(device_type)):
-        # The reference runs on wider copies: it has no rounding of its own.
-        wide = [for_summing(states) for states in (query, key, value)]
+        # In float32, so that the reference has no rounding of its own.
+        wide = [widen(states) for states in (query, key, value)]
         expected = explicit_attention(wide[0], wide[1], wide[2], bias, bias is None, scale)
         for kernel in _CANDIDATES.get(device_type, ()):
             try:
-                found = kernel(query, key, value, bias, bias is None, scale)
+                result = kernel(query, key, value, bias, bias is None, scale)
             except torch.cuda.OutOfMemoryError:
                 raise
             except (RuntimeError, AttributeError, TypeError, ValueError, ImportError):
                 continue
-            if found[1].dtype == expected[1].dtype and _agree(found, expected, tolerance, tolerance):
+            if result[1].dtype == expected[1].dtype and _agree(result, expected, tolerance, tolerance):
                 return kernel
     return explicit_attention
 
 
 def _sampling(device: torch.device) -> Callable[..., Tensor]:
-    """Draws float32 tensors of a shape, the same ones on every device."""
+    """Return a function that draws float32 tensors of a shape, the same ones on every device."""
     generator = torch.Generator().manual_seed(0)
     return lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
 
 
-def _agree(found: Sequence[Tensor], expected: Sequence[Tensor], rtol: float, atol: float) -> bool:
+def _agree(result: Sequence[Tensor], expected: Sequence[Tensor], rtol: float, atol: float) -> bool:
     return all(
         ours.shape == theirs.shape and torch.allclose(ours.to(theirs.dtype), theirs, rtol=rtol, atol=atol)
-        for ours, theirs in zip(found, expected, strict=True)
+        for ours, theirs in zip(result, expected, strict=True)
     )
 
 
-#: As :func:`~st_reba.lm.attention.weights.fold`.
-Fold = Callable[[LayerWeights, slice, slice, Tensor], None]
+# The running maximum
+
+#: Like :func:`update_running_max`.
+Fold = Callable[[LogWeights, slice, slice, Tensor], None]
 
 _FOLD_DEVICES = {"cuda"}
 _FOLD_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
-# Of log weights: what float32 sums of another order differ by is a tenth of it, TF32 ten times as much.
+# For log weights: ten times the difference between float32 sums of another order, a tenth of that of TF32.
 _FOLD_TOLERANCE = 2**-15
 
-# The problem that is tried: texts of odd lengths, several blocks of keys and queries.
-_TEXTS, _TOKENS, _KEYS = 8, 214, slice(3, 104)
+# Problem of the trial: rows of odd lengths, several blocks of keys and queries.
+_ROWS, _TOKENS, _KEYS = 8, 214, slice(3, 104)
 _QUERIES = slice(3, _TOKENS)
 
 
 class FoldKind(NamedTuple):
-    """What a kernel for the running maximum is compiled for, or may fail for."""
+    """Properties for which a kernel is compiled, or may fail."""
 
     device: torch.device
     dtype: torch.dtype
@@ -202,13 +319,13 @@ class FoldKind(NamedTuple):
     groups: int
     head_size: int
     softcap: bool
-    #: Of the bias, and whether each head has its own; None if there is none.
+    #: Dtype of the bias, and whether each head has its own; None if there is no bias.
     bias: tuple[torch.dtype, bool] | None
     keys_are_positions: bool
 
 
-def fold_kernel(weights: LayerWeights) -> Fold | None:
-    """The kernel for the running maximum of this layer if there is one and it proved itself for such layers."""
+def fold_kernel(weights: LogWeights) -> Fold | None:
+    """Return the Triton kernel for the running maximum of this layer, if there is one and it proves right."""
     query = weights.query
     bias = None if weights.bias is None else (weights.bias.dtype, weights.bias.shape[1] > 1)
     dtypes = {query.dtype, bias[0]} if bias else {query.dtype}
@@ -221,13 +338,13 @@ def fold_kernel(weights: LayerWeights) -> Fold | None:
     try:
         return trusted_fold(kind)
     except torch.cuda.OutOfMemoryError:
-        # The memory is full now, which says nothing about the kernel: the next batch asks again.
+        # The memory is full now: the next batch tries again.
         return None
 
 
 @cache
 def trusted_fold(kind: FoldKind) -> Fold | None:
-    """The answer to :func:`fold_kernel`, found once for each kind.
+    """Return the kernel for :func:`fold_kernel`, tried once for each kind.
 
     Raises:
         torch.cuda.OutOfMemoryError: If there is no memory for the trial.
@@ -244,21 +361,21 @@ def trusted_fold(kind: FoldKind) -> Fold | None:
     except Exception as error:  # no compiler, too little memory on the chip, a GPU that Triton does not know
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "triton":
             return None
-        reason = f"it fails with {in_a_line(error)}"
+        reason = f"it fails with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     warnings.warn(
         f"The Triton kernel for ReBA's running maximum is not used on {kind.device}, because {reason}. PyTorch's "
-        "operations take its place: the numbers are the same, and it takes more time.",
+        "operations replace it: the numbers are the same, and it takes more time.",
         stacklevel=2,
     )
     return None
 
 
 def _fold_agrees(kernel: Fold, kind: FoldKind) -> bool:
-    """Whether a kernel gives what :func:`fold` does in float64, by two layers, of which one may be the larger."""
+    """Return whether a kernel gives what :func:`update_running_max` gives in float64, on two layers."""
     sample = _sampling(kind.device)
     # As most architectures make them: the heads of a token side by side.
     query, key = (
-        sample(_TEXTS, _TOKENS, heads, kind.head_size).to(kind.dtype).transpose(1, 2)
+        sample(_ROWS, _TOKENS, heads, kind.head_size).to(kind.dtype).transpose(1, 2)
         for heads in (kind.heads, kind.groups)
     )
     bias = None
@@ -268,17 +385,17 @@ def _fold_agrees(kernel: Fold, kind: FoldKind) -> bool:
         outside = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool, device=kind.device).tril(-101)
         bias = sample(1, kind.heads if of_each_head else 1, _TOKENS, _TOKENS)
         bias = bias.masked_fill(outside, float("-inf")).to(dtype)
-    lse = sample(_TEXTS, kind.heads, _TOKENS)
-    layer = LayerWeights(0, query, key, lse, kind.head_size**-0.5, bias, 2.0 if kind.softcap else None)
+    lse = sample(_ROWS, kind.heads, _TOKENS)
+    layer = LogWeights(query, key, lse, kind.head_size**-0.5, bias, 2.0 if kind.softcap else None)
     keys = _KEYS
     if not kind.keys_are_positions:
-        layer, keys = layer.at_keys(torch.arange(_TEXTS)), slice(0, 1)
-    wide = replace(layer, query=layer.query.double(), key=layer.key.double(), log_sum_exp=lse.double())
-    found = lse.new_full((_TEXTS, keys.stop - keys.start, _QUERIES.stop - _QUERIES.start), float("-inf"))
-    expected = found.double()
-    for folding, of_layer, maximum in ((kernel, layer, found), (fold, wide, expected)):
-        for each in (of_layer, replace(of_layer, log_sum_exp=of_layer.log_sum_exp.flip(1))):
-            folding(each, keys, _QUERIES, maximum)
+        layer, keys = layer.at_keys(torch.arange(_ROWS)), slice(0, 1)
+    wide = replace(layer, query=layer.query.double(), key=layer.key.double(), lse=lse.double())
+    result = lse.new_full((_ROWS, keys.stop - keys.start, _QUERIES.stop - _QUERIES.start), float("-inf"))
+    expected = result.double()
+    for fold, of_layer, maximum in ((kernel, layer, result), (update_running_max, wide, expected)):
+        for one in (of_layer, replace(of_layer, lse=of_layer.lse.flip(1))):
+            fold(one, keys, _QUERIES, maximum)
     if kind.keys_are_positions:
-        found, expected = found.triu(), expected.triu()
-    return _agree([found], [expected], 0, _FOLD_TOLERANCE)
+        result, expected = result.triu(), expected.triu()
+    return _agree([result], [expected], 0, _FOLD_TOLERANCE)

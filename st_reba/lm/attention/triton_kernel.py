@@ -1,4 +1,4 @@
-"""A Triton kernel that takes the running maximum over the heads of a layer: needs ``triton``, so it is imported late.
+"""Triton kernel for the running maximum over the heads of a layer. It needs ``triton``, so it is imported late.
 
 Written out, each head's scores go to memory and come back for the maximum. Here a block of them stays in registers
 until all heads have been seen, and is written once; products of half precision are taken by the units made for them.
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .weights import LayerWeights
+from .kernels import LogWeights
 
-# Lengths and what follows from them: the kernel is not compiled again for each.
+# Lengths, and strides that depend on them: the kernel is not compiled again for each.
 _OF_LENGTHS = [
     "lse_text", "lse_head", "bias_text", "bias_head", "bias_query", "maximum_text", "maximum_key", "first_key",
     "key_count", "first_query", "query_count",
@@ -32,17 +32,17 @@ def _kernel(
     groups: tl.constexpr, sharing: tl.constexpr, head_size: tl.constexpr,
     key_block: tl.constexpr, query_block: tl.constexpr, width: tl.constexpr, keys_are_positions: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys and queries of one text. What is named ``<tensor>_<dimension>`` is a stride.
+    """Process one block of keys and queries of one text. Arguments named ``<tensor>_<dimension>`` are strides.
 
-    ``groups`` key-value heads serve ``sharing`` heads each. ``keys_are_positions``: whether keys stand at positions
-    from ``first_key`` on, so that queries before all keys of a block are not asked for. ``width``: ``head_size``,
-    rounded up to a power of two.
+    ``groups`` key-value heads serve ``sharing`` heads each. ``keys_are_positions``: whether keys are at the positions
+    from ``first_key`` on, so that queries before all keys of a block are skipped. ``width``: ``head_size``, rounded up
+    to a power of two.
     """
-    # Positions in whole tensors are wide; within the block they are not, which spares registers.
+    # 64 bits for offsets in whole tensors. Within the block 32 do, which saves registers.
     text = tl.program_id(0).to(tl.int64)
     query_start = tl.program_id(1).to(tl.int64) * query_block
     key_start = tl.program_id(2).to(tl.int64) * key_block
-    # The first is known when the kernel is compiled, the second when it runs.
+    # Nested: the first condition is known at compile time.
     if keys_are_positions:  # noqa: SIM102
         if first_query + query_start + query_block <= first_key + key_start:
             return
@@ -88,7 +88,7 @@ def _kernel(
     tl.store(maximum + keys * maximum_key + queries, largest, mask=there)
 
 
-def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
+def fold(source: LogWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
     """Fold the log weights of all heads into a running maximum, in place, in one launch.
 
     Args:
@@ -98,7 +98,7 @@ def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> 
         maximum: (B, n, Q), float32, queries side by side. Where keys are positions, entries with query < key may be
             left as they are.
     """
-    query, key, lse = (_dense(values) for values in (source.query, source.key, source.log_sum_exp))
+    query, key, lse = (_dense(values) for values in (source.query, source.key, source.lse))
     bias = source.bias
     bias_strides: tuple[int, ...] = (0, 0, 0, 0)
     if bias is not None:
@@ -107,7 +107,7 @@ def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> 
     width = max(16, triton.next_power_of_2(head_size))
     key_count, query_count = maximum.shape[1:]
     block = 64 if width * query.element_size() <= 256 else 32
-    # The least that a matrix unit takes.
+    # 16 is the least that a matrix unit takes.
     key_block = block if key_count > 16 else 16
     warps = 8 if key_block == 64 else 4
     grid = (batch, triton.cdiv(query_count, block), triton.cdiv(key_count, key_block))
@@ -124,5 +124,5 @@ def fold(source: LayerWeights, keys: slice, queries: slice, maximum: Tensor) -> 
 
 
 def _dense(values: Tensor) -> Tensor:
-    """With neighbours side by side in the last dimension, as the kernel reads them."""
+    """Return the values contiguous in the last dimension, as the kernel reads them."""
     return values if values.stride(-1) == 1 else values.contiguous()

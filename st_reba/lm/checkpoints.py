@@ -21,9 +21,8 @@ from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from st_reba.hub import saved_files
-from st_reba.hub.saved_files import check_values, quoted, read_object, shown
-
+from ..hub import saved_files
+from ..hub.saved_files import check_values, quoted, read_object, shown
 from .llama_cpp import MODEL_TYPE
 from .sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, in_a_line
 

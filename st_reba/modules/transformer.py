@@ -11,9 +11,8 @@ from sentence_transformers.base.modules import Transformer
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from st_reba.hub import card, compat
-from st_reba.hub.saved_files import check_inside, read_object, without_removed
-
+from ..hub import card, compat
+from ..hub.saved_files import check_inside, read_object, without_removed
 from ..hub.saved_modules import backbone_of, check_transformer_settings, note_requirement
 from ..lm.gguf import as_directory
 from ..lm.loading import check_can_be_saved, load

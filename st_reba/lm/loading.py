@@ -16,9 +16,8 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
-from st_reba.hub import compat, saved_files
-from st_reba.hub.saved_files import check_values, fetching, read_object
-
+from ..hub import compat, saved_files
+from ..hub.saved_files import check_values, fetching, read_object
 from ..hub.saved_modules import backbone_of
 from ..settings import check, check_tokens
 from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
