@@ -4,7 +4,9 @@ After ``import st_reba``, ``SentenceTransformer("path-or-id")`` loads models wit
 """
 
 from . import modules
-from .lm.attention import function
+from .build import build
+from .hub.compat import make_known
+from .lm import attention
 from .modules import AllButTheTop as AllButTheTop
 from .modules import AttentionPoolingModule as AttentionPoolingModule
 from .modules import AttentionReranker as AttentionReranker
@@ -39,9 +41,8 @@ from .modules import ValueAggregationModule as ValueAggregationModule
 from .modules import WhiteningTransform as WhiteningTransform
 from .reading.chunks import DocumentChunks, encode_chunks
 from .reading.words import encode_words
-from .ready import build
 from .recipes import Row, register
-from .text.templates import META_TASKS, TEMPLATES, in_context, in_terms_of
+from .text.presets import META_TASKS, TEMPLATES, in_context, in_terms_of
 from .version import __version__
 
 #: Public names, without subpackages.
@@ -60,4 +61,5 @@ __all__ = [
 ]
 __all__ += modules.__all__
 
-function.register()
+attention.register()
+make_known(*(getattr(modules, name) for name in modules.SAVED))

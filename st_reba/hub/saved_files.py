@@ -6,17 +6,16 @@ Errors of downloads are also raised here, with one message.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from packaging.version import InvalidVersion, Version
 
 from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
-from ..settings import Setting, optional, whole
 
 #: Limit of a JSON file: configurations have some kilobytes, and an index of shards may have some megabytes.
 MAX_BYTES = 2**26
@@ -92,7 +91,7 @@ def check_values(values: Mapping[str, Any], schema: Schema, file: object, needed
     for setting in schema:
         name = setting.name
         if name in values and not setting.allowed(values[name]):
-            problem = f"{file} sets {name} to {shown(values[name])}: {setting.says}"
+            problem = f"{file} sets {name} to {shown(values[name])}: {setting.advice}"
             raise ValueError(f"{problem} Correct the file, or save the model again.")
         if name in needed and name not in values:
             raise ValueError(f"{file} has no {name}. Save the model again.")
@@ -160,26 +159,51 @@ def check_link(path: Path, root: Path) -> None:
 
 # Schemas
 
-Schema: TypeAlias = Sequence[Setting[Any]]
+
+class Setting(NamedTuple):
+    """Setting in a file.
+
+    Attributes:
+        name: Its name.
+        allowed: Function that returns whether a value of any type is allowed.
+        advice: Allowed values, as the end of an error message.
+    """
+
+    name: str
+    allowed: Callable[[Any], bool]
+    advice: str
+
+
+Schema: TypeAlias = Sequence[Setting]
 
 _KINDS: dict[type, str] = {str: "a string", dict: "an object of names and values", list: "a list"}
 
 
-def _a(kind: type, name: str) -> Setting[Any]:
+def _optional(setting: Setting) -> Setting:
+    """Return the setting with None as another allowed value."""
+    return setting._replace(allowed=lambda value: value is None or setting.allowed(value))
+
+
+def _int(name: str, least: int, most: int) -> Setting:
+    message = f"give a whole number from {least} to {most}."
+    return Setting(name, lambda value: type(value) is int and least <= value <= most, message)
+
+
+def _a(kind: type, name: str) -> Setting:
     return Setting(name, lambda value: isinstance(value, kind), f"it must be {_KINDS[kind]}.")
 
 
-def _many(kind: type, setting: Setting[Any]) -> Setting[Any]:
+def _many(kind: type, setting: Setting) -> Setting:
     """Return the setting for a list or an object of values that the given setting allows."""
 
     def allowed(value: Any) -> bool:
         values: Any = value.values() if isinstance(value, dict) else value
         return isinstance(value, kind) and all(map(setting.allowed, values))
 
-    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and for each value, {setting.says}")
+    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and for each value, {setting.advice}")
 
 
-def _file(name: str) -> Setting[Any]:
+def _file(name: str) -> Setting:
     message = 'a file lies inside its model, so give a relative path without "..".'
     return Setting(name, lambda value: isinstance(value, str) and value != "" and is_inside(value), message)
 
@@ -219,37 +243,37 @@ def _reads_text(value: Any) -> bool:
 _MODULE = (_a(str, "type"), _a(str, "path"), _a(str, "name"))
 # Without ``requirements``, which ST checks itself.
 _SENTENCE_TRANSFORMERS = (
-    _many(dict, optional(_a(str, "prompts"))),
-    optional(_a(str, "default_prompt_name")),
-    optional(_a(str, "similarity_fn_name")),
+    _many(dict, _optional(_a(str, "prompts"))),
+    _optional(_a(str, "default_prompt_name")),
+    _optional(_a(str, "similarity_fn_name")),
     _a(str, "model_type"),
     _a(dict, "__version__"),
 )
 _VERSIONS: Schema = [Setting("sentence_transformers", _is_version, "it must be a version, such as 6.2.0.")]
 #: ``config.json`` of ST's ``Pooling``. Before ST 6, each mode had its own key.
 _POOLING: Schema = (
-    optional(whole("embedding_dimension", 1, MAX_SIZE)),
-    optional(whole("word_embedding_dimension", 1, MAX_SIZE)),
+    _optional(_int("embedding_dimension", 1, MAX_SIZE)),
+    _optional(_int("word_embedding_dimension", 1, MAX_SIZE)),
     Setting("pooling_mode", _is_pooling, "it must be a string, or a list of strings."),
 )
 _ROUTER: Schema = (_many(dict, _a(str, "types")),)
 _SHARDS = (_a(dict, "metadata"), _many(dict, _a(str, "weight_map")))
 #: Values of a backbone's ``config.json`` that are read before transformers loads it.
 LANGUAGE_MODEL: Schema = (
-    optional(_many(list, _a(str, "architectures"))),
+    _optional(_many(list, _a(str, "architectures"))),
     Setting(
         "attention_types", _are_attention_types, f"give lists of kinds with a number each, for {MAX_LAYERS} layers."
     ),
-    optional(_a(dict, "text_config")),
-    optional(_file("transformers_weights")),
+    _optional(_a(dict, "text_config")),
+    _optional(_file("transformers_weights")),
     _many(list, _file("configuration_files")),
 )
 #: ``adapter_config.json`` of peft.
 ADAPTER: Schema = (
-    optional(_a(str, "base_model_name_or_path")),
-    optional(whole("r", 0, MAX_SIZE)),
-    _many(dict, whole("rank_pattern", 0, MAX_SIZE)),
-    optional(_many(list, _many(list, whole("layer_replication", 0, MAX_LAYERS)))),
+    _optional(_a(str, "base_model_name_or_path")),
+    _optional(_int("r", 0, MAX_SIZE)),
+    _many(dict, _int("rank_pattern", 0, MAX_SIZE)),
+    _optional(_many(list, _many(list, _int("layer_replication", 0, MAX_LAYERS)))),
     Setting("megatron_config", lambda value: value is None, "it names a module to import: use null."),
 )
 #: ``tokenizer_config.json``.

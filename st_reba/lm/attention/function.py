@@ -18,7 +18,7 @@ from ..precision import autocast_dtype, without_autocast
 from .kernels import explicit_attention, trusted_kernel
 
 #: Name of the implementation in transformers.
-ATTENTION = "st_reba_heart"
+ATTENTION = "st_reba"
 
 # Number of queries for which an accelerator may form all scores, as it does where heads share keys under a mask.
 _FEW = 16
