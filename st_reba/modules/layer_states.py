@@ -43,6 +43,8 @@ class LayerStates(CausalTransformer):
         "Hayden McDonald, Nicholas Marsano, Oliver McLaughlin: FREEZE! Pretrained Language Models as Frozen Feature "
         "Extractors for Semantic Tasks. 2024."
     )
+    # The states are those of a whole text.
+    has_token_vectors = False
 
     def __init__(
         self,

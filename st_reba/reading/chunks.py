@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from ..modules import CausalModule
-from ..modules.token_vectors import ONE_BY_ONE, TokenVectors
+from ..modules import CausalModule, KVReroutingModule
+from ..modules.vectors import ONE_BY_ONE, TokenVectors
 from ..text.layout import Layout
 from ..text.tokens import Span
 from .words import token_offsets, untruncated_offsets
@@ -95,6 +95,7 @@ def encode_chunks(
         names = ", ".join(map(repr, model.prompts)) or "none"
         raise ValueError(f"prompt_name={prompt_name!r}: the model has {names}. Or give the prompt in full.")
     prompt = model.prompts.get(prompt_name or model.default_prompt_name or "") if prompt is None else prompt
+    prompt = prompt or ""
     reader = _reader(model)
     spans: list[list[Span]] = []
     windows: _Windows = {}
@@ -140,10 +141,22 @@ def _reader(model: SentenceTransformer) -> CausalModule:
     module = model[0]
     if not isinstance(module, CausalModule):
         raise ValueError(f"The model's first module is {type(module).__name__}: chunks need a module of st_reba.")
-    if reason := module.no_chunks:
-        raise ValueError(f"{type(module).__name__} {reason}")
+    after = module.layouter.templates[0].literals[-1]
+    reasons = {
+        "has no vectors of tokens, so chunks have none.": not module.has_token_vectors,
+        'has pool_over="whole", which includes the prompt: use pool_over="text".': module.pool_over == "whole",
+        f'reads the prompt {after!r} after the text, where no chunk is: use pool_over="text" with rows="all".': (
+            module.pool_over == "all" and bool(after)
+        ),
+        'reads a token in several copies: use pool_copies="last".': len(module.copies_read) > 1,
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+        raise ValueError(f"{type(module).__name__} {reason} Or encode each chunk as a text of its own.")
     reader = copy.copy(module)
-    reader.rows, reader.combines = "all", False
+    reader.rows = "all"
+    if isinstance(reader, KVReroutingModule):
+        # It returns all tokens; _pool adds their mean and the last.
+        reader.hybrid = False
     return reader
 
 
@@ -164,7 +177,7 @@ def _cut(offsets: Sequence[Span], length: int, overlap: int) -> list[Span]:
     return chunks
 
 
-def _parts(reader: CausalModule, text: str, offsets: list[Span], chunks: list[Span], prompt: str | None) -> list[Span]:
+def _parts(reader: CausalModule, text: str, offsets: list[Span], chunks: list[Span], prompt: str) -> list[Span]:
     """Return the characters of the text, or of a window, to read for each chunk."""
     limit, count = reader.max_tokens(prompt), len(offsets)
     # In a template the text may have one more token than alone.
@@ -183,11 +196,11 @@ def _parts(reader: CausalModule, text: str, offsets: list[Span], chunks: list[Sp
     return parts
 
 
-def _read(reader: CausalModule, texts: Sequence[str], windows: _Windows, prompt: str | None) -> dict[int, _Tokens]:
+def _read(reader: CausalModule, texts: Sequence[str], windows: _Windows, prompt: str) -> dict[int, _Tokens]:
     """Return the states and ids of the tokens of each chunk of the windows."""
     parts = [texts[index][begin:end] for index, (begin, end) in windows]
     features = reader.preprocess(parts, prompt=prompt)
-    layout = Layout.of(features)
+    layout = Layout.from_features(features)
     # Tokens before the text, usually special tokens.
     before = (layout.copy_index >= 0).cumsum(dim=1) == 0
     leading = (reader.selected(layout) & before).sum(dim=1).tolist()
@@ -213,12 +226,13 @@ def _pool(model: SentenceTransformer, reader: CausalModule, chunks: Sequence[_To
     """Return the vectors (B, D) of B chunks from the rest of the model."""
     states, ids = (pad_sequence(list(tokens), batch_first=True) for tokens in zip(*chunks, strict=True))
     counts = torch.tensor([len(chunk_ids) for _, chunk_ids in chunks], device=states.device)
-    mask = torch.arange(states.shape[1], device=states.device) < counts[:, None]
-    reading = reader.combined(TokenVectors(states, mask, ids))
+    vectors = TokenVectors(states, torch.arange(states.shape[1], device=states.device) < counts[:, None], ids)
+    if getattr(model[0], "hybrid", False):
+        vectors = vectors.mean_and_last()
     features: dict[str, Any] = {
-        "token_embeddings": reading.states,
-        "attention_mask": reading.mask.long(),
-        "input_ids": reading.ids,
+        "token_embeddings": vectors.states,
+        "attention_mask": vectors.mask.long(),
+        "input_ids": vectors.ids,
         **({ONE_BY_ONE: True} if reader.deterministic else {}),
     }
     for module in list(model.children())[1:]:

@@ -10,8 +10,6 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
-from ..lm.anatomy import final_norm, layer_paths
-from ..lm.run import recording
 from ..modules import AttentionPoolingModule, CausalTransformer, EchoModule, InputEmbeddings
 
 
@@ -53,8 +51,8 @@ class LayerReader:
                 "of one layer. Use a model with CausalTransformer or EchoModule."
             )
         self.model = model.eval()
-        self.count = len(layer_paths(module.model)) + 1
-        self._final_norm = final_norm(module.model) if module.final_norm else nn.Identity()
+        self.count = len(module.lm.layers) + 1
+        self._final_norm = module.lm.final_norm if module.final_norm else nn.Identity()
 
     @torch.inference_mode()
     def features(self, texts: Sequence[str], prompt: str | None = None) -> Iterator[dict[str, Any]]:
@@ -70,7 +68,7 @@ class LayerReader:
         self.model.eval()
         inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
         module: Any = self.model[0]
-        with recording(module.model, layer_paths(module.model), self._final_norm) as record:
+        with module.lm.all_layers(self._final_norm) as record:
             output = module(inputs)
         # The last layer is the module's output itself, equal to that of encode to the bit.
         for states in record.split(output["token_embeddings"]):

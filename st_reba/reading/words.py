@@ -12,6 +12,7 @@ from sentence_transformers.base import BaseModel
 from torch import Tensor
 
 from ..modules import CausalModule
+from ..text.presets import normalized
 from ..text.tokens import Span
 
 # Number of batches whose token embeddings are in memory at once.
@@ -114,9 +115,9 @@ def token_offsets(module: CausalModule, text: str, prompt: str | None = None) ->
     Raises:
         ValueError: If tokens have no vectors, or the tokenizer gives no offsets and its tokens do not spell the text.
     """
-    if module.no_words:
-        raise ValueError(f"{type(module).__name__} {module.no_words}. For words use EchoModule or ReBAModule.")
-    return _checked(module, module.lay_out([text], prompt).spans[0])
+    if not module.has_token_vectors:
+        raise ValueError(f"{type(module).__name__} has no vectors of tokens. For words use EchoModule or ReBAModule.")
+    return _checked(module, module.lay_out([text], prompt or "")[0].spans[0])
 
 
 def untruncated_offsets(module: CausalModule, texts: Sequence[str]) -> list[list[Span]]:
@@ -125,9 +126,10 @@ def untruncated_offsets(module: CausalModule, texts: Sequence[str]) -> list[list
     Raises:
         ValueError: If the tokenizer gives no offsets and its tokens do not spell the text.
     """
+    read = [normalized(text) if module.normalize_text else text for text in texts]
     return [
-        [(first, min(last, len(text))) for first, last in _checked(module, row.spans) if first < min(last, len(text))]
-        for text, row in zip(texts, module.tokenized(texts), strict=True)
+        [(first, min(last, len(text))) for first, last in _checked(module, own.spans) if first < min(last, len(text))]
+        for text, own in zip(texts, module.layouter.tokenize(read), strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from st_reba import EndpointTransformer, WhiteningTransform
 from st_reba.modules import endpoint as client
 from st_reba.modules.endpoint import EndpointError
-from st_reba.text.templates import normalized
+from st_reba.text.presets import normalized
 
 from ..backbones import TEXTS, own
 from .server import WIDTH, Server, hashed

@@ -65,7 +65,7 @@ def test_the_last_features_are_the_modules_own(kind, shared, monkeypatch):
     assert all(torch.equal(last[name], value) for name, value in expected.items())
     alone = torch.cat([reader.embeddings([text]) for text in [*TEXTS, ""]], dim=1)
     # A module may run a batch in parts: each layer's states must find their own.
-    monkeypatch.setattr(kind, "CPU_TOKENS", 1)
+    monkeypatch.setattr(kind, "TOKENS_PER_THREAD", 1)
     assert relative_error(reader.embeddings([*TEXTS, ""]), alone) < 1e-5
     monkeypatch.undo()
     assert np.array_equal(model.encode(TEXTS), before), "no hook is left"

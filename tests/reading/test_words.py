@@ -17,6 +17,7 @@ from st_reba import (
     EarlyLateModule,
     EchoModule,
     KVReroutingModule,
+    LayerStates,
     MetaEOLModule,
     ReBAModule,
     TokenPrependingModule,
@@ -26,7 +27,7 @@ from st_reba import (
 from st_reba.reading import words
 from st_reba.reading.chunks import _cut
 from st_reba.reading.words import WordTokens, pool_words, token_offsets, untruncated_offsets
-from st_reba.text.templates import normalized
+from st_reba.text.presets import normalized
 
 from .. import oracles
 from ..backbones import TEXTS
@@ -208,11 +209,18 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
     ("wanted", "kind", "arguments", "message"),
     [
         ("words", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'pool_over="text", and pool_copies="la'),
-        ("words", EarlyLateModule, {}, "same second half .* output_layer=1 and .*. For words use EchoModule or ReBA"),
+        ("words", EarlyLateModule, {}, "has no vectors of tokens. For words use EchoModule or ReBAModule"),
         ("words", Transformer, {}, "first module is Transformer: words need a module of st_reba"),
-        ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer is read to the end of its prompt"),
+        (
+            "chunks",
+            CausalTransformer,
+            {"template": "prompteol"},
+            "CausalTransformer reads the prompt .* after the text",
+        ),
         ("chunks", CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
-        ("chunks", MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule hands on one vector a prompt, not one"),
+        ("chunks", MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule has no vectors of tokens"),
+        ("chunks", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, "reads a token in several copies"),
+        ("chunks", LayerStates, {}, "LayerStates has no vectors of tokens, so chunks have none"),
         ("chunks", Transformer, {}, "first module is Transformer: chunks need a module of st_reba"),
     ],
 )
