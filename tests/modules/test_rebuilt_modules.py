@@ -7,11 +7,11 @@ import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba import modules as old
 from st_reba import modules as new
+from st_reba import modules as old
 from st_reba.modules.attention_reranking import attention_reranker as new_reranker
-from st_reba.modules.multi_vector import multi_vector_encoder as new_multi_vector
 from st_reba.modules.attention_reranking import attention_reranker as old_reranker
+from st_reba.modules.multi_vector import multi_vector_encoder as new_multi_vector
 from st_reba.modules.multi_vector import multi_vector_encoder as old_multi_vector
 
 from ..backbones import TEXTS

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from st_reba import recipes as old
-from st_reba.data.demo import demo_sentences
 from st_reba import recipes as new
+from st_reba import recipes as old
 from st_reba.build import build as new_build
-from st_reba.recipes import lookup as new_lookup
+from st_reba.data.demo import demo_sentences
 from st_reba.ready import build as old_build
+from st_reba.recipes import lookup as new_lookup
 from st_reba.recipes import lookup as old_lookup
 
 from ..backbones import TEXTS
