@@ -32,11 +32,11 @@ class AttentionPoolingModule(CausalTransformer):
     has_token_vectors = False
 
     def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **settings: Any) -> None:
-        super().__init__(model_name_or_path, **{**settings, "rows": "all"})
+        super().__init__(model_name_or_path, **settings)
         [self._last] = self.lm.resolve([-1], "watched")
 
     def read(self, layout: Layout) -> TokenVectors:
-        selected = self.selected(layout)
+        selected = self.selected(layout, every=True)
         n = last_position(selected)
         attended = MeanWeights(self._last, n)
         v = self.run(layout, attended)

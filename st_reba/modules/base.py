@@ -254,7 +254,7 @@ class CausalModule(SafeTransformer):
             prompt: As for :meth:`preprocess`.
             length: Number of tokens that one copy of a text may have, besides other limits; None for no limit.
         """
-        pairs = [self._split(given, prompt, index) for index, given in enumerate(inputs)]
+        pairs = [self.split_input(given, prompt, index) for index, given in enumerate(inputs)]
         texts = [normalized(text) if self.normalize_text else text for _, text in pairs]
         layouter = self.layouter
         limit = min(layouter.tokenizer.model_max_length, NO_LIMIT if length is None else length)
@@ -263,8 +263,17 @@ class CausalModule(SafeTransformer):
             self.lm.check_ids(layout)
         return layouts
 
-    def _split(self, given: Any, prompt: str, index: int = 0) -> tuple[str, str]:
-        """Return the prompt of an input, and its text."""
+    def split_input(self, given: Any, prompt: str, index: int = 0) -> tuple[str, str]:
+        """Return the prompt of an input, and its text.
+
+        Args:
+            given: As for :meth:`preprocess`.
+            prompt: Prompt of all inputs.
+            index: Number of the input, for an error message.
+
+        Raises:
+            ValueError: If it is none of the inputs that :meth:`preprocess` takes.
+        """
         if isinstance(given, str):
             return prompt, given
         has_slot = any(template.takes_prompt for template in self._templates)
@@ -388,8 +397,13 @@ class CausalModule(SafeTransformer):
         """Copies of the text whose tokens are returned."""
         return range(1)
 
-    def selected(self, layout: Layout) -> Tensor:
-        """Return the tokens that ``pool_over`` and ``rows`` name, (B, N), boolean."""
+    def selected(self, layout: Layout, *, every: bool = False) -> Tensor:
+        """Return the tokens that ``pool_over`` and ``rows`` name, (B, N), boolean.
+
+        Args:
+            layout: B rows.
+            every: Whether ``rows`` is ignored.
+        """
         # The slot of token prepending holds no token.
         real = layout.attention_mask & (layout.copy_index >= NOT_TEXT)
         copies = (layout.copy_index >= self.copies_read[0]) & (layout.copy_index <= self.copies_read[-1])
@@ -400,7 +414,7 @@ class CausalModule(SafeTransformer):
                 starts = (layout.copy_index >= 0).int().argmax(dim=1)
                 reached = reached | (starts == len(self.layouter.before))[:, None]
             selected = reached & real
-        return last_token_mask(selected) if self.rows == "last" else selected
+        return last_token_mask(selected) if self.rows == "last" and not every else selected
 
     # Pipeline and disk
 
@@ -410,20 +424,12 @@ class CausalModule(SafeTransformer):
         return {}
 
     def on_model_ready(self, model: Any) -> None:
-        """Warn about pooling that does not fit the method or the model, once the pipeline is complete."""
+        """Warn about pooling that does not fit the method. sentence-transformers calls it on a complete pipeline."""
         super().on_model_ready(model)
         for modes in (modes_of(part) for part in model.children() if isinstance(part, Pooling)):
             for mode in sorted(self.incompatible_poolings.keys() & modes):
                 advice = self.incompatible_poolings[mode]
                 warnings.warn(f'{type(self).__name__} is followed by Pooling("{mode}"): {advice}', stacklevel=2)
-            if self.trained_poolings and modes != self.trained_poolings:
-                warnings.warn(
-                    f"{self.model.config.name_or_path} was trained as an embedder that is pooled by "
-                    f"{' and '.join(sorted(self.trained_poolings))}, as its 1_Pooling/config.json says, and is pooled "
-                    f"by {' and '.join(sorted(modes))} here. Embeddings may be much worse: use the model as it is "
-                    "saved, SentenceTransformer(...), or its own pooling.",
-                    stacklevel=2,
-                )
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:

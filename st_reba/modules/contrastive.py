@@ -15,9 +15,8 @@ from ..lm.passes import Replace, gather_positions, scatter_positions
 from ..lm.precision import widen
 from ..settings import check, check_choice, check_int, first_not_none
 from ..text.layout import Layout
-from ..text.presets import DEFAULT_CONTRAST, preset
+from ..text.presets import DEFAULT_CONTRAST, Preset, preset
 from .base import CausalModule, PoolOver
-from .token_prepending import stop_early
 from .vectors import TokenVectors
 
 #: The question whose answer a text's embedding shall not have.
@@ -101,3 +100,13 @@ class ContrastivePromptingModule(CausalModule):
         same = length <= torch.finfo(v.dtype).eps ** 0.75 * before
         factor = before / length.masked_fill(same, 1) if self.scale == "norm" else self.scale
         return (factor * difference).masked_fill(same, 0)
+
+
+def stop_early(preset: Preset) -> Preset:
+    """Return a preset with settings where it has none: 27 of 32 layers, no final norm, to the end of the layout."""
+    return replace(
+        preset,
+        pool_over=preset.pool_over or "all",
+        output_layer=preset.output_layer or 27 / 32,
+        final_norm=bool(preset.final_norm),
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers.cache_utils import Cache, DynamicLayer
 
-from ..lm.prefixes import Past, read_only_cache
+from ..lm.prefixes import Past
 from ..settings import check_choice
 from ..text.layout import NOT_TEXT, Layout
 from ..text.presets import PRESET_SETS, Preset, preset
@@ -93,20 +94,39 @@ def _join(layouts: Sequence[Layout]) -> Layout:
 
 
 def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
-    """Return the pasts of P layouts, each of them for B rows, padded to one length; None is one of no tokens."""
+    """Return the pasts of P layouts, each of them for B rows; None is one of no tokens."""
     known = next((past for past in pasts if past is not None), None)
     if known is None:
         return None
     lengths = torch.cat([torch.tensor([0]) if past is None else past.lengths for past in pasts])
-    longest = int(lengths.max())
+    layers: list[Any] = [
+        _SeveralKept([None if past is None else past.cache.layers[layer] for past in pasts])
+        for layer in range(len(known.cache.layers))
+    ]
+    return Past(Cache(layers=layers), lengths.repeat_interleave(rows))
 
-    def joined(layer: int, side: Literal["keys", "values"]) -> Tensor:
-        kept = [getattr((past or known).cache.layers[layer], side) for past in pasts]
-        cut = [own[:, :, :length] for own, length in zip(kept, lengths.tolist(), strict=True)]
-        return torch.cat([pad(own, (0, 0, 0, longest - own.shape[2])) for own in cut]).repeat_interleave(rows, dim=0)
 
-    layers = [(joined(layer, "keys"), joined(layer, "values")) for layer in range(len(known.cache.layers))]
-    return Past(read_only_cache(layers), lengths.repeat_interleave(rows))
+class _SeveralKept(DynamicLayer):
+    """Keys and values of one layer's prefixes, one for each of P layouts, that a pass reads and does not extend."""
+
+    def __init__(self, kept: Sequence[Any]) -> None:
+        super().__init__()
+        longest = max((own for own in kept if own is not None), key=lambda own: own.keys.shape[2])
+        self.keys, self.values, self.is_initialized = longest.keys, longest.values, True
+        self._kept, self._length = kept, int(longest.keys.shape[2])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self._behind("keys", key_states), self._behind("values", value_states)
+
+    def _behind(self, side: str, new: Tensor) -> Tensor:
+        """Return the states of each layout's prefix, padded, and the new ones, (P * B, G, M, d)."""
+        (count, heads, length, size), longest = new.shape, self._length
+        whole = new.new_zeros(len(self._kept), count // len(self._kept), heads, longest + length, size)
+        for rows, own in zip(whole, self._kept, strict=True):
+            if own is not None:
+                rows[:, :, : own.keys.shape[2]] = getattr(own, side)
+        whole[..., longest:, :] = new.unflatten(0, whole.shape[:2])
+        return whole.flatten(0, 1)
 
 
 def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:

@@ -115,7 +115,7 @@ class PromptRepsModule(CausalTransformer):
         """
         features = super().preprocess(inputs, prompt, processing_kwargs, **kwargs)
         if features:
-            texts = [self._split(given, prompt or "")[1] for given in inputs]
+            texts = [self.split_input(given, prompt or "")[1] for given in inputs]
             stop_words = STOP_WORDS if self.stop_words is None else self.stop_words
             ids = word_token_ids(self._tokenizer, texts, frozenset(stop_words))
             rows = [torch.tensor(own, dtype=torch.long) for own in ids]

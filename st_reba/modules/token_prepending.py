@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -14,15 +13,16 @@ from torch import Tensor, nn
 
 from ..hub.saved_modules import ON_THE_HUB, backbone_of
 from ..lm.model import depth
-from ..lm.passes import Replace
+from ..lm.passes import Replace, gather_positions
 from ..lm.precision import without_autocast
 from ..settings import check, check_int, first_not_none
 from ..text.layout import PREPENDED, Layout
 from ..text.presets import PREPENDED_ONE_WORD, Preset
 from ..text.templates import PREPEND, TEXT
 from .base import CausalModule
+from .contrastive import stop_early
 from .stored import check_magnitudes
-from .vectors import TokenVectors
+from .vectors import TokenVectors, fill
 
 
 class TokenPrependingModule(CausalModule):
@@ -77,13 +77,12 @@ class TokenPrependingModule(CausalModule):
 
     def read(self, layout: Layout) -> TokenVectors:
         is_slot = layout.copy_index == PREPENDED
-        source = torch.where(is_slot, layout.ends[:, None], torch.arange(is_slot.shape[1]))
 
         def enter(states: Tensor) -> Tensor:
-            return torch.where(is_slot[..., None].to(states) > 0, (self._scale * self.initial_state).to(states), states)
+            return fill(states, is_slot, self._scale * self.initial_state)
 
         def renew(states: Tensor) -> Tensor:
-            return torch.take_along_dim(states, source[..., None].to(states).long(), dim=1)
+            return fill(states, is_slot, gather_positions(states, layout.ends)[:, None])
 
         layers = self.lm.layers[1 : self.prepend_layers]
         states = self.run(layout, Replace([self.lm.embeddings], outputs=enter), Replace(layers, inputs=renew))
@@ -100,16 +99,6 @@ class TokenPrependingModule(CausalModule):
         save_file({"initial_state": self.initial_state}, Path(output_path, self.FILE), metadata={"format": "pt"})
 
 
-def stop_early(preset: Preset) -> Preset:
-    """Return a preset with settings where it has none: 27 of 32 layers, no final norm, to the end of the layout."""
-    return replace(
-        preset,
-        pool_over=preset.pool_over or "all",
-        output_layer=preset.output_layer or 27 / 32,
-        final_norm=bool(preset.final_norm),
-    )
-
-
 def _load_vector(module: TokenPrependingModule, name: str, subfolder: str, where: Mapping[str, Any]) -> None:
     """Replace the vector of a module by the saved one, if there is one."""
     place = name if subfolder else backbone_of(name)
@@ -120,10 +109,9 @@ def _load_vector(module: TokenPrependingModule, name: str, subfolder: str, where
         return
     state, own = load_file(file).get("initial_state"), module.initial_state
     if state is None or state.shape != own.shape:
-        found = "nothing" if state is None else f"a tensor of shape {tuple(state.shape)}"
         raise ValueError(
-            f'{file} has {found} under "initial_state", and the model\'s input embeddings have {len(own)} values. They '
-            "are of two models; save the model again."
+            f'{file} does not have {len(own)} values under "initial_state", as many as the model\'s input embeddings. '
+            "They are of two models; save the model again."
         )
     check_magnitudes({"initial_state": state}, type(module).__name__)
     own.copy_(state)
@@ -136,10 +124,10 @@ def _scale_of(embeddings: nn.Module) -> float:
         with torch.inference_mode(), without_autocast(table.device):
             rows = table[:8].double()
             found = embeddings(torch.arange(len(rows), device=table.device)).double()
-            scale = float((rows * found).sum() / rows.square().sum().clamp(min=torch.finfo(rows.dtype).tiny))
-            if torch.allclose(found, rows * scale, rtol=1e-2, atol=1e-3 * float(found.abs().max())):
-                return scale
+            scale = float((rows * found).sum() / rows.square().sum())
+        if torch.allclose(found, rows * scale, rtol=1e-2, atol=1e-3 * float(found.abs().max())):
+            return scale
     raise ValueError(
-        f"The factor by which {type(embeddings).__name__} multiplies its table of input embeddings was not found, so "
-        "no vector can be put between them. Load the model without device_map, or use another model."
+        f"{type(embeddings).__name__} does more than to multiply a table of input embeddings, so no vector can be put "
+        "between them. Load the model without device_map, or use another model."
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self, cast
 
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -15,7 +17,7 @@ from ..hub import card, compat
 from ..hub.saved_files import check_inside, read_object, without_removed
 from ..hub.saved_modules import backbone_of, check_transformer_settings, note_requirement
 from ..lm.gguf import as_directory
-from ..lm.loading import check_can_be_saved, load
+from ..lm.loading import check_can_be_saved, load, modes_of
 from ..settings import describe
 
 
@@ -55,8 +57,20 @@ class SafeTransformer(Transformer):
         return cast(PreTrainedTokenizerBase, self.tokenizer)
 
     def on_model_ready(self, model: Any) -> None:
-        """Give a complete pipeline this package's model card. sentence-transformers calls it."""
+        """Give a pipeline this package's model card, and warn about a pooling that its model was not trained with.
+
+        sentence-transformers calls it on a complete pipeline.
+        """
         card.adopt(model)
+        for modes in (modes_of(part) for part in model.children() if isinstance(part, Pooling)):
+            if self.trained_poolings and modes != self.trained_poolings:
+                warnings.warn(
+                    f"{self.model.config.name_or_path} was trained as an embedder that is pooled by "
+                    f"{' and '.join(sorted(self.trained_poolings))}, as its 1_Pooling/config.json says, and is pooled "
+                    f"by {' and '.join(sorted(modes))} here. Embeddings may be much worse: use the model as it is "
+                    "saved, SentenceTransformer(...), or its own pooling.",
+                    stacklevel=2,
+                )
 
     def extra_repr(self) -> str:
         return describe(self, [key for key in self.config_keys if key not in Transformer.config_keys])
