@@ -74,8 +74,8 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     pooling = following[0] if following else None
     mode = getattr(pooling, "pooling_mode", "")
     mode = mode if isinstance(mode, str) else "+".join(mode)
-    changes = [*map(str, module.changes)]
-    literal = any(module._template.literals)
+    template = module.layouter.templates[0]
+    literal = any(template.literals)
     prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
     refusals = [
         (
@@ -83,7 +83,10 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             f"{name} does more than one causal pass, which no engine runs. Serve it with st_reba, or export a "
             "CausalTransformer or an EchoModule.",
         ),
-        (changes, f"An engine runs the language model unchanged, and here it has {', '.join(changes)}."),
+        (
+            module.bidirectional_layers,
+            f"bidirectional_layers={module.bidirectional_layers}: an engine runs the language model unchanged. Use 0.",
+        ),
         (
             not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in following[1:]),
             f"{name} is followed by {', '.join(type(part).__name__ for part in following)}: an engine runs only "
@@ -99,8 +102,8 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             "final_norm=False: an engine runs the norm after the last layer. Use final_norm=True.",
         ),
         (
-            module.copies > 2,
-            f"repetitions={module.copies}: for a truncated text, tokenizers keeps every combination of the parts of "
+            template.copies > 2,
+            f"repetitions={template.copies}: for a truncated text, tokenizers keeps every combination of the parts of "
             "all copies, which takes minutes. Two copies can be exported.",
         ),
         (
@@ -109,7 +112,7 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
         ),
         (
             literal and module.tokenization == "whole" and not pieces,
-            f"The template {str(module._template)!r} and a text are tokenized as one string, and an engine adds fixed "
+            f"The template {module.template!r} and a text are tokenized as one string, and an engine adds fixed "
             'tokens. Export with pieces (--pieces), which gives the vectors of tokenization="pieces".',
         ),
         (
@@ -118,12 +121,12 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
             "vectors of normalize_text=False.",
         ),
         (
-            module._template.takes_prompt,
-            f"The template {str(module._template)!r} has a place for the prompt, and an engine adds fixed tokens. "
+            template.takes_prompt,
+            f"The template {module.template!r} has a place for the prompt, and an engine adds fixed tokens. "
             "Export a model for each prompt, with the prompt's words in its template.",
         ),
         (
-            prompts and (literal or module.copies > 1 or module.tokenization == "pieces"),
+            prompts and (literal or template.copies > 1 or module.tokenization == "pieces"),
             f"The model has the prompts {prompts} before its template, and an engine adds the template before them. "
             "Remove the prompts (model.prompts = {}), or the template.",
         ),
@@ -141,12 +144,13 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
 
 def _pools_all(module: CausalModule) -> bool:
     """Whether the pooling covers every token of the input."""
-    if module.copies > 1:
+    layouter = module.layouter
+    literals = layouter.templates[0].literals
+    if len(literals) > 2:
         return False
-    frame = module.frames()[0]
-    added = [*module._template.literals, *frame.before, *frame.after]
-    pools_from_the_text = module.pool_over == "all" and not module._template.literals[0]
-    return module.pool_over == "whole" or pools_from_the_text or not any(added)
+    pools_from_the_text = module.pool_over == "all" and not literals[0]
+    is_bare = not any([*literals, *layouter.before, *layouter.after])
+    return module.pool_over == "whole" or pools_from_the_text or is_bare
 
 
 # The tokenizer
@@ -155,10 +159,10 @@ def _pools_all(module: CausalModule) -> bool:
 def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFast:
     """Return a tokenizer that truncates a text as the module does, repeats it and adds the template's tokens."""
     original: Any = module.tokenizer
-    frame = module.frames()[0]
-    parts = [[*frame.before, *frame.literals[0]], *frame.literals[1:]]
-    parts[-1] = [*parts[-1], *frame.after] if to_the_end else []
-    added = [[token for token, _ in part] for part in parts]
+    layouter = module.layouter
+    first, *others = ([token for token, _ in literal] for literal in layouter.frames()[0].literals)
+    added = [[*layouter.before, *first], *others]
+    added[-1] = [*added[-1], *layouter.after] if to_the_end else []
     backend = Tokenizer.from_str(original.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

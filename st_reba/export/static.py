@@ -23,14 +23,11 @@ from torch.nn.functional import embedding_bag, linear, pad
 from transformers import PreTrainedTokenizerBase
 
 from ..hub.card import add_static
-from ..lm import backbone
-from ..modules import CausalModule
-from ..modules.causal_transformer import CausalTransformer, InputEmbeddings
-from ..modules.embedding_transforms import WhiteningTransform, check_count
-from ..modules.idf_weights import IdfWeights
-from ..modules.moments import Moments, principal_directions
+from ..lm.model import depth
+from ..modules import CausalModule, CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform
+from ..modules.embedding_transforms import check_count
+from ..moments import Moments, principal_directions
 from ..text.layout import NOT_TEXT, Layout
-from ..text.tokens import special_tokens
 
 #: Batch size for entries of the vocabulary, and for texts.
 _BLOCK = 1024
@@ -41,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 def default_layer(module: CausalModule) -> int:
     """Return a quarter of a model's layers, as chosen on STS-B's development set, in English and Chinese."""
-    return max(1, round(backbone.depth(module.model) / 4))
+    return max(1, round(depth(module.model) / 4))
 
 
 def static_model(
@@ -92,7 +89,7 @@ def static_model(
     missing = tokenizer.get_vocab_size() - len(rows)
     embedding = StaticEmbedding(tokenizer, embedding_weights=pad(rows, (0, 0, 0, max(0, missing))))
     model = SentenceTransformer(modules=[embedding, Normalize()], device="cpu")
-    add_static(model, module.model, layer, backbone.depth(module.model), len(texts))
+    add_static(model, module.model, layer, depth(module.model), len(texts))
     return model
 
 
@@ -122,8 +119,8 @@ def token_vectors(module: CausalModule, layer: int, on_progress: Progress = lamb
         ValueError: If the layer does not exist.
     """
     reader = _reader(module, layer)
-    before, _ = special_tokens(cast(PreTrainedTokenizerBase, reader.tokenizer))
-    size = backbone.vocabulary_size(reader.model)
+    before = reader.layouter.before
+    size = reader.lm.vocabulary_size
     blocks = []
     for start in range(0, size, _BLOCK):
         entries = torch.arange(start, min(start + _BLOCK, size))
@@ -138,8 +135,7 @@ def token_vectors(module: CausalModule, layer: int, on_progress: Progress = lamb
 
 
 def _reader(module: CausalModule, layer: int) -> CausalModule:
-    depth = backbone.depth(module.model)
-    check_count("layer", layer, 0, depth, "0 for the input embeddings, or the layer to read after")
+    check_count("layer", layer, 0, depth(module.model), "0 for the input embeddings, or the layer to read after")
     if layer == 0:
         return InputEmbeddings(module)
     return CausalTransformer(module, output_layer=layer, final_norm=False)

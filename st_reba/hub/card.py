@@ -117,14 +117,15 @@ class _OurCardData(BaseModelCardData):
         if self.model is None or module is None:
             return metadata
         prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
-        # Only saved settings: those at their defaults are not saved.
+        layouter = getattr(module, "layouter", None)
+        copies = [1] if layouter is None else [template.copies for template in layouter.templates]
         saved = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
             **self._evaluation(),
             "method": module.method,
             "equation": module.equation,
-            "cost": module.cost,
+            "cost": module.cost or _cost(sum(copies)),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             # A class of another package is registered by importing that package.
@@ -133,7 +134,7 @@ class _OurCardData(BaseModelCardData):
             "settings": {key: _code(getattr(module, key)) for key in saved},
             "pipeline": " → ".join(type(part).__name__ for part in self.model.children()),
             "backbone": type(module.model).__name__,
-            "copies": module.copies,
+            "copies": copies[0],
             # ST has both roles in every model, with empty prompts by default.
             "role_prompts": {role: _code(prompt) for role, prompt in prompts.items() if prompt},
             "towers": hasattr(module, "towers"),
@@ -142,8 +143,7 @@ class _OurCardData(BaseModelCardData):
             "model_class": type(self.model).__name__,
             "trained": self._was_trained,
             "multi_vector": isinstance(self, MultiVectorEncoderModelCardData),
-            # A module of a language model may have no vectors of the text's tokens.
-            "words": getattr(module, "rows", "all") == "all" and not getattr(module, "no_chunks", ""),
+            "words": getattr(module, "rows", "all") == "all" and getattr(module, "has_token_vectors", True),
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
 
@@ -272,6 +272,13 @@ def _eval_results(result: TaskResult) -> list[EvalResult]:
         for split, subsets in result.scores.items()
         for scores in subsets
     ]
+
+
+def _cost(copies: int) -> str:
+    """Return the cost of a pass over copies of a text in a sentence."""
+    if copies == 1:
+        return "One pass over the text, as for the classical embedding."
+    return f"One pass over {copies} copies of the text: about {copies} times the classical embedding."
 
 
 def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:

@@ -148,7 +148,6 @@ class AttentionRerankModule(SafeTransformer):
         "Re-Rankers. arXiv:2410.02642, 2024."
     )
     cost = "One pass over all documents of a query, and two over the query, through the layers up to the last chosen."
-    copies = 1
 
     def __init__(
         self,

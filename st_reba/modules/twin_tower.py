@@ -69,7 +69,6 @@ class TwinTower(SafeTransformer):
         "Tianyu Zong, Hongzhu Yi, Bingkang Shi, Yuanxiang Wang, Jungang Xu: JTCSE: Joint Tensor-Modulus Constraints "
         "and Cross-Attention for Unsupervised Contrastive Learning of Sentence Embeddings. 2025, arXiv:2505.02366."
     )
-    copies = 1
 
     def __init__(
         self,

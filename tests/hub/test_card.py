@@ -16,19 +16,16 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 
 from st_reba import (
     CausalTransformer,
-    ContrastivePromptingModule,
     EchoModule,
-    MetaEOLModule,
     ReBAModule,
-    RefinedThoughtModule,
+    modules,
 )
 from st_reba.hub import card
-from st_reba.modules import AttentionRerankModule, CausalModule, PromptRepsModule
+from st_reba.modules import SAVED, CausalModule, PromptRepsModule
 from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline
-from ..modules.methods import PUBLIC_MODULES
 
 
 def written(model: SentenceTransformer, directory: Path) -> str:
@@ -41,11 +38,11 @@ def metadata(text: str) -> dict:
     return ModelCard(text, ignore_metadata_errors=False).data.to_dict()
 
 
-#: Those that stand before a Pooling: what reads the head is a model of another family, whose card is ST's.
+#: Modules that a Pooling follows.
 POOLED = [
-    each
-    for each in PUBLIC_MODULES
-    if issubclass(each, CausalModule) and not issubclass(each, (AttentionRerankModule, PromptRepsModule))
+    own
+    for own in (getattr(modules, name) for name in SAVED)
+    if issubclass(own, CausalModule) and not issubclass(own, PromptRepsModule)
 ]
 
 
@@ -59,9 +56,10 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     module = module_class(roomy)
     text = written(pipeline(module), tmp_path)
     rows = [f"`st_reba.modules.{module_class.__name__}` |", f"| dimensions | {module.get_embedding_dimension()} |"]
-    for expected in (module.method, module.equation, module.cost, module.citation, *rows, "pip install st-reba"):
+    cost = module.cost or "the classical embedding."
+    for expected in (module.method, module.equation, cost, module.citation, *rows, "pip install st-reba"):
         assert expected in text, expected
-    assert ("gives word embeddings" in text) == (not module.no_chunks)
+    assert ("gives word embeddings" in text) == (module.has_token_vectors and module.rows == "all")
     assert not any(unfilled in text for unfilled in ("{{", "{%", "Undefined", str(Path(roomy_path).parent)))
     data = metadata(text)
     assert (data["library_name"], data["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
@@ -69,12 +67,10 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     assert "base_model" not in data
 
 
-def test_cost(roomy):
-    assert "5 copies of the text: about 5 times" in EchoModule(roomy, repetitions=5).cost
-    assert "and 7 passes of two tokens over its cached" in RefinedThoughtModule(roomy, iterations=8).cost
-    assert "8 passes, in one batch, each over the text and what stands behind it" in MetaEOLModule(roomy).cost
-    contrasted = ContrastivePromptingModule(roomy).cost
-    assert "and one over its first 1 layers under the auxiliary prompt, of 3 that are" in contrasted
+def test_cost(roomy, tmp_path):
+    text = written(pipeline(EchoModule(roomy, repetitions=5)), tmp_path)
+    assert "**Cost.** One pass over 5 copies of the text: about 5 times the classical embedding." in text
+    assert "**Cost.** One pass over the text, as for" in written(pipeline(roomy), tmp_path)
 
 
 def test_a_class_of_another_package_names_that_package(roomy, tmp_path):
