@@ -25,7 +25,7 @@ class BidirectionalLastLayer(CausalTransformer):
 
     Args:
         model_name_or_path: As for :class:`CausalModule`.
-        bidirectional_layers: Number of layers, m >= 1.
+        bidirectional_layers: Number of layers, m >= 1, or a share of the layers.
         template: Text with one slot, or a name.
         pool_over: As for :class:`CausalModule`. None: ``"all"``.
         **settings: As for :class:`CausalModule`.
@@ -42,7 +42,7 @@ class BidirectionalLastLayer(CausalTransformer):
         self,
         model_name_or_path: str | PathLike[str] | nn.Module,
         *,
-        bidirectional_layers: int = 1,
+        bidirectional_layers: int | float = 1,
         template: str = "representative-word",
         pool_over: PoolOver | None = None,
         **settings: Any,

@@ -14,7 +14,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from tokenizers import Tokenizer
 
 from ..hub.push import BY_ATTENTION, loading_class, saved_class
-from ..lm.backbone import positions
 from ..modules import AttentionReranker, AttentionRerankModule, CausalModule, EndpointTransformer
 from .forms import RefusedError
 
@@ -130,12 +129,13 @@ class Embedder(Served):
         prompt = model.prompts.get(mode, default)
         # The first module may have separate limits for queries and documents.
         mode_limit = getattr(first, f"{mode}_length", None) if mode in (QUERY, DOCUMENT) else None
+        copies = 1
         if isinstance(first, CausalModule):
-            limit = first.max_tokens(prompt, None if mode_limit is None else {"text": {"max_length": mode_limit}})
+            limit = first.max_tokens(prompt or "", mode_limit)
+            copies = sum(template.copies for template in first.layouter.templates)
         elif limit is not None:
             added = _token_count(model.preprocess([""], prompt=prompt))
             limit = None if limit > 10**9 else max(0, min(limit, mode_limit or limit) - added)
-        copies = int(getattr(first, "copies", 1)) * int(getattr(first, "rows_per_text", 1))
         return Mode(partial(self._run, call), limit, _token_count(model.preprocess(["a"], prompt=prompt)), copies)
 
     def measure(self, mode: str, items: Sequence[str], first: int = 0) -> list[SizedItem]:
@@ -224,7 +224,7 @@ class ListReranker(Reranker):
     def __init__(self, name: str, model: AttentionReranker, truncate: bool = True) -> None:
         module = model[0]
         assert isinstance(module, AttentionRerankModule)
-        self.model, self._rotations, self._query_limit = model, module.rotations, positions(module.model)
+        self.model, self._rotations, self._query_limit = model, module.rotations, module.lm.positions
         limits = [limit for limit in (self._query_limit, module.max_seq_length) if limit is not None]
         self._document_limit = min(limits, default=None)
         config = module.model.config.get_text_config(decoder=True)

@@ -15,11 +15,9 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from transformers import set_seed
 
-from ..lm import backbone
-from ..modules import BidirectionalLastLayer, CausalModule, CausalTransformer
-from ..modules.checkpoints import SafeTransformer
+from ..modules import BidirectionalLastLayer, CausalTransformer
 from ..optional import require
-from ..text.templates import TEMPLATES, PoolOver
+from ..text.presets import TEMPLATES, PoolOver
 from .fitting import begin, fit, save, weights_digest
 from .rows import pairs_evaluator, read_triplets
 from .settings import STRICT, AtLeast1, PathText, Positive, RunSettings
@@ -131,25 +129,23 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     # An adapter is saved with its backbone's path, which must be valid in any directory.
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
-    loaded = settings.load(SafeTransformer, name, max_seq_length=settings.max_seq_length)
     count = settings.bidirectional_layers
-    if isinstance(count, str):
-        count = {"none": 0, "last": 1, "all": backbone.depth(loaded.model)}[count]
-    # The text of a template, not its name, which would also set how the untrained model is pooled.
-    template = TEMPLATES.get(settings.template, settings.template)
-    module: CausalModule
-    if count == 0:
-        module = CausalTransformer(loaded, template=template, pool_over=settings.pool_over)
-    else:
-        module = BidirectionalLastLayer(
-            loaded, template=template, pool_over=settings.pool_over, bidirectional_layers=count
+    module = settings.load(
+        BidirectionalLastLayer if count not in (0, "none") else CausalTransformer,
+        name,
+        # The text of a template: its name would also set how the untrained model is pooled.
+        template=TEMPLATES.get(settings.template, settings.template),
+        pool_over=settings.pool_over,
+        # A share of the layers, if it is a float.
+        bidirectional_layers={"none": 0, "last": 1, "all": 1.0}[count] if isinstance(count, str) else count,
+        max_seq_length=settings.max_seq_length,
+    )
+    if module.bidirectional_layers == 1 and settings.pooling == "lasttoken":
+        warnings.warn(
+            'pooling="lasttoken" reads the last token alone, which sees all others under the causal mask, too: one '
+            'bidirectional layer changes nothing. Use pooling="mean", or more bidirectional layers.',
+            stacklevel=2,
         )
-        if count == 1 and settings.pooling == "lasttoken":
-            warnings.warn(
-                'pooling="lasttoken" reads the last token alone, which sees all others under the causal mask, too: one '
-                'bidirectional layer changes nothing. Use pooling="mean", or more bidirectional layers.',
-                stacklevel=2,
-            )
     pooling = Pooling(module.get_embedding_dimension(), settings.pooling)
     return SentenceTransformer(modules=[module, pooling, Normalize()])
 

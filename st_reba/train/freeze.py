@@ -18,7 +18,6 @@ from transformers import set_seed
 from ..evaluation import PairScoreEvaluator
 from ..evaluation.embedded import Embedded, TensorCache
 from ..hub.card import take_training
-from ..lm.backbone import device
 from ..lm.fingerprint import fingerprint
 from ..modules import LayerStates, LayerwiseAutoencoder
 from .fitting import begin, data_digest, fit, save, weights_digest
@@ -276,7 +275,7 @@ class StatesCache(Embedded):
         batches = []
         for first in range(0, len(texts), self._batch_size):
             batch = texts[first : first + self._batch_size]
-            features = batch_to_device(self.module.eval().preprocess(batch), device(self.module.model))
+            features = batch_to_device(self.module.eval().preprocess(batch), self.module.lm.device)
             batches.append(self.module(features)["layer_states"].float().cpu())
             if not batches[-1].isfinite().all():
                 bad = next(text for text, state in zip(batch, batches[-1], strict=True) if not state.isfinite().all())
