@@ -9,7 +9,7 @@ import numpy as np
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.util import pairwise_cos_sim
 
-from ..text.templates import in_context
+from ..text.presets import in_context
 from .bootstrap import pearson, spearman
 from .evaluator import TabulatedEvaluator
 
