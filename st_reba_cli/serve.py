@@ -86,12 +86,12 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, "serve", "Serving")
 
-    from st_reba.serve.app import Server, bound, url_of
+    from st_reba.serve.app import Server, bind, url_of
     from st_reba.serve.app import serve as answer_requests
     from st_reba.serve.batches import Limits
     from st_reba.serve.models import Embedder, check_kind, load_reranker
 
-    with bound(host, port) as listener:
+    with bind(host, port) as listener:
         limits = Limits(
             body_bytes=max_body * MIB, inputs=max_inputs, batch_tokens=batch_tokens, batch_texts=batch_size,
             queue_tokens=queue_tokens,

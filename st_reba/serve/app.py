@@ -1,4 +1,4 @@
-"""The server: its paths for embedding and ordering texts, health and metrics, and its process."""
+"""HTTP server: paths for embedding, reranking, health and metrics, and the process."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
 from .batches import Batches, Limits, Metrics
-from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, read, shortened
-from .models import Embedder, Reranker, Sized
+from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, parse, shorten
+from .models import Embedder, Reranker, SizedItem
 
 T = TypeVar("T")
 
-#: Number of open connections, beyond which uvicorn answers 503: most systems let a process open 1024 files.
+#: Maximum number of open connections; uvicorn answers further ones with 503. Most systems allow 1024 open files.
 CONNECTIONS = 768
-#: Seconds for which a connection stays open after an answer.
+#: Seconds before an idle connection is closed.
 KEEP_ALIVE = 30
-#: Multiple of the limit of a body that is received and dropped, so that the client reads the answer.
-_DROPPED = 8
-#: Texts of a request that are tokenised at a time, so that requests take turns.
-_AT_A_TIME = 64
+#: Factor of the body limit up to which bodies are received and dropped, so that clients can read the error.
+_DROP_FACTOR = 8
+#: Number of texts to tokenize at a time, so that requests take turns.
+_TOKENIZED_TEXTS = 64
 _CLIENT_LEFT = 499
 
 
 class Server:
-    """Models, their queue, and the work of the paths.
+    """Models, their queue, and the handlers of requests.
 
     Args:
         embedder: Model of ``/v1/embeddings``.
         reranker: Model of ``/rerank``.
         limits: Limits of requests and the queue.
-        keys: API keys, one of which a request must have; none: requests need none.
+        keys: API keys, one of which a request must have; empty: no key is needed.
 
     Raises:
-        ValueError: If both have one name.
+        ValueError: If both models have the same name.
     """
 
     def __init__(
@@ -61,33 +61,33 @@ class Server:
         keys: Sequence[str] = (),
     ) -> None:
         self.limits = limits or Limits()
-        served = [model for model in (embedder, reranker) if model is not None]
-        self.models = {name: (model, name[len(model.name) + 1 :]) for model in served for name in model.names}
-        if len(self.models) < sum(len(model.names) for model in served):
-            raise ValueError(f"Two models are called {served[0].name}: give one of them another --name.")
+        models = [model for model in (embedder, reranker) if model is not None]
+        self.models = {name: (model, name[len(model.name) + 1 :]) for model in models for name in model.names}
+        if len(self.models) < sum(len(model.names) for model in models):
+            raise ValueError(f"Both models have the name {models[0].name}: give another --model-name.")
         self.metrics = Metrics()
         self.batches = Batches(self.limits, self.metrics)
         self._keys = [key.encode() for key in keys]
-        self._since = int(time.time())
+        self._created = int(time.time())
 
     async def embeddings(self, form: EmbeddingsForm) -> Response:
         """Answer ``/v1/embeddings``."""
-        embedder, way = self._model(form.model, Embedder, "gives vectors")
+        embedder, mode = self._model(form.model, Embedder, "embeds texts")
         if form.dimensions is not None and not 1 <= form.dimensions <= embedder.dimensions:
-            said = f"'dimensions' is {shortened(form.dimensions)}: give a number from 1 to {embedder.dimensions}."
-            raise RefusedError(400, said, param="dimensions")
+            message = f"'dimensions' is {shorten(form.dimensions)}: give a number from 1 to {embedder.dimensions}."
+            raise RefusedError(400, message, param="dimensions")
         texts = [form.input] if isinstance(form.input, str) else form.input
         self._check_count(texts, "input")
-        vectors, tokens = await self._run(embedder, way, texts)
+        vectors, tokens = await self._run(embedder, mode, texts)
         return await asyncio.to_thread(_embeddings_answer, form, embedder, vectors, tokens)
 
     async def rerank(self, form: RerankForm) -> Response:
         """Answer ``/rerank``."""
-        reranker, _ = self._model(form.model, Reranker, "orders texts")
+        reranker, _ = self._model(form.model, Reranker, "reranks texts")
         self._check_count(form.documents, "documents")
-        found, tokens = await self._run(reranker, "", reranker.items(form.query, form.documents))
-        scores = reranker.scores(found)
-        # Of equal scores the first comes first.
+        results_of_items, tokens = await self._run(reranker, "", reranker.items(form.query, form.documents))
+        scores = reranker.scores(results_of_items)
+        # Stable: equal scores keep the order of the documents.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: form.top_n]
         results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
         if form.return_documents:
@@ -96,9 +96,9 @@ class Server:
         return _json({"model": form.model, "results": results, "usage": {"total_tokens": tokens}})
 
     def list_models(self) -> dict[str, Any]:
-        """List the names that requests may give."""
-        about = {"object": "model", "created": self._since, "owned_by": "st_reba"}
-        return {"object": "list", "data": [{"id": name, **about} for name in self.models]}
+        """List the names of models in requests."""
+        fields = {"object": "model", "created": self._created, "owned_by": "st_reba"}
+        return {"object": "list", "data": [{"id": name, **fields} for name in self.models]}
 
     def show_metrics(self) -> Response:
         """Return the metrics in Prometheus' text format."""
@@ -108,46 +108,41 @@ class Server:
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def check_key(self, request: Request) -> None:
-        """Refuse a request without one of the keys, in the same time for each key.
+        """Check that a request has one of the keys, in constant time.
 
         Raises:
-            RefusedError: If a request has none.
+            RefusedError: If it has none.
         """
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        found = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
-        if self._keys and not (kind.lower() == "bearer" and any(found)):
-            raise RefusedError(
-                401,
-                "This server asks for an API key, and the request has none that it knows: send "
-                "'Authorization: Bearer KEY'.",
-                code="invalid_api_key",
-            )
+        kind, _, sent = request.headers.get("authorization", "").partition(" ")
+        matches = [hmac.compare_digest(sent.strip().encode(), key) for key in self._keys]
+        if self._keys and not (kind.lower() == "bearer" and any(matches)):
+            message = "The request has no valid API key. Send 'Authorization: Bearer KEY'."
+            raise RefusedError(401, message, code="invalid_api_key")
 
     async def answer(
         self, request: Request, form: type[FormT], path: Callable[[FormT], Coroutine[Any, Any, Response]]
     ) -> Response:
-        """Return a path's answer to a request; its work is cancelled when the client leaves.
+        """Return a path's answer to a request; cancel its work if the client disconnects.
 
         Raises:
-            ClientDisconnect: If the client leaves.
+            ClientDisconnect: If the client disconnects.
             RefusedError: If the body is too large, compressed or not of the form, or the path refuses it.
         """
         body = await self._body(request)
         if (coding := request.headers.get("content-encoding", "identity")).lower() != "identity":
-            said = f"The request's body is in Content-Encoding {shortened(coding)}: send it as it is."
-            raise RefusedError(415, said)
-        # In a thread: a large body takes a while, and the server's own thread answers everyone.
-        result = asyncio.ensure_future(path(await asyncio.to_thread(read, form, body)))
-        gone = asyncio.ensure_future(_gone(request))
+            raise RefusedError(415, f"The body has the Content-Encoding {shorten(coding)}: send it uncompressed.")
+        # Parsing a large body would block the event loop.
+        result = asyncio.ensure_future(path(await asyncio.to_thread(parse, form, body)))
+        disconnected = asyncio.ensure_future(_disconnect(request))
         try:
-            await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((result, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if result.done():
                 return result.result()
             self.metrics.left.inc()
             raise ClientDisconnect
         finally:
             result.cancel()
-            gone.cancel()
+            disconnected.cancel()
 
     async def _body(self, request: Request) -> bytes:
         limit, body, size = self.limits.body_bytes, bytearray(), 0
@@ -155,43 +150,41 @@ class Server:
             size += len(part)
             if size <= limit:
                 body += part
-            elif size > _DROPPED * limit:
+            elif size > _DROP_FACTOR * limit:
                 break
         if size > limit:
-            raise RefusedError(
-                413, f"The request's body is larger than the {limit:,} bytes that it may have: send several requests."
-            )
+            raise RefusedError(413, f"The body is larger than the limit of {limit:,} bytes: send several requests.")
         return bytes(body)
 
-    def _model(self, name: str, kind: type[T], does: str) -> tuple[T, str]:
-        """Return a model by its name, and the way that the name asks for."""
-        model, way = self.models.get(name, (None, ""))
+    def _model(self, name: str, kind: type[T], task: str) -> tuple[T, str]:
+        """Return a model and a mode by the name in a request."""
+        model, mode = self.models.get(name, (None, ""))
         if not isinstance(model, kind):
-            there = ", ".join(f'"{other}"' for other, (its, _) in self.models.items() if isinstance(its, kind))
-            said = f'There is no model "{shortened(name)}" here that {does}; there is {there or "none"}.'
-            raise RefusedError(404, said, param="model", code="model_not_found")
-        return model, way
+            names = ", ".join(f'"{other}"' for other, (served, _) in self.models.items() if isinstance(served, kind))
+            message = f'There is no model "{shorten(name)}" here that {task}{f": give {names}" if names else ""}.'
+            raise RefusedError(404, message, param="model", code="model_not_found")
+        return model, mode
 
     def _check_count(self, items: Sequence[Any], param: str) -> None:
         if len(items) > self.limits.inputs:
-            said = f"'{param}' has {len(items)}, and a request may have {self.limits.inputs}: send several."
-            raise RefusedError(400, said, param=param)
+            message = f"'{param}' has {len(items)} entries; the limit is {self.limits.inputs}: send several requests."
+            raise RefusedError(400, message, param=param)
 
-    async def _run(self, served: Embedder | Reranker, way: str, items: Sequence[Any]) -> tuple[list[Any], int]:
-        """Tokenise items and have them run; return the results and the number of tokens."""
-        sized: list[Sized] = []
-        measure: Callable[..., list[Sized]] = served.measure
-        with self.batches.reserved(served.guess(way, items)):
-            for first in range(0, len(items), _AT_A_TIME):
-                sized += await asyncio.to_thread(measure, way, items[first : first + _AT_A_TIME], first)
-            run, texts, costs = served.ways[way].run, [each.item for each in sized], [each.cost for each in sized]
-            found = await asyncio.wrap_future(self.batches.submit(run, texts, costs))
-        tokens = sum(each.read for each in sized)
+    async def _run(self, served: Embedder | Reranker, mode: str, items: Sequence[Any]) -> tuple[list[Any], int]:
+        """Tokenize items and run them; return the results and the number of tokens."""
+        sized: list[SizedItem] = []
+        measure: Callable[..., list[SizedItem]] = served.measure
+        with self.batches.reserved(served.estimate(mode, items)):
+            for first in range(0, len(items), _TOKENIZED_TEXTS):
+                sized += await asyncio.to_thread(measure, mode, items[first : first + _TOKENIZED_TEXTS], first)
+            run, texts, costs = served.modes[mode].run, [entry.item for entry in sized], [entry.cost for entry in sized]
+            results = await asyncio.wrap_future(self.batches.submit(run, texts, costs))
+        tokens = sum(entry.tokens for entry in sized)
         self.metrics.tokens.inc(tokens)
-        return found, tokens
+        return results, tokens
 
 
-async def _gone(request: Request) -> None:
+async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -200,11 +193,11 @@ def _embeddings_answer(
     form: EmbeddingsForm, embedder: Embedder, vectors: Sequence[np.ndarray], tokens: int
 ) -> Response:
     data = []
-    for index, whole in enumerate(vectors):
-        vector = embedder.first(whole, form.dimensions)
+    for index, full in enumerate(vectors):
+        vector = embedder.truncate_vector(full, form.dimensions)
         is_text = form.encoding_format == "base64"
-        shown = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": shown})
+        embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": embedding})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return _json({"object": "list", "data": data, "model": form.model, "usage": usage})
 
@@ -213,32 +206,32 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
     return Response(to_json(content), status, headers, media_type="application/json")
 
 
-class _Measuring:
-    """Middleware that counts answers, around everything else."""
+class _MetricsMiddleware:
+    """Outermost middleware, which counts and times answers."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
         self._app, self._metrics, self._paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette answers 500 outside of all middleware, if nothing else was sent.
-        begun, status = time.perf_counter(), 500
+        # Starlette answers 500 outside of all middleware if nothing was sent.
+        start, status = time.perf_counter(), 500
 
-        async def noted(message: Message) -> None:
+        async def send_noting_status(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_noting_status)
         finally:
             if scope["type"] == "http":
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._metrics.requests.labels(path, str(status)).inc()
-                self._metrics.seconds.labels(path).observe(time.perf_counter() - begun)
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
 
 def make_app(server: Server) -> FastAPI:
-    """Return the application of a server, whose thread runs while the application does."""
+    """Return the application of a server, which starts and closes the server's thread."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -272,9 +265,10 @@ def make_app(server: Server) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        what = f"{request.method} {shortened(request.url.path)}"
-        said = {404: "there is no such path", 405: "the path has another method"}.get(error.status_code, error.detail)
-        return _json(RefusedError(error.status_code, f"{what}: {said}.").body, error.status_code)
+        reasons = {404: "there is no such path", 405: "the path has another method"}
+        reason = reasons.get(error.status_code, error.detail)
+        message = f"{request.method} {shorten(request.url.path)}: {reason}."
+        return _json(RefusedError(error.status_code, message).body, error.status_code)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> Response:
@@ -282,58 +276,58 @@ def make_app(server: Server) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return _json(RefusedError(500, "The server has failed; its log says how.").body, 500)
+        return _json(RefusedError(500, "The server failed. See its log.").body, 500)
 
     paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))
-    app.add_middleware(_Measuring, metrics=server.metrics, paths=paths)
+    app.add_middleware(_MetricsMiddleware, metrics=server.metrics, paths=paths)
     return app
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket of an address, before a model is loaded; it does not listen yet.
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address, not listening yet, so that an address is checked before a model is loaded.
 
     Args:
-        host: A name or an address.
-        port: 0: any free one.
+        host: Name or address.
+        port: Port; 0: any free port.
 
     Raises:
-        OSError: If the address is taken, or not of this machine.
+        OSError: If the address is in use, or not an address of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        own = socket.socket(family, kind, protocol)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind(address)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
         raise OSError(
-            f"--host {host} --port {port} cannot be used ({error.strerror or error}): give an address of this machine, "
-            "and a port that is free."
+            f"--host {host} --port {port} cannot be used ({error.strerror or error}): give an address of this machine "
+            "and a free port."
         ) from error
-    return own
+    return listener
 
 
-def url_of(own: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
     """Return the URL of a socket."""
-    host, port, *_ = own.getsockname()
-    return f"http://[{host}]:{port}" if own.family == socket.AF_INET6 else f"http://{host}:{port}"
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
-def serve(server: Server, own: socket.socket, started: Callable[[], None]) -> None:
-    """Answer requests until SIGTERM or SIGINT; then answer the requests that have arrived, and return.
+def serve(server: Server, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Answer requests until SIGTERM or SIGINT, and those that have arrived by then.
 
     Args:
         server: The server.
-        own: Socket from :func:`bound`.
+        listener: Socket from :func:`bind`.
         started: Called when the socket listens.
     """
     config = uvicorn.Config(
         make_app(server), log_level="warning", access_log=False, server_header=False, lifespan="on", ws="none",
         limit_concurrency=CONNECTIONS, timeout_keep_alive=KEEP_ALIVE,
     )  # fmt: skip
-    # Uvicorn raises the signal once more at its end, for the handler before: there is none.
+    # Uvicorn raises the signal again when it has stopped, for the previous handler.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    # A client that connects from here on is answered.
-    own.listen(config.backlog)
+    # Clients can connect from here on.
+    listener.listen(config.backlog)
     started()
-    uvicorn.Server(config).run(sockets=[own])
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""One thread that runs models, over batches of the items that wait."""
+"""Queue of requests, and the thread that runs them in batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from .forms import RefusedError
 
-#: Runs items of one kind together, to as many results.
+#: Function that runs a batch of items and returns one result for each.
 Run = Callable[[list[Any]], Sequence[Any]]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -28,15 +28,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a server's memory, and of the time that a request may wait.
+    """Limits of requests, batches and the queue.
 
     Args:
-        body_bytes: Bytes of a request.
-        inputs: Texts, or documents to order, of a request.
-        batch_tokens: Tokens of a batch, padding included: its texts times the longest one's tokens. A longer text runs
-            alone.
-        batch_texts: Texts of a batch.
-        queue_tokens: Tokens that wait or run. A request beyond that is refused, unless nothing waits.
+        body_bytes: Maximum bytes per request.
+        inputs: Maximum texts, or documents to rerank, per request.
+        batch_tokens: Maximum tokens per batch, padding included: number of texts times tokens of the longest. A longer
+            text runs alone.
+        batch_texts: Maximum texts per batch.
+        queue_tokens: Maximum tokens waiting or running. Further requests are refused, unless the queue is empty.
     """
 
     body_bytes: int = 8 * 2**20
@@ -47,100 +47,100 @@ class Limits:
 
 
 class Metrics:
-    """Metrics of one server, in a registry of its own."""
+    """Metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
-        own = self.registry = CollectorRegistry()
-        self.requests = Counter("st_reba_requests", "Answers, by path and status.", ["path", "status"], registry=own)
+        store = self.registry = CollectorRegistry()
+        self.requests = Counter("st_reba_requests", "Answers by path and status.", ["path", "status"], registry=store)
         self.seconds = Histogram(
-            "st_reba_request_seconds", "Seconds from request to answer.", ["path"], buckets=_SECONDS, registry=own
+            "st_reba_request_seconds", "Seconds from request to answer.", ["path"], buckets=_SECONDS, registry=store
         )
-        self.tokens = Counter("st_reba_tokens", "Tokens processed.", registry=own)
-        self.left = Counter("st_reba_requests_left", "Requests whose client left while they waited.", registry=own)
-        self.batch_texts = Histogram("st_reba_batch_texts", "Texts per batch.", buckets=_TEXTS, registry=own)
-        self.batch_tokens = Histogram("st_reba_batch_tokens", "Tokens per batch.", buckets=_TOKENS, registry=own)
-        self.batch_seconds = Histogram("st_reba_batch_seconds", "Seconds per batch.", buckets=_SECONDS, registry=own)
-        self.waiting_texts = Gauge("st_reba_waiting_texts", "Texts waiting.", registry=own)
-        self.waiting_tokens = Gauge("st_reba_waiting_tokens", "Tokens waiting or running.", registry=own)
+        self.tokens = Counter("st_reba_tokens", "Tokens processed.", registry=store)
+        self.left = Counter("st_reba_requests_left", "Requests whose client disconnected early.", registry=store)
+        self.batch_texts = Histogram("st_reba_batch_texts", "Texts per batch.", buckets=_TEXTS, registry=store)
+        self.batch_tokens = Histogram("st_reba_batch_tokens", "Tokens per batch.", buckets=_TOKENS, registry=store)
+        self.batch_seconds = Histogram("st_reba_batch_seconds", "Seconds per batch.", buckets=_SECONDS, registry=store)
+        self.waiting_texts = Gauge("st_reba_waiting_texts", "Texts waiting.", registry=store)
+        self.waiting_tokens = Gauge("st_reba_waiting_tokens", "Tokens waiting or running.", registry=store)
 
 
-class Waiting:
-    """Items of one request, of which some may have run.
+class QueuedRequest:
+    """Items of one request.
 
     Attributes:
-        result: Results in the order of the items. Cancelling it takes what has not run out of the queue.
-        left: Indices of the items that have not run, the longest first, so that neighbours are alike in length.
+        result: Results in the order of the items. Cancelling it removes the remaining items from the queue.
+        remaining: Indices of the items that have not run, the longest first, so that batches have similar lengths.
     """
 
     def __init__(self, run: Run, items: Sequence[Any], tokens: Sequence[int]) -> None:
         self.run, self.items, self.tokens = run, items, tokens
         self.result: Future[list[Any]] = Future()
-        self.left = deque(sorted(range(len(items)), key=lambda index: -tokens[index]))
-        self._found: dict[int, Any] = {}
+        self.remaining = deque(sorted(range(len(items)), key=lambda index: -tokens[index]))
+        self._results: dict[int, Any] = {}
 
-    def put(self, index: int, found: Any) -> None:
-        """Take one item's result, or why there is none; the last result answers the request."""
-        self._found[index] = found
-        # A client may have left in this moment.
+    def set_result(self, index: int, result: Any) -> None:
+        """Set the result of an item, or its error; the last result answers the request."""
+        self._results[index] = result
+        # A client may have disconnected meanwhile.
         with suppress(InvalidStateError):
-            if isinstance(found, RefusedError):
-                self.result.set_exception(found)
-            elif len(self._found) == len(self.items):
-                self.result.set_result([self._found[place] for place in range(len(self.items))])
+            if isinstance(result, RefusedError):
+                self.result.set_exception(result)
+            elif len(self._results) == len(self.items):
+                self.result.set_result([self._results[index] for index in range(len(self.items))])
 
 
 class Batches:
-    """A queue and the thread that empties it.
+    """Queue of requests, and the thread that runs them.
 
-    A batch holds items of one kind, one of each request in turn, so that a request of few texts does not wait for one
-    of many. While a batch runs, the next ones gather: nothing waits for a batch to fill.
+    A batch has items with the same function, taken from requests in turn, so that small requests do not wait for large
+    ones. A batch starts as soon as the last one has ended, even if it is not full.
 
     Args:
-        limits: Limits of the queue and of a batch.
+        limits: Limits of the queue and of batches.
         metrics: Metrics of batches.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits, self._metrics = limits, metrics
-        #: The request whose turn it is first.
-        self._queue: list[Waiting] = []
+        #: Requests in the order of their turns.
+        self._queue: list[QueuedRequest] = []
         self._changed = threading.Condition()
         self._closed = False
         self._reserved = 0
         self._thread = threading.Thread(target=self._work, name="st_reba-model", daemon=True)
 
     def start(self) -> None:
-        """Begin to run what waits."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def running(self) -> bool:
-        """Whether new items will run."""
+        """Whether the thread runs new items."""
         return self._thread.is_alive() and not self._closed
 
     def waiting(self) -> tuple[int, int]:
-        """Return the numbers of texts that wait, and of tokens that wait or run."""
+        """Return the number of texts waiting, and of tokens waiting or running."""
         with self._changed:
-            return sum(len(own.left) for own in self._waiting()), self._reserved
+            return sum(len(request.remaining) for request in self._requests()), self._reserved
 
-    def _waiting(self) -> list[Waiting]:
-        """Return the requests with items to run, which have not failed and whose clients have not left."""
-        self._queue = [own for own in self._queue if own.left and not own.result.done()]
+    def _requests(self) -> list[QueuedRequest]:
+        """Return the requests with items to run, after removing those that failed or were cancelled."""
+        self._queue = [request for request in self._queue if request.remaining and not request.result.done()]
         return self._queue
 
     @contextmanager
     def reserved(self, tokens: int) -> Iterator[None]:
-        """Keep room in the queue for a request, from before its texts are tokenised to its end.
+        """Reserve room in the queue for a request, from before its texts are tokenized to its end.
 
         Args:
-            tokens: Estimated number of its tokens.
+            tokens: Estimated number of tokens.
 
         Raises:
             RefusedError: If there is no room.
         """
         with self._changed:
             if self._reserved and self._reserved + tokens > self._limits.queue_tokens:
-                message = "The server has as much work as it takes: try again in a second."
+                message = "The server's queue is full: try again in a second."
                 raise RefusedError(429, message, code="rate_limit_exceeded", retry_after=1)
             self._reserved += tokens
         try:
@@ -150,29 +150,29 @@ class Batches:
                 self._reserved -= tokens
 
     def submit(self, run: Run, items: Sequence[Any], tokens: Sequence[int]) -> Future[list[Any]]:
-        """Have items run.
+        """Queue items.
 
         Args:
-            run: Function of the items, which runs in the model's thread.
-            items: One or more; those with the same function may share a batch.
-            tokens: Cost of each.
+            run: Function of the items, called in the thread.
+            items: One or more items; items with the same function may share a batch.
+            tokens: Number of tokens of each item.
 
         Returns:
-            Their results, in their order. If some fail, the refusal of one of them.
+            Future of the results, in the order of the items. If items fail, it has the error of one of them.
 
         Raises:
             RefusedError: After :meth:`close`.
         """
-        own = Waiting(run, items, tokens)
+        request = QueuedRequest(run, items, tokens)
         with self._changed:
             if self._closed:
-                raise RefusedError(503, "The server is being stopped: try another, or later.", retry_after=5)
-            self._queue.append(own)
+                raise RefusedError(503, "The server is stopping: try another one, or later.", retry_after=5)
+            self._queue.append(request)
             self._changed.notify()
-        return own.result
+        return request.result
 
     def close(self) -> None:
-        """Close the queue, and wait until all that was taken has run."""
+        """Close the queue, and wait until all queued items have run."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -180,47 +180,47 @@ class Batches:
 
     def _work(self) -> None:
         while batch := self._next():
-            begun = time.perf_counter()
-            found = self._run(batch)
-            self._metrics.batch_seconds.observe(time.perf_counter() - begun)
+            start = time.perf_counter()
+            results = self._run(batch)
+            self._metrics.batch_seconds.observe(time.perf_counter() - start)
             self._metrics.batch_texts.observe(len(batch))
-            self._metrics.batch_tokens.observe(max(own.tokens[index] for own, index in batch) * len(batch))
-            # A client that has an answer finds its batch counted.
-            for (own, index), result in zip(batch, found, strict=True):
-                own.put(index, result)
+            self._metrics.batch_tokens.observe(max(request.tokens[index] for request, index in batch) * len(batch))
+            # Metrics are updated first, so that a client with an answer finds its batch counted.
+            for (request, index), result in zip(batch, results, strict=True):
+                request.set_result(index, result)
 
-    def _next(self) -> list[tuple[Waiting, int]]:
-        """Wait for the next batch and return it; empty: there will be none."""
-        batch: list[tuple[Waiting, int]] = []
+    def _next(self) -> list[tuple[QueuedRequest, int]]:
+        """Wait for the next batch and return it; it is empty after :meth:`close`."""
+        batch: list[tuple[QueuedRequest, int]] = []
         longest = 0
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting() or self._closed)
-            turns = deque(own for own in self._queue if own.run == self._queue[0].run)
+            self._changed.wait_for(lambda: self._requests() or self._closed)
+            turns = deque(request for request in self._queue if request.run == self._queue[0].run)
             while turns and len(batch) < self._limits.batch_texts:
-                own = turns.popleft()
-                together = max(longest, own.tokens[own.left[0]])
-                if batch and together * (len(batch) + 1) > self._limits.batch_tokens:
+                request = turns.popleft()
+                length = max(longest, request.tokens[request.remaining[0]])
+                if batch and length * (len(batch) + 1) > self._limits.batch_tokens:
                     continue
-                batch.append((own, own.left.popleft()))
-                longest = together
-                if own.left:
-                    turns.append(own)
-            # Requests without a text in this batch come first in the next one, so that kinds take turns, too.
-            took = {id(own) for own, _ in batch}
-            self._queue.sort(key=lambda own: id(own) in took)
+                batch.append((request, request.remaining.popleft()))
+                longest = length
+                if request.remaining:
+                    turns.append(request)
+            # Requests without a text in this batch come first in the next one, so that functions take turns, too.
+            in_batch = {id(request) for request, _ in batch}
+            self._queue.sort(key=lambda request: id(request) in in_batch)
         return batch
 
-    def _run(self, batch: list[tuple[Waiting, int]]) -> list[Any]:
-        """Run a batch; if it fails, run its halves, so that one item's failure is its own request's alone.
+    def _run(self, batch: list[tuple[QueuedRequest, int]]) -> list[Any]:
+        """Run a batch; if it fails, run its halves, so that a failing item affects its own request alone.
 
         Returns:
-            The result of each item, or why there is none.
+            The result or the error of each item.
         """
         try:
-            found = list(batch[0][0].run([own.items[index] for own, index in batch]))
-            if len(found) != len(batch):
-                raise ValueError(f"The model gave {len(found)} results for {len(batch)} texts.")
-        # A panic in tokenizers is no Exception. Whatever it is, the thread goes on: everyone else waits for it.
+            results = list(batch[0][0].run([request.items[index] for request, index in batch]))
+            if len(results) != len(batch):
+                raise ValueError(f"The model returned {len(results)} results for {len(batch)} texts.")
+        # A panic in tokenizers is a BaseException. The thread must survive any error.
         except BaseException as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
@@ -229,4 +229,4 @@ class Batches:
                 return [error]
             _log.exception("A text could not be run")
             return [RefusedError(500, f"The model could not run this ({type(error).__name__}).")]
-        return found
+        return results

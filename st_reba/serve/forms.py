@@ -1,4 +1,4 @@
-"""Forms of requests, and refusals in the form that OpenAI's clients read."""
+"""Request bodies, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-#: OpenAI's names for errors, by status; all others are "invalid_request_error".
+#: OpenAI's types of errors by status; the default is "invalid_request_error".
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
@@ -15,10 +15,10 @@ class RefusedError(Exception):
 
     Args:
         status: HTTP status.
-        message: What was given, what is allowed, what to do.
+        message: Message with the value, the allowed values and a remedy.
         param: Field of the request.
-        code: Name of the error, for programs.
-        retry_after: Seconds after which to try again.
+        code: OpenAI's code of the error.
+        retry_after: Seconds before the next attempt.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class RefusedError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer: when to try again, and how to log in."""
+        """Headers of the answer, for retries and authentication."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-def shortened(value: object, length: int = 60) -> str:
+def shorten(value: object, length: int = 60) -> str:
     """Return the beginning of a value, for a message."""
-    shown = str(value)
-    return shown if len(shown) <= length else f"{shown[:length]}…"
+    text = str(value)
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def _has_text(document: dict[str, Any]) -> str:
-    """Return the text of a document in Jina's form."""
+    """Return the text of a document in Jina's format."""
     if not isinstance(text := document.get("text"), str):
         raise ValueError("a document without a text")
     return text
@@ -68,10 +68,10 @@ class _Form(BaseModel):
 
 
 class EmbeddingsForm(_Form):
-    """Form of ``/v1/embeddings``."""
+    """Body of ``/v1/embeddings``."""
 
     model: str
-    # The first wrong element is enough: a list may have a million.
+    # fail_fast: a list may have a million wrong elements.
     input: _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1)]
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -79,7 +79,7 @@ class EmbeddingsForm(_Form):
 
 
 class RerankForm(_Form):
-    """Form of ``/rerank``, as Cohere and Jina have it."""
+    """Body of ``/rerank``, in the format of Cohere and Jina."""
 
     model: str
     query: _Text
@@ -92,34 +92,34 @@ class RerankForm(_Form):
 
 FormT = TypeVar("FormT", bound=_Form)
 
-#: What a field may hold, if pydantic's message is about types and not about the request.
+#: Messages that replace pydantic's, which are about Python types.
 _ALLOWED = {
     "input": "give a text, or a list of texts; token ids are not read (LangChain: check_embedding_ctx_length=False)",
     "documents": "give a list of texts, or of objects with a text",
 }
 
 
-def read(form: type[FormT], body: bytes) -> FormT:
-    """Return a request's body in its form.
+def parse(form: type[FormT], body: bytes) -> FormT:
+    """Parse and check the body of a request.
 
     Raises:
-        RefusedError: If it is no JSON object of that form.
+        RefusedError: If it is not a JSON object with the fields of the form.
     """
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-    # An unknown field comes last, and may be a known one with a typing error.
-    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    kind, param = first["type"], shortened(first["loc"][0]) if first["loc"] else None
+    # Unknown fields come last, but may be misspelt known fields, which would be reported as missing.
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
+    kind, param = first["type"], shorten(first["loc"][0]) if first["loc"] else None
     if param is None:
-        raise RefusedError(400, f"The request's body is no JSON object: {shortened(first['msg'], 200)}.")
+        raise RefusedError(400, f"The body is not a JSON object: {shorten(first['msg'], 200)}.")
     if kind == "extra_forbidden":
         raise RefusedError(400, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         raise RefusedError(400, message, param=param, code="missing_required_parameter")
-    if empty := next((each["loc"] for each in errors if each["type"] == "string_too_short"), None):
-        place = f"[{empty[-1]}]" if isinstance(empty[-1], int) else ""
-        raise RefusedError(400, f"'{param}'{place} is empty: give a text with a character or more.", param=param)
+    if empty := next((entry["loc"] for entry in errors if entry["type"] == "string_too_short"), None):
+        index = f"[{empty[-1]}]" if isinstance(empty[-1], int) else ""
+        raise RefusedError(400, f"'{param}'{index} is empty: give a text of at least one character.", param=param)
     raise RefusedError(400, f"'{param}': {_ALLOWED.get(param, first['msg'].lower())}.", param=param)

@@ -29,7 +29,7 @@ from mteb.abstasks import AbsTaskRetrieval
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
-from st_reba.serve.app import Server, bound, make_app, url_of
+from st_reba.serve.app import Server, bind, make_app, url_of
 from st_reba.serve.batches import Limits
 from st_reba.serve.models import Embedder
 
@@ -168,7 +168,7 @@ def test_retrieval_of_mteb_takes_the_prompts_that_are_saved(own, right, score):
 @pytest.fixture(scope="module")
 def url(own):
     server = Server(Embedder("my-model", own), limits=Limits(inputs=100), keys=["secret"])
-    with bound("127.0.0.1", 0) as listening:
+    with bind("127.0.0.1", 0) as listening:
         running = uvicorn.Server(uvicorn.Config(make_app(server), log_level="error"))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -206,7 +206,7 @@ def test_openais_errors(client, url):
     assert refused.value.param == "input"
     with pytest.raises(openai.NotFoundError, match='There is no model "gpt"'):
         client.embeddings.create(model="gpt", input="a")
-    with pytest.raises(openai.AuthenticationError, match="asks for an API key"):
+    with pytest.raises(openai.AuthenticationError, match="has no valid API key"):
         openai.OpenAI(base_url=url, api_key="no").embeddings.create(model="my-model", input="a")
 
 

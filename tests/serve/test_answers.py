@@ -19,7 +19,7 @@ from st_reba.modules import AttentionRerankModule, EndpointTransformer
 from st_reba.modules.attention_reranking import attention_reranker
 from st_reba.serve import models as served_models
 from st_reba.serve.forms import RefusedError
-from st_reba.serve.models import Embedder, ListReranker, OwnTokenizer, Reranker, check_kind, load_reranker
+from st_reba.serve.models import Embedder, ListReranker, Reranker, TokenizerCopy, check_kind, load_reranker
 
 from ..backbones import DEMO_MODEL, TEXTS
 
@@ -60,7 +60,7 @@ def test_dimensions_queries_documents_and_prompts(embed, model, client_of, monke
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(None, "could not run this (TypeError)."), (np.nan, "has values that are no numbers.")]
+    ("value", "said"), [(None, "could not run this (TypeError)."), (np.nan, "has values that are not finite.")]
 )
 def test_a_text_that_cannot_be_run_is_an_error(client_of, model, monkeypatch, value, said):
     client = client_of(Embedder("m", model))
@@ -90,8 +90,8 @@ def test_a_model_of_another_module(client_of, encoder_paths):
 
 def watched(served):
     """The items that a model will run."""
-    ran, way = [], served.ways[""]
-    served.ways[""] = way._replace(run=lambda items: (ran.extend(items), way.run(items))[1])
+    ran, mode = [], served.modes[""]
+    served.modes[""] = mode._replace(run=lambda items: (ran.extend(items), mode.run(items))[1])
     return ran
 
 
@@ -131,19 +131,19 @@ def test_the_scores_are_predicts(client, reranker):
 
 def test_what_is_not_served(saved, reranker_path, tmp_path):
     """The kind of model is told before it is loaded."""
-    with pytest.raises(ValueError, match="is a saved SentenceTransformer; it gives vectors: give it as MODEL"):
+    with pytest.raises(ValueError, match="is a saved SentenceTransformer. Give it as MODEL"):
         load_reranker("m", saved, None, "cpu", "float32", True)
     saved_as = {"model_type": "SparseEncoder"}
     file = Path(shutil.copytree(saved, tmp_path / "sparse")) / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **saved_as}))
-    with pytest.raises(ValueError, match="is a saved SparseEncoder; serve takes a CrossEncoder or a SentenceTransfor"):
+    with pytest.raises(ValueError, match="is a saved SparseEncoder. Give a CrossEncoder or a SentenceTransformer"):
         check_kind(str(file.parent), None, "SentenceTransformer")
     asks = EndpointTransformer("http://127.0.0.1:9", dimension=2, fingerprint=[1.0, 0.0])
-    with pytest.raises(ValueError, match="a server in front of a server is not served here"):
+    with pytest.raises(ValueError, match="sends texts to http://127.0.0.1:9.*, and cannot be served"):
         Embedder("m", SentenceTransformer(modules=[asks], device="cpu"))
     model = load_reranker("m", reranker_path, None, "cpu", "float32", True).model
     model.model.config.num_labels = 3
-    with pytest.raises(ValueError, match="gives 3 scores a pair"):
+    with pytest.raises(ValueError, match="returns 3 scores per pair"):
         Reranker("m", model)
 
 
@@ -206,9 +206,9 @@ def test_documents_that_are_too_long_to_be_read_together(client_of, lists, monke
     whole = client_of(reranker=ListReranker("r", model, truncate=False))
     told = said(whole, QUERY, ["a", " ".join(TEXTS)], "documents")
     assert re.fullmatch(r"'documents'\[1\] has \d+ tokens, and the model reads 12: send it in parts\.", told)
-    monkeypatch.setattr(served_models, "KEPT_VALUES", 1_000)
+    monkeypatch.setattr(served_models, "MAX_CACHED_VALUES", 1_000)
     told = said(client_of(reranker=ListReranker("r", model)), "a", TEXTS * 5, "documents")
-    assert "are read together, " in told
+    assert "tokens; the limit is " in told
 
 
 WORDS = "the cat sat on the mat, and 我爱自然语言处理 ran. "
@@ -245,9 +245,9 @@ CASES = [(made, name) for made in (byte_level, from_end, word_piece) for name in
 @pytest.mark.parametrize(("made", "name"), CASES)
 def test_what_is_read_is_that_of_the_whole_text(made, name):
     text = LONG[name]
-    tokens = OwnTokenizer(made())
+    tokens = TokenizerCopy(made())
     whole = tokens.ids(text)
-    assert tokens.cut(text, 2, "'input'", whole=True) == (text, len(whole))
+    assert tokens.cut(text, 2, "'input'", count_all=True) == (text, len(whole))
     for limit in (1, 100, 1000):
         part, count = tokens.cut(text, limit, "'input'")
         own = tokens.ids(part)
@@ -258,8 +258,8 @@ def test_what_is_read_is_that_of_the_whole_text(made, name):
 
 @pytest.mark.parametrize(("limit", "whole"), [(None, False), (16, False), (16, True)])
 def test_a_text_that_would_be_tokenised_without_end(monkeypatch, limit, whole):
-    monkeypatch.setattr(served_models, "CHARACTERS", 5_000)
-    tokens = OwnTokenizer(word_piece())
+    monkeypatch.setattr(served_models, "MAX_CHARACTERS", 5_000)
+    tokens = TokenizerCopy(word_piece())
     assert tokens.cut("a" * 5_000, limit, "'input'[0]", whole) == ("a" * 5_000, 1)
-    with pytest.raises(RefusedError, match=r"^'input'\[0\] has 90,000 characters, and the first 5,000, .* in parts\.$"):
+    with pytest.raises(RefusedError, match=r"^'input'\[0\] has 90,000 characters, of which 5,000 are .* in parts\.$"):
         tokens.cut("a" * 90_000, limit, "'input'[0]", whole)

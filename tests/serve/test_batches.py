@@ -148,7 +148,7 @@ def test_the_end_finishes_what_there_is(made):
     closing.start()
     while batches.running:
         pass
-    with pytest.raises(RefusedError, match="being stopped"):
+    with pytest.raises(RefusedError, match="is stopping"):
         batches.submit(model.run, [1], [1])
     model.free.set()
     closing.join(30)

@@ -34,17 +34,17 @@ def error(answer, status=400):
     [
         ({"foo": 1}, "foo", "Unknown parameter: 'foo'."),
         ({"x" * 10**6: 1}, "x" * 60, "Unknown parameter: 'xxx"),
-        ({"input": ""}, "input", "'input' is empty: give a text with a character or more."),
-        ({"input": ["a", ""]}, "input", "'input'[1] is empty: give a text with a character or more."),
-        ({"query": "", "documents": ["a"]}, "query", "'query' is empty: give a text with a character or more."),
+        ({"input": ""}, "input", "'input' is empty: give a text of at least one character."),
+        ({"input": ["a", ""]}, "input", "'input'[1] is empty: give a text of at least one character."),
+        ({"query": "", "documents": ["a"]}, "query", "'query' is empty: give a text of at least one character."),
         ({"input": []}, "input", "'input': give a text, or a list of texts"),
         ({"input": [[5], [100_257]]}, "input", "token ids are not read (LangChain: check_embedding_ctx_length=False)"),
-        ({"input": ["a"] * 2049}, "input", "'input' has 2049, and a request may have 2048"),
+        ({"input": ["a"] * 2049}, "input", "'input' has 2049 entries; the limit is 2048"),
         ({"dimensions": 0}, "dimensions", "'dimensions' is 0: give a number from 1 to 32."),
         ({"dimensions": 10**400}, "dimensions", "'dimensions' is 1000"),
         ({"documents": []}, "documents", "'documents': give a list of texts"),
         ({"documents": ["a", {"no": 1}]}, "documents", "'documents': give a list of texts, or of objects with a text"),
-        ({"documents": ["a"] * 2049}, "documents", "'documents' has 2049, and a request may have 2048"),
+        ({"documents": ["a"] * 2049}, "documents", "'documents' has 2049 entries; the limit is 2048"),
         ({"encoding_format": "int8"}, "encoding_format", "'encoding_format': input should be 'float' or 'base64'"),
     ],
     ids=range(14),
@@ -69,7 +69,7 @@ def test_fields(client, given, param, said):
 )  # fmt: skip
 def test_bodies(client, body):
     told = error(client.post("/v1/embeddings", content=body))
-    assert told["message"].startswith("The request's body is no JSON object: ")
+    assert told["message"].startswith("The body is not a JSON object: ")
     assert len(told["message"]) < 300
     told = error(client.post("/v1/embeddings", json={"model": "my-model"}))
     assert (told["message"], told["param"]) == ("Missing required parameter: 'input'.", "input")
@@ -79,7 +79,7 @@ def test_a_body_in_another_coding(client):
     for path, given in (("/v1/embeddings", GOOD), ("/rerank", PAIRS)):
         body = json.dumps(given).encode()
         answer = client.post(path, content=gzip.compress(body), headers={"content-encoding": "gzip"})
-        assert error(answer, 415)["message"] == "The request's body is in Content-Encoding gzip: send it as it is."
+        assert error(answer, 415)["message"] == "The body has the Content-Encoding gzip: send it uncompressed."
         assert client.post(path, content=body, headers={"content-encoding": "identity"}).status_code == 200
 
 
@@ -88,22 +88,22 @@ def test_a_body_that_is_too_large(model):
     with TestClient(make_app(server)) as client:
         for size in (1001, 5000, 50_000):
             body = json.dumps({"model": "m", "input": "a" * size})
-            assert "larger than the 1,000 bytes" in error(client.post("/v1/embeddings", content=body), 413)["message"]
+            assert "than the limit of 1,000 bytes" in error(client.post("/v1/embeddings", content=body), 413)["message"]
         # Not told in advance.
         chunks = iter([b"a" * 400] * 10)
         assert "larger than" in error(client.post("/v1/embeddings", content=chunks), 413)["message"]
 
 
 def test_models_and_paths_that_are_not_there(client, model, reranker):
-    with pytest.raises(ValueError, match="Two models are called m: give one of them another --name"):
+    with pytest.raises(ValueError, match="Both models have the name m: give another --model-name"):
         Server(Embedder("m", model), Reranker("m", reranker))
     told = error(client.post("/v1/embeddings", json={**GOOD, "model": "gpt"}), 404)
     assert told["code"] == "model_not_found"
     assert told["message"] == (
-        'There is no model "gpt" here that gives vectors; there is "my-model", "my-model:query", "my-model:document".'
+        'There is no model "gpt" here that embeds texts: give "my-model", "my-model:query", "my-model:document".'
     )
     told = error(client.post("/rerank", json={**PAIRS, "model": "my-model"}), 404)
-    assert told["message"] == 'There is no model "my-model" here that orders texts; there is "my-reranker".'
+    assert told["message"] == 'There is no model "my-model" here that reranks texts: give "my-reranker".'
     assert "there is no such path" in error(client.get("/no"), 404)["message"]
     assert "the path has another method" in error(client.get("/v1/embeddings"), 405)["message"]
     data = client.get("/v1/models").json()["data"]
@@ -129,7 +129,7 @@ def test_metrics(client_of, model, token_ids, monkeypatch):
     client.post("/v1/embeddings", json={**GOOD, "input": []})
     client.get("/no/such/path")
     monkeypatch.setattr("st_reba.serve.app._embeddings_answer", lambda *given: 1 / 0)
-    assert "its log says how" in error(client.post("/v1/embeddings", json=GOOD), 500)["message"]
+    assert "The server failed. See its log." in error(client.post("/v1/embeddings", json=GOOD), 500)["message"]
     lines = client.get("/metrics").text.splitlines()
     for line in (
         'st_reba_requests_total{path="/v1/embeddings",status="200"} 1.0',
@@ -163,7 +163,7 @@ def test_what_the_command_refuses(saved, reranker_path, backbone_path, monkeypat
         assert ends.exit_code == 1, ends.output
         return " ".join(ends.output.split())
 
-    assert "give it as --rerank" in said(reranker_path, "--port", "0")
+    assert "Give it as --rerank" in said(reranker_path, "--port", "0")
     assert "st-reba build" in said(backbone_path(), "--port", "0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
