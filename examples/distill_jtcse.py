@@ -1,4 +1,4 @@
-"""JTCSE_D: two trained towers distilled into one encoder, which is an ordinary model at half the cost.
+"""JTCSE_D: distillation of two trained towers into one ordinary encoder, at half the cost.
 
 python examples/distill_jtcse.py --teacher my-jtcse --student bert-base-uncased --texts texts.txt --out my-jtcse-d
 """
@@ -13,19 +13,19 @@ from sentence_transformers.sentence_transformer.losses import MSELoss
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
-import st_reba  # noqa: F401  (lets the teacher load)
+import st_reba  # noqa: F401  (registers the modules of the teacher)
 from st_reba.train import read_sentences
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teacher", required=True, help="a trained TwinTower: a path or Hub id")
-    parser.add_argument("--student", required=True, help="an encoder of the same hidden size: a path or Hub id")
-    parser.add_argument("--texts", required=True, help="a .txt file with a text a line, or a data set's name")
-    parser.add_argument("--out", required=True, help="directory for the student")
+    parser.add_argument("--teacher", required=True, help="trained TwinTower: a path or Hub id")
+    parser.add_argument("--student", required=True, help="encoder with the same hidden size: a path or Hub id")
+    parser.add_argument("--texts", required=True, help="a .txt file with one text per line, or the name of a dataset")
+    parser.add_argument("--out", required=True, help="output directory of the student")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
-    parser.add_argument("--max-steps", type=int, default=-1, help="default: one pass over the texts")
+    parser.add_argument("--max-steps", type=int, default=-1, help="default: one epoch")
     options = parser.parse_args()
 
     set_seed(42)
@@ -33,7 +33,7 @@ def main() -> None:
     encoder = Transformer(options.student, max_seq_length=teacher.max_seq_length)
     student = SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension(), "cls")])
     texts = read_sentences(options.texts)
-    # The teacher reads each text once; its embeddings, the sums of two CLS states, are the targets.
+    # The targets are the teacher's embeddings, sums of the CLS states of both towers.
     targets = teacher.encode(texts["sentence"])
     trainer = SentenceTransformerTrainer(
         model=student,

@@ -1,4 +1,4 @@
-"""Build, save and reload the model this package is named for: ReBA-2 on a Chinese Llama 2.
+"""Build, save and reload ReBA-2 on a Chinese Llama 2.
 
 python examples/llama2_zh_reba.py --out llama2-zh-reba                   # LinkSoul/Chinese-Llama-2-7b, about 14 GB
 python examples/llama2_zh_reba.py --base Qwen/Qwen3-0.6B --out qwen3-reba
@@ -19,19 +19,17 @@ TEXTS = ["我爱自然语言处理。", "我喜欢研究语言。", "今天的�
 
 
 def build(base: str, dtype: str) -> SentenceTransformer:
-    """ReBA-2 with last pooling: only e_n is computed, at the price of plain repetition."""
+    """Return ReBA-2 with last pooling, which computes e_n alone, at the cost of plain repetition."""
     reba = ReBAModule(base, repetitions=2, rows="last", model_kwargs={"dtype": dtype})
     return SentenceTransformer(modules=[reba, Pooling(reba.get_embedding_dimension(), "lasttoken"), Normalize()])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--base", default="LinkSoul/Chinese-Llama-2-7b", help="any decoder-only model: a path or Hub id"
-    )
-    parser.add_argument("--out", required=True, help="directory for the model")
-    parser.add_argument("--dtype", default="auto", help="auto (the base model's own), float32, bfloat16 or float16")
-    parser.add_argument("--push", metavar="ORG/NAME", help="also push it to the Hub")
+    parser.add_argument("--base", default="LinkSoul/Chinese-Llama-2-7b", help="decoder-only model: a path or Hub id")
+    parser.add_argument("--out", required=True, help="output directory of the model")
+    parser.add_argument("--dtype", default="auto", help="auto (that of the base model), float32, bfloat16 or float16")
+    parser.add_argument("--push", metavar="ORG/NAME", help="also push the model to the Hub")
     options = parser.parse_args()
 
     model = build(options.base, options.dtype)

@@ -1,9 +1,9 @@
-"""BeLLM: LoRA, the last layer without the causal mask, hard negatives.
+"""Train BeLLM: LoRA with a bidirectional last layer and hard negatives.
 
 python examples/train_bellm.py --base Qwen/Qwen3-0.6B --triplets sentence-transformers/all-nli:triplet --out qwen3-bellm
 python examples/train_bellm.py --base Qwen/Qwen3-0.6B --triplets nli.tsv --out qwen3-bellm
 
-``st-reba train bellm`` does the same, from a file of settings. Where a run was interrupted, the same command goes on.
+``st-reba train bellm`` does the same with a settings file. The same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TEXTS = ["A man is playing the flute.", "Somebody makes music.", "Nobody is play
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", required=True, help="any decoder-only model: a path or Hub id")
-    parser.add_argument("--triplets", required=True, help="a .tsv, .csv or .jsonl file, or a data set's NAME:SUBSET")
+    parser.add_argument("--base", required=True, help="decoder-only model: a path or Hub id")
+    parser.add_argument("--triplets", required=True, help="a .tsv, .csv or .jsonl file, or a dataset as NAME:SUBSET")
     parser.add_argument("--out", required=True, help="directory of the run")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--max-steps", type=int, default=-1, help="default: one pass over the triplets")
+    parser.add_argument("--max-steps", type=int, default=-1, help="default: one epoch")
     options = parser.parse_args()
 
     train_bellm(

@@ -1,8 +1,8 @@
-"""Conditional similarity (C-STS): the same two sentences are alike in one respect and not in another.
+"""Train conditional similarity (C-STS): how similar two sentences are under a condition.
 
 python examples/train_csts.py --base Qwen/Qwen3-0.6B --train csts_train.csv --dev csts_validation.csv --out qwen3-csts
 
-The files have the columns sentence1, sentence2, condition and label, 1 to 5, as princeton-nlp/c-sts on the Hub.
+The files have the columns sentence1, sentence2, condition and label, from 1 to 5, as princeton-nlp/c-sts on the Hub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from st_reba.train import read_conditional_pairs
 
 
 def conditioned(rows: Dataset) -> Dataset:
-    """Columns of texts with a prompt of their own, which the module takes in place of strings."""
+    """Return a dataset whose texts have individual prompts, in the form that the module accepts."""
     return Dataset.from_list([
         {
             "first": in_context(row["sentence1"], row["condition"]),
@@ -35,12 +35,12 @@ def conditioned(rows: Dataset) -> Dataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", required=True, help="any decoder-only model: a path or Hub id")
-    parser.add_argument("--train", required=True, help="a .csv, .tsv or .jsonl file, or a data set's name")
-    parser.add_argument("--dev", required=True, help="likewise")
-    parser.add_argument("--out", required=True, help="directory for the adapter")
+    parser.add_argument("--base", required=True, help="decoder-only model: a path or Hub id")
+    parser.add_argument("--train", required=True, help="a .csv, .tsv or .jsonl file, or the name of a dataset")
+    parser.add_argument("--dev", required=True, help="evaluation data, as --train")
+    parser.add_argument("--out", required=True, help="output directory of the adapter")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--max-steps", type=int, default=-1, help="default: three passes over the rows")
+    parser.add_argument("--max-steps", type=int, default=-1, help="default: three epochs")
     options = parser.parse_args()
 
     set_seed(42)

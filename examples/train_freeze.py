@@ -1,10 +1,9 @@
-"""FREEZE: a similarity trained on what a frozen model says at every layer.
+"""Train FREEZE: a similarity on the states of all layers of a frozen model.
 
 python examples/train_freeze.py --base openai-community/gpt2-medium --pairs stsb_train.tsv --out gpt2-freeze
 
-``pairs`` has lines of two texts and a score from 0 to 5, as the STS benchmark. The model itself is run once over the
-texts and never trained. ``st-reba train freeze`` does the same, from a file of settings. Where a run was interrupted,
-the same command goes on.
+``pairs`` has lines of two texts and a score from 0 to 5, as the STS benchmark. The model reads the texts once and is
+never trained. ``st-reba train freeze`` does the same with a settings file. The same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ SECOND = ["Somebody makes music.", "A brown dog is jumping."]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", required=True, help="any decoder-only model: a path or Hub id")
-    parser.add_argument("--pairs", required=True, help="a .tsv, .csv or .jsonl file, or a data set's NAME:SUBSET")
+    parser.add_argument("--base", required=True, help="decoder-only model: a path or Hub id")
+    parser.add_argument("--pairs", required=True, help="a .tsv, .csv or .jsonl file, or a dataset as NAME:SUBSET")
     parser.add_argument("--out", required=True, help="directory of the run")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--max-steps", type=int, default=-1, help="default: twelve passes over the pairs")
+    parser.add_argument("--max-steps", type=int, default=-1, help="default: twelve epochs")
     options = parser.parse_args()
 
     train_freeze(

@@ -1,10 +1,10 @@
-"""JTCSE: two encoders, and texts without labels.
+"""Train JTCSE: two encoders, on texts without labels.
 
 python examples/train_jtcse.py --base princeton-nlp/unsup-simcse-bert-base-uncased --texts texts.txt --out my-jtcse
 python examples/train_jtcse.py --base ENCODER-1 --second ENCODER-2 --texts texts.txt --out my-jtcse
 
-``--cross-every 0`` trains TNCSE. ``st-reba train jtcse`` does the same, from a file of settings. Where a run was
-interrupted, the same command goes on.
+``--cross-every 0`` trains TNCSE. ``st-reba train jtcse`` does the same with a settings file. The same command resumes
+an interrupted run.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ TEXTS = ["A man is playing the flute.", "Somebody makes music.", "The weather is
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", required=True, help="tower I: a BERT, RoBERTa or the like; a path or Hub id")
+    parser.add_argument("--base", required=True, help="tower I, such as a BERT or RoBERTa: a path or Hub id")
     parser.add_argument("--second", help="tower II, with the same tokenizer; default: a copy of tower I")
-    parser.add_argument("--cross-every", type=int, default=2, help="every how many layers the towers read each other")
-    parser.add_argument("--texts", required=True, help="a .txt file with a text a line, or a data set's name")
+    parser.add_argument("--cross-every", type=int, default=2, help="cross-attention after every N layers")
+    parser.add_argument("--texts", required=True, help="a .txt file with one text per line, or the name of a dataset")
     parser.add_argument("--out", required=True, help="directory of the run")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument(
-        "--learning-rate", type=float, default=1.3e-6, help="higher for towers without SimCSE's training"
-    )
-    parser.add_argument("--max-steps", type=int, default=-1, help="default: one pass over the texts")
+    parser.add_argument("--learning-rate", type=float, default=1.3e-6, help="higher for towers not trained with SimCSE")
+    parser.add_argument("--max-steps", type=int, default=-1, help="default: one epoch")
     options = parser.parse_args()
 
     train_jtcse(

@@ -1,4 +1,4 @@
-"""Tiny random language models, one for each family of architectures, and tokenizers that differ in what matters."""
+"""Tiny random language models, one per family of architectures, and tokenizers of different types."""
 
 from __future__ import annotations
 
@@ -97,9 +97,12 @@ _IN_PROMPTS = [f"{mark}{text[:3]}" for text in TEXTS for mark in ('"', " ", ": "
 
 
 def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
-    """``bytes``: byte-level BPE, no special token added, no pad token, left padding. ``greedy``: the same, whose merges
-    go across words and marks, so that tokens straddle the borders of a text in its prompt. ``bert``: WordPiece with
-    [CLS] ... [SEP]. ``sentencepiece``: Unigram with word-boundary marks, byte fallback and a leading <s>."""
+    """Return a tokenizer.
+
+    ``bytes``: byte-level BPE without special tokens and pad token, with left padding. ``greedy``: the same with merges
+    across words and punctuation, so that tokens cross the borders between prompt and text. ``bert``: WordPiece with
+    [CLS] ... [SEP]. ``sentencepiece``: Unigram with word-boundary marks, byte fallback and a leading <s>.
+    """
     if kind in ("bytes", "greedy"):
         greedy = kind == "greedy"
         inner = Tokenizer(models.BPE())
@@ -148,7 +151,7 @@ def config(name: str, **more):
 
 
 def backbone(name: str, seed: int = 0, **settings):
-    """A model whose weights are large enough for attention to be far from uniform."""
+    """Return a model with weights so large that attention is far from uniform."""
     torch.manual_seed(seed)
     return randomize(AutoModel.from_config(config(name, **settings)).eval().float())
 
@@ -180,7 +183,7 @@ ENCODERS = {
 
 
 def encoder(name: str, seed: int = 0, **settings):
-    """An encoder of four layers that fits :func:`tokenizer` ``"bert"``."""
+    """Return an encoder of four layers for :func:`tokenizer` ``"bert"``."""
     config_class, own = ENCODERS[name]
     sizes = {**SIZE, **MLP, "num_hidden_layers": 4, "max_position_embeddings": POSITIONS}
     torch.manual_seed(seed)
@@ -189,6 +192,6 @@ def encoder(name: str, seed: int = 0, **settings):
 
 
 def own(model: Path) -> Path:
-    """Where the backbone of a saved model lies, with the settings of its module."""
+    """Return the folder of a saved model's first module, with its backbone and settings."""
     [found] = model.glob("0_*")
     return found

@@ -1,4 +1,4 @@
-"""What tests share."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with contextlib.suppress(ImportError):
 
 
 def long(*values: Any) -> Any:
-    """A parameter, or a row of them, that ``make test-long`` alone takes."""
+    """Return a parameter, or a row of them, for ``make test-long`` alone."""
     return pytest.param(*values, marks=pytest.mark.long)
 
 
@@ -60,7 +60,7 @@ def pytest_collection_finish() -> None:
 
 
 def work_tree() -> dict[str, tuple[int, int]]:
-    """Size and time of writing of every file of the repository, but for those that ``.gitignore`` names."""
+    """Return the size and modification time of every file of the repository that ``.gitignore`` does not name."""
     ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text("utf-8").split())]
     is_ignored = re.compile("|".join(map(fnmatch.translate, ignored))).match
     files = {}
@@ -81,8 +81,11 @@ def the_work_tree_stays_as_it_was():
 
 @pytest.fixture(scope="session", autouse=True)
 def what_others_do_for_every_model_is_done_once():
-    """ST reads, for each pipeline's card, which versions are installed, and compiles the card's template; mteb reads
-    versions for every score. Of a pipeline of three tiny layers that takes most of the time."""
+    """Cache installed versions and compiled templates.
+
+    sentence-transformers reads versions and compiles the template of the card for each pipeline, and mteb reads
+    versions for each score. That takes most of the time of a pipeline with three tiny layers.
+    """
     import jinja2
     from sentence_transformers.util import environment
 
@@ -111,8 +114,7 @@ def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def quick():
-    """In all tests of a module, comparisons time each recipe once, on a batch of four texts, and write empty files for
-    pictures."""
+    """Time each recipe once, on a batch of four texts, and write empty files for figures, in all tests of a module."""
     from st_reba.compare import cost
 
     once = {"TIMED_ROUNDS": 1, "TIMED_BATCHES": 1, "TIMED_TEXTS": 4, "_MEASURED_SECONDS": 0.0}
@@ -125,7 +127,7 @@ def quick():
 
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
-    """``backbone_path(architecture, tokenizer_kind)``: a directory with a tiny model, made once."""
+    """Return ``backbone_path(architecture, tokenizer_kind)``, a directory with a tiny model, made once."""
     from . import backbones
 
     @functools.cache
@@ -137,10 +139,10 @@ def backbone_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared(backbone_path):
-    """``shared(architecture, tokenizer_kind)``: the same as a module, loaded once, on whose backbone others are made.
+    """Return ``shared(architecture, tokenizer_kind)``, a loaded module whose backbone other modules share.
 
-    For tests that neither train, cast nor move it, nor set anything of its tokenizer or configuration: ten modules are
-    made on it in the time in which one is loaded. What is known of it is known to all.
+    Tests must not train, cast or move it, nor change its tokenizer or configuration. Sharing a backbone is ten times as
+    fast as loading one.
     """
     from st_reba import CausalTransformer
 
@@ -165,7 +167,7 @@ def shared(backbone_path):
 
 @pytest.fixture(scope="session")
 def shallow_path(tmp_path_factory):
-    """A tiny Llama of one layer, for what is done with vectors whatever they are."""
+    """Return the path of a tiny Llama of one layer, for tests that do not depend on the vectors."""
     from . import backbones
 
     return backbones.save(backbones.backbone("llama", num_hidden_layers=1), tmp_path_factory.mktemp("shallow"))
@@ -173,7 +175,7 @@ def shallow_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def roomy_path(tmp_path_factory):
-    """A tiny Llama with room for long prompts."""
+    """Return the path of a tiny Llama with many positions, for long prompts."""
     from . import backbones
 
     model = backbones.backbone("llama", max_position_embeddings=2048)
@@ -182,7 +184,7 @@ def roomy_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def encoder_paths(tmp_path_factory):
-    """``encoder_paths(family)``: directories with two tiny encoders of one shape and one tokenizer, made once."""
+    """Return ``encoder_paths(family)``, directories of two tiny encoders of one shape and tokenizer, made once."""
     from . import backbones
 
     # The training of a tokenizer is not the same each time.
@@ -201,7 +203,7 @@ def encoder_paths(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def eager(backbone_path):
-    """``eager(architecture)``: the same weights with the architecture's own eager attention, for the oracles."""
+    """Return ``eager(architecture)``, the same weights with the architecture's eager attention, for the oracles."""
     import torch
     from transformers import AutoModel
 
@@ -215,7 +217,7 @@ def eager(backbone_path):
 
 @pytest.fixture(scope="session")
 def script(tmp_path_factory):
-    """The installed command: see :mod:`tests.script.installed`. All of pytest's workers share one environment."""
+    """Return the installed command, see :mod:`tests.script.installed`. All pytest workers share one environment."""
     from .script.installed import Script, make
 
     own = tmp_path_factory.getbasetemp()
@@ -240,7 +242,7 @@ def pipeline(module, pooling: str = "mean") -> SentenceTransformer:
 
 @contextlib.contextmanager
 def forward_passes() -> Iterator[list[PreTrainedModel]]:
-    """The language models that run in this block, one for each pass."""
+    """Record the language model of each forward pass within the block."""
     import torch
     from transformers import PreTrainedModel
 
@@ -271,7 +273,7 @@ PROMPTS = {"query": "Find what answers: ", "document": "文本："}
 
 @pytest.fixture(scope="session")
 def prompted_path(backbone_path, tmp_path_factory):
-    """A saved ReBA model with mean pooling and :data:`PROMPTS`: what the programs that embed texts are given."""
+    """Return the path of a saved ReBA model with mean pooling and :data:`PROMPTS`, for client programs."""
     from st_reba import ReBAModule
 
     model = pipeline(ReBAModule(backbone_path(), repetitions=2))
@@ -283,5 +285,5 @@ def prompted_path(backbone_path, tmp_path_factory):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Reports with empty files for pictures."""
+    """Write empty files for the figures of reports."""
     _draw_nothing(monkeypatch)

@@ -1,8 +1,7 @@
-"""Several devices on a machine that has one: tensors that say where they are, and operations that refuse to mix them.
+"""Simulation of several devices on the CPU: tensors have a nominal device, and operations refuse to mix devices.
 
-What is computed is computed on the CPU, so the numbers are real; only the places are told. A tensor is where it was
-put, what an operation returns is where its arguments are, and an operation on tensors from two places fails, as it
-would on two GPUs.
+All values are computed on the CPU. The output of an operation is on the device of its inputs, and an operation on
+tensors of two devices fails, as on two GPUs.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ def where(tensor: Tensor) -> torch.device:
 
 
 def put(module: nn.Module, device: torch.device) -> None:
-    """Say that a module's tensors are on ``device``."""
+    """Set the nominal device of a module's tensors."""
     for tensor in (*module.parameters(), *module.buffers()):
         vars(tensor)["_where"] = device
 
 
 class SeveralDevices(TorchFunctionMode):
-    """In this context, tensors are where they say."""
+    """Mode in which tensors report their nominal device."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None) -> Any:
         if function == _the_device:

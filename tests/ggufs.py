@@ -1,4 +1,4 @@
-"""Tiny GGUF files: a Llama of two layers with a byte-level BPE, written as llama.cpp's converter writes one."""
+"""Tiny GGUF files: a Llama of two layers with a byte-level BPE, in the format of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _NAMES = {
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer that the files hold: its training is not the same each time."""
+    """Return the tokenizer of the files, trained once, because training is not deterministic."""
     return backbones.tokenizer()
 
 
 def original(seed: int = 0) -> LlamaForCausalLM:
-    """The model that the files hold; its head is not tied to its embeddings."""
+    """Return the model of the files, with a head that is not tied to the embeddings."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer()), hidden_size=BLOCK, intermediate_size=2 * BLOCK, num_hidden_layers=2,
@@ -59,15 +59,15 @@ def write(
     seed: int = 0,
     says: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A file with :func:`original` in it.
+    """Write :func:`original` to a file.
 
     Args:
-        path: Where to write it.
-        kind: What matrices are stored as, such as ``"Q8_0"``.
-        architecture: What the file calls itself.
-        leave_out: A tensor that is not written, by its GGUF name.
-        seed: Of the weights.
-        says: What its header says of the model's configuration, against the truth.
+        path: Path of the file.
+        kind: Type of stored matrices, such as ``"Q8_0"``.
+        architecture: Architecture in the header.
+        leave_out: GGUF name of a tensor to omit.
+        seed: Seed of the weights.
+        says: Wrong values of the configuration in the header.
     """
     model = original(seed)
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -124,7 +124,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: LlamaConfig) -> np.ndarray:
-    """llama.cpp turns neighbouring pairs of dimensions where transformers turns the two halves."""
+    """Permute query and key weights: llama.cpp rotates neighbouring dimensions, transformers the two halves."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     weights = tensor.numpy()
     for inner, count in heads.items():

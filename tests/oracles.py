@@ -1,7 +1,7 @@
-"""The papers' algorithms, written out naively: one text at a time, eager attention, every map stored.
+"""Naive implementations of the papers' algorithms: one text at a time, eager attention, all attention maps stored.
 
-Nothing here is shared with the package. A text is a list of token ids; ``before`` and ``after`` are the ids a tokenizer
-puts around it, which belong to no copy.
+They share no code with the package. A text is a list of token ids; ``before`` and ``after`` are the special tokens
+around it, which belong to no copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 @contextlib.contextmanager
 def masked(model, layers, change):
-    """In these layers of an eager model, the mask is what ``change`` makes of it."""
+    """Apply a function to the mask of these layers of an eager model within the block."""
 
     def replace(module, args, kwargs):
         return args, {**kwargs, "attention_mask": change(kwargs["attention_mask"])}
@@ -35,9 +35,9 @@ def masked(model, layers, change):
 
 @contextlib.contextmanager
 def both_ways(model, count):
-    """BeLLM: in the last ``count`` layers of an eager model, replace the causal mask by one that hides nothing.
+    """Make the last ``count`` layers of an eager model bidirectional within the block (BeLLM).
 
-    A sliding window is opened to the other side.
+    A sliding window is mirrored to the other side.
     """
 
     def opened(mask):
@@ -60,7 +60,7 @@ def both_ways(model, count):
 
 
 def sink_hidden(model, layers):
-    """No sink: in these layers of an eager model, every row of the mask but the first hides the first token."""
+    """Hide the first token from all later tokens in these layers of an eager model (no sink)."""
 
     def hidden(mask):
         mask = mask.clone()
@@ -71,16 +71,16 @@ def sink_hidden(model, layers):
 
 
 def run(model, ids):
-    """Last hidden states (N, D) and the attention maps of every layer, (layers, heads, N, N), of one sequence.
+    """Return the last hidden states (N, D) and the attention maps (layers, heads, N, N) of one sequence.
 
-    What attention goes to a re-routed key, the first column, is no part of the maps.
+    The maps exclude the first column of layers with a re-routed key.
     """
     output = model(input_ids=torch.tensor([ids]), output_attentions=True)
     return output.last_hidden_state[0], [weights[0, ..., -len(ids) :] for weights in output.attentions]
 
 
 def refined_thought(model, ids, passes):
-    """RT: ``passes`` whole forward passes over text + EOS (the last of ``ids``). States of the last one, (n + 1, D)."""
+    """Return the states (n + 1, D) after full forward passes over text + EOS, the last of ``ids`` (Refined Thought)."""
     embed = model.get_input_embeddings()
     text, eos = embed(torch.tensor([ids[:-1]])), embed(torch.tensor([[ids[-1]]]))
     memory = None
@@ -94,7 +94,7 @@ def refined_thought(model, ids, passes):
 
 
 def algorithm_1(maps):
-    """ReBA, Algorithm 1: symmetrise each map (Eq. 4) and fuse them all with the maximum rule (Eq. 5)."""
+    """Symmetrize each map (Eq. 4) and fuse all maps with the maximum rule (Eq. 5): ReBA, Algorithm 1."""
     fused = torch.zeros_like(maps[0][0])
     for layer in maps:
         for attention in layer:
@@ -104,7 +104,7 @@ def algorithm_1(maps):
 
 
 def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False):
-    """ReBA, Algorithm 2: the word embeddings e_1 .. e_n (n, D) of a text repeated k times (Eq. 6)."""
+    """Return the word embeddings e_1 .. e_n (n, D) of a text repeated k times (Eq. 6): ReBA, Algorithm 2."""
     n, start = len(ids), len(before)
     states, maps = run(model, [*before, *(ids * k), *after])
     if layers is not None:
@@ -121,14 +121,14 @@ def algorithm_2(model, ids, k, before=(), after=(), layers=None, normalize=False
 
 
 def echo(model, ids, k, before=(), after=()):
-    """Echo-k (Table 1): the states of the last copy."""
+    """Return the states of the last copy (Echo-k, Table 1)."""
     n, start = len(ids), len(before)
     states, _ = run(model, [*before, *(ids * k), *after])
     return states[start + (k - 1) * n : start + k * n]
 
 
 def partial_rank_correlation(x, y, z):
-    """Pearson correlation of what least squares on the ranks of z, and a constant, leaves of those of x and of y."""
+    """Return the Pearson correlation of the ranks of x and y, after regression on the ranks of z and a constant."""
     x, y, z = (scipy.stats.rankdata(values) for values in (x, y, z))
     design = np.stack([np.ones_like(z), z], axis=1)
     left = [ranks - design @ np.linalg.lstsq(design, ranks, rcond=None)[0] for ranks in (x, y)]
@@ -157,7 +157,7 @@ def final_norm(architecture, model):
 
 
 def after_each_layer(model, architecture, ids, normed=True):
-    """States after no layer, after one, ... (n, D each): behind the final norm, or as the layers leave them."""
+    """Return the states (n, D) after 0, 1, ... layers, with or without the final norm."""
     norm, seen = final_norm(architecture, model), []
     hook = norm.register_forward_pre_hook(lambda norm, args: seen.append(args[0]))
     with torch.inference_mode():
@@ -176,7 +176,7 @@ def projection_name(architecture, layer):
 
 @contextlib.contextmanager
 def changed(model, name, before=None, after=None):
-    """A module of a plain model whose first input, or output, is changed by a function of it."""
+    """Apply a function to the first input, or to the output, of a module of a plain model within the block."""
 
     def change_input(module, args, kwargs):
         if args:
@@ -198,7 +198,7 @@ def changed(model, name, before=None, after=None):
 
 
 def seen(model, name, ids, where):
-    """What a module of a plain model is given (``"before"``) or gives (``"after"``) for one sequence: (N, ...)."""
+    """Return the input (``"before"``) or output (``"after"``) of a module for one sequence: (N, ...)."""
     found = []
 
     def note(states):
@@ -212,13 +212,13 @@ def seen(model, name, ids, where):
 
 
 def value_aggregation(model, architecture, ids, layers):
-    """AlignedWVA: the last token's attention output behind the output projection, averaged over layers: (D,)."""
+    """Return the last token's attention output after the output projection, averaged over layers: (D,) (AlignedWVA)."""
     outputs = [seen(model, projection_name(architecture, layer), ids, "after")[-1] for layer in layers]
     return sum(outputs) / len(outputs)
 
 
 def shortened(model, layers):
-    """A copy of a Llama, or its like, that ends in its norm after so many layers."""
+    """Return a copy of a Llama-like model with its first layers and the final norm."""
     model = copy.deepcopy(model)
     model.layers = model.layers[:layers]
     model.config.num_hidden_layers = layers
@@ -226,7 +226,7 @@ def shortened(model, layers):
 
 
 def layer_states(model, ids):
-    """The last token's state behind each layer of a model, (L, D): what each block puts out, before any final norm."""
+    """Return the last token's state after each layer, (L, D): the outputs of the blocks, without the final norm."""
     blocks = next(
         module
         for module in model.modules()
@@ -242,7 +242,7 @@ def layer_states(model, ids):
 
 
 def reconstruction_error(autoencoder, states):
-    """(L,): the mean squared error of each layer's decoded states beside the states (B, L, D), normalised."""
+    """Return the mean squared error (L,) of each layer's decoded states, against the normalized states (B, L, D)."""
     wanted = torch.nn.functional.layer_norm(states, states.shape[-1:])
     layers = zip(autoencoder.encoder, autoencoder.decoder, states.unbind(1), wanted.unbind(1), strict=True)
     return torch.stack([(decoder(encoder(own)) - each).square().mean() for encoder, decoder, own, each in layers])
@@ -252,10 +252,10 @@ def reconstruction_error(autoencoder, states):
 
 
 def twin_tower(first, second, ids, every):
-    """Both towers and their cross-attention streams, layer by layer.
+    """Run both towers and their cross-attention streams, layer by layer.
 
-    Returns the last hidden states of each tower (N, D), the streams' (None without cross layers), the poolers' outputs
-    (D,), and for each tower the context tensors of all layers (N, D).
+    Returns the last hidden states of each tower (N, D), those of the streams (None without cross layers), the pooler
+    outputs (D,), and for each tower the context tensors of all layers (N, D).
     """
     # Without dropout, whether or not they are in training.
     towers = [copy.deepcopy(model).eval() for model in (first, second)]
@@ -268,7 +268,7 @@ def twin_tower(first, second, ids, every):
         return context.transpose(0, 1).flatten(1)
 
     def rest(layer, context, residual):
-        """Add & Norm, feed forward, Add & Norm."""
+        """Apply Add & Norm, feed forward, Add & Norm."""
         attended = layer.attention.output(context, residual)
         return layer.output(layer.intermediate(attended), attended)
 

@@ -1,7 +1,7 @@
-"""Fresh processes in the time of a fork.
+"""New Python processes in the time of a fork.
 
-On Linux, the standard library's fork server imports sentence-transformers once for each worker of pytest, and forks
-one for each test that asks. A process that must import the Hub's client under another address is a plain subprocess.
+On Linux, the standard library's fork server imports sentence-transformers once per pytest worker, and forks a process
+for each test. A test that needs another address of the Hub at import runs a plain subprocess.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 
 
 class Python(Process):
-    """A run of Python, with the methods of :class:`subprocess.Popen`."""
+    """Python process with the methods of :class:`subprocess.Popen`."""
 
     @property
     def returncode(self) -> int | None:
@@ -50,13 +50,13 @@ class Python(Process):
 
 
 def start(*arguments: object, out: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Python:
-    """Run Python in a process that has imported sentence-transformers and nothing of st_reba.
+    """Start Python in a process that has imported sentence-transformers, but not st_reba.
 
     Args:
-        *arguments: As on the command line: a script, or ``-c`` and code; and its arguments.
-        out: A file to which the process adds all that it prints.
-        env: Its environment; None: this process's.
-        cwd: Its working directory; None: this process's.
+        *arguments: Command line: a script, or ``-c`` and code, and its arguments.
+        out: File to which the output is appended.
+        env: Environment; None: that of this process.
+        cwd: Working directory; None: that of this process.
     """
     words, environment = [str(argument) for argument in arguments], dict(os.environ if env is None else env)
     process = Python(target=_main, args=(words, environment, str(out), str(cwd or Path.cwd())))
@@ -65,7 +65,7 @@ def start(*arguments: object, out: Path, env: Mapping[str, str] | None = None, c
 
 
 def run(*arguments: object, out: Path, timeout: float = 300, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """The same, to its end; ``stdout`` has all that it printed."""
+    """Run Python to its end, as :func:`start`; ``stdout`` has all output."""
     process = start(*arguments, out=out, **settings)
     try:
         code = process.wait(timeout)
@@ -75,7 +75,7 @@ def run(*arguments: object, out: Path, timeout: float = 300, **settings: Any) ->
 
 
 def _main(words: list[str], env: dict[str, str], out: str, directory: str) -> None:
-    """What Python does with a command line."""
+    """Run a script or code as Python does."""
     descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         os.dup2(descriptor, number)

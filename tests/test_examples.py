@@ -1,4 +1,4 @@
-"""The programs in examples/ run, and say what they say."""
+"""Tests of the programs and notebooks in examples/."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RUNS = {
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """What an example prints, run in this process: most of what a process of its own would take is imports."""
+    """Run an example in this process, which saves the imports, and return its output."""
     monkeypatch.chdir(tmp_path)
     written = {"nli.tsv": TRIPLETS, "pairs.tsv": PAIRS, "csts.csv": CONDITIONS, "texts.txt": "\n".join(TEXTS)}
     for name, text in written.items():
@@ -94,7 +94,7 @@ def test_an_example(name, run, tmp_path, backbone_path, encoder_paths):
 
 
 def cells(name: str) -> dict[str, Any]:
-    """What a notebook's cells have made, run one after the other without a kernel."""
+    """Run a notebook's cells in order without a kernel, and return their names."""
     names: dict[str, Any] = {}
     for cell in json.loads((EXAMPLES / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
@@ -104,7 +104,7 @@ def cells(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def small(monkeypatch, roomy_path):
-    """The notebooks' model and texts, small: their scores are shown, and none is looked at."""
+    """Give the notebooks a tiny model and few texts; their scores are not checked."""
     monkeypatch.setenv("TOUR_MODEL", roomy_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setattr("st_reba.data.demo.demo_sentences", lambda language: demo_sentences(language)[:60])
@@ -113,7 +113,7 @@ def small(monkeypatch, roomy_path):
 @pytest.mark.usefixtures("small")
 def test_retrieval_with_vectors_of_texts_and_of_tokens(monkeypatch):
     def few(path):
-        """The queries, among those documents alone that are relevant to some."""
+        """Read the queries with the relevant documents alone."""
         data = read_data(path).head(20)
         relevant = {each for some in data.relevant.values() for each in some}
         return replace(data, documents={key: data.documents[key] for key in data.documents if key in relevant})
@@ -133,7 +133,7 @@ def test_chat_and_memory_from_one_model():
 
 @pytest.mark.usefixtures("small")
 def test_the_tour(monkeypatch):
-    """`make notebook` starts a kernel."""
+    """Run the cells; `make notebook` also starts a kernel."""
     monkeypatch.setattr("st_reba.data.tables.read_pairs", lambda path: read_pairs(path).head(12))
     names = cells("tour")
     assert len(names["recipes"]) == 5

@@ -1,4 +1,4 @@
-"""What a GPU computes is what a CPU computes. Runs where there is one: ``pytest tests/test_gpu.py``."""
+"""Tests that a GPU gives the results of a CPU, on machines with one: ``pytest tests/test_gpu.py``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_equals_the_cpu(recipe, name, backbone_path):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_batch_is_its_texts_and_moves_back(recipe):
-    """On the demo LM: trained weights multiply no rounding."""
+    """Use the demo LM, whose trained weights do not amplify rounding."""
     model = on("cuda", recipe, str(DEMO_MODEL))
     there = embedded(model, SENTENCES)
     assert relative_error(there, embedded(model, SENTENCES, 1)) < TOLERANCE
@@ -70,7 +70,7 @@ def test_half_precision_is_near(recipe, dtype):
 
 
 def test_half_precision_has_a_kernel_that_tells_its_sums():
-    """Else each layer's scores are computed twice."""
+    """Check that the fused kernel is trusted; otherwise each layer's scores are computed twice."""
     for dtype in (torch.bfloat16, torch.float16):
         for size, groups in ((64, 1), (64, 4), (128, 1)):
             assert kernels.trusted_kernel("cuda", dtype, size, groups, False) is not kernels.explicit_attention

@@ -1,4 +1,4 @@
-"""What all rooms stand on: settings, packages that may be missing, and files that are whole or not there."""
+"""Tests of settings, optional packages and atomic files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BROKEN = {
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """``package(code)``: one that is installed and runs this when it is imported."""
+    """Return ``package(code)``, which installs a package that runs the code when imported."""
 
     def write(code: str) -> None:
         (tmp_path / "brittle").mkdir()
@@ -66,7 +66,7 @@ def package(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("code", BROKEN)
 def test_a_broken_package_is_called_broken_and_its_error_shown(code, package):
-    """A package that is not there and one that is broken are mended in two ways."""
+    """Check that a missing and a broken package have different hints."""
     package(code)
     with pytest.raises(ImportError) as refused:
         require("brittle.part" if code else "brittle.other", "extra", "A test")
@@ -88,7 +88,7 @@ NO_ROOM = "could not be written: there is no room left on the disk .* Make room"
 
 
 def refuse(path):
-    """safetensors writes elsewhere and moves, so that no device catches it: its own words."""
+    """Raise the error of safetensors on a full disk, which cannot be provoked by a full device."""
     raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 

@@ -1,8 +1,7 @@
-"""Every block of README.md and of the documentation runs as it is pasted, one after the other, page by page.
+"""Run all code blocks of README.md and the documentation, in order, page by page.
 
-A tiny language model stands for each that a page names, and small numbers for those that only a large one has:
-:data:`STANDS_FOR`. What cannot run here is marked in the page, right above the block, with the reason:
-``<!-- not run: it needs the Hub -->``; :data:`NOT_RUN` is their number.
+Tiny models and small numbers replace those of the pages: :data:`STANDS_FOR`. A block that cannot run here is marked
+with a reason right above it: ``<!-- not run: it needs the Hub -->``; :data:`NOT_RUN` is the number of such blocks.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def named(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """A tiny causal language model with its head, and room for long prompts."""
+    """Save a tiny causal language model with its head and many positions, for long prompts."""
     config = backbones.config("llama")
     config.max_position_embeddings = 640
     config.tie_word_embeddings = True
@@ -103,7 +102,7 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def saved(model, tmp_path_factory) -> Path:
-    """What pages call ``my-model``: as README builds it."""
+    """Save the model that pages call ``my-model``, built as in README."""
     made = pipeline(ReBAModule(model, repetitions=2, rows="last", deterministic=True), "lasttoken")
     made.prompts = dict(PROMPTS)
     directory = tmp_path_factory.mktemp("saved") / "my-model"
@@ -113,7 +112,7 @@ def saved(model, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch, quick) -> Path:
-    """Where a page is read: a directory with the data that pages name."""
+    """Make a directory with the data that pages name."""
     texts = [text[:24].strip() for text in demo_sentences("en")[:24]]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
     written = {
@@ -136,7 +135,7 @@ def desk(tmp_path, monkeypatch, quick) -> Path:
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[dict[str, str]]:
-    """A Hub on this machine: the environment in which the command finds it."""
+    """Run a local Hub, and yield the environment in which the command finds it."""
     running = RunningHub({"hf_owner": ("somebody", "org")})
     running.start()
     yield {
@@ -147,7 +146,7 @@ def hub() -> Iterator[dict[str, str]]:
 
 
 class Reader:
-    """Types what a page says."""
+    """Reader that runs the blocks of a page."""
 
     def __init__(self, page: Path, script: Script, hub: dict[str, str], capsys) -> None:
         self._page, self._script, self._hub, self._capsys = page, script, hub, capsys
@@ -168,7 +167,7 @@ class Reader:
                 getattr(self, f"_{words[0].replace('-', '_')}")(*words[1:])
 
     def yaml(self, code: str, literal: bool) -> None:
-        """The settings of a training, of one short step; a part of such settings is looked at alone."""
+        """Check the settings of a training, reduced to one short step."""
         given = yaml.safe_load(code)
         for key in given.keys() & TRAININGS.keys():
             arguments = {**given.get("arguments", {}), "max_steps": 1, "per_device_train_batch_size": 2}
@@ -195,7 +194,7 @@ class Reader:
         assert done.code == 0, done.output
 
     def close(self) -> None:
-        """Stop what it serves."""
+        """Stop the page's server."""
         if self._server is not None:
             self._server.kill(signal.SIGTERM)
             assert self._server.wait().code == 0

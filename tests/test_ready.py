@@ -1,4 +1,4 @@
-"""st_reba.build: a recipe as a ready model, the one that the command writes."""
+"""Tests of st_reba.build, which makes the models that the command writes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_it_is_what_the_command_writes(recipe, given, settings, options, roomy_p
 
 
 def test_a_path_is_any_path(roomy_path, encoder_paths, tmp_path):
-    """Whatever the system takes as one, wherever a path is taken."""
+    """Accept every path-like object as a path."""
     (tmp_path / "texts.txt").write_text("a text")
     model, towers = Path(roomy_path), map(Path, encoder_paths())
     built = st_reba.build(model, "classical", device="cpu")
@@ -159,7 +159,7 @@ HUB, PATH = (
     ],
 )
 def test_a_model_that_is_not_to_be_had(build, name, said):
-    """One sentence, and no traceback of transformers' before it."""
+    """Check that the error is one sentence, without a traceback of transformers."""
     with pytest.raises(OSError, match=f"^The model {re.escape(name)}: there is no such.*{said}") as raised:
         build(name)
     assert raised.value.__suppress_context__

@@ -1,4 +1,4 @@
-"""What the repository's own pages and settings say of each other."""
+"""Tests that the pages and settings of the repository agree."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def settings(name: str):
 
 
 def named_in_make(page: str) -> list[str]:
-    """The targets of each ``make`` in a page's code."""
+    """Return the targets of each ``make`` in a page's code."""
     blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
     commands = [*re.findall(r"^make\b([^#\n]*)", blocks, re.MULTILINE), *re.findall(r"`make\b([^`]*)`", page)]
     return [word for command in commands for word in command.split() if "=" not in word]
 
 
 def found(pattern: str, name: str) -> str:
-    """What the group of a pattern stands for in a file."""
+    """Return the text that the group of a pattern matches in a file."""
     match = re.search(pattern, text(name), re.DOTALL | re.MULTILINE)
     assert match, pattern
     return match[1]
@@ -134,7 +134,7 @@ def test_pre_commit_runs_what_lint_runs():
 
 
 class TestWorkflows:
-    """A source distribution has none."""
+    """Tests of workflows, which a source distribution lacks."""
 
     pytestmark = pytest.mark.skipif(not (ROOT / ".github").exists(), reason="not a clone of the repository")
 

@@ -1,4 +1,4 @@
-"""``python -m st_reba.run``: programs that load models by their paths, as they are typed."""
+"""Tests of ``python -m st_reba.run``, which runs programs that load models by their paths."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_run(tmp_path):
 
 
 def test_mteb_run(prompted_path, tmp_path):
-    """On a model of the Hub, which is what mteb's command takes. Its data lie in a directory of their name."""
+    """Run mteb's command on a Hub id, with data in a local directory of their name."""
     pytest.importorskip("mteb")
     data = tmp_path / "mteb" / "stsbenchmark-sts"
     data.mkdir(parents=True)
