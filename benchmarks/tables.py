@@ -73,7 +73,7 @@ def known_names() -> str:
     made = {
         "recipes": {
             row.key: {
-                "says": row.says,
+                "description": row.says,
                 "in_brief": IN_BRIEF.get(row.key, ""),
                 "cost": row.cost,
                 "fitted": bool(row.around),

@@ -199,7 +199,7 @@ def check_recipes(recipes: Iterable[str]) -> None:
 def known_names() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Return the recipes of :data:`NAMES` and the descriptions of its filters, by their keys.
 
-    A recipe has ``says``, its description; ``in_brief``, a shorter one or none; ``cost``, the number of passes over
+    A recipe has a ``description``; ``in_brief``, a shorter one or none; ``cost``, the number of passes over
     the text; ``fitted``, whether it is fitted on texts; ``tried``, whether ``compare`` tries it by default.
     """
     names = json.loads(NAMES.read_text(encoding="utf-8"))
@@ -209,7 +209,7 @@ def known_names() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
 def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
     """Return the keys of recipes, or of filters after a +, that complete an input, each with its description."""
     (recipes, filters), (key, plus, _) = known_names(), incomplete.partition("+")
-    described = filters if plus else {name: row["says"] for name, row in recipes.items()}
+    described = filters if plus else {name: row["description"] for name, row in recipes.items()}
     completions = {f"{key}+{name}" if plus else name: description for name, description in described.items()}
     return [(name, description) for name, description in completions.items() if name.startswith(incomplete)]
 

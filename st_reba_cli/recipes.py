@@ -23,7 +23,7 @@ def recipes() -> None:
             column.no_wrap = True
         for key, row in known.items():
             if row["tried"] == tried:
-                description = row["in_brief"] or f"{row['says'][:1].upper()}{row['says'][1:]}"
+                description = row["in_brief"] or f"{row['description'][:1].upper()}{row['description'][1:]}"
                 table.add_row(f"{key} *" if row["fitted"] else key, row["cost"], description)
         console.print(table)
         console.print()
