@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..hub.saved_files import fetching
 from ..hub.saved_modules import backbone_of
 from ..lm.checkpoints import Files, check_model, read_config
+from ..lm.gguf import is_gguf
 from ..settings import check_int
 from .transformer import SafeTransformer
 
@@ -239,6 +240,11 @@ def _encoder_config(name: str, arguments: dict[str, Any]) -> PreTrainedConfig:
     Raises:
         ValueError: If it is not that of an encoder like BERT, or asks for more than it may.
     """
+    if is_gguf(name):
+        raise ValueError(
+            f"{name} is a GGUF file: TwinTower takes encoders like BERT, which transformers does not read from one. "
+            "Give a directory or Hub id with config.json and safetensors."
+        )
     with fetching(name):
         check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
         config = read_config(Files(name, arguments.get("config_kwargs") or {}))

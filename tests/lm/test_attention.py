@@ -1,4 +1,4 @@
-"""The attention function and what observers see of it, beside attention that is written out; and its kernels.
+"""The attention function and its hooks against attention that is written out; and its kernels.
 
 The Triton kernel runs in Triton's interpreter, on a CPU.
 """
@@ -16,14 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from st_reba.lm.attention import kernels
-from st_reba.lm.attention import weights as layer_weights
-from st_reba.lm.attention.changes import Bidirectional, FirstKey
-from st_reba.lm.attention.function import observable_attention
-from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold
-from st_reba.lm.attention.observers import RunningMaximum
-from st_reba.lm.attention.weights import LayerWeights
-from st_reba.lm.run import Pass, passing
+from st_reba.lm.attention import Bidirectional, ExtraKey, LogWeights, RunningMaximum, kernels
+from st_reba.lm.attention.function import attention as registered
+from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold, update_running_max
+from st_reba.lm.passes import AttentionCall, Hook, active_pass
 
 CAUSAL = torch.ones(9, 9).tril().bool()
 WINDOW = torch.ones(9, 9).triu(-3).bool()
@@ -80,28 +76,25 @@ def naive(query, key, value, mask=None, softcap=None, sinks=None, bias=None, pre
     return (weights @ value).transpose(1, 2), weights[..., -length:]
 
 
-def attention(tensors, case, observer=None, change=None, dropout=0.0):
-    """The function's output on a case, in a pass with an observer or a change."""
+def attention(tensors, case, *hooks, dropout=0.0):
+    """The function's output on a case, in a pass with hooks."""
     extras = {**dict.fromkeys(("softcap", "sinks", "bias")), **CASES[case]}
     mask = (extras["mask"] & CAUSAL)[None, None] if "mask" in extras else None
     given = {"softcap": extras["softcap"], "s_aux": extras["sinks"], "position_bias": extras["bias"]}
-    with passing(Pass(observer=observer, rerouting=change)):
-        return observable_attention(layer(), *tensors, attention_mask=mask, dropout=dropout, **given)[0]
+    with active_pass([hook for hook in hooks if hook is not None]):
+        return registered(layer(), *tensors, attention_mask=mask, dropout=dropout, **given)[0]
 
 
-class Maps:
-    """An observer that keeps everything, for comparison."""
+class Maps(Hook):
+    """Keeps everything, for comparison."""
 
-    def __init__(self):
-        self.seen = {}
+    layers = None
 
-    def wants(self, index):
-        return True
-
-    def observe(self, source):
-        whole = slice(0, source.log_sum_exp.shape[-1])
-        log_weights = source.log_weights(slice(None), slice(None), whole, whole)
-        self.seen[source.layer] = log_weights.exp().permute(0, 1, 3, 4, 2).flatten(1, 2)
+    def after_attention(self, call, output, lse):
+        keys = slice(-call.query.shape[2], None)
+        weights = LogWeights.of(call, lse).form(keys=keys, queries=slice(0, lse.shape[-1]))
+        self.map = weights.exp().permute(0, 1, 3, 4, 2).flatten(1, 2)
+        return output, lse
 
 
 PREFIX = (torch.tensor([8, 3, 5]), 0.7)
@@ -115,14 +108,14 @@ def test_output_weights_and_gradients_are_those_that_are_written_out(case, prefi
     """Watched or not, in the precision of what is given."""
     ours, theirs = problem(differentiable, dtype), problem(differentiable, dtype)
     expected, weights = naive(*theirs, **CASES[case], prefix=prefix)
-    observer, change = Maps(), prefix and FirstKey([0], *prefix)
-    unwatched, output = attention(ours, case, None, change), attention(ours, case, observer, change)
+    observer, change = Maps(), prefix and ExtraKey([0], *prefix)
+    unwatched, output = attention(ours, case, change), attention(ours, case, change, observer)
     for found in (unwatched, output):
         torch.testing.assert_close(found, expected, rtol=allowed, atol=allowed)
     visible = weights > 0
-    torch.testing.assert_close(observer.seen[0][visible], weights[visible], rtol=allowed, atol=allowed)
+    torch.testing.assert_close(observer.map[visible], weights[visible], rtol=allowed, atol=allowed)
     if differentiable:
-        (output.pow(2).sum() + observer.seen[0][visible].pow(3).sum()).backward()
+        (output.pow(2).sum() + observer.map[visible].pow(3).sum()).backward()
         (expected.pow(2).sum() + weights[visible].pow(3).sum()).backward()
         for mine, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine.grad, other.grad, rtol=10 * allowed, atol=10 * allowed)
@@ -139,29 +132,57 @@ def test_under_autocast_products_are_rounded_and_sums_are_not(case, differentiab
     observer = Maps()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = attention([query, key, value.bfloat16()], case, observer)
-    assert (output.dtype, observer.seen[0].dtype) == (torch.bfloat16, torch.float32)
+    assert (output.dtype, observer.map.dtype) == (torch.bfloat16, torch.float32)
     visible = weights > 0
     torch.testing.assert_close(output.float(), expected, rtol=2e-2, atol=2e-2)
     # The softmax that is written out rounds its scores, as eager attention under autocast does. The kernel of torch
     # takes its exponentials to some 6e-5, on processors that have AVX2 alone.
     allowed = 2e-2 if differentiable or "softcap" in case or case == "sinks" else 1e-4
-    torch.testing.assert_close(observer.seen[0][visible], weights[visible], rtol=allowed, atol=allowed)
+    torch.testing.assert_close(observer.map[visible], weights[visible], rtol=allowed, atol=allowed)
 
 
 def test_an_additive_mask_is_a_mask():
     tensors = problem()
     mask = torch.zeros(1, 1, 9, 9).masked_fill_(~(WINDOW & CAUSAL), float("-inf"))
-    with passing(Pass(observer=Maps())):
-        output, _ = observable_attention(layer(), *tensors, attention_mask=mask)
+    with active_pass([Maps()]):
+        output, _ = registered(layer(), *tensors, attention_mask=mask)
     torch.testing.assert_close(output, naive(*tensors, mask=WINDOW)[0])
+
+
+def call_of(query, key, value, mask=None):
+    return AttentionCall(0, query, key, value, mask, True, 8**-0.5)
 
 
 def test_a_window_opens_to_both_sides_and_padding_sees_itself():
     real = torch.ones(1, 9).bool()
     real[:, 7:] = False
-    seen = Bidirectional({0}, real).mask((WINDOW & CAUSAL)[None, None], 9, 4, torch.device("cpu"))
-    assert torch.equal(seen[0, 0], (WINDOW & WINDOW.T & real) | torch.eye(9).bool())
-    assert Bidirectional({0}, real, padded=False).mask(None, 9, None, torch.device("cpu")) is None
+    windowed, plain = call_of(*problem(), (WINDOW & CAUSAL)[None, None]), call_of(*problem())
+    Bidirectional({0}, real).before_attention(windowed)
+    assert torch.equal(windowed.mask[0, 0], (WINDOW & WINDOW.T & real) | torch.eye(9).bool())
+    Bidirectional({0}, torch.ones(1, 9).bool()).before_attention(plain)
+    assert plain.mask is None
+    assert not plain.causal
+
+
+def test_values_of_another_size_go_the_explicit_way():
+    """As in latent attention, whose keys are wider."""
+    query, key, value = problem()
+    for hooks in ((), (Maps(),)):
+        with active_pass(hooks):
+            output, _ = registered(layer(), query, key, value[..., :5].contiguous(), None)
+        torch.testing.assert_close(output, naive(query, key, value)[0][..., :5])
+
+
+def test_behind_a_past_heads_share_keys():
+    """The new queries' output is that of the whole text, under a mask that is one for all rows."""
+    tensors = problem()
+    expected, _ = naive(*tensors)
+    mask = CAUSAL[None, None, 6:].expand(3, -1, -1, -1)
+    query, key, value = tensors
+    for hooks in ((), (Maps(),)):
+        with active_pass(hooks):
+            output, _ = registered(layer(), query[:, :, 6:], key, value, mask)
+        torch.testing.assert_close(output, expected[:, 6:])
 
 
 @pytest.mark.parametrize("rerouted", [False, True])
@@ -169,9 +190,9 @@ def test_dropout_is_dropout(rerouted):
     """4000 draws, as texts of one batch."""
     tensors = [tensor[:1].expand(4000, -1, -1, -1) for tensor in problem()]
     prefix = (torch.tensor([8]), 3.0) if rerouted else None
-    change = FirstKey([0], torch.full((4000,), 8), 3.0) if rerouted else None
+    change = ExtraKey([0], torch.full((4000,), 8), 3.0) if rerouted else Maps()
     torch.manual_seed(0)
-    outputs = attention(tensors, "plain", None if rerouted else Maps(), change, dropout=0.3)
+    outputs = attention(tensors, "plain", change, dropout=0.3)
     expected = naive(*(tensor[:1] for tensor in tensors), prefix=prefix)[0][0]
     assert outputs.std(dim=0).max() > 0.1
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
@@ -184,36 +205,48 @@ class TestRunningMaximum:
     @pytest.mark.parametrize("layers", [None, {1}])
     def test_of_a_rectangle_and_of_one_key_a_text(self, block, scratch, gradients, layers, monkeypatch):
         """A head of a text at a time, some, or all."""
-        monkeypatch.setattr(layer_weights, "_KEY_BLOCK", block)
-        monkeypatch.setitem(layer_weights._SCRATCH_BYTES, "cpu", scratch)
+        monkeypatch.setattr(kernels, "_KEY_BLOCK", block)
+        monkeypatch.setitem(kernels._SCRATCH_BYTES, "cpu", scratch)
         keys = torch.tensor([5, 19])
-        sources = [replace(handed_over(size=8, seed=index), layer=index) for index in range(3)]
+        sources = [handed_over(size=8, seed=index) for index in range(3)]
         rectangle = RunningMaximum(slice(3, 20), slice(3, 40), layers)
         column = RunningMaximum(keys, slice(5, 40), layers)
         with torch.set_grad_enabled(gradients):
-            for source in sources:
-                for observer in (rectangle, column):
-                    if observer.wants(source.layer):
-                        observer.observe(source)
+            for index in layers or range(3):
+                watch(rectangle, sources[index])
+                watch(column, sources[index])
         weights = torch.stack([written_out(sources[index]) for index in layers or range(3)])
         expected = weights.exp().float().amax(dim=(0, 2))
         meaningful = torch.ones(17, 37).triu().bool()
-        found = rectangle.result().exp()[:, meaningful]
+        found = rectangle.maximum.exp()[:, meaningful]
         torch.testing.assert_close(found, expected[:, 3:40, 3:20].mT[:, meaningful])
         for text, key in enumerate(keys):
-            torch.testing.assert_close(column.result().exp()[text, 0, key - 5 :], expected[text, key:40, key])
+            torch.testing.assert_close(column.maximum.exp()[text, 0, key - 5 :], expected[text, key:40, key])
 
 
 def test_a_maximum_of_nothing():
-    with pytest.raises(RuntimeError, match="no attention layer was seen"):
-        RunningMaximum(slice(0, 1), slice(0, 1)).result()
+    with pytest.raises(RuntimeError, match="No watched layer ran"):
+        RunningMaximum(slice(0, 1), slice(0, 1)).symmetrised()
 
 
-def test_a_layer_without_a_number_cannot_be_watched():
-    module = layer()
-    del module.layer_idx
-    with passing(Pass(observer=Maps())), pytest.raises(RuntimeError, match="does not say which layer it is"):
-        observable_attention(module, *problem(), None)
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("keys", [slice(2, 9), torch.tensor([5, 0, 8])])
+def test_the_symmetrised_maximum_of_a_causal_layer_and_one_that_attends_both_ways(keys, gradients):
+    """Of (A_ij + A_ji) / 2 as it is written, on keys and queries from 2 on."""
+    tensors, hook = problem(gradients), RunningMaximum(keys, slice(2, 9))
+    hook.layers = None
+    with active_pass([hook]), torch.set_grad_enabled(gradients):
+        registered(layer(), *tensors, attention_mask=None)
+    both = Bidirectional({0}, torch.ones(3, 9).bool())
+    with active_pass([both, hook]), torch.set_grad_enabled(gradients):
+        registered(layer(), *[2 * tensor for tensor in tensors], attention_mask=None)
+    causal = naive(*tensors)[1]
+    query, key = (2 * tensor for tensor in tensors[:2])
+    full = (query @ key.repeat_interleave(2, 1).mT * 8**-0.5).softmax(-1)
+    expected = torch.stack([(maps + maps.mT) / 2 for maps in (causal, full)]).amax(dim=(0, 2))[:, :, 2:].triu(-2)
+    rows = expected[:, keys] if isinstance(keys, slice) else expected[torch.arange(3), keys, None]
+    later = torch.arange(2, 9) >= (torch.arange(2, 9)[None] if isinstance(keys, slice) else keys[:, None])[..., None]
+    torch.testing.assert_close(hook.symmetrised(), rows * later)
 
 
 # Kernels
@@ -349,9 +382,15 @@ def handed_over(dtype=torch.float32, heads=HEADS, groups=GROUPS, size=SIZE, soft
         torch.randn(TEXTS, LENGTH, count, size, generator=generator).to(dtype).transpose(1, 2)
         for count in (heads, groups)
     )
-    source = LayerWeights(0, query, key, torch.zeros(TEXTS, heads, LENGTH), size**-0.5, bias, softcap)
-    lse = written_out(source).logsumexp(-1)
-    return LayerWeights(0, query, key, lse.float(), size**-0.5, bias, softcap)
+    source = LogWeights(query, key, torch.zeros(TEXTS, heads, LENGTH), size**-0.5, bias, softcap)
+    return replace(source, lse=written_out(source).logsumexp(-1).float())
+
+
+def watch(hook, source):
+    """Let a hook see a layer that is handed over."""
+    call = AttentionCall(0, source.query, source.key, source.key, None, True, source.scale, softcap=source.softcap)
+    call.position_bias = source.bias
+    hook.after_attention(call, source.query, source.lse)
 
 
 def written_out(source):
@@ -362,7 +401,7 @@ def written_out(source):
         scores = source.softcap * torch.tanh(scores / source.softcap)
     if source.bias is not None:
         scores = scores + source.bias.double()
-    scores = scores - source.log_sum_exp.double()[..., None]
+    scores = scores - source.lse.double()[..., None]
     return scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf)
 
 
@@ -431,16 +470,16 @@ def test_layers_that_it_cannot_take_are_taken_otherwise(used):
     assert fold_kernel(replace(source, backward=source)) is None
     assert fold_kernel(replace(source, query=source.query.double(), key=source.key.double())) is None
     for keys in (slice(0, 30), torch.tensor([20, 11])):
-        RunningMaximum(keys, slice(0, 30)).observe(source)
+        watch(RunningMaximum(keys, slice(0, 30)), source)
         assert len(used) % 2 == 0, "not with gradients"
         observer = RunningMaximum(keys, slice(0, 30))
         with torch.no_grad():
-            observer.observe(source)
-            observer.observe(source)
+            watch(observer, source)
+            watch(observer, source)
         expected = written_out(source).amax(dim=1)[:, :30].mT
         expected = expected[:, :30] if isinstance(keys, slice) else expected[torch.arange(2), keys, None]
         seen = expected > -math.inf
-        torch.testing.assert_close(observer.result()[seen].double(), expected[seen], rtol=0, atol=1e-5)
+        torch.testing.assert_close(observer.maximum[seen].double(), expected[seen], rtol=0, atol=1e-5)
     assert len(used) == 4
 
 
@@ -451,13 +490,13 @@ BIASED = KIND._replace(softcap=True, bias=(torch.float32, False))
 
 def slightly_wrong(*args):
     """In one entry, by less than TF32 would be."""
-    layer_weights.fold(*args)
+    update_running_max(*args)
     args[3][-1, -1, -1] += 1e-4
 
 
 def forgetful(*args):
     """In the entries that the layer before leaves as they are."""
-    layer_weights.fold(*args[:3], args[3].fill_(-math.inf))
+    update_running_max(*args[:3], args[3].fill_(-math.inf))
 
 
 def failing(*args):
@@ -470,16 +509,16 @@ class TestTrust:
     @pytest.fixture
     def as_kernel(self, monkeypatch):
         """``as_kernel(fold)``: it stands in the kernel's place, on a CPU too."""
-        monkeypatch.setattr(kernels, "_TEXTS", 2)
+        monkeypatch.setattr(kernels, "_ROWS", 2)
         monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
         return lambda fold: monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
 
     @pytest.mark.parametrize("kind", [KIND, BIASED, OF_A_KEY._replace(bias=(torch.bfloat16, True))])
     @pytest.mark.parametrize("rounded", [False, True])
     def test_one_that_is_right(self, kind, rounded, as_kernel):
-        as_kernel(layer_weights.fold)
+        as_kernel(update_running_max)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=rounded):
-            assert trusted_fold(kind) is layer_weights.fold
+            assert trusted_fold(kind) is update_running_max
 
     @pytest.mark.parametrize("kind", [KIND, OF_A_KEY, KIND._replace(dtype=torch.bfloat16)])
     @pytest.mark.parametrize("fold", [slightly_wrong, forgetful, failing])
@@ -500,7 +539,7 @@ class TestTrust:
             tried.append(args)
             if len(tried) == 1:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-            layer_weights.fold(*args)
+            update_running_max(*args)
 
         as_kernel(fold)
         with warnings.catch_warnings():

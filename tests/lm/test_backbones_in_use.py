@@ -22,9 +22,8 @@ from transformers import AutoModel
 
 import st_reba
 from st_reba.hub import compat
-from st_reba.lm import backbone
-from st_reba.lm.anatomy import shortened
 from st_reba.lm.attention import kernels
+from st_reba.lm.model import LanguageModel
 
 from .. import backbones, oracles
 from ..backbones import DEMO_MODEL, TEXTS
@@ -244,7 +243,7 @@ def test_a_compiled_graph_never_decides_what_is_watched(recipe, shallow_path):
     assert relative_error(words(model), wanted) < EXACT
     nodes = [node for graph in graphs for node in graph.graph.nodes]
     assert any("linear" in str(node.target) for node in nodes)
-    assert not any("observable_attention" in (node.stack_trace or "") for node in nodes)
+    assert not any("lm/attention/function" in (node.stack_trace or "") for node in nodes)
     # transformers' own attention, which nobody watches, is part of the one graph.
     assert (len(graphs) == 1) == (recipe == "classical")
     torch.compiler.reset()
@@ -288,9 +287,9 @@ def test_code_from_the_repository_runs_where_it_is_trusted(backbone_path, tmp_pa
 def test_a_model_that_accelerate_has_placed(backbone_path, tmp_path, monkeypatch):
     """Where it takes its input; it is not shortened; and before placement was kept, it is refused on two devices."""
     placed = AutoModel.from_pretrained(backbone_path(), device_map=ON_DISK, offload_folder=str(tmp_path))
-    assert (placed.device.type, backbone.device(placed)) == ("meta", CPU)
+    assert (placed.device.type, LanguageModel(placed).device) == ("meta", CPU)
     with pytest.raises(ValueError, match="because accelerate has placed it on its devices. Load it without device_map"):
-        shortened(placed, 1)
+        LanguageModel(placed, 1)
     module = st_reba.CausalTransformer(backbone_path())
     module.model.hf_device_map = {"layers.0": 0, "layers.1": "disk"}
     monkeypatch.setattr(compat, "PLACEMENT_IS_KEPT", False)
@@ -373,7 +372,7 @@ def test_nothing_is_rounded_to_float32_in_a_float64_model(backbone_path, token_i
 def test_what_a_batch_changes_is_rounding(dtype, allowed):
     """The README says how much, on trained weights."""
     module = st_reba.ReBAModule(str(DEMO_MODEL), model_kwargs={"dtype": dtype})
-    module.CPU_TOKENS = 2**20
+    module.TOKENS_PER_THREAD = 2**20
     encode = pipeline(module).encode
     texts = [*TEXTS[1:4], "我爱自然语言处理。 " * 3]
     together = encode(texts, batch_size=len(texts), convert_to_tensor=True).float()

@@ -66,13 +66,13 @@ def left_in(kept: Path) -> list[Path]:
 def conversions(monkeypatch):
     """The precisions that files are converted to from here on."""
     asked = []
-    convert = gguf._convert
+    read = gguf._read
 
-    def counted(file, entry, dtype):
+    def counted(source, dtype, *others):
         asked.append(str(dtype).removeprefix("torch."))
-        return convert(file, entry, dtype)
+        return read(source, dtype, *others)
 
-    monkeypatch.setattr(gguf, "_convert", counted)
+    monkeypatch.setattr(gguf, "_read", counted)
     return asked
 
 

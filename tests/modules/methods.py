@@ -20,7 +20,7 @@ import st_reba
 from st_reba import modules
 from st_reba.modules import CausalModule
 from st_reba.recipes import every_row
-from st_reba.text.templates import TEMPLATES, normalized, preset
+from st_reba.text.presets import TEMPLATES, normalized, preset
 
 from .. import backbones, oracles
 from ..conftest import long

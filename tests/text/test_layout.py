@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from itertools import chain
 
 import pytest
 import sentencepiece
@@ -20,18 +20,30 @@ from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
 import st_reba
 from st_reba.text.layout import NOT_TEXT, PREPENDED, Layout
-from st_reba.text.layouts import frames, lay_out
-from st_reba.text.templates import MAX_TEMPLATE_LENGTH, PRESETS, TEMPLATES, Template, normalized
-from st_reba.text.tokens import cut, separator, special_tokens, tokenized
+from st_reba.text.layouter import TextLayouter
+from st_reba.text.presets import PRESETS, TEMPLATES, normalized
+from st_reba.text.templates import MAX_TEMPLATE_LENGTH, Template
+from st_reba.text.tokens import cut, separator, special_tokens, tokenize
 
 from ..backbones import TEXTS, tokenizer
 from ..conftest import pipeline, relative_error
+
+
+def lay_out(templates, tokenizer, texts, *, prompt="", max_tokens=None, positions=None, tokenization="whole"):
+    """Layouts of texts behind a prompt, or behind one each."""
+    whole = tokenization == "whole" and templates[0].copies == 1
+    prompts = [prompt] * len(texts) if isinstance(prompt, str) else prompt
+    return TextLayouter(tokenizer, templates, whole=whole, positions=positions)(texts, prompts, max_tokens)
 
 
 def laid_out(template, tokenizer, texts, **settings) -> Layout:
     parsed = Template.parse(template) if isinstance(template, str) else template
     [layout] = lay_out([parsed], tokenizer, texts, **settings)
     return layout
+
+
+def text_lengths(layout):
+    return (layout.copy_index == 0).sum(dim=1)
 
 
 TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert", "sentencepiece")}
@@ -131,40 +143,34 @@ class TestLayout:
             assert layout.copy_index[row, :length].tolist() == copies
             assert layout.attention_mask[row].tolist() == [1] * length + [0] * (layout.input_ids.shape[1] - length)
             assert (layout.copy_index[row, length:] == -1).all()
-            assert layout.text_lengths[row] == len(own)
+            assert text_lengths(layout)[row] == len(own)
 
     @given(
         batch=st.lists(st.tuples(any_text, literals), min_size=1, max_size=4),
         template=st.lists(literals, min_size=2, max_size=4),
     )
     def test_each_row_is_what_it_is_alone(self, kind, batch, template):
-        """With a prompt of its own, without the columns that it does not need, and woven with another layout's rows."""
+        """With a prompt of its own, without the columns that it does not need."""
         parsed = Template(tuple(template))
         texts, prompts = zip(*batch, strict=True)
         whole = laid_out(parsed, TOKENIZERS[kind], texts, prompt=prompts)
-        woven = Layout.interleaved([whole, laid_out("{text}{text}", TOKENIZERS[kind], texts)])
         for row, (text, prompt) in enumerate(batch):
             alone = laid_out(parsed, TOKENIZERS[kind], [text], prompt=prompt)
-            assert_same(whole.part(slice(row, row + 1)), alone)
-            assert_same(woven.part(slice(2 * row, 2 * row + 1)), alone)
+            assert_same(whole.part(torch.tensor([row])), alone)
             assert whole.spans[row] == alone.spans[0]
-            assert whole.text_starts[row] == alone.text_start
+            assert bool(whole.is_empty[row]) == bool(alone.is_empty[0])
 
     def test_as_features_and_back(self, kind):
-        """A change's companion travels with it; what was seen of a companion stays with its row."""
+        """The second of a module's layouts has names of its own, which no trainer takes for a column."""
         batch = ["a cat", "the quick brown fox jumps"]
-        companion = laid_out("x {text}", TOKENIZERS[kind], batch)
-        whole = replace(laid_out("{text}", TOKENIZERS[kind], batch), companions={"steer": companion})
-        features = whole.features()
+        layouts = [laid_out(template, TOKENIZERS[kind], batch) for template in ("{text}", "x {text}")]
+        features = {name: part for number, own in enumerate(layouts) for name, part in own.features(number).items()}
         assert all(values.dtype == torch.int64 for values in features.values())
-        again = Layout.of(features)
-        assert again.attention_mask.dtype == torch.bool
-        assert_same(again, whole)
-        assert again.companions.keys() == {"steer"}
-        assert_same(again.companions["steer"], companion)
-        part = replace(whole, seen={"steer": torch.tensor([[1.0], [2.0]])}).part(slice(1, 2))
-        assert part.seen["steer"].tolist() == [[2.0]]
-        assert not part.companions
+        assert not [name for name in features if name.endswith("_input_ids")]
+        for number, layout in enumerate(layouts):
+            again = Layout.from_features(features, number)
+            assert again.attention_mask.dtype == torch.bool
+            assert_same(again, layout)
 
 
 def test_truncation_side_is_the_tokenizers_and_its_state_stays():
@@ -317,8 +323,9 @@ class TestWholes:
         own = tokenizers[kind]
         ids = own(text, add_special_tokens=False)["input_ids"]
         assume(ids and not set(text) & set("▁<"))
-        [frame] = frames([Template.parse(template)], own, prompt)
-        positions = frame.overhead + max_tokens
+        layouter = TextLayouter(own, [Template.parse(template)], whole=True, positions=None)
+        [frame] = layouter.frames(prompt)
+        positions = len([*layouter.before, *chain(*frame.literals), *layouter.after]) + max_tokens
         own.truncation_side = side
         try:
             layout = laid_out(template, own, [text], max_tokens=max_tokens, positions=positions, prompt=prompt)
@@ -326,7 +333,7 @@ class TestWholes:
             own.truncation_side = "right"
         found = layout.input_ids[0].tolist()
         assert len(found) <= positions
-        assert 1 <= layout.text_lengths[0] <= max_tokens
+        assert 1 <= text_lengths(layout)[0] <= max_tokens
         lead, behind = template.split("{text}")
         parts = [text[start:] if side == "left" else text[: len(text) - start] for start in range(len(text))]
         wholes = [own(prompt + lead + part + behind)["input_ids"] for part in parts]
@@ -352,14 +359,14 @@ def test_cut_alike_in_several_layouts(kind, tokenizers):
             alone = lay_out(templates, own, [text], **limits)
             assert of_text == [layout.spans[0] for layout in alone]
             for layout, other in zip(layouts, alone, strict=True):
-                assert_same(layout.part(slice(number, number + 1)), other)
+                assert_same(layout.part(torch.tensor([number])), other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [' The "cat" 自🥊  é\n', "自然 🥊"])
 def test_spans_and_cuts(kind, text, tokenizers):
     """No character is cut through."""
-    [tokens] = tokenized(tokenizers[kind], [text])
+    [tokens] = tokenize(tokenizers[kind], [text])
     spelled_out = list(spelled(tokenizers[kind], kind, tokens.ids))
     position = len(text.encode()) - sum(map(len, spelled_out))
     for (first, last), part in zip(tokens.spans, spelled_out, strict=True):
@@ -369,11 +376,11 @@ def test_spans_and_cuts(kind, text, tokenizers):
     assert tokens.spans[-1][1] == len(text)
     for count in range(len(tokens.ids) + 1):
         # Tokens that are not kept hold nothing of the characters that are, and one character more would be too many.
-        start, stop = cut(text, tokens, count, "right")
+        start, stop = cut(text, tokens.spans, count, "right")
         assert start == 0
         assert all(first >= stop for first, _ in tokens.spans[count:])
         assert stop == len(text) or any(first <= stop < last for first, last in tokens.spans[count:])
-        start, stop = cut(text, tokens, count, "left")
+        start, stop = cut(text, tokens.spans, count, "left")
         assert stop == (len(text) if count else 0)
         assert not count or all(last <= start for _, last in tokens.spans[:-count])
 
@@ -382,7 +389,7 @@ def test_tokens_that_do_not_spell_the_text(tokenizers):
     """A slow tokenizer that reads an unknown character, or a special token within the text: in pieces."""
     own = tokenizers["sentencepiece"]
     text = "x</s>a"
-    assert tokenized(own, [text])[0].spans is None
+    assert tokenize(own, [text])[0].spans is None
     layout = laid_out("sentence {text}", own, [text, "dog"])
     parts = [own(part, add_special_tokens=False)["input_ids"] for part in ("sentence ", text)]
     length = 1 + len(parts[0]) + len(parts[1])
@@ -393,7 +400,7 @@ def test_tokens_that_do_not_spell_the_text(tokenizers):
 @pytest.mark.parametrize("kind", ["greedy", "sentencepiece"])
 def test_half_of_a_surrogate_pair(kind, tokenizers):
     with pytest.raises(ValueError, match=r"half of a surrogate pair, '\\ud800', as its character 3 of 4"):
-        tokenized(tokenizers[kind], ["a", "ab\ud800c"])
+        tokenize(tokenizers[kind], ["a", "ab\ud800c"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -490,7 +497,9 @@ def test_plain_transformers_on_the_whole_string_gives_the_embedding(template, pr
     )
     vectors, others = (model.encode(TEXTS, prompt=prompt, batch_size=5) for model in (whole, pieces))
     differ = 0
-    for text, vector, other in zip(whole[0]._texts(TEXTS), vectors, others, strict=True):
+    for text, vector, other in zip(
+        map(normalized, TEXTS) if whole[0].normalize_text else TEXTS, vectors, others, strict=True
+    ):
         ids = tokenizer(prompt + before + text + behind)["input_ids"]
         with torch.no_grad():
             expected = plain(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
@@ -502,7 +511,7 @@ def test_plain_transformers_on_the_whole_string_gives_the_embedding(template, pr
 @pytest.mark.parametrize("module_class", [st_reba.EchoModule, st_reba.ReBAModule])
 def test_repeated_texts_are_in_pieces(module_class, shared):
     assert module_class(shared()).tokenization == "pieces"
-    with pytest.raises(ValueError, match='tokenization="whole": .* same tokens of a text in several places'):
+    with pytest.raises(ValueError, match="tokenization='whole': the same tokens are put into several slots"):
         module_class(shared(), tokenization="whole")
     with pytest.raises(ValueError, match='tokenization=\'all\': use "whole" or "pieces"'):
         st_reba.CausalTransformer(shared(), tokenization="all")

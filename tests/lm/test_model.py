@@ -11,13 +11,15 @@ import weakref
 import pytest
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers import AutoModel, FalconH1Config, Llama4TextConfig, MambaConfig
+from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer, FalconH1Config, Llama4TextConfig, MambaConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from st_reba import CausalTransformer, ContrastivePromptingModule, EchoModule, ReBAModule, RefinedThoughtModule
 from st_reba.lm.attention import ATTENTION, Bidirectional, RunningMaximum, function
-from st_reba.lm.fingerprint import fingerprint
+from st_reba.lm.fingerprint import fingerprint, fingerprint_of_weight
 from st_reba.lm.model import LanguageModel, resolve_output_layer
 from st_reba.lm.parts import parts_of
 from st_reba.lm.passes import Capture, Hook, Replace, Stop, active_pass, hooks_at_module
@@ -26,8 +28,8 @@ from st_reba.lm.views import PER_LAYER
 from st_reba.text.layout import NOT_TEXT, Layout
 
 from .. import backbones, oracles
-from ..backbones import ARCHITECTURES, DEMO_MODEL, IDS, MLP, OWN_ATTENTION, SIZE, config, randomize
-from ..conftest import forward_passes, relative_error
+from ..backbones import ARCHITECTURES, DEMO_MODEL, FEW, IDS, MLP, OWN_ATTENTION, SIZE, TEXTS, config, randomize
+from ..conftest import forward_passes, pipeline, relative_error
 
 TOKENS = torch.tensor([[5, 6, 7, 3], [5, 6, 10, 0]])
 MASK = torch.tensor([[True] * 4, [True, True, True, False]])
@@ -347,6 +349,38 @@ def test_a_short_model_that_computes_something_else_is_refused(monkeypatch):
         LanguageModel(model, 1)
 
 
+@pytest.mark.parametrize("name", FEW)
+def test_a_short_model_is_saved_without_the_layers_above(name, shared, tmp_path):
+    model = pipeline(CausalTransformer(shared(name), output_layer=2))
+    model.save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path))
+    assert again[0].output_layer == again[0].model.config.num_hidden_layers == len(again[0].lm.layers) == 2
+    assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
+
+
+#: How many passes over a few tokens each takes on a backbone that is known.
+KNOWN = {
+    "reba": (ReBAModule, {"output_layer": -1}, 0),
+    "residual stream": (CausalTransformer, {"final_norm": False, "bidirectional_layers": 2}, 0),
+    "refined thought": (RefinedThoughtModule, {}, 3),
+    "short": (CausalTransformer, {"output_layer": 2}, 3),
+    "short, steered": (ContrastivePromptingModule, {"output_layer": 2, "contrast_layer": 1}, 3),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_what_is_known_of_a_backbone_is_known_of_its_views(kind, roomy_path):
+    module_class, settings, count = KNOWN[kind]
+    whole = CausalTransformer(roomy_path)
+    with forward_passes() as passes:
+        module_class(whole, **settings)
+    assert len(passes) == count
+    with forward_passes() as passes:
+        module_class(whole, **settings)
+        module_class(EchoModule(whole), **settings)
+    assert not passes
+
+
 # Passes
 
 
@@ -517,19 +551,26 @@ def test_a_prefix_is_run_once_and_dropped_with_its_weights(monkeypatch):
 # Fingerprints
 
 
-def test_a_fingerprint_shows_every_change():
-    model, tokenizer = backbones.backbone("llama"), backbones.tokenizer()
+def test_a_fingerprint_shows_every_change_and_not_where_a_model_is(tmp_path):
+    path = backbones.save(backbones.backbone("llama"), tmp_path / "first")
+    model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     mark = fingerprint(model, tokenizer, 10)
     assert (len(mark), int(mark, 16) >= 0) == (16, True)
-    assert fingerprint(backbones.backbone("llama"), backbones.tokenizer(), 10) == mark
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "second")
+    again = AutoModel.from_pretrained(tmp_path / "second"), AutoTokenizer.from_pretrained(tmp_path / "second")
+    assert fingerprint(*again, 10) == mark
     marks = {mark, fingerprint(model, tokenizer, 11), fingerprint(model.bfloat16(), tokenizer, 10)}
     model.float()
+    weight = model.layers[1].mlp.up_proj.weight
+    of_weight = fingerprint_of_weight("name", weight.split(9))
     with torch.no_grad():
-        model.layers[1].mlp.up_proj.weight.view(-1)[1] += 0.5
+        weight.view(-1)[1] += 0.5
+    assert fingerprint_of_weight("name", weight.split(9)) != of_weight
     marks.add(fingerprint(model, tokenizer, 10))
     # What a tokenizer was last told is no part of it.
     tokenizer("one more text", truncation=True, max_length=2)
     marks.add(fingerprint(model, tokenizer, 10))
     tokenizer.add_tokens(["cat"])
-    marks.add(fingerprint(model, tokenizer, 10))
-    assert len(marks) == 5
+    marks |= {fingerprint(model, own, 10) for own in (tokenizer, ByT5Tokenizer(extra_ids=0), ByT5Tokenizer())}
+    assert len(marks) == 7
