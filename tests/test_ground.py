@@ -19,26 +19,36 @@ from safetensors import SafetensorError
 
 from st_reba.files import NoRoomError, atomic_directory, atomic_file
 from st_reba.optional import require
-from st_reba.settings import choice, described, flag, optional, whole
+from st_reba.settings import check_choice, check_flag, check_int, check_layers, check_tokens, describe
 
-SETTINGS = {
-    "whole": (whole("count", 1, 3), [1, 3], [0, 4, 2.0, True, "2", None, [2]], "give a whole number from 1 to 3."),
-    "open": (whole("count", 0, says="give 0 or more."), [0, 10**12], [-1, 1.5], "give 0 or more."),
-    "flag": (flag("on"), [True, False], [1, 0, "yes", None], "use True or False."),
-    "choice": (choice("way", "a", "b", "c"), ["a", "c"], ["d", 1, ["a"], None], 'use "a", "b" or "c".'),
-    "optional": (optional(whole("count", 1, 3)), [None, 2], [0, False], "give a whole number from 1 to 3."),
+INDICES = "a list of layer indices, such as [-1]."
+TOKENS = "give a number of tokens, 1 or more, or None for no limit."
+#: A check with its further arguments, allowed values, others, and the end of the message.
+CHECKS = {
+    "int": ((check_int, 1, 3), [1, 3], [0, 4, 2.0, True, "2", None, [2]], "give a whole number from 1 to 3."),
+    "open": ((check_int, 0), [0, 10**12], [-1, 1.5], "give a whole number of 0 or more."),
+    "flag": ((check_flag,), [True, False], [1, 0, "yes", None], "use True or False."),
+    "choice": ((check_choice, "a", "b", "c"), ["a", "c"], ["d", 1, ["a"], None], "use 'a' or 'b' or 'c'."),
+    "layers": ((check_layers,), ["all", [-1], (0, 1)], [[], "lowest", 5, [True], None], f'use "all" or {INDICES}'),
+    "tokens": ((check_tokens,), [1, 10**12, None], [0, -1, True, 2.5, "2"], TOKENS),
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_says_what_it_may_be(setting):
-    declared, allowed, refused, says = SETTINGS[setting]
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_says_what_a_setting_may_be(name):
+    (check, *arguments), allowed, refused, says = CHECKS[name]
     for value in allowed:
-        assert declared.check(value) is value
+        assert check("it", value, *arguments) is value
     for value in refused:
-        with pytest.raises(ValueError, match="^" + re.escape(f"{declared.name}={value!r}: {says}") + "$"):
-            declared.check(value)
-    assert described(SimpleNamespace(count=2, way="a"), ["count", "way"]) == "count=2, way='a'"
+        with pytest.raises(ValueError, match="^" + re.escape(f"it={value!r}: {says}") + "$"):
+            check("it", value, *arguments)
+
+
+def test_settings_are_described_and_huge_limits_are_none():
+    assert describe(SimpleNamespace(count=2, way="a"), ["count", "way"]) == "count=2, way='a'"
+    assert check_tokens("it", 1e30) is None
+    with pytest.raises(ValueError, match=re.escape(f"it='all': use {INDICES}")):
+        check_layers("it", "all", or_all=False)
 
 
 BROKEN = {

@@ -185,7 +185,7 @@ def test_documents_that_are_read_together_whatever_else_runs(client_of, lists):
         results = answer.json()["results"]
         assert [row["index"] for row in results] == [*np.argsort(-expected, kind="stable")]
         np.testing.assert_allclose([row["relevance_score"] for row in results], -np.sort(-expected), atol=1e-5)
-        ids = lists.model[0].token_ids([query, *own])
+        ids = lists.model.tokenizer([query, *own], add_special_tokens=False)["input_ids"]
         assert answer.json()["usage"]["total_tokens"] == len(ids[0]) + sum(min(12, len(each)) for each in ids[1:])
 
 
@@ -202,7 +202,7 @@ def test_documents_that_are_too_long_to_be_read_together(client_of, lists, monke
     assert asked(client, "a " * (room // 8), TEXTS).status_code == 200
     for words in (room, 5_000):
         told = said(client, "a " * words, TEXTS, "query")
-        assert told.endswith(f"in the model's {room} positions: give a shorter query.")
+        assert f"no room for a document in the model's {room} positions: give a shorter one" in told
     whole = client_of(reranker=ListReranker("r", model, truncate=False))
     told = said(whole, QUERY, ["a", " ".join(TEXTS)], "documents")
     assert re.fullmatch(r"'documents'\[1\] has \d+ tokens, and the model reads 12: send it in parts\.", told)

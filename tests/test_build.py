@@ -27,12 +27,10 @@ from st_reba import (
     progress,
 )
 from st_reba.compare import RecipeSweep
-from st_reba.compare.run import usual
 from st_reba.data.demo import demo_sentences
-from st_reba.data.tables import Pairs
 from st_reba.encode import Encoder, encode_file
 from st_reba.modules.multi_vector import multi_vector_encoder
-from st_reba.text.templates import TEMPLATES
+from st_reba.text.presets import TEMPLATES
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining
 
 from .backbones import TEXTS
@@ -75,7 +73,6 @@ def test_a_path_is_any_path(roomy_path, encoder_paths, tmp_path):
     model, towers = Path(roomy_path), map(Path, encoder_paths())
     built = st_reba.build(model, "classical", device="cpu")
     assert np.array_equal(built.encode(TEXTS), st_reba.build(roomy_path, "classical", device="cpu").encode(TEXTS))
-    assert usual(model, Pairs(["a"], ["b"], [1.0]), ["a"])[0].all
     for made in (
         EchoModule(model), TwinTower(*towers),
         TokenPrependingModule(model), CausalTransformer(model), IdfWeights(torch.ones(9)),
@@ -110,7 +107,7 @@ def test_a_topic_is_summed_behind_its_pooling(roomy_path):
 def test_without_texts_it_says_what_it_is_fitted_on(roomy_path, caplog):
     alone = st_reba.build(roomy_path, "classical+whitened", device="cpu")
     st_reba.build(roomy_path, "classical", device="cpu")
-    (said,) = [message for name, _, message in caplog.record_tuples if name == "st_reba.ready"]
+    (said,) = [message for name, _, message in caplog.record_tuples if name == "st_reba.build"]
     assert re.fullmatch(r"Classical, whitened is fitted on \d+ sentences of the package. .* texts=\[\.\.\.\]\.", said)
     given = st_reba.build(roomy_path, "classical+whitened", iter(demo_sentences()), device="cpu")
     assert np.allclose(alone.encode(TEXTS), given.encode(TEXTS), atol=1e-6)
