@@ -111,7 +111,7 @@ $(INSTALLED): pyproject.toml constraints.txt st_reba/version.py
 # What is imported is compiled then; to compile all would take as long as all else here.
 $(DEMO_INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[gguf,report]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[gguf]"
 	touch $@
 
 # Environments beside .venv hold what requirements/ says.

@@ -210,7 +210,8 @@ class Compared:
         self.rows: dict[str, CrossFitted] = {}
 
     def add(self, name: str, values: Array) -> None:
-        """Score one row, of values (C, n) or (C, n, D)."""
+        """Score one row, of values (C, n) or (C, n, D); without a choice, of the first candidate."""
+        values = values if self.splits.chooses else values[:1]
 
         @cache
         def measured(part: int) -> Array:

@@ -86,13 +86,12 @@ def compare(
     from st_reba.text.templates import language_of
 
     from . import load as loading
-    from .show import has_page, kept, present, running, save_model
+    from .show import kept, present, running, save_model
 
     context.with_resource(loading.quiet())
     old = None if against is None else Comparison.load(against)
-    page = has_page(out)
     if saved is not None:
-        present(Comparison.load(saved), old, out, page, as_json)
+        present(Comparison.load(saved), old, out, as_json)
         return
     loading.check_devices(device)
     labelled = loading.read(data, columns, separator, demo, query_prompt, document_prompt)
@@ -141,4 +140,4 @@ def compare(
         found = replace(found, build=build)
     hints = [] if recipes else ["--recipes all compares every recipe."]
     save = None if save_best is None else partial(save_model, found, run, save_best)
-    present(found, old, out, page, as_json, save, hints)
+    present(found, old, out, as_json, save, hints)

@@ -330,7 +330,7 @@ PromptLanguage = Annotated[
 Out = Annotated[
     Path | None,
     directory(
-        "Directory to write results.csv and comparison.json to and, with the extra [report], report.html with figures. "
+        "Directory to write report.html, results.csv and comparison.json to. "
         "If a run is stopped, the same command resumes it from DIR.partial.",
         "--out",
     ),

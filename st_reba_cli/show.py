@@ -18,7 +18,6 @@ from st_reba.compare.report import save_best, write_report
 from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, rows
 from st_reba.evaluation.tasks import Measure
 from st_reba.files import held
-from st_reba.optional import require
 
 from .printing import Shown, best_in_bold, console, loading_line, notes, write_json
 
@@ -28,19 +27,6 @@ _NAME_WIDTH = 24
 _READ_WIDTH = 14
 #: Mark of the recipe to use.
 _ADVISED = "→ "
-
-
-def has_page(out: Path | None) -> bool:
-    """Return whether a report gets a page; say it early if the packages for it are missing."""
-    if out is None:
-        return False
-    try:
-        require("matplotlib.figure", "report", "Drawing")
-        require("jinja2", "report", "A report")
-    except ImportError as error:
-        notes.say(f"--out will be results.csv and comparison.json, without a page. {error} Then --saved draws it.")
-        return False
-    return True
 
 
 @contextmanager
@@ -77,7 +63,6 @@ def present(
     found: Comparison,
     old: Comparison | None,
     out: Path | None,
-    page: bool,
     as_json: bool,
     save: Callable[[], None] | None = None,
     hints: Sequence[str] = (),
@@ -88,7 +73,6 @@ def present(
         found: The comparison.
         old: An older one, whose differences are printed; None: none.
         out: Directory of the report; None: none.
-        page: Whether the report gets a page.
         as_json: Whether JSON is printed as well.
         save: Saves the best recipe, even if the report cannot be written; None: nothing is saved.
         hints: Sentences to end with.
@@ -96,7 +80,7 @@ def present(
     show(found, hints)
     try:
         if out is not None:
-            console.say(f"Report: {write_report(found, out, '--out', page)}")
+            console.say(f"Report: {write_report(found, out, '--out')}")
             shutil.rmtree(_partial(out), ignore_errors=True)
     finally:
         if save is not None:

@@ -99,29 +99,15 @@ def what_others_do_for_every_model_is_done_once():
         yield
 
 
-def _draw_nothing(patched: pytest.MonkeyPatch) -> None:
-    from matplotlib.figure import Figure
-
-    from st_reba.compare import report
-
-    def save(figure, target, **settings):
-        target.write("") if hasattr(target, "write") else Path(target).touch()
-
-    patched.setattr(Figure, "savefig", save)
-    patched.setattr(report, "freeze", lambda figure: None)
-    patched.setattr(report, "cost_figure", lambda comparison: Figure())
-
-
 @pytest.fixture(scope="module")
 def quick():
-    """Time each recipe once, on a batch of four texts, and write empty files for figures, in all tests of a module."""
+    """Time each recipe once, on a batch of four texts, in all comparisons of a module."""
     from st_reba.compare import cost
 
     once = {"TIMED_ROUNDS": 1, "TIMED_BATCHES": 1, "TIMED_TEXTS": 4, "_MEASURED_SECONDS": 0.0}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in once.items():
             patched.setattr(cost, name, value)
-        _draw_nothing(patched)
         yield
 
 
@@ -281,9 +267,3 @@ def prompted_path(backbone_path, tmp_path_factory):
     directory = tmp_path_factory.mktemp("prompted")
     model.save_pretrained(str(directory))
     return str(directory)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Write empty files for the figures of reports."""
-    _draw_nothing(monkeypatch)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from ..files import atomic_directory
 from ..hub import card
-from ..optional import require
 from ..recipes.recipe import device_of
-from .pictures import cost_figure, drawing_style, freeze, levels, round_axis, timed
+from .pictures import apart, cost_axis, levels, pareto_front, score_axis
 from .recipes import Recipes
-from .results import TIED, Comparison, best_of, measured, rows
+from .results import TIED, Comparison, best_of, has_number, measured, rows
 
 _ASSETS = Path(__file__).parent.parent / "assets"
 # Number of recipes that the page shows; the others are folded away.
 _OPEN_ROWS = 15
 
 
-def write_report(comparison: Comparison, directory: Path, called: str = "directory", page: bool = True) -> Path:
-    """Write ``results.csv`` and ``comparison.json``, and ``report.html`` with its figure ``cost.png``.
+def write_report(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
+    """Write ``report.html``, the numbers as ``results.csv``, and all of it as ``comparison.json``.
 
     The page is complete in itself: it loads nothing and runs no script.
 
@@ -33,25 +31,19 @@ def write_report(comparison: Comparison, directory: Path, called: str = "directo
         comparison: What to show.
         directory: Where; it must not exist yet, or be empty. It appears when everything is written.
         called: The user's name for the directory, such as ``"--out"``.
-        page: Whether to write the page, which needs Jinja2 and matplotlib.
 
     Returns:
-        The path of the page, or else of the CSV file.
+        The path of the page.
 
     Raises:
-        ImportError: If Jinja2 or matplotlib is missing.
         ValueError: If something lies in the directory already.
         OSError: If it cannot be written.
     """
-    if page:
-        require("matplotlib.figure", "report", "Drawing")
-        require("jinja2", "report", "A report")
     with atomic_directory(directory, called) as scratch:
         write_csv(comparison, scratch / "results.csv")
         comparison.save(scratch / "comparison.json")
-        if page:
-            (scratch / "report.html").write_text(_page(comparison, _draw(comparison, scratch)), encoding="utf-8")
-    return directory / ("report.html" if page else "results.csv")
+        (scratch / "report.html").write_text(_page(comparison), encoding="utf-8")
+    return directory / "report.html"
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:
@@ -125,10 +117,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     return model
 
 
-def _page(comparison: Comparison, figure: dict[str, str] | None) -> str:
-    """Return the page; ``figure`` has the address and the description of the picture."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+def _page(comparison: Comparison) -> str:
     environment = Environment(
         loader=FileSystemLoader(_ASSETS),
         autoescape=True,
@@ -137,41 +126,31 @@ def _page(comparison: Comparison, figure: dict[str, str] | None) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    table = rows(comparison)
+    task, table = comparison.tasks[0], rows(comparison)
     own = [row for row in table if not row.result.control]
-    scored = best_of(comparison.results, comparison.tasks[0]) is not None
-    place, ticks = round_axis(comparison)
+    scored = best_of(comparison.results, task) is not None
+    choice = comparison.choice() if scored else None
+    timed = [row for row in own if row.result.cost and has_number(row.result, task)]
+    place, ticks = score_axis(comparison)
+    at, cost_ticks = cost_axis([row.result.cost or 1.0 for row in timed] or [1.0])
+    # The choice and the best that nothing cheaper equals have their names first.
+    front = [choice, *reversed(pareto_front([row.result for row in timed], task))]
+    points = {
+        result.name: (at(result.cost), place(result.scores[task.name].value))
+        for result in front
+        if result is not None and result.cost and task.name in result.scores
+    }
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
         measured=measured,
         tied=TIED,
-        choice=comparison.choice() if scored else None,
+        choice=choice,
         rows=own[:_OPEN_ROWS],
         folded=own[_OPEN_ROWS:],
         controls=[row for row in table if row.result.control],
-        place=place,
-        ticks=ticks,
+        scores=(place, ticks),
         levels=rows(comparison, levels(comparison)),
-        figure=figure,
+        timed=timed,
+        costs=(at, cost_ticks),
+        named=apart(points),
     )
-
-
-def _draw(comparison: Comparison, directory: Path) -> dict[str, str] | None:
-    """Draw score against cost, as a PNG file and as SVG for the page; None if no recipe has both."""
-    task = comparison.tasks[0]
-    if not timed(comparison):
-        return None
-    with drawing_style():
-        figure = cost_figure(comparison)
-        freeze(figure)
-        buffer = io.StringIO()
-        nothing: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-        figure.savefig(directory / "cost.png")
-    choice = comparison.choice()
-    cost = "" if choice.cost is None else f" at {measured(choice.cost)} times the cost of the classical embedding"
-    return {
-        "address": f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue().encode()).decode()}",
-        "alt": f"Scatter plot of cost against {task.name} for every recipe, with the controls as lines. {choice.name} "
-        f"reaches {task.show(choice.scores[task.name].best_guess)}{cost}. The table holds all numbers.",
-    }

@@ -33,6 +33,9 @@ EXACT = 2000
 
 # Replicates without a score are left out; where more than this share are, there is no interval.
 _MOST_UNDEFINED = 0.1
+# Least half width of the interval of a share that is 0 or 1, on the logit scale: that of the exact binomial interval of
+# the best of ten. It falls with the number of items that are wrong, and binds where there are none or hardly any.
+_AT_AN_END = 2.6
 
 
 @dataclass(frozen=True)
@@ -375,6 +378,10 @@ class Replicated:
             centre[self._place[self.best]] -= excess
         drawn = self._transformed(self.drawn)
         width = half_widths(drawn)
+        if self.kind not in ("spearman", "pearson"):
+            # Replicates of items that are all right do not differ.
+            wrong = self.count * np.clip(np.minimum(centre, 1 - centre), 0, None)
+            width = np.maximum(width, _AT_AN_END * np.sqrt(0.5 / (wrong + 0.5)))
         middle = self._transformed(centre)
         return self._back(middle - width), self._back(middle + width)
 

@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import re
-import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -201,22 +200,6 @@ def test_a_full_disk(place, error, said, left, desk, monkeypatch):
     assert {path.name for path in desk.iterdir()} == before | left
 
 
-def test_results_need_neither_matplotlib_nor_jinja(desk, monkeypatch):
-    """And what draws the page is installed later: nothing is compared anew."""
-    with monkeypatch.context() as hidden:
-        for name in ("matplotlib", "matplotlib.figure", "jinja2"):
-            hidden.setitem(sys.modules, name, None)
-        said = typed(
-            "compare --model shallow --device cpu --data pairs.tsv --recipes classical --no-controls --out out"
-        )
-    assert {path.name for path in Path("out").iterdir()} == {"results.csv", "comparison.json"}
-    assert said.startswith("--out will be results.csv and comparison.json, without a page.")
-    assert 'pip install "st-reba[report]"' in said
-    assert "Report: out-page/report.html" in typed("compare --saved out/comparison.json --out out-page")
-    assert "charset" in Path("out-page/report.html").read_text(encoding="utf-8")
-    assert Path("out-page/comparison.json").read_bytes() == Path("out/comparison.json").read_bytes()
-
-
 def test_what_is_refused_at_once_is_refused_later_in_the_same_words(desk):
     """Where nothing is imported yet the standard library alone says it; st_reba has the last word."""
     for name in ("no.tsv", "no.JSONL", "no.gz", "no*.tsv", "/no", "a/b/c"):
@@ -238,4 +221,4 @@ def test_an_install_hint_names_the_extra():
         for package, extra in re.findall(r'require\((?:"([\w.]+)"|\w+), "(\w+)"', path.read_text(encoding="utf-8")):
             assert package.partition(".")[0] in " ".join(extras[extra]), path
             named.add(extra)
-    assert named >= {"report", "ray", "mteb", "gguf", "train", "serve"}
+    assert named >= {"ray", "mteb", "gguf", "train", "serve"}

@@ -103,6 +103,15 @@ def test_the_interval_of_the_best_of_many_covers_its_truth(kind):
     assert abs(np.mean(above)) < 0.5 * np.mean(plain)
 
 
+def test_items_that_are_all_right_have_an_interval():
+    """As wide as the exact binomial interval of the best of ten: nobody knows of the next items."""
+    for count in (40, 60, 200, 1000):
+        right = estimate(mean({"all": np.ones(count), "one wrong": np.arange(count) > 0}))
+        assert right["all"].high == 1
+        assert 0.025 ** (1 / count) > right["all"].low == pytest.approx(0.0025 ** (1 / count), rel=0.01)
+        assert right["one wrong"].low < 1 - 1 / count < right["one wrong"].high
+
+
 def test_equal_rows_are_rarely_told_apart():
     """From one of their own, and from the best; a row that is better on every item always is."""
     draw, ahead, apart = np.random.default_rng(2), 0, 0
