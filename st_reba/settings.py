@@ -45,7 +45,9 @@ def check_int(name: str, value: Any, least: int, most: int | None = None, advice
 
 def check_layers(name: str, value: Any, *, or_all: bool = True) -> Any:
     """Return a list of layer indices, or "all" where that is allowed. The model may not have these layers."""
-    are_indices = isinstance(value, (list, tuple)) and len(value) > 0 and all(type(layer) is int for layer in value)
+    are_indices = (
+        isinstance(value, (list, tuple, range)) and len(value) > 0 and all(type(layer) is int for layer in value)
+    )
     advice = 'use "all" or ' if or_all else "use "
     advice += "a list of layer indices, such as [-1]."
     return check(name, value, are_indices or (or_all and value == "all"), advice)

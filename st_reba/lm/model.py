@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..settings import check_layers
 from ..text.layout import Layout
 from . import parts as facts
 from .attention import ATTENTION
@@ -294,9 +295,10 @@ class LanguageModel:
         Raises:
             ValueError: If there is no such layer, or hooks cannot act in its attention.
         """
+        check_layers("layers", layers)
         count, name = depth(self.model), type(self.model).__name__
         indices = range(count) if layers == "all" else layers
-        if wrong := [layer for layer in indices if type(layer) is not int or not -count <= layer < count]:
+        if wrong := [layer for layer in indices if not -count <= layer < count]:
             raise ValueError(f"layers={layers!r}: {name} has {count} layers, use {-count} to {count - 1}, not {wrong}.")
         chosen = sorted({layer % count for layer in indices})
         able = self.attention_layers

@@ -61,7 +61,7 @@ def multi_vector_encoder(
     Raises:
         ValueError: If the module returns one vector a text, or the projection cannot be fitted.
     """
-    check_returns_all(module, 'and late interaction needs all: use rows="all".')
+    check_returns_all(module, 'late interaction needs all of them, so use rows="all".')
     words = punctuation_tokens(module.layouter.tokenizer) if skip_punctuation else []
     mask = MultiVectorMask(skiplist_words=words)
 

@@ -103,7 +103,8 @@ class FixedWeights(StoredModule):
         ValueError: If one of them is not a floating-point tensor, or has too large a value.
     """
 
-    #: Dimensions of each weight, each a letter, such as ``{"mean": "D", "rows": "kD"}``. Only n may be 0.
+    #: Dimensions of each weight, each a letter, such as ``{"mean": "D", "rows": "kD"}``. Only n may be 0, and
+    #: neither k nor n is greater than D.
     SHAPES: ClassVar[Mapping[str, str]]
     #: Attributes that follow from the weights. They are saved to recognise the configuration of another module.
     SIZES: ClassVar[tuple[str, ...]]
@@ -148,10 +149,13 @@ def match_shapes(shapes: Mapping[str, str], weights: Mapping[str, Tensor]) -> di
     for name, letters in shapes.items():
         for letter, size in zip(letters, weights[name].shape, strict=False):
             fits &= sizes.setdefault(letter, size) == size and (size > 0 or letter == "n")
+    rows = next((letter for letter in "kn" if letter in sizes), "D")
+    fits &= sizes.get(rows, 0) <= sizes.get("D", 0)
     if not fits:
         given = " and ".join(f"{name} is {tuple(weights[name].shape)}" for name in shapes)
         expected = " and ".join(str(tuple(letters)).replace("'", "") for letters in shapes.values())
-        raise ValueError(f"{given}: give {expected}.")
+        bound = "" if rows == "D" else f" with {rows} at most D"
+        raise ValueError(f"{given}: give {expected}{bound}.")
     return sizes
 
 

@@ -165,7 +165,7 @@ class TestBlocks:
         module = made(backbone_path(), max_seq_length=4)[0]
         assert [len(ids) for ids in module.preprocess([(QUERY, "dog " * 50), (QUERY, "a")])["documents"]] == [4, 1]
         module.tokenizer.truncation_side = "left"
-        last = module.token_ids(["g h i j"])[0][-4:]
+        last = module.tokenizer("g h i j", add_special_tokens=False)["input_ids"][-4:]
         assert module.preprocess([(QUERY, "a b c d e f g h i j")])["documents"] == [last]
         module = made(backbone_path())[0]
         features = module.preprocess([(QUERY, "dog " * 500)])
@@ -195,13 +195,12 @@ class TestRefusals:
             ({"template": "{query}{documents}"}, "one {documents} and, behind it, one {query}"),
             ({"template": "{documents}{query}{x}"}, "no other braces"),
             ({"layers": "lowest"}, 'use "all" or a list of layer indices'),
-            ({"layers": [3]}, "so 3 is out of range"),
+            ({"layers": [3]}, r"has 3 layers, use -3 to 2, not \[3\]"),
             ({"heads": [[0]]}, "give a list of pairs of a layer and a head"),
             ({"heads": [[0, 4]]}, r"3 layers of 4 heads, counted from 0, so \[0, 4\] is out of range"),
             ({"rotations": 0}, "give how often the list is read"),
             ({"rotations": 2}, "documents that are read alone have no order"),
             ({"block_tokens": 8}, "documents that are read alone have no order"),
-            ({"pool_over": "text"}, "reads attention, and no states. Leave it out"),
         ],
     )
     def test_settings(self, more, message, backbone_path):

@@ -30,7 +30,7 @@ from st_reba import (
     StandardizedSum,
     WhiteningTransform,
 )
-from st_reba.modules.moments import Moments, embedding_moments
+from st_reba.moments import Moments, embedding_moments
 from st_reba.recipes.rows import PARTS
 from st_reba.text.words import DocumentFrequencies
 
@@ -288,18 +288,25 @@ EYE, ZEROS, ONES = torch.eye(4), torch.zeros, torch.ones
         (lambda: Moments(5).add(ZEROS(2, 4)), "The vectors are (2, 4): give (B, 5)"),
         (lambda: Moments(5).add(torch.full((2, 5), float("nan"))), "load the model in bfloat16 or float32"),
         # Weights that are none
-        (lambda: AllButTheTop(ZEROS(4), ZEROS(4, 3)), "mean is (4,) and directions (4, 3): give (D,) and (k, D) with"),
-        (lambda: IdfWeights(ZEROS(2, 2)), "weights is (2, 2): give (V,), one for each token id"),
+        (
+            lambda: AllButTheTop(ZEROS(4), ZEROS(4, 3)),
+            "mean is (4,) and directions is (4, 3): give (D,) and (n, D) with n at most D",
+        ),
+        (lambda: IdfWeights(ZEROS(2, 2)), "weights is (2, 2): give (V,)"),
         (lambda: EmbeddingFilter(ZEROS(4), 0), "directions is (4,): give (k, D)"),
+        (lambda: EmbeddingFilter(ZEROS(5, 4), 0), "directions is (5, 4): give (k, D) with k at most D"),
         (lambda: EmbeddingFilter(EYE[:3], 2), "low=2: with 3 of 4 directions kept it is a whole number from 0 to 1"),
         (lambda: EmbeddingFilter(torch.full((1, 4), 3e38), 0), "the value 3e+38, and weights are numbers not beyond 1"),
         (lambda: Centering(ZEROS(2, 2)), "mean is (2, 2): give (D,)"),
-        (lambda: Standardization(ZEROS(2), ONES(3)), "mean is (2,) and deviation (3,): give (D,) for"),
+        (lambda: Standardization(ZEROS(2), ONES(3)), "mean is (2,) and deviation is (3,): give (D,) and (D,)"),
         (lambda: Standardization(ZEROS(2), ZEROS(2)), "A deviation is 0 or below"),
         (lambda: IdfWeights(-ONES(2)), "A weight is below 0"),
-        (lambda: PartwiseWhitening(ZEROS(4), ZEROS(4, 4), [1.0]), "mean is (4,) and weight (4, 4): give (P, D)"),
+        (
+            lambda: PartwiseWhitening(ZEROS(4), ZEROS(4, 4), [1.0]),
+            "mean is (4,) and weight is (4, 4): give (P, D) and (P, D, D)",
+        ),
         (lambda: PartwiseWhitening(ZEROS(2, 2), ZEROS(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
-        (lambda: StandardizedSum(ZEROS(1, 4), ZEROS(1, 3), [1.0]), "mean is (1, 4) and scale (1, 3)"),
+        (lambda: StandardizedSum(ZEROS(1, 4), ZEROS(1, 3), [1.0]), "mean is (1, 4) and scale is (1, 3)"),
     ],
 )
 def test_what_is_refused(make, message):
@@ -409,7 +416,7 @@ class TestIdfWeights:
         assert relative_error(found[:, :32], plain[:, :32]) > 1e-3
 
     def test_what_is_refused(self, shared):
-        with pytest.raises(ValueError, match='CausalTransformer hands on one token alone, rows="last"'):
+        with pytest.raises(ValueError, match='CausalTransformer returns one token alone, rows="last"'):
             IdfWeights.fit(CausalTransformer(shared(), rows="last"), TEXTS)
         features = {"input_ids": torch.tensor([[7]]), "token_embeddings": ONES(1, 1, 2), "attention_mask": ONES(1, 1)}
         with pytest.raises(ValueError, match="IdfWeights has weights for 5 token ids and was given the id 7"):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 from sentence_transformers.base.modules import Transformer
 
+from st_reba import modules
+
 from ..fixtures import golden
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
-
-#: Packages of modules that are held to the archive.
-NAMESPACES = ("st_reba.modules", "st_reba.modules")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +31,9 @@ def loaded(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("namespace", NAMESPACES)
 @pytest.mark.parametrize("architecture", golden.ARCHITECTURES)
 @pytest.mark.parametrize("case", golden.known_cases(), ids=lambda case: case.name)
-def test_golden(case, architecture, namespace, archive, loaded):
-    modules = importlib.import_module(namespace)
+def test_golden(case, architecture, archive, loaded):
     module = getattr(modules, case.module)(loaded(architecture), **case.settings)
     for call in case.calls:
         for key, values in golden.found(case, module, call):

@@ -44,7 +44,8 @@ def test_oracle(kind, tokenizer, shared):
         row = []
         for text in TEXTS[1:]:
             ids, found = words(module, text, PROMPTS["document"])
-            assert len(ids) == module.lay_out([text], PROMPTS["document"]).text_lengths, "of one copy"
+            [layout] = module.lay_out([text], PROMPTS["document"])
+            assert len(ids) == (layout.copy_index == 0).sum(), "of one copy"
             tells = [any(sign.isalnum() or sign in "🥊�" for sign in module.tokenizer.decode([each])) for each in ids]
             row.append(maxsim(asked, found[torch.tensor(tells)]))
         expected.append(row)
@@ -99,13 +100,14 @@ def test_the_length_of_queries_and_of_documents(backbone_path):
     text = TEXTS[2]
     assert (len(model.encode_query(text)), len(model.encode_document(text))) == (3, 5)
     assert len(model.encode_query(text, processing_kwargs={"text": {"max_length": 4}})) == 4
-    assert SentenceTransformer(modules=[model[0]])[0].lay_out([text]).text_lengths.item() > 5
+    [layout] = SentenceTransformer(modules=[model[0]])[0].lay_out([text])
+    assert (layout.copy_index == 0).sum() > 5
 
 
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
-        ("last", {}, 'ReBAModule hands on one token alone, rows="last".* use rows="all"'),
+        ("last", {}, 'ReBAModule returns one token alone, rows="last".* use rows="all"'),
         ("all", {"dimension": 33, "fit_texts": FIT}, "dimension=33: give the principal directions to keep.* 1 to 32"),
         ("all", {"dimension": 8, "fit_texts": ["a"]}, "1 tokens vary in at most 0 directions, and 8 are to be kept: g"),
         ("all", {"dimension": 8, "fit_texts": "a b"}, "texts is one string"),

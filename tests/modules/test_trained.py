@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, PartwiseWhitening, TwinTower
-from st_reba.modules.moments import Moments
+from st_reba.moments import Moments
 
 from .. import backbones, oracles
 from ..backbones import TEXTS

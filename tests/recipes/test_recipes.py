@@ -199,7 +199,7 @@ each_class = pytest.mark.parametrize("row", EACH_CLASS, ids=lambda row: row.modu
 def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own(row):
     """Model cards have them."""
     above = [other for other in row.module.__mro__[1:] if issubclass(other, CausalModule)]
-    if any("_read" in vars(other) for other in above):
+    if any("read" in vars(other) for other in above):
         for name in ("method", "equation"):
             said = getattr(row.module, name)
             assert all(said != getattr(other, name, None) for other in above), f"{row.module.__name__}.{name}"
@@ -210,4 +210,5 @@ def test_a_text_that_has_fewer_vectors_than_tokens_has_none_for_its_chunks(row, 
     module = row.build(CausalTransformer(roomy_path)).eval()
     with torch.no_grad():
         count = module(module.preprocess(TEXTS[2:3]))["token_embeddings"].shape[1]
-    assert module.no_chunks or module.rows != "all" or count >= module.lay_out(TEXTS[2:3]).text_lengths[0]
+    [layout, *_] = module.lay_out(TEXTS[2:3])
+    assert not module.has_token_vectors or module.rows != "all" or count >= (layout.copy_index == 0).sum()
