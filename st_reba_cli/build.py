@@ -109,11 +109,11 @@ def build(
     from sentence_transformers import SparseEncoder
 
     import st_reba
+    from st_reba.build import note_recipe, prompts_or_own
     from st_reba.files import atomic_directory
     from st_reba.modules import AttentionRerankModule, PromptRepsModule
     from st_reba.modules.attention_reranking import attention_reranker
     from st_reba.modules.multi_vector import multi_vector_encoder
-    from st_reba.ready import note_recipe, prompts_or_own
     from st_reba.recipes import find
 
     from .load import in_asked_language, load, load_llama_cpp, quiet, say_fitted, usable
@@ -197,7 +197,7 @@ def _checked_pooling(chosen: Recipe, pooling: str | None, template: str | None, 
     Raises:
         ValueError: If pooling, template or token vectors do not fit the recipe.
     """
-    from st_reba.ready import check_pooling
+    from st_reba.build import check_pooling
     from st_reba.recipes import every_row
     from st_reba.recipes.recipe import POOLINGS
 
@@ -259,7 +259,7 @@ def _with_texts(
     Raises:
         ValueError: If there are texts, and nothing is fitted.
     """
-    from st_reba.text.templates import language_of
+    from st_reba.text.presets import language_of
 
     from .load import in_asked_language, texts_to_fit
 

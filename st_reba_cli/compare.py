@@ -83,7 +83,7 @@ def compare(
     from st_reba.compare.results import Comparison
     from st_reba.compare.splits import LEAST_TEXTS
     from st_reba.recipes import asked_for
-    from st_reba.text.templates import language_of
+    from st_reba.text.presets import language_of
 
     from . import load as loading
     from .show import kept, present, running, save_model

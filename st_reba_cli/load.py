@@ -25,7 +25,7 @@ from st_reba.hub.saved_files import check_saved, fetching
 from st_reba.modules import CausalModule, CausalTransformer, LlamaCppTransformer
 from st_reba.recipes import Recipe
 from st_reba.recipes.lookup import in_language
-from st_reba.text.templates import PromptLanguage
+from st_reba.text.presets import PromptLanguage
 
 from .options import check_model, prompts_of
 from .printing import console, notes
@@ -116,7 +116,7 @@ def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, t
     Args:
         recipes: The recipes.
         asked: Value of ``--prompt-language``.
-        texts: Language of the texts, from :func:`st_reba.text.templates.language_of`.
+        texts: Language of the texts, from :func:`st_reba.text.presets.language_of`.
 
     Raises:
         ValueError: If no recipe has a prompt in the requested language.

@@ -13,9 +13,9 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer, Spars
 
 import st_reba
 from st_reba import TEMPLATES, AttentionReranker
+from st_reba.build import RECOMMENDED
 from st_reba.compare.results import Comparison
 from st_reba.data.demo import demo_sentences
-from st_reba.ready import RECOMMENDED
 from st_reba_cli.build import DEFAULT
 
 from ..backbones import TEXTS
@@ -35,7 +35,7 @@ def built(options: str = "", model: str = "demo", family: type = SentenceTransfo
 
 
 def test_a_ready_directory(desk):
-    """The same as st_reba.build's: see tests/test_ready.py."""
+    """The same as st_reba.build's: see tests/test_build.py."""
     Path("texts.txt").write_text("\n".join(f"{number}: {text}" for number in range(9) for text in TEXTS))
     options = "--recipe 'Echo-2, layer 2, whitened' --template springer --fit-texts texts.txt"
     typed(f"build --model roomy --out deep/model {options}")
