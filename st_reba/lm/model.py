@@ -232,8 +232,12 @@ class LanguageModel:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Number of values in a state after each layer, and in a last hidden state."""
-        return parts_of(self.model).widths
+        """Number of values in a state after each layer, and in a last hidden state.
+
+        Raises:
+            ValueError: As for :attr:`layers`.
+        """
+        return parts_of(self.model).widths[: len(self.layers) + 1]
 
     @property
     def projected_layers(self) -> tuple[int, ...]:
