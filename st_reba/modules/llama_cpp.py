@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from ..hub.checkpoints import Files
 from ..lm import gguf
-from ..lm.checkpoints import Files
 from ..lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
 from ..lm.model import LanguageModel
 from ..lm.parts import ModelParts
