@@ -6,7 +6,7 @@ After ``import st_reba``, ``SentenceTransformer("path-or-id")`` loads models wit
 from . import modules
 from .build import build
 from .hub.compat import make_known
-from .lm import attention
+from .lm.attention import function
 from .modules import AllButTheTop as AllButTheTop
 from .modules import AttentionPoolingModule as AttentionPoolingModule
 from .modules import AttentionReranker as AttentionReranker
@@ -61,5 +61,5 @@ __all__ = [
 ]
 __all__ += modules.__all__
 
-attention.register()
+function.register()
 make_known(*(getattr(modules, name) for name in modules.SAVED))

@@ -1,4 +1,4 @@
-"""Streaming mean and covariance of vectors, and principal directions of a symmetric matrix."""
+"""Streaming mean and covariance of vectors, principal directions of a symmetric matrix, and document frequencies."""
 
 from __future__ import annotations
 
@@ -146,3 +146,37 @@ def principal_directions(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     rows = columns.mT.flip(0)
     largest = rows.gather(1, rows.abs().argmax(dim=1, keepdim=True))
     return values.flip(0), rows * largest.sign()
+
+
+class DocumentFrequencies:
+    """Number of texts in which each token id occurs. The texts are not kept.
+
+    Attributes:
+        texts: N, number of texts with tokens.
+        counts: (V,), number of texts that have each token.
+    """
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self.texts = 0
+        self.counts = torch.zeros(vocabulary_size, dtype=torch.int64)
+
+    def add(self, texts: Tensor, ids: Tensor) -> None:
+        """Count the tokens of some whole texts.
+
+        Args:
+            texts: (T,), number of each token's text among these.
+            ids: (T,), token ids.
+        """
+        size = len(self.counts)
+        # Each token once for each text.
+        pairs = (texts * size + ids).unique()
+        self.counts += torch.bincount(pairs % size, minlength=size)
+        self.texts += len(texts.unique())
+
+    @property
+    def idf(self) -> Tensor:
+        r"""(V,), float64: :math:`\ln \frac{1 + N}{1 + df} + 1`, the smooth form that scikit-learn uses.
+
+        A token that is in every text has 1.
+        """
+        return torch.log((1 + self.texts) / (1 + self.counts.double())) + 1

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from ..data.demo import demo_sentences
 from ..evaluation.embedded import Embedded, TensorCache
 from ..files import is_full
+from ..fingerprint import fingerprint
 from ..lm.anatomy import final_norm
 from ..lm.backbone import depth
-from ..lm.fingerprint import fingerprint
 from ..lm.run import StatesAt, at
 from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, TopicModule
 from ..modules.moments import Moments

@@ -23,8 +23,8 @@ from ..data.tables import Labelled, Retrieval
 from ..evaluation import OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Array, Estimate, Replicated
 from ..evaluation.tasks import ClassesTask, Measure, Role, Vectors, task_of
+from ..fingerprint import fingerprint_of
 from ..lm.backbone import depth
-from ..lm.fingerprint import fingerprint_of
 from ..modules import CausalModule, CausalTransformer
 from ..recipes import Recipe, asked_for, find
 from ..recipes.lookup import TF_IDF_RESULT, controls_of, in_language

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from ..files import NoRoomError, atomic_file, remove_scratch
-from ..lm.fingerprint import fingerprint_of
+from ..fingerprint import fingerprint_of
 
 #: Embeds B texts with a prompt (or None) in every variant at once: ``{variant: (B, D)}``. Variants may differ in D.
 Embed = Callable[[Sequence[str], str | None], Mapping[str, Tensor]]

@@ -14,8 +14,8 @@ from transformers import AutoConfig, PreTrainedConfig, utils
 from ..hub import saved_files
 from ..hub.push import loading_class
 from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown, without_removed
-from ..lm.checkpoints import Files, is_dtype, is_plain_attention
 from ..version import REQUIREMENT
+from .checkpoints import Files, is_dtype, is_plain_attention
 
 #: Arguments of ``load`` that say where the files of a model on the Hub are.
 ON_THE_HUB = ("token", "cache_folder", "revision", "local_files_only")

@@ -168,9 +168,7 @@ def library() -> ctypes.CDLL:
             function = getattr(found, name)
             function.restype, function.argtypes = returns, takes
         given = found.llama_context_default_params()
-        wrong = [
-            f"llama_context_params.{name}" for name, default in _DEFAULTS.items() if getattr(given, name) != default
-        ]
+        wrong = [f"llama_context_params.{name}" for name, value in _DEFAULTS.items() if getattr(given, name) != value]
     if wrong:
         raise ImportError(
             f"xllamacpp {package.__version__} brings a llama.cpp with another interface ({', '.join(wrong[:3])}): "
@@ -321,8 +319,7 @@ class _States:
     """Callback that copies the states of some layers while llama.cpp computes a graph, and then ends it."""
 
     def __init__(self, library: ctypes.CDLL, hidden_size: int) -> None:
-        self._library = library
-        self.hidden_size = hidden_size
+        self._library, self.hidden_size = library, hidden_size
         self._seen: dict[int, NDArray[np.float32]] = {}
         #: States of each part of a text, for each layer that is wanted.
         self.kept: dict[int, list[NDArray[np.float32]]] = {}
@@ -333,8 +330,7 @@ class _States:
 
     def want(self, layers: Collection[int]) -> None:
         """Copy the states of these layers from now on."""
-        self.kept = {layer: [] for layer in layers}
-        self._last = END if END in layers else max(layers)
+        self.kept, self._last = {layer: [] for layer in layers}, END if END in layers else max(layers)
 
     def keep(self) -> None:
         """Keep what was copied of a part of a text."""
@@ -365,11 +361,7 @@ class _Context:
 
     def __init__(self, library: ctypes.CDLL, model: int, file: Path, part: int, states: _States | None = None) -> None:
         self.lock = threading.Lock()
-        self._library = library
-        self._model = model
-        self._file = file
-        self._part = part
-        self._states = states
+        self._library, self._model, self._file, self._part, self._states = library, model, file, part, states
         # An attribute, because llama.cpp has its address.
         self._watch = None if states is None else _Watch(states)
         self._pointer: int | None = None

@@ -17,13 +17,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from ..hub import compat, saved_files
+from ..hub.checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
 from ..hub.saved_files import check_values, fetching, read_object
 from ..hub.saved_modules import backbone_of
+from ..hub.sizes import SizeError, check_size, in_a_line, within_size
 from ..settings import check, check_tokens
-from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
 from .gguf import as_directory
 from .loaded import body_of
-from .sizes import SizeError, check_size, in_a_line, within_size
 
 # Part of the names of weights that an adapter wraps.
 _ADAPTED = ".base_layer."
@@ -31,6 +31,14 @@ _ADAPTED = ".base_layer."
 _NAMED = 5
 # Former names of sentence-transformers' arguments, which it still reads.
 _FORMER_NAMES = {"model_kwargs": "model_args", "processor_kwargs": "tokenizer_args", "config_kwargs": "config_args"}
+
+# Settings of sentence-transformers that have one value here, and the advice for others.
+_TASK = 'st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.'
+_ONLY: dict[str, tuple[Any, str]] = {
+    "backend": ("torch", 'st_reba reads hidden states and attention; use backend="torch".'),
+    "transformer_task": ("feature-extraction", _TASK),
+    "query_expansion": (None, "a causal language model was not trained to fill in masked tokens. Leave it out."),
+}
 
 #: Name of a model and arguments to load it with, to a directory or a Hub id and arguments.
 Locate = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
@@ -130,16 +138,9 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     """Raise if a setting of sentence-transformers is one that this package has not."""
     for name in ("query_length", "document_length", "max_seq_length"):
         check_tokens(name, settings.get(name))
-    task, backend = settings.get("transformer_task", "feature-extraction"), settings.get("backend", "torch")
-    advice = 'st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.'
-    check("transformer_task", task, task == "feature-extraction", advice)
-    advice = 'st_reba reads hidden states and attention; use backend="torch".'
-    check("backend", backend, backend == "torch", advice)
-    advice = (
-        "a causal language model was not trained to fill in masked tokens, so st_reba adds none to a query. Leave it "
-        "out."
-    )
-    check("query_expansion", expansion := settings.get("query_expansion"), expansion is None, advice)
+    for name, (only, advice) in _ONLY.items():
+        value = settings.get(name, only)
+        check(name, value, value == only, advice)
 
 
 def _around(
@@ -250,19 +251,3 @@ def modes_of(pooling: Pooling) -> frozenset[str]:
     """Return the modes of a pooling, which may have one or several."""
     modes = pooling.pooling_mode
     return frozenset({modes} if isinstance(modes, str) else modes)
-
-
-def check_can_be_saved(model: PreTrainedModel) -> None:
-    """Raise if transformers cannot write a model's weights.
-
-    Raises:
-        ValueError: If torchao's ``quantize_`` changed it after it was loaded. A model that transformers quantised has a
-            quantizer, which can.
-    """
-    is_quantized = any(type(parameter.data).__module__.startswith("torchao") for parameter in model.parameters())
-    if is_quantized and getattr(model, "hf_quantizer", None) is None:
-        raise ValueError(
-            f"{type(model).__name__} was quantised after it was loaded, and its configuration does not say how, so it "
-            "cannot be saved. Quantise it on loading instead: "
-            'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
-        )

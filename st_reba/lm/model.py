@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -15,13 +16,11 @@ from transformers import PreTrainedModel
 
 from ..settings import check_layers
 from ..text.layout import Layout
-from . import parts as facts
-from .attention import ATTENTION
-from .parts import at_positions, parts_of, shorten
+from .attention.function import ATTENTION
+from .parts import at_positions, continues_past, parts_of, shorten
 from .passes import Capture, Hook, Stop, active_pass, keep_hooks_for_checkpointing
-from .prefixes import PastMask, PrefixCache, shared_prefix
-from .views import depth as depth
-from .views import device_of, set_attention, view
+from .prefixes import PastMask, PrefixCache
+from .views import depth, device_of, has_own_forward, set_attention, shallow_copy
 
 
 class LanguageModel:
@@ -43,7 +42,8 @@ class LanguageModel:
     """
 
     def __init__(self, model: PreTrainedModel, output_layer: int | None = None) -> None:
-        self.model = view(model)
+        # A copy of a model with another forward than its class's own would run the modules that it is copied from.
+        self.model = model if any(map(has_own_forward, model.modules())) else shallow_copy(model)
         self.prefixes = PrefixCache()
         if getattr(model.config, "is_encoder_decoder", False) or not parts_of(self.model).is_causal:
             raise ValueError(
@@ -81,7 +81,10 @@ class LanguageModel:
         record = _record.get()
         if record is not None:
             return record.joined(self.run_layers(layout, *hooks, final_norm=final_norm, **inputs))
-        return self._last(layout, hooks, final_norm, inputs)
+        if final_norm:
+            return self._run(layout, *hooks, **inputs)
+        [states] = self.states_at(layout, self.layers[-1:], "after", None, *hooks, **inputs)
+        return states
 
     def run_layers(self, layout: Layout, *hooks: Hook, final_norm: bool = True, **inputs: Any) -> list[Tensor]:
         """Run the model once; return what enters the first layer, and what each layer returns, (B, N, D) each.
@@ -93,14 +96,8 @@ class LanguageModel:
             **inputs: As for :meth:`run`.
         """
         entering, leaving = Capture(self.layers[:1], "before"), Capture(self.layers, "after")
-        last = self._last(layout, (*hooks, entering, leaving), final_norm, inputs)
-        return [*entering.states, *leaving.states[:-1], last]
-
-    def _last(self, layout: Layout, hooks: Sequence[Hook], final_norm: bool, inputs: dict[str, Any]) -> Tensor:
-        if final_norm:
-            return self._run(layout, *hooks, **inputs)
-        [states] = self.states_at(layout, self.layers[-1:], "after", None, *hooks, **inputs)
-        return states
+        last = self._run(layout, *hooks, entering, leaving, **inputs)
+        return [*entering.states, *leaving.states[:-1], last if final_norm else leaving.states[-1]]
 
     def _run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:
         if "inputs_embeds" not in inputs:
@@ -174,7 +171,8 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Device of the model's input."""
-        return device_of(self.model)
+        device = self.model.device
+        return device if device.type != "meta" and not hasattr(self.model, "_hf_hook") else device_of(self.model)
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -218,7 +216,7 @@ class LanguageModel:
         """Input embeddings."""
         return self.model.get_input_embeddings()
 
-    @property
+    @cached_property
     def positions(self) -> int | None:
         """Number of positions; None if the configuration names no limit."""
         config = self.model.config.get_text_config(decoder=True)
@@ -232,8 +230,12 @@ class LanguageModel:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Number of values in a state after each layer, and in a last hidden state."""
-        return parts_of(self.model).widths
+        """Number of values in a state after each layer, and in a last hidden state.
+
+        Raises:
+            ValueError: As for :attr:`layers`.
+        """
+        return parts_of(self.model).widths[: len(self.layers) + 1]
 
     @property
     def projected_layers(self) -> tuple[int, ...]:
@@ -251,7 +253,7 @@ class LanguageModel:
         Raises:
             ValueError: If there is one.
         """
-        largest, known = int(layout.input_ids.max()), self.vocabulary_size
+        largest, known = int(layout.input_ids.max()), len(cast(Tensor, self.model.get_input_embeddings().weight))
         if largest >= known:
             raise ValueError(
                 f"The tokenizer gives the id {largest}, and {type(self.model).__name__} has embeddings for {known} "
@@ -300,10 +302,8 @@ class LanguageModel:
         indices = range(count) if layers == "all" else layers
         if wrong := [layer for layer in indices if not -count <= layer < count]:
             raise ValueError(f"layers={layers!r}: {name} has {count} layers, use {-count} to {count - 1}, not {wrong}.")
-        chosen = sorted({layer % count for layer in indices})
         able = self.attention_layers
-        if layers == "all" and able:
-            chosen = [*able]
+        chosen = [*able] if layers == "all" and able else sorted({layer % count for layer in indices})
         if missing := [layer for layer in chosen if layer not in able]:
             reason = "does not call transformers' attention interface" if not able else f"is in layers {[*able]} alone"
             raise ValueError(
@@ -323,7 +323,7 @@ class LanguageModel:
         as flash attention, stays.
         """
         own = self.model.config._attn_implementation
-        able = own in (ATTENTION, "eager", "sdpa") and facts.continues_past(self.model)
+        able = own in (ATTENTION, "eager", "sdpa") and continues_past(self.model)
         if able and own != ATTENTION:
             set_attention(self.model, ATTENTION)
         return able
@@ -343,7 +343,7 @@ class LanguageModel:
         # An adapter may be switched without a change of weights.
         if torch.is_grad_enabled() or self.model.training or hasattr(self.model, "peft_config"):
             return [*layouts]
-        ids = [shared_prefix(layout) for layout in layouts]
+        ids = [layout.shared_prefix for layout in layouts]
         long = [prefix for prefix in ids if len(prefix) > least]
         if not long or not self.continues_past:
             return [*layouts]

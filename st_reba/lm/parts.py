@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from .attention import ATTENTION
+from .attention.function import ATTENTION
+from .attention.kernels import without_autocast
 from .passes import AttentionCall, Capture, Hook, Replace, Stop, active_pass, gather_positions, scatter_positions
-from .precision import without_autocast
 from .prefixes import Past, PastMask, cache_arguments
 from .views import depth, device_of, first_layers, has_own_forward, set_attention, trial_copy
 
@@ -59,23 +59,19 @@ class ModelParts:
 
 
 class _Call(NamedTuple):
-    """One call of a module."""
+    """One call of a module: its path, its arguments, its first argument, and its first output."""
 
     path: str
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    output: Any
+    took: Any
+    gave: Any
 
-    @property
-    def took(self) -> Any:
-        """First argument."""
-        return next(iter((*self.args, *self.kwargs.values())), None)
 
-    @property
-    def gave(self) -> Any:
-        """First output: some modules return a tuple that begins with the states."""
-        return self.output[0] if isinstance(self.output, tuple) else self.output
+def _first(output: Any) -> Any:
+    """Return the states of an output: some modules return a tuple that begins with them."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 class _Census(Hook):
@@ -137,7 +133,7 @@ def _recorded(
     trial, calls = trial_copy(model), list[_Call]()
 
     def record(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append(_Call(path, module, args, kwargs, output))
+        calls.append(_Call(path, module, args, kwargs, next(iter((*args, *kwargs.values())), None), _first(output)))
 
     handles = [
         module.register_forward_hook(partial(record, path), with_kwargs=True) for path, module in trial.named_modules()
@@ -266,14 +262,14 @@ def _feed_forward(layer: _Call, calls: Sequence[_Call]) -> tuple[str, ...]:
         if is_part and all(isinstance(states, Tensor) and states.dim() == 3 for states in (call.took, call.gave)):
             # Not the second token: the one before may be a padding token, whose embedding is zero.
             with contextlib.suppress(*CANNOT_RUN), torch.inference_mode(), without_autocast(call.took.device):
-                alone = call._replace(output=call.module(call.took[:1, 2:3])).gave
+                alone = _first(call.module(call.took[:1, 2:3]))
                 if alone.shape == call.gave[:1, 2:3].shape and close(alone, call.gave[:1, 2:3]):
                     paths.append(call.path)
     modules, last = [call.module for call in calls if call.path in paths], torch.tensor([3, 3])
     with contextlib.suppress(*CANNOT_RUN), torch.inference_mode(), without_autocast(layer.gave.device):
         with active_pass([at_positions(modules, last, 4)]):
-            again = layer._replace(output=layer.module(*layer.args, **layer.kwargs))
-        if close(again.gave[:, 3], layer.gave[:, 3]):
+            again = _first(layer.module(*layer.args, **layer.kwargs))
+        if close(again[:, 3], layer.gave[:, 3]):
             return tuple(paths)
     return ()
 
@@ -344,24 +340,17 @@ def shorten(model: PreTrainedModel, count: int) -> PreTrainedModel:
     """
     if count == depth(model):
         return model
-    reason, all_layers = f"{type(model).__name__} cannot be shortened to {count} layers", "output_layer=-1, all layers"
+    refusal, all_layers = f"{type(model).__name__} cannot be shortened to {count} layers", "output_layer=-1, all layers"
+    parts, short = parts_of(model), None
     if hasattr(model, "_hf_hook"):
-        raise ValueError(
-            f"{reason}, because accelerate has placed it on its devices. Load it without device_map, or use "
-            f"{all_layers}."
-        )
-    if any(map(has_own_forward, model.modules())):
-        raise ValueError(
-            f"{reason}, because its forward is not its class's own: torch.compile leaves it so. Compile the module's "
-            f"model after the module is made, or use {all_layers}."
-        )
-    parts = parts_of(model)
-    short = None if parts.norm is None else first_layers(model, parts.layers, count)
+        reason = "accelerate has placed it on its devices. Load it without device_map"
+    elif any(map(has_own_forward, model.modules())):
+        reason = "its forward is not its class's own: torch.compile leaves it so. Compile the module's model afterwards"
+    else:
+        reason = "its layers were not found, or its configuration lists more about them. Use another model"
+        short = None if parts.norm is None else first_layers(model, parts.layers, count)
     if short is None:
-        raise ValueError(
-            f"{reason}, because its layers were not found, or its configuration describes more of them than their "
-            f"number. Use {all_layers}, or another model."
-        )
+        raise ValueError(f"{refusal}, because {reason}, or use {all_layers}.")
     known = _known(short)
     if count not in known:
         try:
@@ -370,7 +359,7 @@ def shorten(model: PreTrainedModel, count: int) -> PreTrainedModel:
         except CANNOT_RUN:
             agrees = False
         if not agrees:
-            raise ValueError(f"{reason}: it then computes something else. Use {all_layers}.")
+            raise ValueError(f"{refusal}: it then computes something else. Use {all_layers}.")
         known[count] = shorter
     return short
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import signature
 from itertools import chain
 from typing import Any
@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from ..text.layout import NOT_TEXT, Layout
+from .attention.kernels import autocast_dtype
 from .passes import AttentionCall, Hook, active_pass
-from .precision import autocast_dtype
 from .views import device_of
 
 
@@ -126,30 +125,12 @@ class PrefixCache:
                 del self._kept[oldest]
         return pasts
 
-    def split(self, model: PreTrainedModel, layout: Layout, least: int) -> Layout:
-        """Return the layout behind the tokens that precede every text, or the layout itself if these are few."""
-        ids = shared_prefix(layout)
-        if len(ids) <= least:
-            return layout
-        return replace(layout.columns(slice(len(ids), None)), past=self.get(model, [ids])[0])
-
 
 def _version(weight: Tensor) -> Hashable:
     """Return a value that changes when a weight is replaced or written to in place."""
     # A tensor made of others, such as a quantised one, has no memory of its own.
     place = id(weight) if hasattr(weight, "__tensor_flatten__") else weight.data_ptr()
     return place, 0 if weight.is_inference() else weight._version, weight.dtype, weight.device
-
-
-def shared_prefix(layout: Layout) -> tuple[int, ...]:
-    """Return the tokens that precede every text and every slot of token prepending, alike in all rows with a text."""
-    real = ~layout.is_empty
-    if not real.any():
-        return ()
-    length = int((layout.copy_index[real] != NOT_TEXT).int().argmax(dim=1).min())
-    ids = layout.input_ids[real, :length]
-    alike = int((ids == ids[:1]).all(dim=0).long().cumprod(dim=0).sum())
-    return tuple(ids[0, :alike].tolist())
 
 
 def run_prefix(model: PreTrainedModel, ids: Sequence[int]) -> Past:

@@ -20,22 +20,11 @@ _COPIED = (dict, PreTrainedConfig, MethodType, partial)
 
 #: Configuration entries that list one value for each layer, besides those that have "layer" in their names. Any other
 #: list may happen to be as long, such as the ids of end tokens.
-PER_LAYER = frozenset(
-    {
-        "activation_sparsity_pattern",
-        "attention_window",
-        "full_attn_idxs",
-        "indexer_types",
-        "intermediate_size",
-        "moe_topk",
-        "num_attention_heads",
-        "num_experts",
-        "num_key_value_heads",
-        "sliding_windows",
-        "swiglu_limits",
-        "swiglu_limits_shared",
-    }
-)
+PER_LAYER = (
+    "activation_sparsity_pattern", "attention_window", "full_attn_idxs", "indexer_types", "intermediate_size",
+    "moe_topk", "num_attention_heads", "num_experts", "num_key_value_heads", "sliding_windows", "swiglu_limits",
+    "swiglu_limits_shared",
+)  # fmt: skip
 
 
 def depth(model: PreTrainedModel) -> int:
@@ -57,15 +46,6 @@ def device_of(model: PreTrainedModel) -> torch.device:
 def has_own_forward(module: nn.Module) -> bool:
     """Return whether a module's forward is neither its class's nor accelerate's, such as a compiled one."""
     return not isinstance(vars(module).get("forward"), (NoneType, MethodType, partial))
-
-
-def view(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model with modules and a configuration of its own on the same weights.
-
-    Returns:
-        The model itself if a forward is not its class's own: a copy would run the modules that it is copied from.
-    """
-    return model if any(map(has_own_forward, model.modules())) else shallow_copy(model)
 
 
 def shallow_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..lm.attention import MeanWeights
-from ..lm.precision import weighted_sum
+from ..lm.attention.hooks import MeanWeights
+from ..lm.attention.kernels import weighted_sum
 from ..text.layout import Layout
 from .causal import CausalTransformer
 from .vectors import TokenVectors, last_position, zero_unselected

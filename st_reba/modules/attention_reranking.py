@@ -13,7 +13,7 @@ from sentence_transformers import CrossEncoder
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ..lm.attention import LogWeights
+from ..lm.attention.kernels import LogWeights
 from ..lm.model import LanguageModel
 from ..lm.passes import AttentionCall, Hook
 from ..lm.prefixes import cache_arguments, read_only_cache

@@ -14,10 +14,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..lm.attention import Bidirectional
+from ..lm.attention.hooks import Bidirectional
 from ..lm.loading import modes_of
-from ..lm.model import LanguageModel, depth, open_language_model, resolve_output_layer
+from ..lm.model import LanguageModel, open_language_model, resolve_output_layer
 from ..lm.passes import Hook
+from ..lm.views import depth
 from ..settings import NO_LIMIT, check, check_choice, check_flag, check_int, check_tokens, first_not_none
 from ..text.chat import Chat, is_conversation, read_as
 from ..text.layout import FEATURES, NOT_TEXT, Layout
@@ -117,11 +118,11 @@ class CausalModule(SafeTransformer):
         given: Sequence[Any] = template if isinstance(template, (list, tuple)) else [template]
         presets = [own if isinstance(own, Preset) else preset_of(own) for own in given]
         templates, preset = [Template.parse(own.template) for own in presets], agreed(presets)
-        repeats = any(own.copies > 1 for own in templates)
+        repeats, text = any(own.copies > 1 for own in templates), " and ".join(map(str, templates))
         advice = f"{type(self).__name__} reads one copy of the text; use EchoModule for a template with several."
-        check("template", template, self.repeats_text or not repeats, advice)
+        check("template", text, self.repeats_text or not repeats, advice)
         advice = f"nothing is prepended, so leave {PREPEND} out, or use TokenPrependingModule."
-        check("template", template, self.prepends or PREPEND not in "".join(map(str, templates)), advice)
+        check("template", text, self.prepends or PREPEND not in text, advice)
         pool_over = check_choice(
             "pool_over", first_not_none(pool_over, preset.pool_over, "text"), "text", "all", "whole"
         )
@@ -240,7 +241,7 @@ class CausalModule(SafeTransformer):
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: use max_length alone.')
         length = asked.get("max_length")
-        layouts = self.lay_out(inputs, prompt or "", length and check_tokens("max_length", length))
+        layouts = self.lay_out(inputs, prompt or "", None if length is None else check_tokens("max_length", length))
         if not self._warned_empty and bool(layouts[0].is_empty.any()):
             self._warned_empty = True
             warnings.warn("A text without tokens is embedded as a zero vector. This warning comes once.", stacklevel=2)
@@ -416,7 +417,7 @@ class CausalModule(SafeTransformer):
             selected = reached & real
         return last_token_mask(selected) if self.rows == "last" and not every else selected
 
-    # Pipeline and disk
+    # Pipeline
 
     @property
     def incompatible_poolings(self) -> Mapping[str, str]:
@@ -430,9 +431,3 @@ class CausalModule(SafeTransformer):
             for mode in sorted(self.incompatible_poolings.keys() & modes):
                 advice = self.incompatible_poolings[mode]
                 warnings.warn(f'{type(self).__name__} is followed by Pooling("{mode}"): {advice}', stacklevel=2)
-
-    @classmethod
-    def load_config(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load the saved settings. Version 0.1, which did not write ``tokenization``, tokenized in pieces."""
-        config: dict[str, Any] = super().load_config(*args, **kwargs)
-        return {"tokenization": "pieces", **config} if "pool_over" in config else config

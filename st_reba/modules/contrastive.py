@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..lm.model import depth
+from ..lm.attention.kernels import widen
 from ..lm.passes import Replace, gather_positions, scatter_positions
-from ..lm.precision import widen
-from ..settings import check, check_choice, check_int, first_not_none
+from ..lm.views import depth
+from ..settings import check, check_int, first_not_none
 from ..text.layout import Layout
 from ..text.presets import DEFAULT_CONTRAST, Preset, preset
 from .base import CausalModule, PoolOver
@@ -70,14 +70,16 @@ class ContrastivePromptingModule(CausalModule):
         scale = contrast.scale if scale is None else scale
         is_factor = scale == "norm" or (type(scale) in (int, float) and 0 < scale < math.inf)
         check("scale", scale, is_factor, 'give a number above 0, or "norm" for the length before.')
-        check_choice("pool_over", pool_over, "all")
+        check("pool_over", pool_over, pool_over == "all", 'the last token answers the prompt; use "all".')
         main = stop_early(known)
         auxiliary = replace(main, template=preset(auxiliary_template).template)
         settings = {**settings, "pool_over": "all", "rows": "last"}
         super().__init__(model_name_or_path, template=[main, auxiliary], **settings)
         run = depth(self.model)
         usual = min(contrast.index(self.whole_depth), run - 1)
-        self.contrast_layer = check_int("contrast_layer", first_not_none(contrast_layer, usual), -run, run - 1) % run
+        advice = f"give the index of one of {run} layers, {-run} to {run - 1}, or None for the paper's."
+        layer = check_int("contrast_layer", first_not_none(contrast_layer, usual), -run, run - 1, advice)
+        self.contrast_layer = layer % run
         self.scale, self.auxiliary_template = scale, str(self._templates[1])
         # Raises if it is not found.
         self.lm.projection(self.contrast_layer)

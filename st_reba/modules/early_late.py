@@ -9,9 +9,9 @@ from typing import Any
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
-from ..lm.model import depth
 from ..lm.passes import Capture, gather_positions
-from ..settings import check_choice, check_int, first_not_none
+from ..lm.views import depth
+from ..settings import check, check_int, first_not_none
 from ..text.layout import Layout
 from .base import CausalModule, PoolOver
 from .vectors import TokenVectors
@@ -61,11 +61,12 @@ class EarlyLateModule(CausalModule):
         pool_over: PoolOver | None = None,
         **settings: Any,
     ) -> None:
-        pool_over = check_choice("pool_over", first_not_none(pool_over, "text"), "text")
-        super().__init__(model_name_or_path, template=template, **{**settings, "pool_over": pool_over, "rows": "all"})
+        check("pool_over", pool_over, pool_over in (None, "text"), 'words of the text alone have vectors; use "text".')
+        super().__init__(model_name_or_path, template=template, **{**settings, "pool_over": "text", "rows": "all"})
         run = depth(self.model)
         usual = min(run, max(1, round(self.whole_depth / 8)))
-        self.early_layer = check_int("early_layer", first_not_none(early_layer, usual), 1, run)
+        advice = f"give a layer from 1 to {run}, or None for an eighth of the way up."
+        self.early_layer = check_int("early_layer", first_not_none(early_layer, usual), 1, run, advice)
         check_widths(self, [self.early_layer])
 
     @property

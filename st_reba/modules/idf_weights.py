@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..moments import in_chunks
-from ..text.words import DocumentFrequencies
+from ..moments import DocumentFrequencies, in_chunks
 from .base import CausalModule
 from .stored import FixedWeights
 

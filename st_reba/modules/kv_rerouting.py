@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..lm.attention import ExtraKey
-from ..lm.model import depth
+from ..lm.attention.hooks import ExtraKey
+from ..lm.views import depth
 from ..settings import check, check_flag, check_layers, first_not_none
 from ..text.layout import Layout
 from .base import PoolOver, Rows
@@ -71,7 +71,7 @@ class KVReroutingModule(CausalTransformer):
             check_layers("layers", layers, or_all=False)
         is_finite = type(prefix_bias) in (int, float) and math.isfinite(prefix_bias)
         check("prefix_bias", prefix_bias, is_finite, "give a finite number; 0 changes no logit.")
-        advice = "the mean needs all tokens. Set hybrid=False, or leave rows out."
+        advice = "hybrid=True needs the mean of all tokens. Set hybrid=False, or leave rows out."
         check("rows", rows, not (check_flag("hybrid", hybrid) and rows == "last"), advice)
         # The mean needs all tokens, whatever the template's authors read.
         rows = "all" if hybrid else rows

@@ -12,10 +12,10 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from ..hub.checkpoints import Files
 from ..lm import gguf
-from ..lm.checkpoints import Files
 from ..lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
 from ..lm.model import LanguageModel
 from ..lm.parts import ModelParts
@@ -340,5 +340,4 @@ class LlamaCppTransformer(CausalTransformer):
 
 
 AutoModel.register(LlamaCppConfig, LlamaCppModel)
-if MODEL_TYPE not in CONFIG_MAPPING:
-    AutoConfig.register(MODEL_TYPE, LlamaCppConfig)
+AutoConfig.register(MODEL_TYPE, LlamaCppConfig)

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ..lm.prefixes import Past
-from ..settings import check_choice
+from ..settings import check
 from ..text.layout import NOT_TEXT, Layout
 from ..text.presets import PRESET_SETS, Preset, preset
 from ..text.templates import check_template_length
@@ -56,7 +56,7 @@ class MetaEOLModule(CausalModule):
         pool_over: PoolOver = "all",
         **settings: Any,
     ) -> None:
-        check_choice("pool_over", pool_over, "all")
+        check("pool_over", pool_over, pool_over == "all", 'a prompt is read at its end, after the text; use "all".')
         settings = {**settings, "pool_over": "all", "rows": "last"}
         super().__init__(model_name_or_path, template=_presets(templates), **settings)
         self.templates = [str(template) for template in self._templates]

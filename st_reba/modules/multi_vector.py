@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import string
+import unicodedata
 from collections.abc import Iterable, Mapping, Sized
-from typing import Any
+from typing import Any, cast
 
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from transformers import PreTrainedTokenizerBase
 
 from ..moments import Moments, in_chunks, principal_directions
 from ..progress import reading
-from ..text.words import punctuation_tokens
 from .base import CausalModule
 from .embedding_transforms import EmbeddingTransform, check_count
 from .idf_weights import check_returns_all
@@ -156,3 +158,20 @@ class TokenProjection(EmbeddingTransform):
 
     def _transform(self, vectors: Tensor) -> Tensor:
         return linear(vectors - self.mean.to(vectors.dtype), self.directions.to(vectors.dtype))
+
+
+def punctuation_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the tokens of punctuation and blanks alone, as the vocabulary writes them, in the order of their ids.
+
+    These include ``" ("``, ``"),"`` and ``"..."``, which many tokenizers have as one token. Punctuation is Unicode's of
+    any language, and :data:`string.punctuation`, such as ``"$"``.
+    """
+    special = set(tokenizer.all_special_ids)
+    ids = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
+    texts = tokenizer.batch_decode([[token] for token in ids])
+    marks = [token for token, text in zip(ids, texts, strict=True) if all(map(_is_mark_or_blank, text))]
+    return cast("list[str]", tokenizer.convert_ids_to_tokens(marks))
+
+
+def _is_mark_or_blank(character: str) -> bool:
+    return character.isspace() or character in string.punctuation or unicodedata.category(character).startswith("P")

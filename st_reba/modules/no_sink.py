@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import nn
 
-from ..lm.attention import HideFirstToken
-from ..lm.passes import Hook
-from ..settings import check_int
+from ..lm.passes import AttentionCall, Hook
+from ..settings import check_int, check_layers
 from ..text.layout import Layout
 from .causal import CausalTransformer
+
+
+@dataclass(eq=False)
+class HideFirstToken(Hook):
+    """Hide the first token of each row from all others. It sees itself.
+
+    Attributes:
+        layers: Indices of the layers.
+    """
+
+    layers: Collection[int] = field()
+
+    def before_attention(self, call: AttentionCall) -> None:
+        key = torch.arange(call.key.shape[2], device=call.query.device)
+        query = key[:, None]
+        hidden = (key == 0) & (key != query)
+        mask = call.mask
+        if mask is None:
+            mask = (key <= query if call.causal else torch.ones_like(hidden))[None, None]
+        call.causal = False
+        if mask.dtype == torch.bool:
+            # Padding sees itself: a softmax over nothing would be NaN.
+            call.mask = mask & ~hidden | (key == query)
+        else:
+            call.mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 
 class NoSinkModule(CausalTransformer):
@@ -53,6 +79,8 @@ class NoSinkModule(CausalTransformer):
         advice = "give the number of last layers, 1 or more, or None for half of them."
         if bidirectional_layers is not None:
             check_int("bidirectional_layers", bidirectional_layers, 1, advice=advice)
+        if layers is not None:
+            check_layers("layers", layers, or_all=False)
         share = 0.5 if bidirectional_layers is None else bidirectional_layers
         super().__init__(model_name_or_path, bidirectional_layers=share, **settings)
         depth = len(self.lm.layers)

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..lm.attention import RunningMaximum
-from ..lm.precision import weighted_sum
-from ..settings import check_choice, check_flag, check_layers
+from ..lm.attention.hooks import RunningMaximum
+from ..lm.attention.kernels import weighted_sum
+from ..settings import check, check_flag, check_layers
 from ..text.layout import Layout
 from .base import CausalModule, PoolOver
 from .echo import check_repetitions
@@ -68,7 +68,7 @@ class ReBAModule(CausalModule):
         template = "{text}" * check_repetitions(repetitions, 1)
         check_layers("layers", layers)
         check_flag("normalize_weights", normalize_weights)
-        check_choice("pool_over", pool_over, "text")
+        check("pool_over", pool_over, pool_over == "text", 'ReBA has vectors for text only; use "text".')
         super().__init__(model_name_or_path, template=template, **{"tokenization": "pieces", **settings})
         self.repetitions, self.normalize_weights = repetitions, normalize_weights
         self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)

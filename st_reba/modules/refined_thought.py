@@ -11,11 +11,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ..lm.attention import MeanWeights
+from ..lm.attention.hooks import MeanWeights
+from ..lm.attention.kernels import weighted_sum, widen
 from ..lm.passes import gather_positions, scatter_positions
-from ..lm.precision import weighted_sum, widen
 from ..lm.prefixes import Past, cache_arguments
-from ..settings import check, check_choice, check_int
+from ..settings import check, check_int
 from ..text.layout import Layout
 from .base import CausalModule, PoolOver
 from .vectors import TokenVectors, zero_unselected
@@ -60,11 +60,13 @@ class RefinedThoughtModule(CausalModule):
         pool_over: PoolOver = "all",
         **settings: Any,
     ) -> None:
-        check_int("iterations", iterations, 1, 1024)
+        advice = "give a whole number of passes from 1 to 1024; 1 is the base model."
+        check_int("iterations", iterations, 1, 1024, advice)
         is_distance = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool) and 0 <= tolerance < 2
         advice = "give a cosine distance from 0 to 2, or None to take all passes."
         check("tolerance", tolerance, tolerance is None or is_distance, advice)
-        super().__init__(model_name_or_path, pool_over=check_choice("pool_over", pool_over, "all"), **settings)
+        check("pool_over", pool_over, pool_over == "all", 'the embedding is in EOS, after the text; use "all".')
+        super().__init__(model_name_or_path, pool_over=pool_over, **settings)
         self.iterations, self.tolerance = iterations, tolerance
         # Raises where attention cannot be watched.
         self._last = self.lm.resolve([-1], "watched")[0] if iterations > 1 else -1

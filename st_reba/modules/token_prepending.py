@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..hub.saved_modules import ON_THE_HUB, backbone_of
-from ..lm.model import depth
+from ..lm.attention.kernels import without_autocast
 from ..lm.passes import Replace, gather_positions
-from ..lm.precision import without_autocast
+from ..lm.views import depth
 from ..settings import check, check_int, first_not_none
 from ..text.layout import PREPENDED, Layout
 from ..text.presets import PREPENDED_ONE_WORD, Preset
@@ -68,7 +68,8 @@ class TokenPrependingModule(CausalModule):
         super().__init__(model_name_or_path, template=stop_early(preset), **settings)
         run = depth(self.model)
         usual = min(run, max(2, round(0.3 * run)))
-        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, run)
+        advice = f"give a number of layers from 1 to {run}, or None for three in ten."
+        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, run, advice)
         self.seed = seed
         width, generator = cast(Tensor, self.lm.embeddings.weight).shape[1], torch.Generator().manual_seed(seed)
         #: Vector in the slot, before the architecture scales it or adds positions, (D,).

@@ -9,8 +9,8 @@ from typing import Any
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ..lm.model import depth
 from ..lm.passes import Capture, gather_positions
+from ..lm.views import depth
 from ..settings import check, check_flag
 from ..text.layout import Layout
 from ..text.presets import preset

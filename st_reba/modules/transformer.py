@@ -11,13 +11,13 @@ from typing import Any, Self, cast
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..hub import card, compat
 from ..hub.saved_files import check_inside, read_object, without_removed
 from ..hub.saved_modules import backbone_of, check_transformer_settings, note_requirement
 from ..lm.gguf import as_directory
-from ..lm.loading import check_can_be_saved, load, modes_of
+from ..lm.loading import load, modes_of
 from ..settings import describe
 
 
@@ -135,7 +135,9 @@ class SafeTransformer(Transformer):
         settings = without_removed(cls._saved(model_name_or_path, subfolder, **where), cls.__name__, file)
         check_transformer_settings(settings, cls.config_keys, cls.__name__, file)
         where["config_filename"] = name
-        return without_removed(super().load_config(model_name_or_path, subfolder, **where), cls.__name__, file)
+        config = without_removed(super().load_config(model_name_or_path, subfolder, **where), cls.__name__, file)
+        # Version 0.1, which did not write it, tokenized in pieces.
+        return {"tokenization": "pieces", **config} if "pool_over" in config else config
 
     @classmethod
     def _saved(cls, model_name_or_path: str, subfolder: str, **where: Any) -> dict[str, Any]:
@@ -149,6 +151,22 @@ class SafeTransformer(Transformer):
         Raises:
             ValueError: If the model was quantised in a way that cannot be saved.
         """
-        check_can_be_saved(self.model)
+        _check_can_be_saved(self.model)
         super().save(output_path, *args, **kwargs)
         note_requirement(Path(output_path))
+
+
+def _check_can_be_saved(model: PreTrainedModel) -> None:
+    """Raise if transformers cannot write a model's weights.
+
+    Raises:
+        ValueError: If torchao's ``quantize_`` changed it after it was loaded. A model that transformers quantised has a
+            quantizer, which can.
+    """
+    is_quantized = any(type(parameter.data).__module__.startswith("torchao") for parameter in model.parameters())
+    if is_quantized and getattr(model, "hf_quantizer", None) is None:
+        raise ValueError(
+            f"{type(model).__name__} was quantised after it was loaded, and its configuration does not say how, so it "
+            "cannot be saved. Quantise it on loading instead: "
+            'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
+        )

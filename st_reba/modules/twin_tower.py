@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..hub.checkpoints import Files, check_model, read_config
 from ..hub.saved_files import fetching
 from ..hub.saved_modules import backbone_of
-from ..lm.checkpoints import Files, check_model, read_config
 from ..lm.gguf import is_gguf
 from ..settings import check_int
 from .transformer import SafeTransformer

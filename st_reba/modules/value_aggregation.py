@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..lm.model import depth
+from ..lm.views import depth
 from ..settings import check, check_layers, first_not_none
 from ..text.layout import Layout
 from ..text.presets import preset

@@ -17,7 +17,7 @@ from .. import modules
 from ..modules.embedding_transforms import FittedTransform
 from ..moments import Moments, embedding_moments
 from ..progress import reading
-from ..text.presets import ENDINGS, TEMPLATES, PromptLanguage, preset
+from ..text.presets import TEMPLATES, PromptLanguage, preset
 from ..text.templates import TEXT
 
 #: Poolings by the papers' names, with the names of sentence-transformers.
@@ -27,6 +27,20 @@ POOLINGS = {"mean": "mean", "last": "lasttoken"}
 TF_IDF = "tf-idf"
 #: Beginning of the names of controls on random weights.
 RANDOM = "Random weights"
+
+#: Other ends of ``topic`` and ``echo-topic``, by the word that they ask for.
+ENDINGS: dict[PromptLanguage, dict[str, str]] = {
+    "en": {
+        "meaning": '" and its meaning in one word is:"',
+        "summary": '" and its summary in one word is:"',
+        "domain": '" and its domain in one word is:"',
+    },
+    "zh": {
+        "topic": "”，它的主题是：“",
+        "meaning": "”，它的意思是：“",
+        "summary": "”，用一个词概括就是：“",
+    },
+}
 
 
 @dataclass(frozen=True)

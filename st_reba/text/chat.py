@@ -11,6 +11,8 @@ from .tokens import special_tokens
 
 #: Part of a conversation that is read.
 Chat = Literal["turn", "conversation"]
+#: A list of messages, or one message.
+Conversation = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 # Placeholder of the message that is read, which no chat template writes or changes.
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}st-reba\N{OBJECT REPLACEMENT CHARACTER}"
@@ -27,9 +29,7 @@ def is_conversation(given: Any) -> bool:
     )
 
 
-def read_as(
-    tokenizer: PreTrainedTokenizerBase, conversation: Mapping[str, Any] | Sequence[Mapping[str, Any]], chat: Chat
-) -> tuple[str, str]:
+def read_as(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, chat: Chat) -> tuple[str, str]:
     """Return the prompt and the text of a conversation.
 
     Args:

@@ -55,7 +55,7 @@ class Layout:
         mask = np.arange(max([1, *lengths])) < np.array(lengths)[:, None]
         ids, copies = np.zeros(mask.shape, np.int64), np.full(mask.shape, NOT_TEXT, np.int64)
         ids[mask], copies[mask] = flat.T
-        return cls(*map(torch.from_numpy, (ids, mask, copies)), spans=spans)
+        return cls(torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(copies), spans=spans)
 
     @classmethod
     def from_features(cls, features: Mapping[str, Any], number: int = 0) -> Layout:
@@ -96,11 +96,12 @@ class Layout:
 
     def columns(self, columns: slice) -> Layout:
         """Return some of the columns."""
-        ids, mask, copies = (part[:, columns] for part in (self.input_ids, self.attention_mask, self.copy_index))
-        return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies, spans=())
+        return self._at(slice(None), columns)
 
     def part(self, rows: Tensor) -> Layout:
         """Return some of the rows, at least one, without columns that only the others need."""
-        longest = max(1, int(self.lengths[rows].max()))
-        ids, mask, copies = (part[rows, :longest] for part in (self.input_ids, self.attention_mask, self.copy_index))
+        return self._at(rows, slice(max(1, int(self.lengths[rows].max()))))
+
+    def _at(self, rows: slice | Tensor, columns: slice) -> Layout:
+        ids, mask, copies = (part[rows, columns] for part in (self.input_ids, self.attention_mask, self.copy_index))
         return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies, spans=())

@@ -172,20 +172,6 @@ PRESETS = {
 #: Texts of all presets, by name.
 TEMPLATES = {name: preset.template for name, preset in PRESETS.items()}
 
-#: Other ends of ``topic`` and ``echo-topic``, by the word that they ask for.
-ENDINGS: dict[PromptLanguage, dict[str, str]] = {
-    "en": {
-        "meaning": '" and its meaning in one word is:"',
-        "summary": '" and its summary in one word is:"',
-        "domain": '" and its domain in one word is:"',
-    },
-    "zh": {
-        "topic": "”，它的主题是：“",
-        "meaning": "”，它的意思是：“",
-        "summary": "”，用一个词概括就是：“",
-    },
-}
-
 #: PromptEOL's question with a slot before the text, with the settings of the authors of token prepending.
 PREPENDED_ONE_WORD = _prompt_eol('This sentence : {prepend} "{text}" means in one word:"')
 

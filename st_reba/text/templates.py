@@ -56,11 +56,6 @@ class Template:
             )
         return cls(tuple(literals))
 
-    @classmethod
-    def repeat(cls, copies: int) -> Template:
-        """Return ``copies`` copies of the text and nothing else."""
-        return cls(("",) * (copies + 1))
-
     @property
     def copies(self) -> int:
         """Number of copies of the text."""

@@ -71,8 +71,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> list
 
 def _with_blanks(tokenizer: PreTrainedTokenizerBase, ids: list[int], offsets: list[Span]) -> list[Span]:
     """Extend offsets by the leading blanks that byte-level tokenizers leave out."""
-    spans: list[Span] = []
-    reached = 0
+    spans, reached = list[Span](), 0
     for token, (start, end) in zip(ids, offsets, strict=True):
         if start > reached:
             piece = cast(str, tokenizer.convert_ids_to_tokens(token))
@@ -87,12 +86,7 @@ def _spelled(pieces: Sequence[str], string: str) -> list[Span] | None:
 
     They are not if the string was normalised, or has characters that are not in the vocabulary.
     """
-    spelling = [
-        bytes.fromhex(byte[1])
-        if (byte := _PIECE_BYTE.fullmatch(piece))
-        else piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
-        for piece in pieces
-    ]
+    spelling = [*map(_bytes_of, pieces)]
     whole, expected = b"".join(spelling), string.encode("utf-8", "surrogatepass")
     # SentencePiece adds a blank at the front.
     added = len(whole) - len(expected)
@@ -106,6 +100,12 @@ def _spelled(pieces: Sequence[str], string: str) -> list[Span] | None:
         position += len(part)
         spans.append((character[first], character[last] + 1) if expected else (0, 0))
     return spans
+
+
+def _bytes_of(piece: str) -> bytes:
+    """Return the bytes of a piece of SentencePiece."""
+    byte = _PIECE_BYTE.fullmatch(piece)
+    return bytes.fromhex(byte[1]) if byte else piece.replace(_PIECE_BLANK, " ").encode("utf-8", "surrogatepass")
 
 
 def cut(text: str, spans: Sequence[Span], count: int, side: str) -> Span:
@@ -151,12 +151,12 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     """
     if tokenizer.is_fast and tokenizer.num_special_tokens_to_add() == 0:
         return [], []
-    pairs, name = _without_and_with(tokenizer, _SAMPLES), type(tokenizer).__name__
+    pairs, name = _pairs(tokenizer, _SAMPLES), type(tokenizer).__name__
     if not pairs:
         # It has no tokens for these characters: take a text of its own vocabulary.
         special = set(tokenizer.all_special_ids)
         entries = [token for token in range(min(len(tokenizer), _ENTRIES)) if token not in special]
-        pairs = _without_and_with(tokenizer, [cast(str, tokenizer.decode(entries))])
+        pairs = _pairs(tokenizer, [cast(str, tokenizer.decode(entries))])
     if not pairs:
         raise ValueError(f"{name} gives no tokens for any text that was tried: use the tokenizer of this model.")
     # One text may begin or end like the special tokens. What all texts have in common are these.
@@ -172,7 +172,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     return [*before], [*after]
 
 
-def _without_and_with(tokenizer: PreTrainedTokenizerBase, samples: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+def _pairs(tokenizer: PreTrainedTokenizerBase, samples: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Return the ids of each text that has any, without special tokens and with them."""
     plain = tokenizer([*samples], add_special_tokens=False)["input_ids"]
     return [pair for pair in zip(plain, tokenizer([*samples])["input_ids"], strict=True) if pair[0]]

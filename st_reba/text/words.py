@@ -1,15 +1,10 @@
-"""Tokens of words and punctuation, and the number of texts in which a token occurs."""
+"""Tokens of words."""
 
 from __future__ import annotations
 
 import re
-import string
-import unicodedata
 from collections.abc import Collection, Sequence
-from typing import cast
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .tokens import tokenize
@@ -54,11 +49,8 @@ def word_token_ids(
             ids[word] = tokenize(tokenizer, [word])[0].ids
         else:
             # A token that holds the mark too cannot follow it.
-            ids[word] = [
-                token
-                for token, (start, end) in zip(tokens.ids, tokens.spans, strict=True)
-                if start >= len(QUOTE) and end > start
-            ]
+            pairs = zip(tokens.ids, tokens.spans, strict=True)
+            ids[word] = [token for token, (start, end) in pairs if start >= len(QUOTE) and end > start]
     return [list(dict.fromkeys(token for word in own for token in ids[word])) for own in words]
 
 
@@ -72,54 +64,3 @@ def lower_case_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> li
         if token not in special and piece.isalpha() and piece == piece.lower() == str(tokenizer.decode([token])):
             found.append(token)
     return found
-
-
-def punctuation_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the tokens of punctuation and blanks alone, as the vocabulary writes them, in the order of their ids.
-
-    These include ``" ("``, ``"),"`` and ``"..."``, which many tokenizers have as one token. Punctuation is Unicode's of
-    any language, and :data:`string.punctuation`, such as ``"$"``.
-    """
-    special = set(tokenizer.all_special_ids)
-    ids = sorted(token for token in tokenizer.get_vocab().values() if token not in special)
-    texts = tokenizer.batch_decode([[token] for token in ids])
-    marks = [token for token, text in zip(ids, texts, strict=True) if all(map(_is_mark_or_blank, text))]
-    return cast("list[str]", tokenizer.convert_ids_to_tokens(marks))
-
-
-def _is_mark_or_blank(character: str) -> bool:
-    return character.isspace() or character in string.punctuation or unicodedata.category(character).startswith("P")
-
-
-class DocumentFrequencies:
-    """Number of texts in which each token id occurs. The texts are not kept.
-
-    Attributes:
-        texts: N, number of texts with tokens.
-        counts: (V,), number of texts that have each token.
-    """
-
-    def __init__(self, vocabulary_size: int) -> None:
-        self.texts = 0
-        self.counts = torch.zeros(vocabulary_size, dtype=torch.int64)
-
-    def add(self, texts: Tensor, ids: Tensor) -> None:
-        """Count the tokens of some whole texts.
-
-        Args:
-            texts: (T,), number of each token's text among these.
-            ids: (T,), token ids.
-        """
-        size = len(self.counts)
-        # Each token once for each text.
-        pairs = (texts * size + ids).unique()
-        self.counts += torch.bincount(pairs % size, minlength=size)
-        self.texts += len(texts.unique())
-
-    @property
-    def idf(self) -> Tensor:
-        r"""(V,), float64: :math:`\ln \frac{1 + N}{1 + df} + 1`, the smooth form that scikit-learn uses.
-
-        A token that is in every text has 1.
-        """
-        return torch.log((1 + self.texts) / (1 + self.counts.double())) + 1

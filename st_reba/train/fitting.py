@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import rotate_checkpoints
 
 from ..files import atomic_directory, atomic_file, check_free, remove_scratch
-from ..lm.fingerprint import fingerprint_of, fingerprint_of_weight
+from ..fingerprint import fingerprint_of, fingerprint_of_weight
 from ..optional import require
 from .settings import RunSettings, arguments_identity, complete_arguments, default_arguments, make_arguments
 

@@ -17,8 +17,8 @@ from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..evaluation.embedded import Embedded, TensorCache
+from ..fingerprint import fingerprint
 from ..hub.card import take_training
-from ..lm.fingerprint import fingerprint
 from ..modules import LayerStates, LayerwiseAutoencoder
 from .fitting import begin, data_digest, fit, save, weights_digest
 from .losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss

@@ -12,8 +12,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import EndpointTransformer, WhiteningTransform
-from st_reba.modules import endpoint as client
-from st_reba.modules.endpoint import EndpointError
+from st_reba import endpoint as client
+from st_reba.endpoint import EndpointError
+from st_reba.modules.endpoint import FINGERPRINTED
 from st_reba.text.presets import normalized
 
 from ..backbones import TEXTS, own
@@ -118,7 +119,7 @@ def test_a_saved_model_sends_no_text_to_a_stranger(server, tmp_path, monkeypatch
     monkeypatch.setenv("ST_REBA_ENDPOINTS", "another.example, collects.example")
     with pytest.raises(EndpointError, match="serves another model"):
         model.encode("a secret")
-    assert sent == [[client.FINGERPRINTED]]
+    assert sent == [[FINGERPRINTED]]
 
 
 def test_a_saved_model_refuses_a_server_of_another_model(server, tmp_path):

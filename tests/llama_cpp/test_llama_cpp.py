@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 import st_reba
 from st_reba.lm import gguf, llama_cpp
 from st_reba.lm.llama_cpp import LlamaCpp
-from st_reba.lm.run import Hook, PassChange
+from st_reba.lm.passes import Replace
 
 from .. import ggufs
 from ..cli import typed
@@ -121,7 +121,7 @@ def test_texts_end_where_the_model_has_no_more_positions(language_model):
 def test_what_changes_states_or_looks_at_attention_is_refused(language_model, kind, settings):
     with pytest.raises(ValueError, match="Use |use ") as refused:
         handed_on(kind(language_model, **settings))
-    assert "LlamaCppModel" in str(refused.value) or "runs elsewhere" in str(refused.value)
+    assert "LlamaCpp" in str(refused.value) or "runs elsewhere" in str(refused.value)
 
 
 def test_a_saved_model_has_its_file_in_it_and_takes_no_other(language_model, file, tmp_path):
@@ -215,12 +215,12 @@ def test_the_command_builds_and_encodes(file, tmp_path, monkeypatch):
     assert not Path("other").exists()
 
 
-@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
 def test_a_state_that_a_hook_replaces_is_refused(language_model, side):
-    change = PassChange(hooks={language_model.layer(1): Hook(**{side: lambda states: 2 * states})})
-    layout = language_model.lay_out(TEXTS[:1])
+    change = Replace([language_model.lm.layers[1]], **{side: lambda states: 2 * states})
+    [layout] = language_model.lay_out(TEXTS[:1])
     with torch.inference_mode(), pytest.raises(ValueError, match="can be looked at, and not changed"):
-        language_model.run(layout, change=[change])
+        language_model.run(layout, change)
 
 
 def test_an_architecture_that_ends_in_something_else_has_last_states_alone(file, language_model, monkeypatch):
@@ -230,7 +230,7 @@ def test_an_architecture_that_ends_in_something_else_has_last_states_alone(file,
     assert torch.allclose(ours, handed_on(st_reba.EchoModule(language_model))[0], atol=1e-4)
     for settings in ({"output_layer": 1}, {"final_norm": False}):
         with pytest.raises(ValueError, match=r"LlamaCppModel"):
-            st_reba.CausalTransformer(bare, **settings)
+            handed_on(st_reba.CausalTransformer(bare, **settings))
     with pytest.raises(ValueError, match="The layers of LlamaCppModel were not found"):
         st_reba.TopicModule(bare)
 

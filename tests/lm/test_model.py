@@ -18,8 +18,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from st_reba import CausalTransformer, ContrastivePromptingModule, EchoModule, ReBAModule, RefinedThoughtModule
+from st_reba.fingerprint import fingerprint, fingerprint_of_weight
 from st_reba.lm.attention import ATTENTION, Bidirectional, RunningMaximum, function
-from st_reba.lm.fingerprint import fingerprint, fingerprint_of_weight
 from st_reba.lm.model import LanguageModel, resolve_output_layer
 from st_reba.lm.parts import parts_of
 from st_reba.lm.passes import Capture, Hook, Replace, Stop, active_pass, hooks_at_module

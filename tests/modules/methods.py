@@ -28,7 +28,7 @@ from ..conftest import long
 TWICE = 'This : "{text}" can be rewritten as : "{text}" and its topic in one word is:"'
 
 #: What a modules.json may name.
-PUBLIC_MODULES: list[type[Any]] = [getattr(modules, name) for name in modules.__all__]
+PUBLIC_MODULES: list[type[Any]] = [getattr(modules, name) for name in modules.SAVED]
 
 #: Each class, and each setting off its default; the first recipe of a module that has none here is added below.
 RECIPES: dict[str, tuple[type[CausalModule], dict[str, Any]]] = {

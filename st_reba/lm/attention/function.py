@@ -14,8 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..passes import AttentionCall, hooks_at_attention
-from ..precision import autocast_dtype, without_autocast
-from .kernels import explicit_attention, trusted_kernel
+from .kernels import autocast_dtype, explicit_attention, trusted_kernel, without_autocast
 
 #: Name of the implementation in transformers.
 ATTENTION = "st_reba"

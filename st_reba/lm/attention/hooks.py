@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..passes import AttentionCall, Hook
-from ..precision import widen
-from .kernels import LogWeights, fold_kernel, one_each, update_running_max
+from .kernels import LogWeights, fold_kernel, one_each, update_running_max, widen
 
 
 @dataclass(eq=False)
@@ -36,31 +35,6 @@ class Bidirectional(Hook):
             seen = seen & (past | past.mT)
         # Padding sees itself: a softmax over nothing would be NaN.
         call.mask = seen | torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
-
-
-@dataclass(eq=False)
-class HideFirstToken(Hook):
-    """Hide the first token of each row from all others. It sees itself.
-
-    Attributes:
-        layers: Indices of the layers.
-    """
-
-    layers: Collection[int] = field()
-
-    def before_attention(self, call: AttentionCall) -> None:
-        key = torch.arange(call.key.shape[2], device=call.query.device)
-        query = key[:, None]
-        hidden = (key == 0) & (key != query)
-        mask = call.mask
-        if mask is None:
-            mask = (key <= query if call.causal else torch.ones_like(hidden))[None, None]
-        call.causal = False
-        if mask.dtype == torch.bool:
-            # Padding sees itself: a softmax over nothing would be NaN.
-            call.mask = mask & ~hidden | (key == query)
-        else:
-            call.mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ agreed with it in float64.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from ..passes import AttentionCall
-from ..precision import widen, without_autocast
 
 # Bytes of scores that are formed at a time: what the caches of a CPU hold, or what fills an accelerator.
 _SCORE_BYTES = {"cpu": 2**22}
@@ -32,6 +32,34 @@ _KEY_BLOCK = 128
 # Log weight of a hidden key, with a finite gradient.
 _HIDDEN = -1e4
 _ALL = slice(None)
+
+
+# Sums are taken in float32 at least, and in float64 in a float64 model. Half precision and autocast would round them.
+
+
+def widen(values: Tensor) -> Tensor:
+    """Return values in float32 at least, to be summed."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which ``torch.autocast`` computes products on a device here; None outside autocast."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Turn autocast off on a device within the block."""
+    if autocast_dtype(device) is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def weighted_sum(weights: Tensor, states: Tensor) -> Tensor:
+    """Sum states (B, N, D) with weights (B, n, N): (B, n, D), in float32 at least."""
+    with without_autocast(states.device):
+        return torch.bmm(widen(weights.to(states.device)), widen(states))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..version import __version__
+from .version import __version__
 
 _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype")
 
