@@ -34,7 +34,7 @@ from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerBase, PreTra
 from records import DEMO_MODEL, Record
 from runs import add_costs, contender, encoding, interleaved, options, parser, pooled, ratio, timed
 from st_reba import CausalTransformer
-from st_reba.compare.cost import timed_batches
+from st_reba.compare.cost import TIMED_TEXTS, timed_batch
 from st_reba.data.demo import demo_sentences
 from st_reba.modules.token_vectors import TokenVectors
 from st_reba.recipes import default_recipes
@@ -236,7 +236,7 @@ def recipes(path: str, given: argparse.Namespace) -> Iterator[Record]:
             print(f"{recipe.name} is left out: {error}")
             continue
         runs[f"{recipe.method}, {recipe.pooling}"] = timed(encoding(model, given.batch))
-    batches = timed_batches(demo_sentences("en"), given.batch)
+    batches = [timed_batch(demo_sentences("en"), min(given.batch, TIMED_TEXTS))]
     for run in runs.values():
         run(batches[-1][:2])
     found = interleaved(runs, batches * given.rounds)

@@ -104,7 +104,7 @@ def quick():
     """Time each recipe once, on a batch of four texts, in all comparisons of a module."""
     from st_reba.compare import cost
 
-    once = {"TIMED_ROUNDS": 1, "TIMED_BATCHES": 1, "TIMED_TEXTS": 4, "_MEASURED_SECONDS": 0.0}
+    once = {"TIMED_ROUNDS": 1, "TIMED_TEXTS": 4, "_MEASURED_SECONDS": 0.0}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in once.items():
             patched.setattr(cost, name, value)

@@ -1,4 +1,4 @@
-"""What recipes cost: seconds a text, each run alone, and what a whole comparison will take."""
+"""Cost of recipes: seconds a text, each run alone, and the forecast of a whole comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -15,98 +14,100 @@ from sentence_transformers import SentenceTransformer
 from ..evaluation import OddOneOutEvaluator
 from ..modules import CausalModule
 from ..recipes import Recipe, find
-from .recipes import Recipes, listed_of, tokens
+from .recipes import ModulePass, Recipes, listed_of, reason_of, tokens
 
-#: How many batches each recipe is timed on, of how many texts at most, and how often: enough to tell recipes apart, few
-#: enough not to wait for.
-TIMED_BATCHES = 3
-TIMED_TEXTS = 16
+#: Number of texts, at most, that each recipe is timed on, and how often: enough to tell recipes apart within a tenth,
+#: few enough to take a small part of a comparison.
+TIMED_TEXTS = 8
 TIMED_ROUNDS = 2
-#: A first round that takes longer is enough: a moment in which something else ran does not show in it.
+#: No second round follows a first one of more seconds: a moment in which something else ran does not show in it.
 TIMED_SECONDS = 5.0
 
-#: How many recipes are run on random weights at most: it takes as long as with the trained ones.
+#: Number of recipes that are run on random weights, at most: it takes as long as with the trained ones.
 FINALISTS = 3
 
-# A speed is measured for about so many seconds, at most.
-_MEASURED_SECONDS = 5.0
-# A run of more seconds than these is worth a word on how it takes less.
+# A speed is measured for so many seconds, at most.
+_MEASURED_SECONDS = 3.0
+# Runs of more seconds get a hint on how to take less.
 _LONG = 600.0
 
 
 def unit_of_cost(pooling: str) -> Recipe:
-    """What a cost under this pooling is a multiple of."""
+    """Return the recipe whose time is the unit of cost under a pooling."""
     return replace(find("classical"), pooling=pooling)
 
 
 def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) -> dict[str, float]:
-    """What each recipe takes for a text like these, run alone, by result: see :func:`costs`.
+    """Return the seconds a text that each recipe takes, run alone, by result: see :func:`costs`.
 
-    The classical embedding is timed under every pooling that there is, compared or not: it is the unit.
+    The classical embedding is timed under every pooling, compared or not: it is the unit. A recipe that fails has none.
 
     Args:
-        recipes: On one model.
-        texts: Like those to embed.
-        timed: Which of the recipes.
+        recipes: Recipes on one model.
+        texts: Texts like those to embed.
+        timed: The recipes to time.
     """
     units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in timed)]
-    models = {unit.result: unit.model(recipes.backbone) for unit in units}
-    models |= {recipe.result: recipes.model(recipe.result) for recipe in timed}
-    batches = timed_batches(texts, recipes.batch_size)
-    run = [text for batch in batches for text in batch]
-    counted = {key: tokens(model[0], run, recipes.backbone) for key, model in models.items()}
     on_cpu = recipes.backbone.model.device.type == "cpu"
-    return costs(models, batches, lambda key: recipes.on_progress("Timing", counted[key]), on_cpu=on_cpu)
+    batch = timed_batch(texts, TIMED_TEXTS if on_cpu else recipes.batch_size)
+    models, counted = {}, {}
+    for recipe in [*units, *timed]:
+        try:
+            models[recipe.result] = recipes.model(recipe)
+            counted[recipe.result] = tokens(recipes.modules.of(recipe), batch, recipes.backbone)
+        except Exception as error:
+            reason_of(error)
+    return costs(models, batch, lambda key: recipes.on_progress("Timing", counted.get(key, 0.0)), on_cpu=on_cpu)
 
 
 def costs(
     models: Mapping[str, SentenceTransformer],
-    batches: Sequence[list[str]],
+    batch: list[str],
     on_model: Callable[[str], None] = lambda name: None,
     *,
     on_cpu: bool = True,
 ) -> dict[str, float]:
-    """Seconds that each model takes for a text, on average over batches.
+    """Return the seconds that each model takes for a text; a model that fails has none.
 
-    On a CPU they are those of the processor, which hardly depend on what else runs there. Elsewhere they are those of
-    the clock, and so on Windows, which counts the processor's in ticks of 16 ms: a batch may take none.
+    On a CPU they are seconds of the processor, which hardly depend on what else runs there. Elsewhere they are seconds
+    of the clock, and so on Windows, which counts the processor's in ticks of 16 ms: a batch may take none.
 
-    In rounds in which all take turns, in one if that takes long; of each batch the fastest counts.
+    All models take turns in each round. The fastest round counts.
 
     Args:
-        models: By name.
-        batches: As :func:`timed_batches` gives them.
+        models: Models by name.
+        batch: Texts, as :func:`timed_batch` returns them.
         on_model: Called with a model's name after each of its rounds; one that is not run counts as done.
         on_cpu: Whether the models run there.
     """
     clock = time.process_time if on_cpu and sys.platform != "win32" else time.perf_counter
-    fastest = {key: [float("inf")] * len(batches) for key in models}
+    fastest = dict.fromkeys(models, float("inf"))
     begun = time.perf_counter()
     for done in range(TIMED_ROUNDS):
-        enough = done and time.perf_counter() - begun > TIMED_SECONDS
+        enough = done > 0 and time.perf_counter() - begun > TIMED_SECONDS
         for key, model in models.items():
-            for index, batch in enumerate(() if enough else batches):
-                start = clock()
-                model.encode(batch, batch_size=len(batch), show_progress_bar=False)
-                fastest[key][index] = min(fastest[key][index], clock() - start)
+            if key in fastest and not enough:
+                try:
+                    start = clock()
+                    model.encode(batch, batch_size=len(batch), show_progress_bar=False)
+                    fastest[key] = min(fastest[key], clock() - start)
+                except Exception as error:
+                    reason_of(error)
+                    del fastest[key]
             on_model(key)
-    texts = sum(map(len, batches))
-    return {key: sum(spent) / texts for key, spent in fastest.items()}
+    return {key: spent / len(batch) for key, spent in fastest.items()}
 
 
-def timed_batches(texts: Sequence[str], batch_size: int) -> list[list[str]]:
-    """Batches that stand for all of these texts: from the middle of the longest, the middling and the shortest third.
+def timed_batch(texts: Sequence[str], size: int) -> list[str]:
+    """Return neighbours in length that stand for all texts: as long as these are on average.
 
-    A batch holds neighbours in length, as ``encode`` makes them, so that as much of it is padding as of the whole. Few
-    texts are all taken.
+    A recipe's time is nearly linear in the length of texts. As in ``encode``, little of the batch is padding.
     """
-    size = min(batch_size, TIMED_TEXTS)
     ordered = sorted(texts, key=len, reverse=True)
-    starts: Sequence[int] = range(0, len(ordered), size)
-    if len(starts) > TIMED_BATCHES:
-        part = len(ordered) / TIMED_BATCHES
-        starts = [int((index + 0.5) * part - size / 2) for index in range(TIMED_BATCHES)]
-    return [ordered[start : start + size] for start in starts]
+    mean = sum(map(len, ordered)) / len(ordered)
+    longer = sum(len(text) > mean for text in ordered)
+    start = max(0, min(longer - size // 2, len(ordered) - size))
+    return ordered[start : start + size]
 
 
 # Before anything runs
@@ -114,15 +115,16 @@ def timed_batches(texts: Sequence[str], batch_size: int) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a comparison will take.
+    """Time and memory that a comparison will take.
 
     Attributes:
-        recipes: How many, controls left out.
-        texts: How many.
-        tokens: To run, of all recipes, controls and timings.
-        speed: Tokens a second, as measured here.
-        weights: Of the model, in bytes.
-        memory: In bytes, at the peak.
+        recipes: Number of recipes, controls left out.
+        texts: Number of texts.
+        tokens: Number of tokens to run, of all recipes, controls and timings.
+        speed: Tokens a second of the clock, as measured here, beside whatever else runs.
+        weights: Bytes of the model.
+        memory: Bytes at the peak.
+        processor_seconds: Seconds of the processor, on all its cores together.
     """
 
     recipes: int
@@ -131,10 +133,11 @@ class Forecast:
     speed: float
     weights: int
     memory: int
+    processor_seconds: float
 
     @property
     def seconds(self) -> float:
-        """Of the clock."""
+        """Seconds of the clock."""
         return self.tokens / self.speed
 
     def __str__(self) -> str:
@@ -143,7 +146,7 @@ class Forecast:
         return (
             f"{self.recipes} recipe{plural} on {self.texts:,} texts, with controls and timings: "
             f"{_rounded(self.tokens)} tokens at {_rounded(self.speed)} a second here, "
-            f"about {_duration(self.seconds)}. "
+            f"about {_duration(self.seconds)}, of the processor's time {_duration(self.processor_seconds)}. "
             f"Memory: about {self.memory / 1e9:.1f} GB at the peak, of which {self.weights / 1e9:.1f} GB are weights."
             f"{long}"
         )
@@ -152,86 +155,94 @@ class Forecast:
 def forecast(
     recipes: Recipes, texts: Sequence[str], words: OddOneOutEvaluator | None = None, random: bool = True
 ) -> Forecast:
-    """What a comparison will take, after a moment of measuring.
+    """Return what a comparison will take, after a moment of measuring.
 
     Args:
-        recipes: What is compared.
-        texts: What is embedded, each once.
+        recipes: Recipes to compare.
+        texts: Texts to embed, each once.
         words: Word-sense questions, if any are asked.
-        random: Whether the best are run on random weights, too; which ones is not known yet: the dearest count.
+        random: Whether the best are run on random weights, too.
     """
-    lengths = recipes.lengths(texts)
     asked = [recipe for recipe in listed_of(recipes.asked) if not recipe.control]
     copies = max((recipe.copies or 1 for recipe in asked), default=1)
-    weights, peak = memory(recipes.backbone, max(lengths), recipes.batch_size, copies, random)
-    measured = speed(recipes.backbone, list(zip(lengths, texts, strict=True)), recipes.batch_size)
-    return Forecast(len(asked), len(texts), total_tokens(recipes, texts, words, random), measured, weights, peak)
+    weights, peak = memory(recipes.backbone, max(recipes.lengths(texts)), recipes.batch_size, copies, random)
+    total, (clock, processor) = total_tokens(recipes, texts, words, random), speed(recipes, texts)
+    return Forecast(len(asked), len(texts), total, clock, weights, peak, total / processor)
 
 
 def total_tokens(
     recipes: Recipes, texts: Sequence[str], words: OddOneOutEvaluator | None = None, random: bool = True
 ) -> float:
-    """How many tokens a comparison will report the progress of, about: see :func:`forecast`."""
+    """Return the number of tokens that a comparison will report the progress of, about.
+
+    It is not known yet which recipes are run on random weights: the dearest count.
+    """
     sentences = [] if words is None else words.inputs()[0]
-    timed = [text for batch in timed_batches(texts, recipes.batch_size) for text in batch]
-    found, by_pass, there = 0.0, [], set(texts)
+    timed = timed_batch(texts, TIMED_TEXTS)
+    total, by_row, embedded = 0.0, dict[str, float](), set(texts)
     for run in recipes.passes:
-        own = run.tokens(texts)
-        if run.words:
-            own += run.tokens(sentences)
-        # What is embedded anyway is fitted on for nothing.
-        for fitted in recipes.fitted_on(run) if not there.issuperset(chain(*recipes.fitted_on(run))) else ():
-            own += run.tokens(fitted)
-        for recipe in listed_of(run.recipes):
-            found += TIMED_ROUNDS * tokens(recipe.build(recipes.backbone), timed, recipes.backbone)
-        by_pass.append(own)
-    return found + sum(by_pass) + (sum(sorted(by_pass)[-FINALISTS:]) if random else 0)
+        fitted = recipes.texts_to_fit(run.recipes)
+        # Texts that are embedded anyway are fitted on for nothing.
+        own = run.tokens(texts) + (0.0 if embedded.issuperset(fitted) else run.tokens(fitted))
+        total += own + TIMED_ROUNDS * len(listed_of(run.recipes)) * run.tokens(timed)
+        for recipe in run.recipes:
+            row = recipe.candidate_of or recipe.result
+            by_row[row] = max(by_row.get(row, 0.0), own)
+    total += sum(tokens(recipes.modules.of(recipe), sentences, recipes.backbone) for recipe in recipes.with_words)
+    return total + (sum(sorted(by_row.values())[-FINALISTS:]) if random else 0)
 
 
-def speed(backbone: CausalModule, lengths: Sequence[tuple[int, str]], batch_size: int) -> float:
-    """Tokens a second in which the classical embedding reads texts like these here.
+def speed(recipes: Recipes, texts: Sequence[str]) -> tuple[float, float]:
+    """Return the tokens that run in a second of the clock, and in one of the processor, on texts like these here.
 
-    Measured on batches of middling length, each four times as large as the one before, until one is as large as they
-    will be, or some seconds are over; the best counts. Of a slow model that is one text, and it reads many together
-    somewhat faster.
+    They are measured in a pass of middling cost.
 
     Args:
-        backbone: The loaded model.
-        lengths: Texts, each after its number of tokens.
-        batch_size: Texts at a time.
+        recipes: Recipes to compare.
+        texts: Texts to embed.
     """
-    model = find("classical").model(backbone)
-    ordered = sorted(lengths)
-    largest = min(batch_size, len(ordered))
+    ordered = sorted(texts, key=len)
+    counts = {run: run.tokens(ordered) for run in recipes.passes}
+    passes = sorted((run for run in counts if counts[run]), key=lambda run: counts[run])
+    for run in sorted(passes, key=lambda run: abs(passes.index(run) - len(passes) // 2)):
+        try:
+            return _speed_of(run, ordered, recipes.batch_size)
+        except Exception as error:
+            reason_of(error)
+    return 1.0, 1.0
 
-    def seconds(batch: Sequence[tuple[int, str]]) -> float:
-        begun = time.perf_counter()
-        model.encode([text for _, text in batch], batch_size=batch_size, show_progress_bar=False)
-        return time.perf_counter() - begun
 
-    # The first one also readies what is made once, and weights that lie on the disk: it says nothing of the speed.
-    middle = len(ordered) // 2
-    seconds(ordered[middle : middle + 1])
-    size, best, left = 1, 0.0, _MEASURED_SECONDS
-    while True:
-        start = (len(ordered) - size) // 2
+def _speed_of(run: ModulePass, ordered: Sequence[str], batch_size: int) -> tuple[float, float]:
+    """Measure one pass on real batches of several lengths; on smaller ones if the model is slow."""
+
+    def measured(place: float, size: int) -> tuple[float, float, float]:
+        start = int(place * (len(ordered) - size))
         batch = ordered[start : start + size]
-        spent = seconds(batch)
-        best, left = max(best, sum(length for length, _ in batch) / spent), left - spent
-        if size == largest or left <= 0:
-            return best
-        size = min(4 * size, largest)
+        clock, processor = time.perf_counter(), time.process_time()
+        run.encode(batch, None, batch_size)
+        return run.tokens(batch), time.perf_counter() - clock, time.process_time() - processor
+
+    # The first one readies what is made once, and weights on the disk.
+    measured(0.5, 1)
+    one = measured(0.5, 1)[1]
+    size = max(1, min(batch_size, len(ordered), int(_MEASURED_SECONDS / max(one, 1e-9))))
+    spent = [measured(0.5, size)]
+    for place in (0.25, 0.75, 0.1, 0.9):
+        if sum(clock for _, clock, _ in spent) < _MEASURED_SECONDS:
+            spent.append(measured(place, size))
+    counted, clock, processor = map(sum, zip(*spent, strict=True))
+    return counted / max(clock, 1e-9), counted / max(processor, 1e-9)
 
 
 def memory(backbone: CausalModule, longest: int, batch_size: int, copies: float, random: bool) -> tuple[int, int]:
-    """Bytes of a model's weights, and of all at the peak.
+    """Return the bytes of a model's weights, and of all at the peak.
 
     Args:
         backbone: The loaded model.
-        longest: Tokens of the longest text.
-        batch_size: Texts at a time.
-        copies: Of a text, at most.
-        random: Whether fresh weights are made, once these are set aside: transformers makes them in float32.
+        longest: Number of tokens of the longest text.
+        batch_size: Number of texts at a time.
+        copies: Number of copies of a text, at most.
+        random: Whether fresh weights are made while these are set aside: transformers makes them in float32.
     """
     parameters = list(backbone.model.parameters())
     weights = sum(weight.numel() * weight.itemsize for weight in parameters)
@@ -240,19 +251,19 @@ def memory(backbone: CausalModule, longest: int, batch_size: int, copies: float,
     width = int(config.hidden_size)
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
     length = longest * copies
-    # States and what attention and the feed-forward layer make of them; the weights of attention that are watched.
+    # States, what attention and the feed-forward layer make of them, and observed attention weights.
     states = batch_size * length * (8 * width + 3 * inner) * parameters[0].itemsize
-    watched = 2 * 4 * batch_size * longest * length
+    observed = 2 * 4 * batch_size * longest * length
     statm = Path("/proc/self/statm")
-    beside = 0
+    other = 0
     if statm.is_file() and not torch.cuda.is_available():
-        # What this process holds besides the weights; 0 where the system does not tell.
-        beside = max(0, int(statm.read_text().split()[1]) * 4096 - weights)
-    return weights, int(beside + max(weights, fresh) + states + watched)
+        # Memory of this process besides the weights; 0 where the system has no such file.
+        other = max(0, int(statm.read_text().split()[1]) * 4096 - weights)
+    return weights, int(other + max(weights, fresh) + states + observed)
 
 
 def _rounded(value: float) -> str:
-    """To two digits."""
+    """Return a number with two significant digits."""
     return f"{float(f'{value:.1e}'):,.0f}"
 
 

@@ -264,6 +264,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
 def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapping[str, float]) -> Result:
     recipe, row = table.recipes[name][0], table.rows[name]
     built, spent = table.recipes[name][row.built], seconds.get(name)
+    unit = seconds.get(unit_of_cost(recipe.pooling).result)
     halves = Counter(in_short(table.recipes[name][place]) or "as it is" for place in row.chosen)
     return Result(
         recipe=recipe.name,
@@ -271,7 +272,7 @@ def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapp
         control=recipe.control,
         scores=scores,
         sentences_per_second=None if spent is None else 1 / spent,
-        cost=None if spent is None else spent / seconds[unit_of_cost(recipe.pooling).result],
+        cost=None if spent is None or unit is None else spent / unit,
         same_as=recipe.same_as,
         spec=built.key,
         says=built.says,

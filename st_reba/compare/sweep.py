@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from functools import cache
 from os import PathLike
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from ..lm.anatomy import final_norm
 from ..lm.backbone import depth, weighted_sum
 from ..lm.run import StatesAt
-from ..modules import CausalModule, CausalTransformer, ReBAModule
-from ..modules.token_vectors import TokenVectors, last_of, picked, without_empty
+from ..modules import CausalTransformer, ReBAModule
+from ..modules.token_vectors import last_of, picked, without_empty
 from ..recipes import every_row
 from ..text.layout import Layout
 
-#: The tokens of some texts, as one recipe reads them: its name, (B, n, D), and (B, n), which of them are real.
-Reading: TypeAlias = tuple[str, Tensor, Tensor]
+#: Token vectors of some texts in one recipe, (B, n, D), and their mask, (B, n).
+Reading: TypeAlias = tuple[Tensor, Tensor]
 
 
 class RecipeSweep:
@@ -43,11 +43,12 @@ class RecipeSweep:
         repetitions: k >= 1.
         poolings: Modes of ST's ``Pooling``. If "lasttoken" is the only one, :math:`e_n` alone is computed, which is
             cheaper.
-        layers: After which layers Echo is read besides, each counted from 1, through the model's final norm.
+        layers: Layers after which Echo is read, too, each counted from 1, through the model's final norm.
 
     Attributes:
-        recipes: The names, by number of copies, as their rows have them: "Classical", "ReBA-1", "Echo-2", ...; behind
-            "Echo-2" and "ReBA-2" are "Echo-2, layer 12" and so on.
+        module: ReBA's module of k copies.
+        recipes: The recipes' names, by number of copies: "Classical", "ReBA-1", "Echo-2", ...; after "Echo-2" and
+            "ReBA-2" come "Echo-2, layer 12" and so on.
         poolings: The poolings.
 
     Raises:
@@ -69,6 +70,7 @@ class RecipeSweep:
         count = depth(module.model)
         if not all(1 <= layer <= count for layer in layers):
             raise ValueError(f"layers={list(layers)}: {type(module.model).__name__} has {count}; give 1 to {count}.")
+        self.module = module
         self._modules = [*(ReBAModule(module, repetitions=copies) for copies in range(1, repetitions)), module]
         self._classical = CausalTransformer(module)
         self._dimension = module.get_embedding_dimension()
@@ -78,29 +80,20 @@ class RecipeSweep:
         self._pools = [Pooling(self._dimension, mode) for mode in self.poolings]
 
     def _names(self, copies: int) -> list[str]:
-        """Those that so many copies give."""
+        """Return the names of the recipes that so many copies give."""
         below = [f"{names(copies)[0]}, layer {layer}" for layer in self.layers] if copies > 1 else []
         return [*names(copies), *below]
 
-    def module(self, recipe: str) -> CausalModule:
-        """A module that truncates texts as a recipe does."""
-        if recipe == names(1)[0]:
-            return self._classical
-        return next(module for module in self._modules if recipe in self._names(module.repetitions))
-
     @torch.inference_mode()
     def encode(
-        self,
-        texts: Sequence[str],
-        prompt: str | None = None,
-        batch_size: int = 32,
+        self, texts: Sequence[str], prompt: str | None = None, batch_size: int = 32
     ) -> dict[tuple[str, str], Tensor]:
-        """Sentence embeddings under every recipe and pooling.
+        """Return sentence embeddings under every recipe and pooling.
 
         Args:
             texts: T strings.
             prompt: As for ST's ``encode``: context, once, never pooled.
-            batch_size: Texts at a time.
+            batch_size: Number of texts at a time.
 
         Returns:
             For each (recipe, pooling), (T, D), float32, on the CPU.
@@ -108,60 +101,33 @@ class RecipeSweep:
         Raises:
             ValueError: If ``texts`` are not strings, ``batch_size`` is not positive, or the prompt leaves no room.
         """
-        _check(texts, batch_size)
-        rows: Literal["all", "last"] = "last" if self.poolings == ("lasttoken",) else "all"
+        if isinstance(texts, str):
+            raise ValueError("texts is one string: give a list of texts.")
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(f"texts[{index}] is a {type(text).__name__}: give a list of strings.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: give the texts to run at a time, 1 or more.")
         keys = [(recipe, pooling) for recipe in self.recipes for pooling in self.poolings]
         embeddings = torch.empty(len(keys), len(texts), self._dimension, dtype=torch.float32)
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        for batch in _batches(order, batch_size):
-            for chosen, readings in self._passes([texts[index] for index in batch], prompt, rows):
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            for chosen, readings in self._passes([texts[index] for index in batch], prompt):
                 pooled = [
                     pool({"token_embeddings": states, "attention_mask": mask.long()})["sentence_embedding"]
-                    for _, states, mask in readings
+                    for states, mask in readings
                     for pool in self._pools
                 ]
                 # A pass of few copies gives the first recipes; it replaces what an earlier one truncated further.
                 embeddings[: len(pooled), [batch[index] for index in chosen]] = torch.stack(pooled).float().cpu()
         return dict(zip(keys, embeddings, strict=True))
 
-    @torch.inference_mode()
-    def token_embeddings(
-        self,
-        texts: Sequence[str],
-        prompt: str | None = None,
-        batch_size: int = 32,
-    ) -> Iterator[dict[str, Tensor]]:
-        """Word embeddings under every recipe, one text after another, a batch in memory at a time.
-
-        Args:
-            texts: T strings.
-            prompt: As for ST's ``encode``: context, once, never read.
-            batch_size: Texts at a time.
-
-        Yields:
-            For each text, for each recipe, (n, D), float32, on the CPU. A text without tokens has one zero vector.
-
-        Raises:
-            ValueError: As for :meth:`encode`, when the first text is asked for.
-        """
-        _check(texts, batch_size)
-        for batch in _batches(range(len(texts)), batch_size):
-            order = sorted(batch, key=lambda index: -len(texts[index]))
-            words: dict[int, dict[str, Tensor]] = {index: {} for index in batch}
-            for chosen, readings in self._passes([texts[index] for index in order], prompt, "all"):
-                for recipe, states, mask in readings:
-                    states = states.float().cpu()
-                    for row, (index, count) in enumerate(zip(chosen, mask.sum(dim=1).tolist(), strict=True)):
-                        words[order[index]][recipe] = states[row, :count]
-            yield from words.values()
-
-    def _passes(
-        self, texts: Sequence[str], prompt: str | None, rows: Literal["all", "last"]
-    ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
-        """Run the backbone, part by part of a batch: which texts ran, and how each recipe reads them.
+    def _passes(self, texts: Sequence[str], prompt: str | None) -> Iterator[tuple[list[int], Iterator[Reading]]]:
+        """Run a batch, part by part: yield the indices of the texts of each part, and the readings of each recipe.
 
         A pass serves the recipes of at most as many copies. A text that is cut to fit may be cut elsewhere for fewer
-        copies: it runs once more, and what those recipes read then takes the place of what they read before.
+        copies: it runs once more, and what those recipes read then replaces what they read before.
         """
         pending = list(range(len(texts)))
         last: int | None = -1
@@ -171,7 +137,7 @@ class RecipeSweep:
                 continue
             layout = Layout.of(module.eval().preprocess([texts[index] for index in pending], prompt=prompt))
             reader = copy.copy(module)
-            reader.rows = rows
+            reader.rows = "last" if self.poolings == ("lasttoken",) else "all"
             for part in reader.parts(layout):
                 yield [pending[row] for row in part.tolist()], self._readings(reader, layout.part(part))
             lengths = zip(pending, layout.text_lengths.tolist(), strict=True)
@@ -181,7 +147,7 @@ class RecipeSweep:
     def _classical_passes(
         self, texts: Sequence[str], prompt: str | None
     ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
-        """The texts whose classical layout is not the beginning of the repeated one, in passes of their own."""
+        """Run the texts whose classical layout is not the beginning of the repeated one."""
         modules = (self._classical.eval(), self._modules[0])
         layouts = [module.lay_out(texts, prompt) for module in modules]
         # (3, T, 2, N)
@@ -192,66 +158,35 @@ class RecipeSweep:
         layout = layouts[0].part(chosen)
         for part in self._classical.parts(layout):
             features = self._classical(layout.part(part).features())
-            reading = (names(1)[0], features["token_embeddings"], features["attention_mask"].bool())
-            yield chosen[part].tolist(), iter([reading])
+            yield chosen[part].tolist(), iter([(features["token_embeddings"], features["attention_mask"].bool())])
 
     def _readings(self, module: ReBAModule, layout: Layout) -> Iterator[Reading]:
-        """One forward pass, and each recipe's reading of it, as the recipe's own module hands it on."""
+        """Yield what each recipe reads of one forward pass, as the recipe's own module returns it."""
         empty, norm = layout.text_lengths == 0, final_norm(module.model)
         below = StatesAt([module.layer(layer - 1) for layer in self.layers], "after")
-        for copies, reading, sums, _ in of_copies(module, layout, change=[below.as_change()]):
-            read = [reading.states, sums.to(reading.states.dtype)]
-            if copies > 1:
-                selected = _read_of(module, layout.copy_index == copies - 1)
-                every = (norm(states).to(reading.states) for states in below.states())
-                read += [picked(states, layout.input_ids, selected).states for states in every]
-            for recipe, states in zip(self._names(copies), read, strict=True):
-                yield recipe, *without_empty(states, reading.mask, empty)
-
-
-def of_copies(module: ReBAModule, layout: Layout, **kwargs: Any) -> Iterator[tuple[int, TokenVectors, Tensor, Tensor]]:
-    """One forward pass, read copy by copy.
-
-    Args:
-        module: For k copies.
-        layout: B texts.
-        **kwargs: For the pass.
-
-    Yields:
-        For each copy c, from 1: c; its states, Echo-c or Classical; the sums of a_ij v_j up to its end (B, rows, D),
-        ReBA-c; and those of a_ij, (B, rows, 1).
-    """
-    weights, states = module.look_back(layout, **kwargs)
-    first = layout.input_ids.shape[1] - states.shape[1]
-    copy_index, ids = layout.copy_index[:, first:], layout.input_ids[:, first:]
-    for number in range(module.repetitions):
-        selected = copy_index == number
-        own = weights * (copy_index <= number)[:, None].to(weights.device, non_blocking=True)
-        reading = picked(states, ids, _read_of(module, selected))
-        yield number + 1, reading, weighted_sum(own, states), own.sum(dim=-1, keepdim=True)
+        weights, states = module.look_back(layout, change=[below.as_change()])
+        first = layout.input_ids.shape[1] - states.shape[1]
+        copy_index = layout.copy_index[:, first:]
+        for number in range(module.repetitions):
+            reading = picked(states, layout.input_ids[:, first:], _read_of(module, copy_index == number))
+            # Weights of tokens up to the end of this copy.
+            own = weights * (copy_index <= number)[:, None].to(weights.device, non_blocking=True)
+            read = [reading.states, weighted_sum(own, states).to(reading.states.dtype)]
+            if number:
+                selected = _read_of(module, layout.copy_index == number)
+                every = (norm(lower).to(reading.states) for lower in below.states())
+                read += [picked(lower, layout.input_ids, selected).states for lower in every]
+            for found in read:
+                yield without_empty(found, reading.mask, empty)
 
 
 def _read_of(module: ReBAModule, copy: Tensor) -> Tensor:
-    """(B, N): the tokens of a copy that are read."""
+    """Return the mask of the tokens of a copy that are read, (B, N)."""
     return last_of(copy) if module.rows == "last" else copy
 
 
 @cache
 def names(copies: int) -> tuple[str, str]:
-    """The recipe that reads the last of so many copies, and the one that looks back from all of them."""
+    """Return the name of the recipe that reads the last of so many copies, and of the one that looks back from all."""
     rows = {row.module is ReBAModule: row.name for row in every_row(copies) if row.copies == copies}
     return rows[False], rows[True]
-
-
-def _batches(order: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def _check(texts: Sequence[str], batch_size: int) -> None:
-    if isinstance(texts, str):
-        raise ValueError("texts is one string: give a list of texts.")
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"texts[{index}] is a {type(text).__name__}: give a list of strings.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: give the texts to run at a time, 1 or more.")

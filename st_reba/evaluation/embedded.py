@@ -1,4 +1,4 @@
-"""Texts as several variants of one model embed them: each is embedded once, and looked up from then on."""
+"""Embeddings of texts by several variants of one model: each text is embedded once, and looked up from then on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from ..files import NoRoomError, atomic_file, remove_scratch
 from ..fingerprint import fingerprint_of
 
-#: Embeds B texts with a prompt (or None) in every variant at once: ``{variant: (B, D)}``. Variants may differ in D.
+#: Function from B texts and their prompt (or None) to ``{variant: (B, D)}``. Variants may differ in D.
 Embed = Callable[[Sequence[str], str | None], Mapping[str, Tensor]]
 
 
 class TensorCache:
-    """Tensors in files, each named by a digest of all that it was computed from: what is there is not computed again.
+    """Tensors in files, each named by a digest of all that it was computed from, so that none is computed twice.
 
-    A file is there wholly or not at all, so that a run that was killed and goes on gives what it would have given. What
-    is read is mapped from the file: the operating system keeps it in memory as far as there is room.
+    A file is written wholly or not at all, so that a run that was killed and goes on gives what it would have given.
+    Files are mapped: the operating system keeps them in memory as far as there is room.
 
     Args:
-        directory: Where the files lie; made if it is not there. None: a temporary folder, which is gone with the cache.
+        directory: Directory of the files; it is made if there is none. None: a temporary one, removed with the cache.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -37,11 +37,11 @@ class TensorCache:
         remove_scratch(self.directory)
 
     def get(self, computed_from: Any, compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors, computed if they are not there.
+        """Return tensors by name, computed if there is no file of them.
 
         Args:
-            computed_from: All that they depend on, as JSON or ``str`` can write it down.
-            compute: Gives them by name.
+            computed_from: All that they depend on, as JSON or ``str`` can write it.
+            compute: Computes them.
 
         Raises:
             NoRoomError: If the disk is full.
@@ -67,13 +67,13 @@ class TensorCache:
 
 
 class Embedded:
-    """The embeddings of texts in every variant, from the one time each text was embedded.
+    """Embeddings of texts in every variant, from the one time each text was embedded.
 
     Args:
-        embed: Is asked once for each text behind its prompt. Where corpora are large, what it gives should be mapped
-            from files, as :class:`TensorCache` gives it.
-        chunk: Texts at a time, at most; neighbours in length, the longest first, so that little is padding. None: all
-            that are asked for together.
+        embed: Embeds texts; called once for each text behind its prompt. For large corpora it should return tensors
+            that are mapped from files, as :class:`TensorCache` does.
+        chunk: Number of texts at a time, at most; neighbours in length, the longest first, so that little is padding.
+            None: all that are asked for together.
     """
 
     def __init__(self, embed: Embed, chunk: int | None = None) -> None:
@@ -83,11 +83,11 @@ class Embedded:
         self._places: dict[tuple[str | None, str], tuple[int, int]] = {}
 
     def has(self, texts: Sequence[str], prompt: str | None = None) -> bool:
-        """Whether all of these have been embedded."""
+        """Return whether all texts have been embedded."""
         return all((prompt, text) in self._places for text in texts)
 
     def add(self, texts: Sequence[str], prompt: str | None = None) -> None:
-        """Embed those of the texts that have not been embedded yet, in all variants."""
+        """Embed the texts that have not been embedded yet, in all variants."""
         missing = [text for text in dict.fromkeys(texts) if (prompt, text) not in self._places]
         missing.sort(key=len, reverse=True)
         size = self.chunk or len(missing)
@@ -97,24 +97,30 @@ class Embedded:
             self._places.update({(prompt, text): (len(self._chunks) - 1, row) for row, text in enumerate(part)})
 
     def of(self, variant: str, texts: Sequence[str], prompt: str | None = None) -> Tensor:
-        """The embeddings of B texts in one variant, (B, D), on the CPU; those that were not added are first.
+        """Return the embeddings of B texts in one variant, (B, D), on the CPU. Texts that are missing are embedded.
 
         Raises:
-            KeyError: If ``embed`` does not give this variant.
+            KeyError: If ``embed`` does not return this variant.
         """
         self.add(texts, prompt)
         if variant not in self._chunks[0]:
             raise KeyError(f"There is no variant {variant!r}; there are {sorted(self._chunks[0])}.")
-        places = [self._places[prompt, text] for text in texts]
-        return torch.stack([self._chunks[chunk][variant][row] for chunk, row in places])
+        chunks, rows = torch.tensor([self._places[prompt, text] for text in texts]).T
+        first = self._chunks[0][variant]
+        found = first.new_empty(len(texts), *first.shape[1:])
+        order = chunks.argsort()
+        numbers, counts = chunks[order].unique_consecutive(return_counts=True)
+        for number, own in zip(numbers.tolist(), order.split(counts.tolist()), strict=True):
+            found[own] = self._chunks[number][variant][rows[own]]
+        return found
 
 
 class Lookup(nn.Module):
-    """Stands for a whole pipeline in one variant: a text's embedding is looked up.
+    """Module that looks embeddings up, in place of a whole pipeline in one variant.
 
     Args:
-        embedded: Knows the embeddings.
-        variant: Which of them to give.
+        embedded: The embeddings.
+        variant: Name of the variant.
     """
 
     modalities = ("text",)
@@ -125,7 +131,7 @@ class Lookup(nn.Module):
         self.variant = variant
 
     def preprocess(self, texts: Sequence[str], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
-        """Hands the texts on. ``task`` is ST's, as elsewhere."""
+        """Return the texts as features. ``task`` is an argument of ST's."""
         return {"texts": texts, "prompt": prompt or None}
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
@@ -133,12 +139,12 @@ class Lookup(nn.Module):
 
 
 def stand_in(embedded: Embedded, variant: str, like: Any = None) -> SentenceTransformer:
-    """A model that encodes with ST's own code (prompts, truncation, quantisation ...) and looks embeddings up.
+    """Return a model that encodes with ST's own code (prompts, truncation, quantisation ...) and looks embeddings up.
 
     Args:
-        embedded: Knows the embeddings.
-        variant: Which of them to give.
-        like: A ``SentenceTransformer`` whose prompts, similarity and truncation it takes over; ST's defaults if None.
+        embedded: The embeddings.
+        variant: Name of the variant.
+        like: A ``SentenceTransformer`` whose prompts, similarity and truncation are used; ST's defaults if None.
     """
     names = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
     settings = {} if like is None else {name: getattr(like, name) for name in names}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sentence_transformers import MultiVectorEncoder
 from torch import Tensor
 
 from ..data.tables import Retrieval
@@ -85,7 +86,9 @@ class ByModel:
         return found
 
     def _embedded(self, encode: Any, texts: Sequence[str]) -> Any:
-        return encode(list(texts), batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
+        # MultiVectorEncoder returns tensors by default, and knows no such argument.
+        as_tensor = {} if isinstance(self.model, MultiVectorEncoder) else {"convert_to_tensor": True}
+        return encode(list(texts), batch_size=self.batch_size, show_progress_bar=False, **as_tensor)
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,7 @@ _MAY_CHANGE = (
 #: The same, unless an evaluation selects the best model or lowers the learning rate.
 _EVALUATION_STEPS = ("eval_", "save_")
 #: Arguments that have no effect without evaluation data.
-_EVALUATION_ARGUMENTS = (
-    "eval_strategy", "eval_steps", "eval_on_start", "load_best_model_at_end", "metric_for_best_model",
-)  # fmt: skip
+_EVALUATION = ("eval_strategy", "eval_steps", "eval_on_start", "load_best_model_at_end", "metric_for_best_model")
 #: Settings that name data, whose content is compared instead.
 _SOURCES = ("triplets", "pairs", "sentences", "texts", "evaluation", "cache")
 #: Settings in ``model_kwargs`` that place weights and do not change them.
@@ -120,7 +118,7 @@ def complete_arguments(arguments: Mapping[str, Any], *, evaluates: bool) -> dict
         **arguments,
     }
     if not evaluates:
-        completed |= {name: default_arguments()[name] for name in _EVALUATION_ARGUMENTS}
+        completed |= {name: default_arguments()[name] for name in _EVALUATION}
         if completed["save_strategy"] == "best":
             completed["save_strategy"] = "epoch"
     best = completed.get("load_best_model_at_end") or completed["save_strategy"] == "best"
@@ -190,7 +188,7 @@ class RunSettings:
     model_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _EVALUATION_ARGUMENTS if self.evaluation is None else ():
+        for name in _EVALUATION if self.evaluation is None else ():
             if self.arguments.get(name, "no") not in ("no", False):
                 raise ValueError(
                     f"arguments: {name}: {self.arguments[name]!r} was given, but there is nothing to evaluate on. Give "

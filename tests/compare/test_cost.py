@@ -7,7 +7,7 @@ import torch
 
 from st_reba import CausalTransformer
 from st_reba.compare import cost
-from st_reba.compare.cost import Forecast, memory, speed
+from st_reba.compare.cost import Forecast, memory, speed, timed_batch
 from st_reba.compare.recipes import tokens
 from st_reba.lm.backbone import depth
 from st_reba.recipes import find
@@ -57,25 +57,44 @@ def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
 @pytest.mark.parametrize(
     ("seconds", "sizes"),
     [
-        # The first readies what is made once; each of the others is four times as large, for some seconds.
-        (0.01, [1, 1, 4, 8]),
-        (2.0, [1, 1, 4]),
+        # The first readies what is made once; one text says how many are measured, for some seconds.
+        (0.01, [1, 1, 8, 8, 8, 8, 8]),
+        (0.2, [1, 1, 8, 8]),
+        (0.8, [1, 1, 3, 3]),
+        (4.0, [1, 1, 1]),
     ],
 )
-def test_a_speed_is_measured_in_a_moment(backbone, monkeypatch, seconds, sizes):
-    """``seconds`` a text of 3 tokens."""
+def test_a_speed_is_measured_in_a_moment(monkeypatch, seconds, sizes):
+    """``seconds`` a text of 3 tokens, on a machine that does something else half of the time."""
     embedded: list[int] = []
     clock = [0.0]
 
-    class Model:
-        def encode(self, texts, **settings):
+    class Pass:
+        def tokens(self, texts):
+            return 3 * len(texts)
+
+        def encode(self, texts, prompt, batch_size):
             embedded.append(len(texts))
             clock[0] += seconds * len(texts)
 
-    monkeypatch.setattr(cost, "find", lambda name: SimpleNamespace(model=lambda backbone: Model()))
-    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    assert speed(backbone, [(3, f"text {number}") for number in range(20)], 8) == pytest.approx(3 / seconds)
+    class Failing(Pass):
+        def encode(self, texts, prompt, batch_size):
+            raise IndexError
+
+    monkeypatch.setattr(
+        cost, "time", SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: 0.5 * clock[0])
+    )
+    recipes = SimpleNamespace(passes=[Failing(), Pass()], batch_size=8)
+    found = speed(recipes, [f"text {number}" for number in range(20)])
+    assert found == pytest.approx((3 / seconds, 6 / seconds))
     assert embedded == sizes
+
+
+@pytest.mark.parametrize(("longest", "expected"), [(20, [11, 10, 9]), (400, [20, 19, 18])])
+def test_recipes_are_timed_on_texts_of_mean_length(longest, expected):
+    texts = [length * "a" for length in [*range(1, 20), longest]]
+    assert [len(text) for text in timed_batch(texts, 3)] in (expected, [400, 19, 18])
+    assert timed_batch(texts[:2], 8) == ["aa", "a"]
 
 
 def test_memory_grows_with_the_model_and_what_is_made_on_the_way(backbone):
@@ -86,9 +105,15 @@ def test_memory_grows_with_the_model_and_what_is_made_on_the_way(backbone):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "duration"), [(30_000, "about 30 seconds"), (300_000, "about 5 minutes"), (9e6, "about 2.5 hours")]
+    ("tokens", "duration", "twice"),
+    [
+        (30_000, "about 30 seconds", "60 seconds"),
+        (300_000, "about 5 minutes", "10 minutes"),
+        (9e6, "about 2.5 hours", "5.0 hours"),
+    ],
 )
-def test_what_is_told(tokens, duration):
-    told = str(Forecast(8, 1955, tokens, 1000.0, 270_000_000, 1_250_000_000))
+def test_what_is_told(tokens, duration, twice):
+    told = str(Forecast(8, 1955, tokens, 1000.0, 270_000_000, 1_250_000_000, 2 * tokens / 1000))
     assert told.startswith("8 recipes on 1,955 texts, with controls and timings: ")
-    assert f"tokens at 1,000 a second here, {duration}. Memory: about 1.2 GB at the peak, of which 0.3 GB" in told
+    assert f"tokens at 1,000 a second here, {duration}, of the processor's time {twice}. Memory: about 1.2 GB" in told
+    assert "at the peak, of which 0.3 GB" in told

@@ -10,25 +10,31 @@ import os
 import signal
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.compare import Recipes, TensorCache, compare, cost
+from st_reba.compare.candidates import with_candidates
 from st_reba.compare.recipes import ModulePass, SweepPass, set_aside
 from st_reba.compare.run import TfIdf
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
-from st_reba.recipes import asked_for, default_recipes, random_weights
+from st_reba.files import NoRoomError
+from st_reba.modules import PartwiseWhitening, ValueAggregationModule
+from st_reba.recipes import Recipe, asked_for, default_recipes, random_weights
 from st_reba.recipes.rows import PARTS
 
+from .. import backbones
 from ..backbones import TEXTS as ALL_TEXTS
 from ..conftest import relative_error
 
@@ -45,7 +51,7 @@ def backbone(roomy_path):
 
 
 def vectors_of(made, texts, prompt=None):
-    return {key: made.vectors(key, texts, prompt) for key in made.keys}
+    return {recipe.result: made.matrix(recipe.result, texts, prompt) for recipe in made.all}
 
 
 def made_of(backbone, recipes):
@@ -75,7 +81,6 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
     # One for each way to run the model.
     assert Counter(what for what, _ in done[before:]).keys() == {"Embedding", "Words"}
     assert 10 < len(done) - before < len(found)
-    assert list(found) == made.keys == [recipe.result for recipe in made.all]
     assert set(words) == {recipe.name for recipe in made.all if recipe.words}
     for recipe in made.all:
         alone = recipe.model(backbone)
@@ -94,8 +99,8 @@ def test_some_on_random_weights(few, backbone):
     keys = ["Classical, whitened, last", "ReBA-2, mean", "PromptEOL, last"]
     with made.on_random_weights(keys) as controls:
         assert sum(parameter.numel() for parameter in backbone.model.parameters()) == 0
-        bags = [recipe.result for recipe in made.all if recipe.bag]
-        assert controls.keys == [f"Random weights, {key}" for key in made.keys if key in bags + keys]
+        chosen = [recipe.result for recipe in made.all if recipe.bag or recipe.result in keys]
+        assert [recipe.result for recipe in controls.all] == [f"Random weights, {key}" for key in chosen]
         assert all(recipe.control for recipe in controls.all)
         found, words = vectors_of(controls, TEXTS), controls.words(SENTENCES, WORDS)
     assert np.array_equal(made.model("Classical, whitened, mean").encode(TEXTS), before)
@@ -116,6 +121,158 @@ def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
     assert "2 texts are too few to find 1 principal" in skipped["Classical, all but the top, mean"]
 
 
+# Recipes that fail
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory):
+    """Multi-head latent attention, whose values are not as wide as its keys."""
+    config = transformers.DeepseekV3Config(
+        **backbones.IDS, **backbones.SIZE, **backbones.MLP, max_position_embeddings=2048, q_lora_rank=None,
+        kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8, first_k_dense_replace=3,
+    )  # fmt: skip
+    model = backbones.randomize(transformers.AutoModel.from_config(config).eval().float())
+    return backbones.save(model, tmp_path_factory.mktemp("latent"), model_max_length=2048)
+
+
+@pytest.mark.filterwarnings("ignore:There is no interval")
+def test_a_comparison_goes_on_without_the_recipes_that_an_architecture_cannot_run(latent):
+    found = compare(latent, PAIRS)
+    reason = "RuntimeError: scaled_dot_product_attention_flash_attention: Q/K/V should have the same head size"
+    assert dict(found.skipped) == dict.fromkeys(["ReBA-2, mean", "ReBA-2, last"], reason)
+    names = {result.name for result in found.results if result.cost is not None}
+    assert {"Classical, mean", "Classical, last", "Echo-2, mean", "Topic, standardised sum, last"} <= names
+
+
+TRIED = ("classical", "value-aggregation", "early-late")
+
+
+def failing(monkeypatch, backbone, kind, name, fail, recipes=TRIED):
+    """Recipes, one of which gives nothing: a method of its class does something else."""
+    monkeypatch.setattr(kind, name, fail)
+    made = Recipes(backbone, asked_for(recipes), controls=False, batch_size=2, fit_on=[tuple(FIT_TEXTS)])
+    made.add([*TEXTS, *FIT_TEXTS])
+    return made
+
+
+def raising(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no such kernel\nlong trace"), "RuntimeError: no such kernel"),
+        (IndexError(), "IndexError"),
+        (AttributeError("x"), "AttributeError: x"),
+        (ValueError("Give another model."), "Give another model."),
+    ],
+)
+@pytest.mark.parametrize("name", ["__init__", "_read"])
+def test_whatever_a_recipe_raises_it_is_left_out(backbone, monkeypatch, name, error, reason):
+    made = failing(monkeypatch, backbone, ValueAggregationModule, name, raising(error))
+    assert made.skipped == [("Value aggregation, last", reason)]
+    assert len(made.all) == 3
+    alone = asked_for(["classical"])[1].model(backbone).encode(TEXTS)
+    assert relative_error(made.matrix("Classical, last", TEXTS), alone) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), MemoryError),
+        (RuntimeError("CUDA out of memory. Tried"), RuntimeError),
+        (NoRoomError("full"), NoRoomError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_what_is_the_machines_ends_it(backbone, monkeypatch, error, expected):
+    with pytest.raises(expected):
+        failing(monkeypatch, backbone, ValueAggregationModule, "_read", raising(error))
+
+
+def test_no_recipe_is_left(backbone, monkeypatch):
+    with pytest.raises(ValueError, match="^No recipe can run on this model. Value aggregation, last: IndexError: x$"):
+        failing(monkeypatch, backbone, ValueAggregationModule, "_read", raising(IndexError("x")), TRIED[1:2])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda vectors: vectors * torch.nan, "A value is infinite or not a number in float32."),
+        (lambda vectors: vectors[1:], "It gives numbers of shape (8, 32) for 16 texts, not 16 vectors of one width."),
+        (lambda vectors: vectors[:, 0], "It gives numbers of shape (16,) for 16 texts, not 16 vectors of one width."),
+    ],
+)
+def test_vectors_that_are_none(backbone, monkeypatch, change, reason):
+    encoded = ModulePass._encoded
+
+    def other(self, names, *args):
+        found = encoded(self, names, *args)
+        return {name: change(own) if "Value" in name else own for name, own in found.items()}
+
+    made = failing(monkeypatch, backbone, ModulePass, "_encoded", other)
+    assert made.skipped == [("Value aggregation, last", reason)]
+
+
+def test_a_filter_that_cannot_be_fitted_on_one_set(backbone, monkeypatch):
+    fitted = PartwiseWhitening.from_moments.__func__
+    monkeypatch.setattr(
+        PartwiseWhitening,
+        "from_moments",
+        classmethod(lambda cls, moments, **kwargs: 1 / 0 if moments.count < 45 else fitted(cls, moments, **kwargs)),
+    )
+    made = Recipes(backbone, asked_for(TRIED), fit_on=[tuple(FIT_TEXTS), tuple(FIT_TEXTS[:40])])
+    names = ["Bag of input embeddings, partwise whitened, mean", "Early and late, partwise whitened, mean"]
+    assert made.skipped == [(name, "ZeroDivisionError: division by zero") for name in names]
+
+
+def test_what_fails_when_it_is_timed_or_on_random_weights(backbone, monkeypatch):
+    made = Recipes(backbone, asked_for(TRIED), fit_on=[tuple(FIT_TEXTS)])
+    made.add(TEXTS)
+    timed = [recipe for recipe in made.all if not recipe.control]
+    monkeypatch.setattr(ValueAggregationModule, "forward", raising(IndexError("x")))
+    assert cost.seconds_of(made, TEXTS, timed).keys() == {recipe.result for recipe in timed} - {
+        "Value aggregation, last"
+    }
+    with made.on_random_weights(["Value aggregation, last", "Classical, mean"]) as untrained:
+        untrained.add(TEXTS)
+        assert "Random weights, Classical, mean" in {recipe.result for recipe in untrained.all}
+    assert made.skipped == [("Random weights, Value aggregation, last", "IndexError: x")]
+    monkeypatch.setattr("st_reba.compare.recipes.random_model", raising(RuntimeError("cannot be drawn")))
+    with made.on_random_weights(["Classical, mean"]) as untrained:
+        untrained.add(TEXTS)
+        assert untrained.all == []
+    assert ("Random weights, Classical, mean", "RuntimeError: cannot be drawn") in made.skipped
+    assert np.isfinite(made.model("Classical, mean").encode(TEXTS)).all()
+
+
+# Matrices
+
+
+def test_filters_on_several_sets_and_modules_that_are_built_once(backbone, monkeypatch):
+    built = Counter()
+    build = Recipe.build
+    monkeypatch.setattr(Recipe, "build", lambda self, of: built.update([self.method]) or build(self, of))
+    monkeypatch.setattr("st_reba.compare.recipes._MATRICES", 1)
+    sets = [tuple(FIT_TEXTS), tuple(FIT_TEXTS[:45]), tuple(TEXTS + FIT_TEXTS[:42])]
+    asked = [each for recipe in asked_for(["early-late", "topic"]) for each in with_candidates(recipe, 3)]
+    made = Recipes(backbone, asked, fit_on=sets)
+    made.add(TEXTS)
+    for place, texts in enumerate(sets):
+        for recipe in made.all[::5]:
+            expected = replace(recipe, fit_texts=texts).model(backbone).encode(TEXTS)
+            built.subtract([recipe.method])
+            found = made.matrix(recipe.result, TEXTS, fitted_on=place)
+            assert relative_error(found, expected) < 1e-4, recipe.result
+            assert torch.equal(made.matrix(recipe.result, TEXTS, fitted_on=place - 3), found)
+    cost.seconds_of(made, TEXTS, made.all[:4])
+    assert max(built.values()) == 1
+
+
 # Time
 
 
@@ -131,14 +288,14 @@ def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
             now["processor"] += 0.1 * len(batch)
             now["clock"] += 0.1 * len(batch) + next(waits)
 
-    assert cost.costs({"a": Model()}, [["a", "b"]])["a"] == pytest.approx(0.1)
-    assert cost.costs({"a": Model()}, [["a", "b"]], on_cpu=False)["a"] == pytest.approx(0.35)
+    assert cost.costs({"a": Model()}, ["a", "b"])["a"] == pytest.approx(0.1)
+    assert cost.costs({"a": Model()}, ["a", "b"], on_cpu=False)["a"] == pytest.approx(0.35)
     # What Windows counts of a processor moves in ticks that are longer than many a batch.
     monkeypatch.setattr(sys, "platform", "win32")
-    assert cost.costs({"a": Model()}, [["a", "b"]])["a"] == pytest.approx(0.35)
+    assert cost.costs({"a": Model()}, ["a", "b"])["a"] == pytest.approx(0.35)
     # A round that takes long is enough.
     waits = itertools.repeat(9.0)
-    assert cost.costs({"a": Model()}, [["a"]], on_cpu=False)["a"] == pytest.approx(9.1)
+    assert cost.costs({"a": Model()}, ["a"], on_cpu=False)["a"] == pytest.approx(9.1)
 
 
 # Weights that are set aside
@@ -178,7 +335,9 @@ def test_weights_are_gone_and_come_back_to_the_bit(model, monkeypatch):
 # Runs that are killed
 
 MANY = [f"{text} {number}" for number in range(2) for text in ALL_TEXTS]
-PAIRS = Pairs(MANY, MANY[::-1], [float(place % 5) for place in range(len(MANY))])
+PAIRS = Pairs(
+    MANY, [f"{text[: 3 * place]}!" for place, text in enumerate(MANY)], [float(place % 5) for place in range(10)]
+)
 QUESTIONS = OddOneOutEvaluator(
     [
         Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3),
@@ -193,14 +352,14 @@ def compared(path, directory):
     made = compare(Recipes(CausalTransformer(path), asked, batch_size=4, kept=kept), PAIRS, QUESTIONS)
     # What is measured with a clock is never the same.
     results = [dataclasses.replace(result, cost=None, sentences_per_second=None) for result in made.results]
-    return dataclasses.replace(made, results=results, answer="", use="", verdict=[])
+    return dataclasses.replace(made, results=results, answer="", use="", verdict=[]).as_json()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is forked to be killed")
 @pytest.mark.filterwarnings("ignore:There is no interval")
 def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monkeypatch):
     # Not by the fixture `quick`, which holds for the whole module: other tests here time recipes as users do.
-    for name in ("TIMED_ROUNDS", "TIMED_BATCHES", "TIMED_TEXTS"):
+    for name in ("TIMED_ROUNDS", "TIMED_TEXTS"):
         monkeypatch.setattr(cost, name, 1)
     whole = compared(shallow_path, None)
     child = os.fork()
@@ -228,6 +387,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monke
 
     monkeypatch.setattr(ModulePass, "encode", never)
     monkeypatch.setattr(SweepPass, "encode", never)
+    monkeypatch.setattr(Recipes, "_words", never)
     assert compared(shallow_path, tmp_path) == whole
 
 

@@ -9,7 +9,8 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from st_reba import CausalTransformer, EchoModule, ReBAModule
-from st_reba.compare.recipes import ModulePass, TopicPass, passes_of, reading
+from st_reba.compare import Recipes
+from st_reba.compare.recipes import LayersPass, ModulePass, Modules, TopicPass, reading
 from st_reba.compare.sweep import RecipeSweep
 from st_reba.recipes.lookup import find
 from st_reba.recipes.recipe import Wording
@@ -42,21 +43,15 @@ def assert_like_each_alone(
 ):
     sweep = RecipeSweep(backbone, repetitions, poolings, layers)
     embeddings = sweep.encode(texts, prompt=prompt, batch_size=batch_size)
-    words = list(sweep.token_embeddings(texts, prompt=prompt, batch_size=batch_size))
     assert list(embeddings) == [(recipe, pooling) for recipe in sweep.recipes for pooling in poolings]
-    assert all(tuple(of_text) == sweep.recipes for of_text in words)
     for recipe in sweep.recipes:
-        # Its poolings stand side by side.
-        alone = pipeline(module(backbone, recipe), tuple(poolings)).encode(texts, prompt=prompt, output_value=None)
-        for number, (item, of_text) in enumerate(zip(alone, words, strict=True)):
-            vectors = item["sentence_embedding"].split(of_text[recipe].shape[-1])
-            for pooling, expected in zip(poolings, vectors, strict=True):
-                found = embeddings[recipe, pooling][number]
-                assert (found.dtype, found.device.type) == (torch.float32, "cpu")
-                assert (found - expected).norm() <= 1e-5 * expected.norm(), (recipe, pooling)
-            expected = item["token_embeddings"][item["attention_mask"].bool()]
-            assert of_text[recipe].shape == expected.shape
-            assert (of_text[recipe] - expected).norm() <= 1e-5 * expected.norm(), recipe
+        # Its poolings come one after another.
+        alone = pipeline(module(backbone, recipe), tuple(poolings)).encode(texts, prompt=prompt, convert_to_tensor=True)
+        for pooling, expected in zip(poolings, alone.chunk(len(poolings), dim=1), strict=True):
+            found = embeddings[recipe, pooling]
+            assert (found.dtype, found.device.type) == (torch.float32, "cpu")
+            difference = (found - expected).norm(dim=1)
+            assert (difference <= 1e-5 * expected.norm(dim=1)).all(), (recipe, pooling)
 
 
 @pytest.mark.parametrize("name", VARIED)
@@ -94,7 +89,6 @@ def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
     """And no text none."""
     sweep = RecipeSweep(CausalTransformer(backbone_path()))
     assert {tuple(vectors.shape) for vectors in sweep.encode([]).values()} == {(0, 32)}
-    assert list(sweep.token_embeddings([])) == []
     texts = [*TEXTS[:3], LONG[1], ""]
     expected = sweep.encode(texts)
     monkeypatch.setattr(ReBAModule, "CPU_TOKENS", 300)
@@ -116,8 +110,7 @@ def test_refused_settings(arguments, message, backbone_path):
         RecipeSweep(backbone_path(), **arguments)
 
 
-@pytest.mark.parametrize("method", ["encode", "token_embeddings"])
-def test_refused_calls(method, backbone_path):
+def test_refused_calls(backbone_path):
     sweep = RecipeSweep(backbone_path())
     for texts, given, message in (
         ("a text", {}, "texts is one string: give a list"),
@@ -126,7 +119,7 @@ def test_refused_calls(method, backbone_path):
         (["a text"], {"prompt": "word " * 300}, "leave no room for 3 copies"),
     ):
         with pytest.raises(ValueError, match=message):
-            list(getattr(sweep, method)(texts, **given))
+            sweep.encode(texts, **given)
 
 
 def test_a_model_left_in_training_is_read_in_inference(tmp_path):
@@ -170,7 +163,7 @@ def roomy(roomy_path):
 def test_topic_after_several_layers(key, roomy):
     """One pass a wording. A text without tokens is a zero vector."""
     texts = [*TEXTS, "", "a"]
-    passes, _ = passes_of(roomy, candidates(key, [None, 2, 1]))
+    passes = Recipes(roomy, candidates(key, [None, 2, 1]), controls=False).passes
     assert [(type(run), len(run.recipes)) for run in passes] == 4 * [(TopicPass, 3)]
     for run in passes[:2]:
         assert_as_alone(run, texts, "query: ", batch_size=4)
@@ -186,18 +179,18 @@ def test_candidates_on_every_architecture(architecture, shared):
     """A short wording: architectures of few positions have room for it."""
     wording = Wording("own", 'Now "{text}" is "{text}" of:')
     recipes = [replace(find("echo-topic"), wording=wording, layer=layer) for layer in (None, 2)]
-    assert_as_alone(TopicPass(shared(architecture), recipes), TEXTS, "query: ")
+    assert_as_alone(TopicPass(Modules(shared(architecture)), recipes), TEXTS, "query: ")
 
 
 def test_what_cannot_run_is_left_out_alone(roomy):
     """And what changes how the model reads runs on its own."""
     too_long = replace(find("topic"), wording=Wording("much", f'{2100 * "a "}"{{text}}"'))
-    passes, skipped = passes_of(roomy, [*candidates("topic", [None, 2])[:2], too_long])
-    assert [recipe for recipe, _ in skipped] == [too_long]
-    assert [(type(run), len(run.recipes)) for run in passes] == [(TopicPass, 2)]
+    recipes = Recipes(roomy, [*candidates("topic", [None, 2])[:2], too_long], controls=False)
+    assert [name for name, _ in recipes.skipped] == [too_long.result]
+    assert [(type(run), len(run.recipes)) for run in recipes.passes] == [(TopicPass, 2)]
     row = replace(find("topic").row, settings={"template": "topic", "bidirectional_layers": 1})
-    passes, _ = passes_of(roomy, [replace(find("topic"), row=row, layer=layer) for layer in (None, 2)])
-    assert [type(run) for run in passes] == 2 * [ModulePass]
+    made = [replace(find("topic"), row=row, layer=layer) for layer in (None, 2)]
+    assert [type(run) for run in Recipes(roomy, made, controls=False).passes] == 2 * [ModulePass]
 
 
 @pytest.mark.parametrize("key", ["echo-2", "prompteol", "knowledge", "classical"])
@@ -206,6 +199,6 @@ def test_rows_that_read_one_layer(key, roomy):
     recipe = find(key)
     for pooling in recipe.poolings:
         recipes = [replace(recipe, pooling=pooling, layer=layer) for layer in (None, 3, 2, 1)]
-        [run], _ = passes_of(roomy, recipes)
-        assert run.reader is not None
+        [run] = Recipes(roomy, recipes, controls=False).passes
+        assert type(run) is LayersPass
         assert_as_alone(run, TEXTS, "query: ")

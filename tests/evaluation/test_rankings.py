@@ -1,13 +1,15 @@
-"""Rankings: by any of sentence-transformers' models, with a vector a text or a token, fused, reranked, and scored."""
+"""Rankings: by any of sentence-transformers' models, with a vector a text or a token, fused and scored."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
+from st_reba import ReBAModule
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation.rankings import ByModel, Fusion, fused, scored
+from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -33,17 +35,6 @@ class Fixed:
     def nearest(self, queries, documents, count):
         self.asked.append(count)
         return [[(index, 1 / (rank + 1)) for rank, index in enumerate(own[:count])] for own in self.rankings]
-
-
-class Judge:
-    """A cross-encoder that likes long documents."""
-
-    def __init__(self):
-        self.pairs = []
-
-    def predict(self, pairs, **kwargs):
-        self.pairs += pairs
-        return np.array([len(document) for _, document in pairs])
 
 
 def test_fusion_counts_ranks_and_not_scores():
@@ -84,3 +75,11 @@ def test_scores_are_those_of_sentence_transformers(shared):
         assert own.ndcg.value == pytest.approx(wanted["cosine_ndcg@10"])
         assert own.recall.value == pytest.approx(wanted["cosine_recall@100"])
         assert own.ndcg.low <= own.ndcg.value <= own.ndcg.high
+
+
+def test_scores_of_multi_vector_models_are_those_of_sentence_transformers(shared):
+    late = multi_vector_encoder(ReBAModule(shared()), prompts={"query": "find: "})
+    found = scored(DATA, {"late": ByModel(late)})["late"]
+    wanted = MultiVectorInformationRetrievalEvaluator(*GIVEN, **MEASURED)(late)
+    assert found.ndcg.value == pytest.approx(wanted["maxsim_ndcg@10"])
+    assert found.recall.value == pytest.approx(wanted["maxsim_recall@100"])

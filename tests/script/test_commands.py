@@ -25,10 +25,12 @@ from typer.main import get_command
 
 from st_reba import CausalTransformer, LayerwiseAutoencoder, ReBAModule
 from st_reba.compare.results import Comparison
+from st_reba.data.demo import demo_pairs
 from st_reba.encode import destination_of
 from st_reba.recipes import find
 from st_reba_cli import app
 
+from ..backbones import DEMO_MODEL
 from ..conftest import pipeline
 from ..hub.server import RunningHub
 from .installed import Script
@@ -158,6 +160,26 @@ def test_the_printed_command_builds_what_was_scored(script, desk):
     assert files.keys() == built.keys()
     # The card of the first has the comparison.
     assert [str(path) for path in files if files[path] != built[path]] == ["README.md"]
+
+
+def test_compare_on_the_demo_model(script, desk):
+    """Whatever the order of the file; what is saved is shown as it was."""
+    lines = demo_pairs("en").read_text(encoding="utf-8").splitlines()[:60]
+    results = []
+    for name, rows in {"one": lines, "other": lines[::-1]}.items():
+        Path(f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        given = f"--model {DEMO_MODEL} --data {name}.tsv --recipes echo-2,prompteol --no-controls --margin 2 --seed 3"
+        told = typed(script, f"compare {given} --device cpu --out {name}")
+        found = Comparison.load(Path(name, "comparison.json"))
+        assert told.count(found.answer) == 1
+        assert "Echo-2 (mean)" in found.answer
+        results.append({result.name: (result.scores, result.chosen, result.read_at) for result in found.results})
+    assert results[0] == results[1]
+    assert sum(results[0]["PromptEOL, last"][1].values()) == 10
+    again = typed(script, "compare --saved one/comparison.json --against other/comparison.json")
+    assert found.answer in again
+    assert "Nothing changed beyond the interval, of " in again
+    assert "The intervals are paired: both comparisons are of the same labelled pairs." in again
 
 
 def test_serve_and_verify(script, desk):
