@@ -271,7 +271,7 @@ class TestConversations:
         ]:
             with pytest.raises(ValueError, match=f"(?i){message}"):
                 own.preprocess([given])
-        with pytest.raises(ValueError, match='chat=\'all\': use "turn" or "conversation"'):
+        with pytest.raises(ValueError, match="chat='all': use 'turn' or 'conversation'"):
             CausalTransformer(lm, tokenizer=talking, chat="all")
 
 

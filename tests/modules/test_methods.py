@@ -87,7 +87,7 @@ def test_the_backbones_attend_far_from_uniformly(architecture, eager, token_ids)
 
 
 @pytest.mark.parametrize("recipe", [
-    "classical", "prompteol", "echo-3 repeated", "reba-2", "reba-3 last", "thought-2", "metaeol", "token prepending",
+    "classical", "prompteol", "echo-3 repeated", "reba-2", "reba-3 last", "metaeol", "token prepending",
     "value aggregation", "early and late", "echo topic", "layer states", "contrastive prompting",
 ])  # fmt: skip
 def test_the_layers_that_run_and_those_that_attend_both_ways_are_settings_of_any(recipe, shared, eager, token_ids):
@@ -179,19 +179,19 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
     whole = model(recipe)
     alone = np.stack([whole.encode(text) for text in UNSORTED])
     kind, rows = type(whole[0]), []
-    original = kind._read
+    original = kind.read
 
-    def counted(self, layout, **kwargs):
+    def counted(self, layout, *further):
         rows.append(len(layout.input_ids))
-        return original(self, layout, **kwargs)
+        return original(self, layout, *further)
 
-    monkeypatch.setattr(kind, "_read", counted)
-    for budget in ("CPU_TOKENS", "WEIGHT_BUDGET") if kind is st_reba.ReBAModule else ("CPU_TOKENS",):
+    monkeypatch.setattr(kind, "read", counted)
+    for budget in ("TOKENS_PER_THREAD", "PASS_BYTES") if kind is st_reba.ReBAModule else ("TOKENS_PER_THREAD",):
         with monkeypatch.context() as patched, torch.no_grad():
             patched.setattr(kind, budget, 1)
             embeddings = whole(whole.preprocess(UNSORTED))["sentence_embedding"]
         assert relative_error(embeddings.numpy(), alone) < TOLERANCE
-        assert rows == [1] * len(UNSORTED) * whole[0].rows_per_text
+        assert rows == [1] * len(UNSORTED)
         rows.clear()
 
 

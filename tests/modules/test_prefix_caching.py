@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, EarlyLateModule, EchoModule
-from st_reba.lm.prefixes import KeptPrefixes
+from st_reba.lm.prefixes import PrefixCache
 from st_reba.recipes import every_row
 
 from .. import backbones
@@ -58,7 +58,7 @@ def test_every_recipe(key, roomy_path):
     assert relative_error(encoded(module), expected) < TOLERANCE
     # Again, with what is kept.
     assert relative_error(encoded(module), expected) < TOLERANCE
-    assert bool(module._kept_prefixes) == module.keeps_prefixes == (key not in WHOLE)
+    assert bool(module.lm.prefixes) == module.caches_prefixes == (key not in WHOLE)
 
 
 @pytest.mark.parametrize("architecture", FEW)
@@ -70,7 +70,7 @@ def test_every_architecture(architecture, shared):
         module = kind(backbone, **settings)
         expected = encoded(kind(backbone, prefix_caching=False, **settings))
         assert relative_error(encoded(module), expected) < TOLERANCE, recipe
-        used.add(bool(module._kept_prefixes))
+        used.add(bool(module.lm.prefixes))
     assert used == {architecture not in backbones.OWN_ATTENTION}
 
 
@@ -87,7 +87,7 @@ def test_a_prompt_is_run_once(shared, token_ids):
 
 
 def test_only_the_last_few_are_kept(shared, monkeypatch):
-    monkeypatch.setattr(KeptPrefixes, "MOST", 2)
+    monkeypatch.setattr(PrefixCache, "MOST", 2)
     module = EchoModule(shared())
     with shapes_of(module) as shapes:
         for prompt in ("one: ", "two: ", "one: ", "three: ", "one: ", "two: "):
@@ -99,12 +99,11 @@ def test_only_the_last_few_are_kept(shared, monkeypatch):
 def test_it_is_neither_copied_nor_pickled_nor_saved(backbone_path, tmp_path):
     model = pipeline(EchoModule(backbone_path()))
     vectors = model.encode(BATCH, prompt=PROMPT)
-    assert model[0]._kept_prefixes
+    assert model[0].lm.prefixes
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert not other[0]._kept_prefixes
+        assert not other[0].lm.prefixes
         assert relative_error(other.encode(BATCH, prompt=PROMPT), vectors) < TOLERANCE
     model.save_pretrained(str(tmp_path))
-    assert "prefix_caching" not in model[0].get_config_dict()
     assert SentenceTransformer(str(tmp_path), device="cpu")[0].prefix_caching
 
 
@@ -132,11 +131,11 @@ def test_training_reads_whole_prompts_and_drops_what_is_kept(backbone_path):
     encoded(module, TEXTS, "")
     with shapes_of(module) as shapes:
         module(dict(features))["token_embeddings"].sum().backward()
-        assert module._kept_prefixes
+        assert module.lm.prefixes
         module.train()
         with torch.no_grad():
             module(dict(features))
-    assert not module._kept_prefixes
+    assert not module.lm.prefixes
     assert {columns for _, columns in shapes} == {features["input_ids"].shape[1]}
     assert module.model.layers[0].self_attn.q_proj.weight.grad.norm() > 0
 
@@ -148,13 +147,14 @@ def test_with_an_adapter_prompts_are_run_whole(backbone_path):
     module.model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     assert not torch.allclose(encoded(module), expected)
     module.model.disable_adapters()
-    assert relative_error(encoded(module), expected) < TOLERANCE
-    assert not module.keeps_prefixes
+    with shapes_of(module) as shapes:
+        assert relative_error(encoded(module), expected) < TOLERANCE
+    assert {rows for rows, _ in shapes} == {len(BATCH)}
 
 
 def test_attention_that_was_chosen_stays(backbone_path):
     module = CausalTransformer(backbone_path(), template="prompteol")
     module.model.set_attn_implementation("flex_attention")
-    assert not module.keeps_prefixes
+    assert not module.lm.continues_past
     assert module.model.config._attn_implementation == "flex_attention"
-    assert not CausalTransformer(backbone_path(), deterministic=True).keeps_prefixes
+    assert not CausalTransformer(backbone_path(), deterministic=True).caches_prefixes

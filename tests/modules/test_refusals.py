@@ -16,7 +16,7 @@ from .. import backbones
 from ..conftest import pipeline
 from .methods import PUBLIC_MODULES, TWICE
 
-REPETITIONS = r"give a whole number from {} to 1024, how often the text stands in the input\. 2 is the usual choice\."
+REPETITIONS = r"give a whole number from {} to 1024, the number of copies of the text, such as 2\."
 NO_ROOM = "leave no room for 1 copies of a text"
 
 #: A module, settings, and what is said of them; the model has 3 layers and 256 positions.
@@ -24,53 +24,53 @@ REFUSED = [
     # Copies and templates
     (st_reba.ReBAModule, {"repetitions": 0}, "repetitions=0: " + REPETITIONS.format(1)),
     (st_reba.ReBAModule, {"repetitions": 300}, r"leave no room for 300 copies of a text in the model's 256"),
-    (st_reba.EchoModule, {"template": "{text}"}, r"'\{text\}' has 1 slots and repetitions=None: Echo needs .* at"),
-    (st_reba.EchoModule, {"template": "{text}{text}", "repetitions": 3}, "2 slots and repetitions=3: .* Leave one of"),
+    (st_reba.EchoModule, {"template": "{text}"}, r"'\{text\}' has 1 slots and repetitions=None: give a template .* at"),
+    (st_reba.EchoModule, {"template": "{text}{text}", "repetitions": 3}, "2 slots and repetitions=3: .* or leave one"),
     (st_reba.EchoModule, {"transformer_task": "fill-mask"}, "transformer_task='fill-mask': st_reba embeds text"),
-    (st_reba.CausalTransformer, {"template": "{text}{text}"}, "2 slots: CausalTransformer reads one copy. Use"),
+    (st_reba.CausalTransformer, {"template": "{text}{text}"}, "CausalTransformer reads one copy of the text; use Echo"),
     (st_reba.CausalTransformer, {"template": "x " * 300 + "{text}"}, NO_ROOM),
     # Which vectors are handed on
     (st_reba.CausalTransformer, {"query_expansion": {"strategy": "fixed", "length": 8}}, "a causal language model was"),
     # ReBA
-    (st_reba.ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has rows for text only; use \"text\""),
-    (st_reba.ReBAModule, {"layers": [3]}, r"layers=\[3\]: the model has 3 layers, so 3 is out of range; use -3 to 2"),
+    (st_reba.ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has vectors for text only; use \"text\""),
+    (st_reba.ReBAModule, {"layers": [3]}, r"layers=\[3\]: LlamaModel has 3 layers, use -3 to 2, not \[3\]"),
     (st_reba.ReBAModule, {"layers": []}, r'layers=\[\]: use "all" or a list of layer indices'),
     (st_reba.ReBAModule, {"backend": "onnx"}, "backend='onnx': st_reba reads hidden states and attention; use"),
     # Bidirectional layers
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": 0}, "bidirectional_layers=0: give 1 or more, or use"),
-    (st_reba.BidirectionalLastLayer, {"bidirectional_layers": -1}, "bidirectional_layers=-1: give the number of last"),
-    (st_reba.EchoModule, {"bidirectional_layers": 10**30}, "use 0 to 3"),
+    (st_reba.BidirectionalLastLayer, {"bidirectional_layers": -1}, "bidirectional_layers=-1: give a whole number from"),
+    (st_reba.EchoModule, {"bidirectional_layers": 10**30}, "give a whole number from 0 to 3"),
     (st_reba.NoSinkModule, {"bidirectional_layers": 0}, "bidirectional_layers=0: give the number of last layers, 1 or"),
-    (st_reba.NoSinkModule, {"layers": [2], "output_layer": 2}, r"layers=\[2\]: the model has 2 layers; .* None for th"),
+    (st_reba.NoSinkModule, {"layers": [2], "output_layer": 2}, r"layers=\[2\]: LlamaModel has 2 layers, use -2 to 1"),
     # Refined thought
     (st_reba.RefinedThoughtModule, {"iterations": 0}, "iterations=0: give a whole number of passes from 1 to 1024; 1"),
-    (st_reba.RefinedThoughtModule, {"pool_over": "text"}, "pool_over='text': refined thought is in EOS, behind the"),
+    (st_reba.RefinedThoughtModule, {"pool_over": "text"}, "pool_over='text': the embedding is in EOS, after the text"),
     # MetaEOL
     (st_reba.MetaEOLModule, {"templates": []}, "templates: 0 of them given; give a list of 1 to 64 templates"),
     (st_reba.MetaEOLModule, {"templates": "kc"}, r"'kc' given; give a list .* or one of \['ck', 'ck-zh',"),
     (st_reba.MetaEOLModule, {"templates": ["x" * 40_000 + "{text}"] * 2}, "80,012 characters of templates were given,"),
-    (st_reba.MetaEOLModule, {"pool_over": "text"}, "pool_over='text': MetaEOL reads each prompt at its end"),
+    (st_reba.MetaEOLModule, {"pool_over": "text"}, "pool_over='text': a prompt is read at its end, after the"),
     # KV re-routing
-    (st_reba.KVReroutingModule, {"layers": []}, r"layers=\[\]: the model has 3 layers; give a list of one or more of"),
+    (st_reba.KVReroutingModule, {"layers": []}, r"layers=\[\]: use a list of layer indices, such as"),
     (st_reba.KVReroutingModule, {"prefix_bias": float("nan")}, "prefix_bias=nan: give a finite number; 0 changes no"),
-    (st_reba.KVReroutingModule, {"rows": "last"}, 'rows="last" hands on the last token alone, and hybrid=True needs'),
+    (st_reba.KVReroutingModule, {"rows": "last"}, "rows='last': hybrid=True needs the mean of all tokens"),
     # Token prepending
-    (st_reba.TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: 3 layers of LlamaModel are run; use 1"),
-    (st_reba.TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number, 0 or more"),
-    (st_reba.TokenPrependingModule, {"template": "{text}"}, r"must have one \{prepend\}, and have it before \{text\}"),
+    (st_reba.TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: give a number of layers from 1 to 3, or"),
+    (st_reba.TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number from 0 to"),
+    (st_reba.TokenPrependingModule, {"template": "{text}"}, r"give text with one \{prepend\} before \{text\}"),
     # Contrastive prompting
-    (st_reba.ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: 3 layers of LlamaModel are run;"),
-    (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{prepend}{text}"}, r"\{prepend\}, and nothing is"),
+    (st_reba.ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: give the index of one of 3 layers"),
+    (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{prepend}{text}"}, r"nothing is prepended, so leave"),
     (st_reba.ContrastivePromptingModule, {"scale": 0}, 'scale=0: give a number above 0, or "norm"'),
     (st_reba.ContrastivePromptingModule, {"pool_over": "text"}, "pool_over='text': the last token answers the prompt"),
-    (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{text}{text}"}, "2 slots: the other prompt has the"),
+    (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{text}{text}"}, "reads one copy of the text; use"),
     # Early and late, topic, value aggregation
-    (st_reba.EarlyLateModule, {"early_layer": 0}, "early_layer=0: LlamaModel runs 3 layers here; give .* 1 to 3, or"),
-    (st_reba.EarlyLateModule, {"pool_over": "all"}, "pool_over=.all.: EarlyLateModule has vectors for text only; use"),
+    (st_reba.EarlyLateModule, {"early_layer": 0}, "early_layer=0: give a layer from 1 to 3, or None for"),
+    (st_reba.EarlyLateModule, {"pool_over": "all"}, "pool_over=.all.: words of the text alone have vectors; use"),
     (st_reba.TopicModule, {"lower_layers": [0]}, r"lower_layers=\[0\]: give a list of at most 64 layers, each counted"),
-    (st_reba.TopicModule, {"lower_layers": [4], "template": TWICE}, "lower_layers has 4: LlamaModel runs 3 layers"),
-    (st_reba.TopicModule, {"tokenization": "whole"}, 'tokenization="whole": TopicModule places the same tokens'),
-    (st_reba.ValueAggregationModule, {"template": "{prepend}{text}"}, r"has \{prepend\}, and nothing is prepended"),
+    (st_reba.TopicModule, {"lower_layers": [4], "template": TWICE}, "lower_layers=4: 3 layers run; give 1 to 3"),
+    (st_reba.TopicModule, {"tokenization": "whole"}, "tokenization='whole': the same tokens are put into several"),
+    (st_reba.ValueAggregationModule, {"template": "{prepend}{text}"}, r"nothing is prepended, so leave \{prepend\}"),
     # Weights of the vocabulary's tokens
     (st_reba.PromptRepsModule, {"top_k": 0}, "top_k=0: give a number of tokens, 1 or more"),
     (st_reba.PromptRepsModule, {"pool_over": "text"}, "reads the last token of its prompt"),
@@ -127,7 +127,7 @@ class TestBackbones:
     def test_input_embeddings_that_do_more_than_look_up(self, backbone_path):
         source = st_reba.CausalTransformer(backbone_path())
         source.model.embed_tokens.register_forward_hook(lambda module, args, output: output.tanh())
-        with pytest.raises(ValueError, match="What Embedding makes of the table of input embeddings could not be"):
+        with pytest.raises(ValueError, match="Embedding does more than to multiply a table of input embeddings"):
             st_reba.TokenPrependingModule(source)
 
 
@@ -160,7 +160,7 @@ def test_wrong_lengths(length, shared, backbone_path, tmp_path):
 
 def test_lengths_of_others(backbone_path, encoder_paths):
     module = st_reba.EchoModule(backbone_path())
-    with pytest.raises(ValueError, match=r"has \['stride'\]: only max_length means something here"):
+    with pytest.raises(ValueError, match=r"has \['stride'\]: use max_length alone"):
         module.preprocess(["a"], processing_kwargs={"text": {"stride": 2}})
     with pytest.raises(ValueError, match="^max_seq_length=0: give a number of tokens"):
         st_reba.TwinTower(*encoder_paths(), max_seq_length=0)
