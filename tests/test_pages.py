@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import partial
@@ -27,6 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.data.demo import demo_sentences
+from st_reba.recipes import lookup
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
 from . import backbones
@@ -111,7 +113,7 @@ def saved(model, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, quick) -> Path:
+def desk(tmp_path, monkeypatch, quick) -> Iterator[Path]:
     """Make a directory with the data that pages name."""
     texts = [text[:24].strip() for text in demo_sentences("en")[:24]]
     pairs = [(first, second, place % 6) for place, (first, second) in enumerate(zip(texts, texts[8:], strict=False))]
@@ -128,9 +130,17 @@ def desk(tmp_path, monkeypatch, quick) -> Path:
     for name, text in written.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     # On how many texts decides nothing here.
     monkeypatch.setattr("st_reba.data.demo.demo_sentences", lambda *given: demo_sentences(*given)[:60])
-    return tmp_path
+    registered = list(lookup._registered)
+    yield tmp_path
+    # Methods that a page writes are its own.
+    lookup._registered[:] = registered
+    lookup._by_key.cache_clear()
+    lookup._by_name.cache_clear()
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +164,9 @@ class Reader:
         self.names: dict[str, Any] = {}
 
     def python(self, code: str, literal: bool) -> None:
+        if name := re.match(r"# (\w+\.py)\n", code):
+            Path(name[1]).write_text(code, encoding="utf-8")
+            return
         self._capsys.readouterr()
         exec(compile(code, named(self._page), "exec"), self.names)
         shown = self._capsys.readouterr().out
