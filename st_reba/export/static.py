@@ -23,7 +23,7 @@ from torch.nn.functional import embedding_bag, linear, pad
 from transformers import PreTrainedTokenizerBase
 
 from ..hub.card import add_static
-from ..lm.model import depth
+from ..lm.views import depth
 from ..modules import CausalModule, CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform
 from ..modules.embedding_transforms import check_count
 from ..moments import Moments, principal_directions

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..modules import CausalModule
 from ..text.presets import normalized
-from ..text.tokens import Span
+from ..text.tokens import Span, tokenize
 
 # Number of batches whose token embeddings are in memory at once.
 _BATCHES = 8
@@ -129,7 +129,7 @@ def untruncated_offsets(module: CausalModule, texts: Sequence[str]) -> list[list
     read = [normalized(text) if module.normalize_text else text for text in texts]
     return [
         [(first, min(last, len(text))) for first, last in _checked(module, own.spans) if first < min(last, len(text))]
-        for text, own in zip(texts, module.layouter.tokenize(read), strict=True)
+        for text, own in zip(texts, tokenize(module.layouter.tokenizer, read), strict=True)
     ]
 
 
