@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from st_reba.lm.attention import Bidirectional, ExtraKey, LogWeights, RunningMaximum, kernels
+from st_reba.lm.attention import kernels
 from st_reba.lm.attention.function import attention as registered
-from st_reba.lm.attention.kernels import FoldKind, fold_kernel, trusted_fold, update_running_max
+from st_reba.lm.attention.hooks import Bidirectional, ExtraKey, RunningMaximum
+from st_reba.lm.attention.kernels import FoldKind, LogWeights, fold_kernel, trusted_fold, update_running_max
 from st_reba.lm.passes import AttentionCall, Hook, active_pass
 
 CAUSAL = torch.ones(9, 9).tril().bool()

@@ -249,19 +249,6 @@ def test_a_compiled_graph_never_decides_what_is_watched(recipe, shallow_path):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(("recipe", "reentrant"), [("classical, bidirectional", True), ("echo", False)])
-def test_gradient_checkpointing_gives_the_same_gradients(recipe, reentrant, backbone_path):
-    """A layer that was turned is turned once more when it runs again for its gradient."""
-    found = []
-    for checkpointed in (True, False):
-        model = make(recipe, backbone_path()).train()
-        if checkpointed:
-            model[0].model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
-        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-    assert relative_error(*found) < EXACT
-
-
 def test_code_from_the_repository_runs_where_it_is_trusted(backbone_path, tmp_path, monkeypatch):
     path, trust = shutil.copytree(backbone_path(), tmp_path / "own"), {"trust_remote_code": True}
     (path / "own.py").write_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import pickle
 import re
 import threading
 import warnings
@@ -12,7 +13,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 import st_reba
 from st_reba import CausalTransformer, EchoModule, PromptRepsModule, ReBAModule
 from st_reba.hub import compat
-from st_reba.lm.attention import function
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -118,8 +117,9 @@ def test_it_is_moved_and_cast_by_its_owner(lm, tokenizer):
     assert lm.dtype == model[0].model.dtype == torch.float32
     lm.double()
     assert model[0].model.dtype == torch.float64
-    # So is one that is made on it.
-    assert pipeline(EchoModule(model[0])).half()[0].model.dtype == torch.float64
+    # So is one that is made on it, and a copy.
+    for other in (EchoModule(model[0]), pickle.loads(pickle.dumps(model[0])), copy.deepcopy(model[0])):
+        assert pipeline(other).half()[0].model.dtype == torch.float64
 
 
 def test_a_model_in_training_is_read_in_evaluation(tokenizer):
@@ -171,17 +171,6 @@ class TestAdapters:
         )
         with pytest.raises(ValueError, match="is a learned prompt, which no recipe of st_reba can read"):
             CausalTransformer(prompted, tokenizer=tokenizer)
-
-
-def test_an_adapter_is_saved_as_one(backbone_path, tokenizer, tmp_path):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    lm = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone_path()), config).eval()
-    model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
-    model.save_pretrained(str(tmp_path))
-    assert list(tmp_path.rglob("adapter_model.safetensors"))
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
-    np.testing.assert_allclose(loaded.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
 
 
 def test_refusals(lm, tokenizer, backbone_path):
@@ -311,15 +300,6 @@ def test_a_module_leaves_the_backbone_as_it_was(architecture, backbone_path):
             module = kind(backbone, **settings)
             assert {*map(id, module.model.parameters())} <= {*map(id, backbone.model.parameters())}
         assert kept(backbone.model) == before, recipe
-
-
-@pytest.mark.parametrize("kind", [CausalTransformer, EchoModule])
-def test_classical_and_echo_keep_the_choice_of_attention(kind, backbone_path):
-    """Beside a module that does not, whichever is made first."""
-    first = kind(backbone_path(), model_kwargs={"attn_implementation": "eager"})
-    reba = ReBAModule(first)
-    found = [each.model.config._attn_implementation for each in (first, kind(first), reba, kind(reba))]
-    assert found == ["eager", "eager", function.ATTENTION, function.ATTENTION]
 
 
 def test_a_forward_that_is_the_models_alone_has_no_view(backbone_path):

@@ -11,13 +11,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, EarlyLateModule, EchoModule
-from st_reba.lm.prefixes import PrefixCache
 from st_reba.recipes import every_row
 
-from .. import backbones
-from ..backbones import FEW, TEXTS
+from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
-from .methods import RECIPES, TOLERANCE
+from .methods import TOLERANCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
@@ -61,19 +59,6 @@ def test_every_recipe(key, roomy_path):
     assert bool(module.lm.prefixes) == module.caches_prefixes == (key not in WHOLE)
 
 
-@pytest.mark.parametrize("architecture", FEW)
-def test_every_architecture(architecture, shared):
-    backbone, used = shared(architecture), set()
-    watched = () if architecture in backbones.OWN_ATTENTION else ("reba-3 last",)
-    for recipe in ("springer", *watched, "echo topic", "token prepending", "metaeol"):
-        kind, settings = RECIPES[recipe]
-        module = kind(backbone, **settings)
-        expected = encoded(kind(backbone, prefix_caching=False, **settings))
-        assert relative_error(encoded(module), expected) < TOLERANCE, recipe
-        used.add(bool(module.lm.prefixes))
-    assert used == {architecture not in backbones.OWN_ATTENTION}
-
-
 def test_a_prompt_is_run_once(shared, token_ids):
     module = EarlyLateModule(shared())
     prefix = len(token_ids('This sentence : "'))
@@ -84,16 +69,6 @@ def test_a_prompt_is_run_once(shared, token_ids):
     assert shapes[0] == (1, prefix)
     whole = [module.preprocess(texts)["input_ids"].shape for texts in (TEXTS, TEXTS[:2], TEXTS[:1])]
     assert shapes[1:] == [(rows, columns - prefix) for rows, columns in whole]
-
-
-def test_only_the_last_few_are_kept(shared, monkeypatch):
-    monkeypatch.setattr(PrefixCache, "MOST", 2)
-    module = EchoModule(shared())
-    with shapes_of(module) as shapes:
-        for prompt in ("one: ", "two: ", "one: ", "three: ", "one: ", "two: "):
-            encoded(module, prompt=prompt)
-    # The second was dropped, as the first had been asked for since.
-    assert sum(rows == 1 for rows, _ in shapes) == 4
 
 
 def test_it_is_neither_copied_nor_pickled_nor_saved(backbone_path, tmp_path):
@@ -125,21 +100,6 @@ def test_other_weights_have_other_prefixes(write, backbone_path):
     assert relative_error(after, encoded(module, TEXTS)) < TOLERANCE
 
 
-def test_training_reads_whole_prompts_and_drops_what_is_kept(backbone_path):
-    module = CausalTransformer(backbone_path(), template="prompteol")
-    features = module.preprocess(TEXTS)
-    encoded(module, TEXTS, "")
-    with shapes_of(module) as shapes:
-        module(dict(features))["token_embeddings"].sum().backward()
-        assert module.lm.prefixes
-        module.train()
-        with torch.no_grad():
-            module(dict(features))
-    assert not module.lm.prefixes
-    assert {columns for _, columns in shapes} == {features["input_ids"].shape[1]}
-    assert module.model.layers[0].self_attn.q_proj.weight.grad.norm() > 0
-
-
 def test_with_an_adapter_prompts_are_run_whole(backbone_path):
     peft = pytest.importorskip("peft")
     module = CausalTransformer(backbone_path(), template="prompteol")
@@ -150,11 +110,3 @@ def test_with_an_adapter_prompts_are_run_whole(backbone_path):
     with shapes_of(module) as shapes:
         assert relative_error(encoded(module), expected) < TOLERANCE
     assert {rows for rows, _ in shapes} == {len(BATCH)}
-
-
-def test_attention_that_was_chosen_stays(backbone_path):
-    module = CausalTransformer(backbone_path(), template="prompteol")
-    module.model.set_attn_implementation("flex_attention")
-    assert not module.lm.continues_past
-    assert module.model.config._attn_implementation == "flex_attention"
-    assert not CausalTransformer(backbone_path(), deterministic=True).caches_prefixes

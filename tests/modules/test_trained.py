@@ -14,8 +14,6 @@ from .. import backbones, oracles
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 
-FAMILIES = tuple(backbones.ENCODERS)
-
 
 def freeze_embedding(autoencoder, states):
     """One text's embedding from its states (L, D): the encodings, each of length 1, one after another."""
