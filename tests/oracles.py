@@ -10,8 +10,6 @@ import contextlib
 import copy
 from typing import Any
 
-import numpy as np
-import scipy.stats
 import torch
 
 
@@ -125,14 +123,6 @@ def echo(model, ids, k, before=(), after=()):
     n, start = len(ids), len(before)
     states, _ = run(model, [*before, *(ids * k), *after])
     return states[start + (k - 1) * n : start + k * n]
-
-
-def partial_rank_correlation(x, y, z):
-    """Return the Pearson correlation of the ranks of x and y, after regression on the ranks of z and a constant."""
-    x, y, z = (scipy.stats.rankdata(values) for values in (x, y, z))
-    design = np.stack([np.ones_like(z), z], axis=1)
-    left = [ranks - design @ np.linalg.lstsq(design, ranks, rcond=None)[0] for ranks in (x, y)]
-    return np.corrcoef(*left)[0, 1]
 
 
 #: Where the architectures of the tests keep a layer, and in it the output projection of its attention.
