@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import polars as pl
@@ -326,7 +327,7 @@ def _(results: Results, page: Path) -> str:
         # The value that is nearest to an end of what is promised, or beyond it.
         room = pl.min_horizontal(c.value - c.at_least, c.at_most - c.value).fill_null(-c.value)
         worst = own.sort(room)["value"][0]
-        figures = [f"{100 * value:.1f}" for value in (worst, own["value"].mean())]
+        figures = [grid.percent(value) for value in (worst, fmean(own["value"]))]
         lines.append([quantity, metric, str(len(own)), f"{own['runs'].sum():,}", ", ".join(ends), *figures])
     return markdown(lines) if len(lines) > 1 else ""
 

@@ -313,7 +313,8 @@ def answered(world: World, draw: Generator) -> Run:
         BIAS: score.best_guess - true,
         BEFORE: score.value - true,
         APART: float(not all(replicated.tied(name) for name in rows.strengths)),
-        ITS_ROWS: float(score == replicated.estimates()[best] and score.value == made.rows[best].score == highest),
+        # No interval is NaN in both.
+        ITS_ROWS: float(str(score) == str(replicated.estimates()[best]) and score.value == highest),
         SCORE: score.value,
     }
 
@@ -417,7 +418,7 @@ def cells() -> Iterator[Cell]:
                 yield Cell("covered", differing(world), (COVERED, ITS_ROWS), "differing")
     for items, alike in ((60, 2), (60, 5), (200, 6), (200, 16)):
         world = replace(equal(PRECISION, items), positives=alike)
-        yield Cell("answer", world, (ANSWER, ITS_ROWS), f"{alike} pairs alike")
+        yield Cell("answer", world, (ANSWER,), f"{alike} pairs alike")
     many = replace(equal(NEIGHBOURS, 200, 1), classes=50, strength=_OF_MANY_CLASSES)
     yield Cell("classes", many, (SCORE,), "50 classes of 4 texts")
     yield Cell("seeds", differing(equal(SPEARMAN, 200)), (NAMED, HIGHEST), "differing", split_anew, 100)
