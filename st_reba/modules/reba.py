@@ -18,7 +18,7 @@ from ..settings import check, check_flag, check_layers
 from ..text.layout import Layout
 from .base import CausalModule, PoolOver
 from .echo import check_repetitions
-from .vectors import TokenVectors, last_position
+from .vectors import TokenVectors, last_position, zero_unselected
 
 
 class ReBAModule(CausalModule):
@@ -85,8 +85,7 @@ class ReBAModule(CausalModule):
         keys = last_position(words) if is_last else slice(start, columns[-1] + 1)
         attended = RunningMaximum(keys, slice(start, words.shape[1]), self._watched)
         v = self.run(layout, attended)[:, start:]
-        a = attended.symmetrised()
-        a = a * text[:, None, start:].to(a.device)
+        a = zero_unselected(attended.symmetrised(), text[:, start:])
         if self.normalize_weights:
             a = a / a.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
         e = weighted_sum(a, v).to(v)

@@ -210,7 +210,7 @@ def test_the_command_builds_and_encodes(file, tmp_path, monkeypatch):
     typed(f"{asked} --recipe echo-2 --out model")
     typed("encode model texts.txt --out v.npy")
     assert (np.load("v.npy") == SentenceTransformer("model").encode(TEXTS[:2])).all()
-    assert "runs elsewhere" in typed(f"{asked} --recipe bidirectional --out other", expect=1)
+    assert "cannot be made to attend both ways" in typed(f"{asked} --recipe bidirectional --out other", expect=1)
     assert "no access to the LM head" in typed(f"{asked} --sparse --out other", expect=1)
     assert not Path("other").exists()
 

@@ -428,15 +428,6 @@ def test_all_layers_in_one_pass(final_norm, lm):
     assert torch.allclose(lm.final_norm(layers[-1]) if not final_norm else layers[-1], hidden[-1])
 
 
-def test_a_method_that_knows_one_state_a_token_reads_all_layers(lm):
-    """It selects and sums states that are side by side, and its result is cut apart."""
-    expected = [layer[:, 1:].sum(dim=1) for layer in run_layers(lm)]
-    with lm.all_layers(norm=lambda states: 2 * states) as record:
-        layers = record.split(run(lm)[:, 1:].sum(dim=1))
-    assert all(map(torch.allclose, layers, [*(2 * layer for layer in expected[:-1]), expected[-1]]))
-    assert torch.equal(run(lm), run_layers(lm)[-1])
-
-
 def test_gradient_checkpointing_keeps_masks_and_refuses_what_it_would_repeat():
     model = backbones.backbone("llama").train()
     lm = LanguageModel(model)
