@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..evaluation.bootstrap import Estimate, Replicated
 from ..evaluation.tasks import Measure
 from ..recipes import find
-from ..text.templates import preset
+from ..text.presets import preset
 from .results import Result
 from .splits import SPLITS, Splits
 

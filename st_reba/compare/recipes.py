@@ -25,18 +25,17 @@ from ..data.demo import demo_sentences
 from ..evaluation.embedded import Embedded, TensorCache
 from ..files import is_full
 from ..fingerprint import fingerprint
-from ..lm.anatomy import final_norm
-from ..lm.backbone import depth
-from ..lm.run import StatesAt, at
-from ..modules import CausalModule, CausalTransformer, EchoModule, InputEmbeddings, ReBAModule, TopicModule
-from ..modules.moments import Moments
-from ..modules.partwise import checked_shares
-from ..modules.token_vectors import TokenVectors
+from ..lm.passes import Capture, gather_positions
+from ..lm.views import depth
+from ..modules import CausalModule, EchoModule, InputEmbeddings, ReBAModule, TopicModule
+from ..modules.partwise import check_part_weights
+from ..modules.vectors import TokenVectors
+from ..moments import Moments
 from ..reading.layers import LayerReader, reads_one_layer
-from ..reading.words import encode_words
-from ..recipes import Part, Recipe, default_recipes
+from ..reading.words import encode_words, tokens_of
+from ..recipes import Part, Recipe, default_recipes, random_weights
 from ..recipes.lookup import bags_of_input_embeddings
-from ..recipes.recipe import POOLINGS, device_of, mode_of, random_model
+from ..recipes.recipe import POOLINGS, device_of, mode_of
 from ..text.layout import Layout
 from .sweep import RecipeSweep
 
@@ -192,15 +191,14 @@ class TopicPass(ModulePass):
     def __init__(self, modules: Modules, recipes: list[Recipe]) -> None:
         self.backbone, self.recipes = modules.backbone, recipes
         self.modules = {reading(recipe): cast(TopicModule, modules.of(recipe)) for recipe in recipes}
-        if any(not module.final_norm or module.changes for module in self.modules.values()):
+        if any(not module.final_norm or module.bidirectional_layers for module in self.modules.values()):
             raise ValueError("A module that changes how the model reads needs a pass of its own.")
         # The one that runs the most layers runs those of the others.
         self.module = max(self.modules.values(), key=lambda module: depth(module.model))
         self.ends = {key: depth(module.model) for key, module in self.modules.items()}
         self.layers = sorted({*self.ends.values()}.union(*(module.lower_layers for module in self.modules.values())))
-        self.norm = final_norm(self.module.model)
         reader = copy.copy(self.module)
-        reader._read = self._read
+        reader.read = self._read
         width = len(self.modules) * self.module.get_embedding_dimension()
         self.model = modules.model([reader, Pooling(width, POOLINGS[recipes[0].pooling])])
         self.settings = ["topic", [[key, module.get_config_dict()] for key, module in self.modules.items()]]
@@ -208,16 +206,17 @@ class TopicPass(ModulePass):
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
         return self._encoded(list(self.modules), texts, prompt, batch_size)
 
-    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
-        """Return what each module reads, side by side."""
-        seen = StatesAt([self.module.layer(layer - 1) for layer in self.layers], "after")
-        last = self.module.run(layout, change=[seen.as_change()], **kwargs)
-        after = dict(zip(self.layers, seen.states(), strict=True))
+    def _read(self, layout: Layout) -> TokenVectors:
+        """Return the vectors of each module, side by side."""
+        lm = self.module.lm
+        capture = Capture([lm.layers[layer - 1] for layer in self.layers])
+        last = self.module.run(layout, capture)
+        after = dict(zip(self.layers, capture.states, strict=True))
         found = []
         for key, module in self.modules.items():
-            end = self.ends[key]
-            states = last if end == self.layers[-1] else self.norm(after[end]).to(last)
-            found.append(module.read(layout, states, [at(after[layer], layout.ends) for layer in module.lower_layers]))
+            states = last if self.ends[key] == self.layers[-1] else lm.final_norm(after[self.ends[key]]).to(last)
+            lower = [gather_positions(after[layer], layout.ends) for layer in module.lower_layers]
+            found.append(module.vectors_of(states, lower, layout))
         return found[0]._replace(states=torch.cat([own.states for own in found], dim=-1))
 
 
@@ -274,11 +273,13 @@ def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
     if isinstance(module, InputEmbeddings) or not texts:
         return 0.0
     sample = list(texts[:: -(-len(texts) // _COUNTED)])
-    layout = module.lay_out(sample)
-    # A prefix of all texts is run once.
-    kept = sum(map(len, module.prefixes_of(layout, module.rows_per_text) or ()))
-    share = depth(module.model) / depth(backbone.model)
-    return share * len(texts) * (int(layout.attention_mask.sum()) / len(sample) - kept)
+    layouts, least = module.lay_out(sample), len(module.layouter.before)
+    count = sum(int(layout.lengths.sum()) for layout in layouts) / len(sample)
+    # A prefix of all texts runs once.
+    prefixes = [len(layout.shared_prefix) for layout in layouts if len(layout.shared_prefix) > least]
+    if prefixes and module.caches_prefixes and module.lm.continues_past:
+        count -= sum(prefixes)
+    return depth(module.model) / depth(backbone.model) * len(texts) * count
 
 
 class Recipes:
@@ -408,7 +409,7 @@ class Recipes:
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text."""
-        return [len(ids) for ids in self.backbone.token_ids(texts)]
+        return [len(tokens.ids) for tokens in tokens_of(self.backbone, texts)]
 
     @contextmanager
     def on_random_weights(self, keys: Collection[str]) -> Iterator[Recipes]:
@@ -420,10 +421,10 @@ class Recipes:
             keys: Names of the recipes' results.
         """
         chosen = [recipe.on_random_weights() for recipe in self.all if recipe.bag or recipe.result in keys]
-        untrained, reason = CausalTransformer(self.backbone), ""
+        untrained, reason = self.backbone, ""
         with set_aside(self.backbone.model):
             try:
-                untrained.model = random_model(self.backbone.model)
+                untrained = random_weights(self.backbone)
             except Exception as error:
                 reason = reason_of(error)
             made = Recipes(
@@ -567,7 +568,7 @@ class Recipes:
             vectors = source.of(name, texts[start : start + _FITTED])
             # Texts without tokens, which are embedded as zero vectors, do not count.
             moments.add(vectors[vectors.any(dim=1)])
-        return part.from_moments(moments, self.modules.of(recipe).shares)
+        return part.from_moments(moments, self.modules.of(recipe).part_weights)
 
     @torch.inference_mode()
     def _filtered(self, behind: nn.Module, vectors: Tensor) -> Tensor:
@@ -588,7 +589,7 @@ def with_shares(module: nn.Module, shares: Sequence[float]) -> nn.Module:
     if not shares:
         return module
     found = copy.copy(module)
-    found.shares = checked_shares(shares)  # type: ignore[assignment]
+    found.shares = check_part_weights(shares)  # type: ignore[assignment]
     return found
 
 

@@ -24,12 +24,12 @@ from ..evaluation import OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Array, Estimate, Replicated
 from ..evaluation.tasks import ClassesTask, Measure, Role, Vectors, task_of
 from ..fingerprint import fingerprint_of
-from ..lm.backbone import depth
+from ..lm.views import depth
 from ..modules import CausalModule, CausalTransformer
 from ..recipes import Recipe, asked_for, find
 from ..recipes.lookup import TF_IDF_RESULT, controls_of, in_language
 from ..recipes.recipe import TF_IDF
-from ..text.templates import language_of
+from ..text.presets import language_of
 from .answer import MARGIN, WITHOUT, answer_of, headline, reasons
 from .candidates import in_short, with_candidates
 from .cost import FINALISTS, seconds_of, unit_of_cost

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from functools import cache
 from os import PathLike
-from typing import TypeAlias
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
-from ..lm.anatomy import final_norm
-from ..lm.backbone import depth, weighted_sum
-from ..lm.run import StatesAt
+from ..lm.attention.hooks import RunningMaximum
+from ..lm.attention.kernels import weighted_sum
+from ..lm.passes import Capture
+from ..lm.views import depth
 from ..modules import CausalTransformer, ReBAModule
-from ..modules.token_vectors import last_of, picked, without_empty
+from ..modules.vectors import TokenVectors, last_position, last_token_mask
 from ..recipes import every_row
 from ..text.layout import Layout
-
-#: Token vectors of some texts in one recipe, (B, n, D), and their mask, (B, n).
-Reading: TypeAlias = tuple[Tensor, Tensor]
+from ..text.presets import Rows
 
 
 class RecipeSweep:
@@ -66,13 +63,15 @@ class RecipeSweep:
         allowed = Pooling.POOLING_MODES
         if isinstance(poolings, str) or not poolings or any(mode not in allowed for mode in poolings):
             raise ValueError(f"poolings={poolings!r}: give a list of one or more of {sorted(allowed)}.")
-        module = ReBAModule(backbone, repetitions=repetitions)
+        rows: Rows = "last" if set(poolings) == {"lasttoken"} else "all"
+        module = ReBAModule(backbone, repetitions=repetitions, rows=rows)
         count = depth(module.model)
         if not all(1 <= layer <= count for layer in layers):
             raise ValueError(f"layers={list(layers)}: {type(module.model).__name__} has {count}; give 1 to {count}.")
         self.module = module
-        self._modules = [*(ReBAModule(module, repetitions=copies) for copies in range(1, repetitions)), module]
-        self._classical = CausalTransformer(module)
+        fewer = (ReBAModule(module, repetitions=copies, rows=rows) for copies in range(1, repetitions))
+        self._rebas = [*(own.eval() for own in fewer), module.eval()]
+        self._classical = CausalTransformer(module).eval()
         self._dimension = module.get_embedding_dimension()
         self.layers = tuple(layers)
         self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in self._names(copies))
@@ -113,76 +112,73 @@ class RecipeSweep:
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            for chosen, readings in self._passes([texts[index] for index in batch], prompt):
+            for chosen, recipes in self._passes([texts[index] for index in batch], prompt or ""):
                 pooled = [
-                    pool({"token_embeddings": states, "attention_mask": mask.long()})["sentence_embedding"]
-                    for states, mask in readings
+                    pool({"token_embeddings": own.states, "attention_mask": own.mask.long()})["sentence_embedding"]
+                    for own in recipes
                     for pool in self._pools
                 ]
                 # A pass of few copies gives the first recipes; it replaces what an earlier one truncated further.
                 embeddings[: len(pooled), [batch[index] for index in chosen]] = torch.stack(pooled).float().cpu()
         return dict(zip(keys, embeddings, strict=True))
 
-    def _passes(self, texts: Sequence[str], prompt: str | None) -> Iterator[tuple[list[int], Iterator[Reading]]]:
-        """Run a batch, part by part: yield the indices of the texts of each part, and the readings of each recipe.
+    def _passes(self, texts: Sequence[str], prompt: str) -> Iterator[tuple[list[int], Iterator[TokenVectors]]]:
+        """Run a batch, part by part: yield the indices of the texts of each part, and their vectors in each recipe.
 
-        A pass serves the recipes of at most as many copies. A text that is cut to fit may be cut elsewhere for fewer
-        copies: it runs once more, and what those recipes read then replaces what they read before.
+        A pass serves the recipes of at most as many copies. A text that is truncated may be truncated elsewhere for
+        fewer copies: it runs once more, and these vectors replace those of the earlier pass.
         """
         pending = list(range(len(texts)))
         last: int | None = -1
-        for module in reversed(self._modules):
+        for module in reversed(self._rebas):
             limit = module.max_tokens(prompt)
             if not pending or limit == last:
                 continue
-            layout = Layout.of(module.eval().preprocess([texts[index] for index in pending], prompt=prompt))
-            reader = copy.copy(module)
-            reader.rows = "last" if self.poolings == ("lasttoken",) else "all"
-            for part in reader.parts(layout):
-                yield [pending[row] for row in part.tolist()], self._readings(reader, layout.part(part))
-            lengths = zip(pending, layout.text_lengths.tolist(), strict=True)
-            pending, last = [index for index, length in lengths if length == limit], limit
-        yield from self._classical_passes(texts, prompt)
+            layouts = module.lay_out([texts[index] for index in pending], prompt)
+            lengths = (layouts[0].copy_index == 0).sum(dim=1).tolist()
+            if module.caches_prefixes:
+                layouts = module.lm.behind_prefix(*layouts, least=len(module.layouter.before))
+            for part in module.parts(layouts):
+                yield [pending[row] for row in part.tolist()], self._vectors(module, layouts[0].part(part))
+            pending, last = [index for index, length in zip(pending, lengths, strict=True) if length == limit], limit
+        # Texts whose classical layout is not the beginning of the repeated one.
+        rows = [_rows(module.lay_out(texts, prompt)[0]) for module in (self._classical, self._rebas[0])]
+        chosen = [index for index, (row, other) in enumerate(zip(*rows, strict=True)) if row != other]
+        if chosen:
+            features = self._classical(self._classical.preprocess([texts[index] for index in chosen], prompt))
+            mask = features["attention_mask"].bool()
+            yield chosen, iter([TokenVectors(features["token_embeddings"], mask, features["input_ids"])])
 
-    def _classical_passes(
-        self, texts: Sequence[str], prompt: str | None
-    ) -> Iterator[tuple[list[int], Iterator[Reading]]]:
-        """Run the texts whose classical layout is not the beginning of the repeated one."""
-        modules = (self._classical.eval(), self._modules[0])
-        layouts = [module.lay_out(texts, prompt) for module in modules]
-        # (3, T, 2, N)
-        both = torch.stack(list(Layout.interleaved(layouts).features().values())).unflatten(1, (-1, 2))
-        chosen = (both[:, :, 0] != both[:, :, 1]).any(dim=2).any(dim=0).nonzero().flatten()
-        if len(chosen) == 0:
-            return
-        layout = layouts[0].part(chosen)
-        for part in self._classical.parts(layout):
-            features = self._classical(layout.part(part).features())
-            yield chosen[part].tolist(), iter([(features["token_embeddings"], features["attention_mask"].bool())])
-
-    def _readings(self, module: ReBAModule, layout: Layout) -> Iterator[Reading]:
-        """Yield what each recipe reads of one forward pass, as the recipe's own module returns it."""
-        empty, norm = layout.text_lengths == 0, final_norm(module.model)
-        below = StatesAt([module.layer(layer - 1) for layer in self.layers], "after")
-        weights, states = module.look_back(layout, change=[below.as_change()])
-        first = layout.input_ids.shape[1] - states.shape[1]
-        copy_index = layout.copy_index[:, first:]
-        for number in range(module.repetitions):
-            reading = picked(states, layout.input_ids[:, first:], _read_of(module, copy_index == number))
-            # Weights of tokens up to the end of this copy.
-            own = weights * (copy_index <= number)[:, None].to(weights.device, non_blocking=True)
-            read = [reading.states, weighted_sum(own, states).to(reading.states.dtype)]
-            if number:
-                selected = _read_of(module, layout.copy_index == number)
-                every = (norm(lower).to(reading.states) for lower in below.states())
-                read += [picked(lower, layout.input_ids, selected).states for lower in every]
-            for found in read:
-                yield without_empty(found, reading.mask, empty)
+    def _vectors(self, module: ReBAModule, layout: Layout) -> Iterator[TokenVectors]:
+        """Yield the vectors of each recipe, from one forward pass."""
+        copies, is_last = layout.copy_index, module.rows == "last"
+        columns = (copies == 0).any(dim=0).nonzero().flatten().tolist() or [0]
+        start, words = columns[0], slice(columns[0], columns[-1] + 1)
+        keys = last_position(copies == 0) if is_last else words
+        attended = RunningMaximum(keys, slice(start, copies.shape[1]), module.lm.resolve("all", "watched"))
+        below = Capture([module.lm.layers[layer - 1] for layer in self.layers])
+        v = module.run(layout, attended, below)
+        a = attended.symmetrised()
+        for copy in range(module.repetitions):
+            text = ((copies >= 0) & (copies <= copy))[:, None, start:].to(a.device)
+            e = weighted_sum(a * text, v[:, start:]).to(v)
+            selected = last_token_mask(copies == copy) if is_last else copies == copy
+            read = [TokenVectors.pick(v, layout, selected)]
+            if isinstance(keys, Tensor):
+                read.append(TokenVectors.one_each(e[:, 0], layout, keys))
+            else:
+                read.append(TokenVectors.pick(e, layout.columns(words), copies[:, words] == 0))
+            for states in below.states if copy else ():
+                picked = TokenVectors.pick(states, layout, selected)
+                read.append(picked._replace(states=module.lm.final_norm(picked.states).to(v)))
+            for vectors in read:
+                yield vectors.with_zeros(layout.is_empty)
 
 
-def _read_of(module: ReBAModule, copy: Tensor) -> Tensor:
-    """Return the mask of the tokens of a copy that are read, (B, N)."""
-    return last_of(copy) if module.rows == "last" else copy
+def _rows(layout: Layout) -> list[list[tuple[int, int]]]:
+    """Return the id and the copy of each token in each row."""
+    rows = zip(layout.input_ids.tolist(), layout.copy_index.tolist(), layout.lengths.tolist(), strict=True)
+    return [list(zip(ids[:length], copies[:length], strict=True)) for ids, copies, length in rows]
 
 
 @cache

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from ..lm.backbone import vocabulary_size
 from ..modules import CausalModule
+from ..reading.words import tokens_of
 
 # Texts of the same tokens are equals in a ranking, whatever rounding makes of them.
 _DIGITS = 12
@@ -33,15 +33,15 @@ class TfIdf:
     """
 
     def __init__(self, backbone: CausalModule, texts: Sequence[str]) -> None:
-        self.texts = len(texts)
-        self._token_ids, tokens = backbone.token_ids, range(vocabulary_size(backbone.model))
-        self._vectorizer = TfidfVectorizer(analyzer=list, vocabulary=tokens, lowercase=False)
+        self.texts, self._backbone = len(texts), backbone
+        vocabulary = range(backbone.lm.vocabulary_size)
+        self._vectorizer = TfidfVectorizer(analyzer=list, vocabulary=vocabulary, lowercase=False)
         # Texts without tokens do not count; where there are no others, all tokens count alike.
         self._vectorizer.fit([ids for ids in self._token_ids(texts) if ids] or [[]])
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
         """For each query the documents of the highest cosine, at most so many: their indices and cosines."""
-        asked, there = (self._vectorizer.transform(self._token_ids(texts)) for texts in (queries, documents))
+        asked, there = map(self._vectors, (queries, documents))
         there = there.T.tocsc()
         found = []
         for row in range(asked.shape[0]):
@@ -53,10 +53,17 @@ class TfIdf:
 
     def unit_vectors(self, texts: Sequence[str]) -> Any:
         """Of each text one of length one, or 0 where it has no tokens: (B, D), sparse, of the tokens that occur."""
-        vectors = self._vectorizer.transform(self._token_ids(texts))
+        vectors = self._vectors(texts)
         return vectors[:, vectors.getnnz(axis=0) > 0]
 
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> NDArray[np.float64]:
         """Of each text with the one in its place among the others, (B,); 0 where one has no tokens."""
-        sides = [self._vectorizer.transform(self._token_ids(texts)) for texts in (first, second)]
-        return np.round(np.asarray(sides[0].multiply(sides[1]).sum(axis=1)).ravel(), _DIGITS)
+        products = self._vectors(first).multiply(self._vectors(second))
+        return np.round(np.asarray(products.sum(axis=1)).ravel(), _DIGITS)
+
+    def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [tokens.ids for tokens in tokens_of(self._backbone, texts)]
+
+    def _vectors(self, texts: Sequence[str]) -> Any:
+        """Return the vectors of B texts, (B, D), sparse."""
+        return self._vectorizer.transform(self._token_ids(texts))

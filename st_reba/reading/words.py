@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..modules import CausalModule
 from ..text.presets import normalized
-from ..text.tokens import Span, tokenize
+from ..text.tokens import Span, Tokens, tokenize
 
 # Number of batches whose token embeddings are in memory at once.
 _BATCHES = 8
@@ -120,16 +120,21 @@ def token_offsets(module: CausalModule, text: str, prompt: str | None = None) ->
     return _checked(module, module.lay_out([text], prompt or "")[0].spans[0])
 
 
+def tokens_of(module: CausalModule, texts: Sequence[str]) -> list[Tokens]:
+    """Return the tokens of texts as a module reads them, untruncated, without template and special tokens."""
+    read = [normalized(text) if module.normalize_text else text for text in texts]
+    return tokenize(module.layouter.tokenizer, read)
+
+
 def untruncated_offsets(module: CausalModule, texts: Sequence[str]) -> list[list[Span]]:
     """Return the characters of each token of untruncated texts, without template and added marks.
 
     Raises:
         ValueError: If the tokenizer gives no offsets and its tokens do not spell the text.
     """
-    read = [normalized(text) if module.normalize_text else text for text in texts]
     return [
         [(first, min(last, len(text))) for first, last in _checked(module, own.spans) if first < min(last, len(text))]
-        for text, own in zip(texts, tokenize(module.layouter.tokenizer, read), strict=True)
+        for text, own in zip(texts, tokens_of(module, texts), strict=True)
     ]
 
 
