@@ -24,7 +24,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from ..hub import saved_files
 from ..hub.saved_files import check_values, quoted, read_object, shown
 from ..lm.llama_cpp import MODEL_TYPE
-from .sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, in_a_line
+from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, in_a_line
 
 #: Attention in plain PyTorch, or in an installed package. Any other name may be that of a kernel on the Hub, which is
 #: code. The last is this package's.

@@ -48,7 +48,7 @@ class ReportingTransformer(Transformer):
     """ST's ``Transformer`` that keeps the loading report of transformers.
 
     It overrides a private method of ST. If a later ST loads in another way, there is no report, and
-    :func:`st_reba.lm.loading.load` makes its own.
+    :func:`st_reba.hub.loading.load` makes its own.
     """
 
     #: Report of ``output_loading_info=True``, or None if there is none.

@@ -15,7 +15,7 @@ from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from packaging.version import InvalidVersion, Version
 
-from .sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
+from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 
 #: Limit of a JSON file: configurations have some kilobytes, and an index of shards may have some megabytes.
 MAX_BYTES = 2**26

@@ -31,8 +31,8 @@ from transformers import (
 )
 
 from ..files import atomic_directory
-from ..hub.sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 from ..optional import require
+from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
 SUFFIX = ".gguf"
 #: First bytes of every GGUF file. Those of Ollama have no suffix.

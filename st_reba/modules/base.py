@@ -14,8 +14,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from ..hub.loading import modes_of
 from ..lm.attention.hooks import Bidirectional
-from ..lm.loading import modes_of
 from ..lm.model import LanguageModel, open_language_model, resolve_output_layer
 from ..lm.passes import Hook
 from ..lm.views import depth

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
-from ..hub.sizes import MAX_LAYERS
+from ..lm.sizes import MAX_LAYERS
 from ..moments import Moments
 from ..settings import check, check_flag, check_int
 from .partwise import SHRINKAGE, PartwiseWhitening

@@ -14,20 +14,20 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..hub import card, compat
+from ..hub.loading import load, modes_of
 from ..hub.saved_files import check_inside, read_object, without_removed
 from ..hub.saved_modules import backbone_of, check_transformer_settings, note_requirement
 from ..lm.gguf import as_directory
-from ..lm.loading import load, modes_of
 from ..settings import describe
 
 
 class SafeTransformer(Transformer):
-    """sentence-transformers' ``Transformer``, loaded as :func:`~st_reba.lm.loading.load` does.
+    """sentence-transformers' ``Transformer``, loaded as :func:`~st_reba.hub.loading.load` does.
 
     A subclass calls :meth:`check_weights` when its model is complete.
 
     Args:
-        model_name_or_path: See :func:`~st_reba.lm.loading.load`. A loaded model's weights are shared.
+        model_name_or_path: See :func:`~st_reba.hub.loading.load`. A loaded model's weights are shared.
         **kwargs: See there.
 
     Raises:

@@ -16,7 +16,7 @@ from transformers import AutoModel
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule
 from st_reba.hub import compat
-from st_reba.hub.sizes import SizeError
+from st_reba.lm.sizes import SizeError
 from st_reba.modules.lm_head import head_blocks
 
 from ..backbones import TEXTS

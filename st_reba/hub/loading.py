@@ -16,14 +16,14 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
-from ..hub import compat, saved_files
-from ..hub.checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
-from ..hub.saved_files import check_values, fetching, read_object
-from ..hub.saved_modules import backbone_of
-from ..hub.sizes import SizeError, check_size, in_a_line, within_size
+from ..lm.gguf import as_directory
+from ..lm.loaded import body_of
+from ..lm.sizes import SizeError, check_size, in_a_line, within_size
 from ..settings import check, check_tokens
-from .gguf import as_directory
-from .loaded import body_of
+from . import compat, saved_files
+from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
+from .saved_files import check_values, fetching, read_object
+from .saved_modules import backbone_of
 
 # Part of the names of weights that an adapter wraps.
 _ADAPTED = ".base_layer."
