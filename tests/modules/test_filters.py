@@ -30,9 +30,8 @@ from st_reba import (
     StandardizedSum,
     WhiteningTransform,
 )
-from st_reba.moments import Moments, embedding_moments
+from st_reba.moments import DocumentFrequencies, Moments, embedding_moments
 from st_reba.recipes.rows import PARTS
-from st_reba.text.words import DocumentFrequencies
 
 from ..backbones import TEXTS, VOCABULARY
 from ..conftest import pipeline, relative_error
