@@ -27,7 +27,7 @@ TIMED_SECONDS = 5.0
 FINALISTS = 3
 
 # A speed is measured for so many seconds, at most.
-_MEASURED_SECONDS = 3.0
+_MEASURED_SECONDS = 2.0
 # Runs of more seconds get a hint on how to take less.
 _LONG = 600.0
 
@@ -99,7 +99,7 @@ def costs(
 
 
 def timed_batch(texts: Sequence[str], size: int) -> list[str]:
-    """Return neighbours in length that stand for all texts: as long as these are on average.
+    """Return texts of neighbouring lengths, around the mean length of all.
 
     A recipe's time is nearly linear in the length of texts. As in ``encode``, little of the batch is padding.
     """
@@ -121,7 +121,7 @@ class Forecast:
         recipes: Number of recipes, controls left out.
         texts: Number of texts.
         tokens: Number of tokens to run, of all recipes, controls and timings.
-        speed: Tokens a second of the clock, as measured here, beside whatever else runs.
+        speed: Tokens a second of the clock, as measured here, while other programs may run.
         weights: Bytes of the model.
         memory: Bytes at the peak.
         processor_seconds: Seconds of the processor, on all its cores together.
@@ -257,7 +257,7 @@ def memory(backbone: CausalModule, longest: int, batch_size: int, copies: float,
     statm = Path("/proc/self/statm")
     other = 0
     if statm.is_file() and not torch.cuda.is_available():
-        # Memory of this process besides the weights; 0 where the system has no such file.
+        # Memory of this process apart from the weights; 0 where the system has no such file.
         other = max(0, int(statm.read_text().split()[1]) * 4096 - weights)
     return weights, int(other + max(weights, fresh) + states + observed)
 

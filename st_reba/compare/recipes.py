@@ -44,8 +44,8 @@ OnTokens = Callable[[str, float], None]
 #: Vectors (B, D) by name, float32, on the CPU.
 Vectors = dict[str, Tensor]
 
-# Number of texts, at most, on which tokens are counted.
-_COUNTED = 64
+# Number of texts, about, on which tokens are counted.
+_COUNTED = 16
 # Number of batches in a file of the cache: what a killed run loses, at most, of each pass.
 _BATCHES = 8
 # Number of texts that filters take in at a time, as in `embedding_moments`: equal embeddings give equal filters.
@@ -69,12 +69,12 @@ def reason_of(error: Exception) -> str:
 
 
 def reading(recipe: Recipe) -> str:
-    """Return what tells a recipe's vectors from others of the same pass, before its filter."""
+    """Return the name of a recipe's vectors among those of its pass, before its filter."""
     return f"{recipe.method}|{recipe.pooling}"
 
 
 def variant(recipe: Recipe) -> str:
-    """Return what tells a recipe's vectors from all others, before its filter."""
+    """Return the name of a recipe's vectors among those of all passes, before its filter."""
     return f"{reading(recipe)}|{'' if recipe.part is None or not recipe.weighs_tokens else recipe.part.key}"
 
 
@@ -130,7 +130,7 @@ class ModulePass:
 
     Attributes:
         module: Module that runs the model, as far as tokens are counted.
-        settings: What tells its vectors from those of any other pass on the same model.
+        settings: Settings that distinguish its vectors from those of any other pass on the same model.
     """
 
     # Whether it is read after several layers.
@@ -267,12 +267,13 @@ def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
 
     Args:
         module: Module on any backbone.
-        texts: Some of them, evenly drawn, are laid out.
+        texts: Some of them, evenly drawn by their length, are laid out.
         backbone: The whole model.
     """
     if isinstance(module, InputEmbeddings) or not texts:
         return 0.0
-    sample = list(texts[:: -(-len(texts) // _COUNTED)])
+    step = -(-len(texts) // _COUNTED)
+    sample = sorted(texts, key=len)[step // 2 :: step]
     layouts, least = module.lay_out(sample), len(module.layouter.before)
     count = sum(int(layout.lengths.sum()) for layout in layouts) / len(sample)
     # A prefix of all texts runs once.
@@ -442,7 +443,7 @@ class Recipes:
             self._left_out |= dict(made.skipped)
 
     @property
-    def told(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """Settings that the recipes are run with."""
         model = self.backbone.model
         return {
@@ -497,8 +498,7 @@ class Recipes:
         size, found = len(texts) if to_fit else self.batch_size, Vectors()
         batches = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
         for run in list(self.passes):
-            own = self._running(run.recipes)
-            if own and (not to_fit or self.texts_to_fit(own)):
+            if any(not to_fit or (each.filter and each.filter.fitted) for each in self._running(run.recipes)):
                 found |= self._run(run, batches, prompt, "Fitting" if to_fit else "Embedding")
         return found
 
@@ -518,9 +518,9 @@ class Recipes:
             place = self.passes.index(run)
             self.passes[place : place + 1] = parts
             return {key: own for part in parts for key, own in self._run(part, batches, prompt, what).items()}
-        for recipe in self._running(run.recipes):
-            if fault := self._fault(variant(recipe), vectors[reading(recipe)], len(texts)):
-                self._leave_out([recipe], fault)
+        for own in grouped(self._running(run.recipes), variant):
+            if fault := self._fault(variant(own[0]), vectors[reading(own[0])], len(texts)):
+                self._leave_out(own, fault)
         self.on_progress(what, run.tokens(texts))
         return {variant(recipe): vectors[reading(recipe)] for recipe in self._running(run.recipes)}
 
@@ -528,10 +528,10 @@ class Recipes:
         """Return what is wrong with the vectors of a variant; empty if nothing is."""
         width = self._widths.setdefault(name, vectors.shape[-1])
         if vectors.shape != (count, width):
-            return (
-                f"It gives numbers of shape {tuple(vectors.shape)} for {count} texts, not {count} vectors of one width."
-            )
-        return "" if vectors.isfinite().all() else f"A value is infinite or not a number in {self.told['precision']}."
+            return f"It gives an array of shape {tuple(vectors.shape)} for {count} texts, not vectors of one width."
+        return (
+            "" if vectors.isfinite().all() else f"A value is infinite or not a number in {self.settings['precision']}."
+        )
 
     # Filters and matrices
 

@@ -288,7 +288,7 @@ def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapp
 def _settings(table: _Table) -> dict[str, str]:
     recipes, splits = table.first, table.splits
     found = {
-        **recipes.told,
+        **recipes.settings,
         "intervals": f"95%, simultaneous, {bootstrap.REPLICATES} bootstrap replicates",
         **{f"{role} prompt": prompt for role, prompt in table.task.prompts.items()},
     }

@@ -60,7 +60,7 @@ def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
         # The first readies what is made once; one text says how many are measured, for some seconds.
         (0.01, [1, 1, 8, 8, 8, 8, 8]),
         (0.2, [1, 1, 8, 8]),
-        (0.8, [1, 1, 3, 3]),
+        (0.8, [1, 1, 2, 2]),
         (4.0, [1, 1, 1]),
     ],
 )

@@ -203,8 +203,8 @@ def test_no_recipe_is_left(backbone, monkeypatch):
     ("change", "reason"),
     [
         (lambda vectors: vectors * torch.nan, "A value is infinite or not a number in float32."),
-        (lambda vectors: vectors[1:], "It gives numbers of shape (8, 32) for 16 texts, not 16 vectors of one width."),
-        (lambda vectors: vectors[:, 0], "It gives numbers of shape (16,) for 16 texts, not 16 vectors of one width."),
+        (lambda vectors: vectors[1:], "It gives an array of shape (8, 32) for 16 texts, not vectors of one width."),
+        (lambda vectors: vectors[:, 0], "It gives an array of shape (16,) for 16 texts, not vectors of one width."),
     ],
 )
 def test_vectors_that_are_none(backbone, monkeypatch, change, reason):
