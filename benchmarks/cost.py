@@ -29,6 +29,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from records import DEMO_MODEL, Record
@@ -36,7 +37,7 @@ from runs import add_costs, contender, encoding, interleaved, options, parser, p
 from st_reba import CausalTransformer
 from st_reba.compare.cost import TIMED_TEXTS, timed_batch
 from st_reba.data.demo import demo_sentences
-from st_reba.modules.token_vectors import TokenVectors
+from st_reba.modules.vectors import TokenVectors
 from st_reba.recipes import default_recipes
 from st_reba.text.layout import Layout
 
@@ -75,10 +76,10 @@ class PaperReBA(CausalTransformer):
         super().__init__(*args, template="{text}", **kwargs)
         self.model.set_attn_implementation("eager")
 
-    def _part_size(self, layout: Layout) -> int:
-        return len(layout.input_ids)
+    def parts(self, layouts: Sequence[Layout]) -> list[Tensor]:
+        return [torch.arange(len(layouts[0].input_ids))]
 
-    def _read(self, layout: Layout, **kwargs: Any) -> TokenVectors:
+    def read(self, layout: Layout) -> TokenVectors:
         n = layout.input_ids.shape[1]
         output = self.model(input_ids=layout.input_ids.repeat(1, 2).to(self.model.device), output_attentions=True)
         fused = torch.zeros_like(output.attentions[0][:, 0])
@@ -92,8 +93,8 @@ class PaperReBA(CausalTransformer):
 class PaperReBAOneByOne(PaperReBA):
     """The same, one text at a time whatever the batch, which keeps its maps small."""
 
-    def _part_size(self, layout: Layout) -> int:
-        return 1
+    def parts(self, layouts: Sequence[Layout]) -> list[Tensor]:
+        return list(torch.arange(len(layouts[0].input_ids)).split(1))
 
 
 #: Contenders that are no recipes.

@@ -153,7 +153,7 @@ def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Name
 
     def embedded(texts: Sequence[str]) -> dict[str, np.ndarray]:
         vectors = reader().encode(list(texts), batch_size=32, convert_to_tensor=True, show_progress_bar=False)
-        return {"vectors": vectors.float().cpu().numpy(), "shares": np.array(reader()[0].shares)}
+        return {"vectors": vectors.float().cpu().numpy(), "shares": np.array(reader()[0].part_weights)}
 
     lists = {"package": part.drawn(demo_sentences())}
     for each in own:

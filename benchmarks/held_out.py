@@ -34,7 +34,9 @@ from st_reba.data.tables import read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Items
 from st_reba.modules import CausalTransformer
-from st_reba.text.templates import SLOT, TEMPLATES, PromptLanguage
+from st_reba.reading.words import tokens_of
+from st_reba.text.presets import TEMPLATES, PromptLanguage
+from st_reba.text.templates import TEXT
 
 #: Echo topic that asks about the meaning, as PromptEOL does.
 MEANS = "echo-means"
@@ -141,8 +143,8 @@ def built(backbone: CausalTransformer, name: str, language: PromptLanguage, fit:
     if name != MEANS:
         return st_reba.build(backbone, name, fit, language=language)
     suffix = "" if language == "en" else "-zh"
-    before, slot, _ = TEMPLATES[f"echo-topic{suffix}"].rpartition(SLOT)
-    ending = TEMPLATES[f"prompteol{suffix}"].rpartition(SLOT)[2]
+    before, slot, _ = TEMPLATES[f"echo-topic{suffix}"].rpartition(TEXT)
+    ending = TEMPLATES[f"prompteol{suffix}"].rpartition(TEXT)[2]
     return st_reba.build(backbone, "echo-topic", fit, template=f"{before}{slot}{ending}")
 
 
@@ -151,7 +153,7 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
     models, directory = given.out / "models", given.out
     trained = [each for each in MODELS.values() if each.embedder and language in each.languages]
     backbone = CausalTransformer(str(model.located(models)), model_kwargs={"dtype": "bfloat16"})
-    overlap: dict[str, Callable[[str], Sequence[Any]]] = {TF_IDF: lambda text: backbone.token_ids([text])[0]}
+    overlap: dict[str, Callable[[str], Sequence[Any]]] = {TF_IDF: lambda text: tokens_of(backbone, [text])[0].ids}
     if language == "zh":
         overlap[OF_CHARACTERS] = list
     found: dict[tuple[str, str], Items] = {}

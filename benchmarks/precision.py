@@ -31,6 +31,7 @@ from st_reba import CausalTransformer
 from st_reba.data.tables import Pairs
 from st_reba.evaluation.bootstrap import difference, spearman
 from st_reba.modules import CausalModule
+from st_reba.reading.words import tokens_of
 
 BATCH = 32
 AS_IT_IS = "float32"
@@ -136,8 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for model in models.values():
         model.encode(pairs.first[:2])
     contenders = {key: encoding(model, pairs, given.parts) for key, model in models.items()}
-    counted = cast(CausalModule, next(iter(models.values()))[0]).token_ids([*pairs.first, *pairs.second])
-    found = rows(interleaved(contenders, range(given.parts)), pairs, sum(map(len, counted)), how)
+    module = cast(CausalModule, next(iter(models.values()))[0])
+    tokens = sum(len(own.ids) for own in tokens_of(module, [*pairs.first, *pairs.second]))
+    found = rows(interleaved(contenders, range(given.parts)), pairs, tokens, how)
     add_costs(found, given, table="precision", model=given.model, batch=BATCH)
 
 

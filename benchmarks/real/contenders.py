@@ -16,7 +16,7 @@ from st_reba.export import static_model
 from st_reba.modules import CausalModule, PromptRepsModule
 from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
 from st_reba.recipes import find
-from st_reba.text.templates import language_of, preset
+from st_reba.text.presets import language_of, preset
 
 #: Recipe, pooling and filter, as tables have them.
 Key = tuple[str, str, str]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runs import kept, pooled
 from st_reba.modules import CausalModule, EmbeddingFilter
-from st_reba.modules.moments import Moments
+from st_reba.moments import Moments
 from st_reba.reading.words import encode_words
 from st_reba.recipes import Row, find
 from st_reba.recipes.rows import IDF, PARTS, SUM
@@ -144,9 +144,9 @@ def behind(name: str, vectors: Tensor, fit: Tensor, shares: Sequence[float]) -> 
 def behind_filters(own: Array, fit: Array, row: Row | None, tokens: CausalModule) -> Iterator[tuple[str, Array]]:
     """Yield vectors as they are and behind each filter, fitted on others; some recipes have a filter of their own."""
     names: Sequence[str] = ("", *(name for name in PARTS if name not in (IDF, SUM)))
-    shares = CausalModule.shares
+    shares = CausalModule.part_weights
     if row is not None and row.around is not None:
-        names, shares = (row.around.name,), row.build(tokens).shares
+        names, shares = (row.around.name,), row.build(tokens).part_weights
     vectors, seen = torch.from_numpy(own), torch.from_numpy(fit)
     for name in names:
         if not name or PARTS[name].fitted:

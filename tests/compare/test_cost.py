@@ -9,7 +9,7 @@ from st_reba import CausalTransformer
 from st_reba.compare import cost
 from st_reba.compare.cost import Forecast, memory, speed, timed_batch
 from st_reba.compare.recipes import tokens
-from st_reba.lm.backbone import depth
+from st_reba.lm.views import depth
 from st_reba.recipes import find
 
 from ..backbones import TEXTS

@@ -31,6 +31,7 @@ from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.files import NoRoomError
 from st_reba.modules import PartwiseWhitening, ValueAggregationModule
+from st_reba.reading.words import tokens_of
 from st_reba.recipes import Recipe, asked_for, default_recipes, random_weights
 from st_reba.recipes.rows import PARTS
 
@@ -171,7 +172,7 @@ def raising(error):
         (ValueError("Give another model."), "Give another model."),
     ],
 )
-@pytest.mark.parametrize("name", ["__init__", "_read"])
+@pytest.mark.parametrize("name", ["__init__", "read"])
 def test_whatever_a_recipe_raises_it_is_left_out(backbone, monkeypatch, name, error, reason):
     made = failing(monkeypatch, backbone, ValueAggregationModule, name, raising(error))
     assert made.skipped == [("Value aggregation, last", reason)]
@@ -191,12 +192,12 @@ def test_whatever_a_recipe_raises_it_is_left_out(backbone, monkeypatch, name, er
 )
 def test_what_is_the_machines_ends_it(backbone, monkeypatch, error, expected):
     with pytest.raises(expected):
-        failing(monkeypatch, backbone, ValueAggregationModule, "_read", raising(error))
+        failing(monkeypatch, backbone, ValueAggregationModule, "read", raising(error))
 
 
 def test_no_recipe_is_left(backbone, monkeypatch):
     with pytest.raises(ValueError, match="^No recipe can run on this model. Value aggregation, last: IndexError: x$"):
-        failing(monkeypatch, backbone, ValueAggregationModule, "_read", raising(IndexError("x")), TRIED[1:2])
+        failing(monkeypatch, backbone, ValueAggregationModule, "read", raising(IndexError("x")), TRIED[1:2])
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_what_fails_when_it_is_timed_or_on_random_weights(backbone, monkeypatch)
         untrained.add(TEXTS)
         assert "Random weights, Classical, mean" in {recipe.result for recipe in untrained.all}
     assert made.skipped == [("Random weights, Value aggregation, last", "IndexError: x")]
-    monkeypatch.setattr("st_reba.compare.recipes.random_model", raising(RuntimeError("cannot be drawn")))
+    monkeypatch.setattr("st_reba.compare.recipes.random_weights", raising(RuntimeError("cannot be drawn")))
     with made.on_random_weights(["Classical, mean"]) as untrained:
         untrained.add(TEXTS)
         assert untrained.all == []
@@ -417,10 +418,10 @@ def test_other_weights_and_other_settings_are_not_taken_for_these(roomy_path, tm
 )
 def test_naively(backbone, fit_texts, first, second):
     """With tokens, too, that no text had which idf was counted on."""
-    counted = [set(ids) for ids in backbone.token_ids(fit_texts) if ids]
+    counted = [set(own.ids) for own in tokens_of(backbone, fit_texts) if own.ids]
 
     def weighed(text):
-        tf = Counter(backbone.token_ids([text])[0])
+        tf = Counter(tokens_of(backbone, [text])[0].ids)
         df = {token: sum(token in text for text in counted) for token in tf}
         return {token: count * (math.log((1 + len(counted)) / (1 + df[token])) + 1) for token, count in tf.items()}
 
