@@ -242,7 +242,7 @@ class CausalModule(SafeTransformer):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: use max_length alone.')
         length = asked.get("max_length")
         layouts = self.lay_out(inputs, prompt or "", None if length is None else check_tokens("max_length", length))
-        if not self._warned_empty and bool(layouts[0].is_empty.any()):
+        if not self._warned_empty and bool(_is_empty(layouts).any()):
             self._warned_empty = True
             warnings.warn("A text without tokens is embedded as a zero vector. This warning comes once.", stacklevel=2)
         return {name: part for number, own in enumerate(layouts) for name, part in own.features(number).items()}
@@ -348,7 +348,7 @@ class CausalModule(SafeTransformer):
 
         Returns:
             The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
-            A text without tokens has one zero vector.
+            A text without tokens in any layout has one zero vector.
         """
         given = [Layout.from_features(features, number) for number in range(len(self._templates))]
         # Special tokens alone are not worth it.
@@ -360,7 +360,7 @@ class CausalModule(SafeTransformer):
         else:
             read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
             vectors = TokenVectors.concatenate(read, parts)
-        vectors = vectors.with_zeros(given[0].is_empty)
+        vectors = vectors.with_zeros(_is_empty(given))
         return {
             **{name: value for name, value in features.items() if not name.startswith(FEATURES)},
             **({ONE_BY_ONE: True} if self.deterministic else {}),
@@ -431,3 +431,8 @@ class CausalModule(SafeTransformer):
             for mode in sorted(self.incompatible_poolings.keys() & modes):
                 advice = self.incompatible_poolings[mode]
                 warnings.warn(f'{type(self).__name__} is followed by Pooling("{mode}"): {advice}', stacklevel=2)
+
+
+def _is_empty(layouts: Sequence[Layout]) -> Tensor:
+    """Return whether each text has no token in any layout, (B,)."""
+    return torch.stack([layout.is_empty for layout in layouts]).all(dim=0)

@@ -25,6 +25,8 @@ from st_reba import (
     ValueAggregationModule,
 )
 from st_reba.lm.model import LanguageModel
+from st_reba.modules import CausalModule
+from st_reba.modules.vectors import TokenVectors
 from st_reba.settings import NO_LIMIT
 
 from .. import backbones, oracles
@@ -216,6 +218,38 @@ def test_one_warning_for_empty_texts(shared):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         encode([""])
+
+
+class Both(CausalModule):
+    """The sum of a text and of another, the part of the input behind a bar."""
+
+    def __init__(self, backbone, **settings):
+        super().__init__(backbone, template=["prompteol", "prompteol"], **settings)
+
+    def lay_out(self, inputs, prompt="", length=None):
+        pairs = [text.split("|") for text in inputs]
+        return [super(Both, self).lay_out([pair[i] for pair in pairs], prompt, length)[i] for i in (0, 1)]
+
+    def read(self, layout, other):
+        first, second = super().read(layout), super().read(other)
+        return first._replace(states=first.states + second.states)
+
+
+def test_a_layout_without_tokens_adds_nothing(shared):
+    module, plain = Both(shared()), CausalTransformer(shared(), template="prompteol")
+    texts = ["a|b", "a|", "|b", "|"]
+    a, b = read(plain, ["a", "b"])
+    for vector, expected in zip(read(module, texts), [a + b, a, b, 0 * a], strict=True):
+        assert torch.allclose(torch.as_tensor(vector), torch.as_tensor(expected), atol=1e-5)
+
+
+def test_one_vector_for_each_row(shared):
+    layout = CausalTransformer(shared()).lay_out(["a", ""])[0]
+    vectors = TokenVectors.one_each(torch.ones(2, 4), layout, layout.ends)
+    assert vectors.states.sum(dim=(1, 2)).tolist() == [4, 0]
+    assert vectors.mask.all()
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 4\): give one vector for each row, \(B, D\)"):
+        TokenVectors.one_each(vectors.states, layout, layout.ends)
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), [("bert", [2], [3]), ("sentencepiece", [1], [])])
