@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,9 @@ _MOST_COPIES = 64
 
 # Layer in a recipe's key, and in its name.
 _LAYER = re.compile(r"(?:@|, layer )(\d+)")
+
+# Beginnings of the words of a class's name, after the first. Capitals in a row are one word.
+_WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 # Rows of other packages' modules.
 _registered: list[Row] = []
@@ -175,14 +179,16 @@ def register(module: _Class, *own: Row) -> _Class:
     Args:
         module: Your class, importable under its own name, for instance derived from
             :class:`st_reba.modules.CausalModule`.
-        *own: Its recipes. None: for a causal module one with its defaults, named by its ``method``; for others none.
+        *own: Its recipes. None: for a causal module one with its defaults, named by its ``method``, whose key is the
+            class's name in lower case, with hyphens: ``reverse-eol`` for ``ReverseEOL``; for others none.
 
     Returns:
         The class, so that this can be a decorator.
 
     Raises:
         TypeError: If it is not a class of modules.
-        ValueError: If nobody can import it, or a recipe has the key or the name of another one.
+        ValueError: If nobody can import it, or a recipe has the key or the name of another one, or settings that its
+            class does not take.
     """
     if not (isinstance(module, type) and issubclass(module, Module)):
         raise TypeError(f"register({module!r}): give a class derived from st_reba's CausalModule or from ST's Module.")
@@ -196,6 +202,7 @@ def register(module: _Class, *own: Row) -> _Class:
     # A module that is reloaded registers again.
     others = [row for row in _by_key().values() if _reference(row.module) != _reference(module)]
     for row in own:
+        _check_settings(row)
         if any(row.key == other.key or row.name == other.name for other in others):
             raise ValueError(f"There is a recipe {row.key!r} or {row.name!r} already: give another key and name.")
     compat.make_known(module)
@@ -207,10 +214,30 @@ def register(module: _Class, *own: Row) -> _Class:
 
 def _default_row(module: type[CausalModule]) -> Row:
     """Return the row of a module that is registered without one."""
-    key = "".join(f"-{sign.lower()}" if sign.isupper() else sign for sign in module.__name__).strip("-")
+    key = _WORD.sub("-", module.__name__).lower().replace("_", "-").strip("-")
     summary = (module.__doc__ or module.__name__).strip().splitlines()[0].rstrip(".")
     name = module.method if "method" in vars(module) else module.__name__
     return Row(key, name, module, summary, cost="")
+
+
+def _check_settings(row: Row) -> None:
+    """Raise if a recipe has settings that its class does not take.
+
+    Raises:
+        ValueError: If it has, naming them.
+    """
+    taken: set[str] = set()
+    # A constructor with **settings passes them on to the next class.
+    for constructor in (vars(own)["__init__"] for own in row.module.__mro__ if "__init__" in vars(own)):
+        parameters = inspect.signature(constructor).parameters.values()
+        taken |= {parameter.name for parameter in parameters}
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    if unknown := sorted({*row.settings, *row.settings_if_last, *row.chinese} - taken):
+        raise ValueError(
+            f"Recipe {row.key!r}: {row.module.__name__} has no settings {unknown}; give arguments of its constructor. "
+            'A recipe fixes its pooling by Row(..., poolings=("last",)).'
+        )
 
 
 def _reference(module: type[Any]) -> str:

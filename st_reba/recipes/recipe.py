@@ -332,7 +332,7 @@ class Recipe:
         """Description in a sentence for people."""
         clauses = [
             "the same architecture and tokenizer with weights that were never trained" if self.random else "",
-            self.row.says,
+            self.row.says.rstrip("."),
             "" if self.layer is None else f"read after layer {self.layer}, where the model stops",
             "" if self.wording is None else f"its prompt ends in {self.wording.template.rpartition(TEXT)[2]}",
             f"its parts count for {', '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else "",

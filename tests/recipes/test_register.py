@@ -81,6 +81,28 @@ def test_recipes_of_their_own(theirs):
             st_reba.register(module, Row(key, name, module, ""))
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("ReverseEOL", "reverse-eol"), ("KVMean2", "kv-mean2"), ("Layer_Mean", "layer-mean")]
+)
+def test_capitals_stay_together_in_a_key(name, key, theirs):
+    theirs(THEIRS.replace("TheirModule", name))
+    assert every_row()[-1].key == key
+
+
+def test_settings_that_a_class_does_not_take(theirs):
+    module = theirs().TheirModule
+    row = Row("a", "A", module, "as a.", settings={"rows": "last", "model_kwargs": {}}, poolings=("last",))
+    st_reba.register(module, row)
+    # The description may end in a full stop.
+    assert (find("a").pooling, find("a").says) == ("last", "As a.")
+    advice = r"Recipe 'b': TheirModule has no settings \['pooling'\]; .* by Row\(\.\.\., poolings=\(\"last\",\)\)"
+    with pytest.raises(ValueError, match=advice):
+        st_reba.register(module, Row("b", "B", module, "as b", settings={"pooling": "last"}))
+    assert find("a").row is row
+    for known in every_row():
+        lookup._check_settings(known)
+
+
 def test_what_can_be_registered():
     class Local(CausalTransformer):
         pass
