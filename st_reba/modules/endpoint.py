@@ -87,7 +87,7 @@ class EndpointTransformer(StoredModule, InputModule):
         timeout: Seconds for an answer.
         retries: Number of times that a request is sent again that was not answered, or for which the server had no
             time.
-        normalize_text: See :func:`st_reba.text.templates.normalized`. None: as the template's authors do.
+        normalize_text: See :func:`st_reba.text.presets.normalized`. None: as the template's authors do.
         max_characters: Number of characters of a text that are sent, so that the server does not cut the template
             behind it. None: no limit.
         dimension: Number of values of a vector; None: the server is asked, for the fingerprint, too.

@@ -101,7 +101,7 @@ def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Rec
 
     Args:
         recipes: The recipes.
-        language: The user's choice, or that of the texts: see :func:`st_reba.text.templates.language_of`.
+        language: The user's choice, or that of the texts: see :func:`st_reba.text.presets.language_of`.
     """
     translated: list[Recipe] = []
     for recipe in recipes:
