@@ -74,14 +74,9 @@ class RecipeSweep:
         self._classical = CausalTransformer(module).eval()
         self._dimension = module.get_embedding_dimension()
         self.layers = tuple(layers)
-        self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in self._names(copies))
+        self.recipes = tuple(name for copies in range(1, repetitions + 1) for name in names(copies, self.layers))
         self.poolings = tuple(dict.fromkeys(poolings))
         self._pools = [Pooling(self._dimension, mode) for mode in self.poolings]
-
-    def _names(self, copies: int) -> list[str]:
-        """Return the names of the recipes that so many copies give."""
-        below = [f"{names(copies)[0]}, layer {layer}" for layer in self.layers] if copies > 1 else []
-        return [*names(copies), *below]
 
     @torch.inference_mode()
     def encode(
@@ -153,8 +148,8 @@ class RecipeSweep:
         """Yield the vectors of each recipe, from one forward pass."""
         copies, is_last = layout.copy_index, module.rows == "last"
         columns = (copies == 0).any(dim=0).nonzero().flatten().tolist() or [0]
-        start, words = columns[0], slice(columns[0], columns[-1] + 1)
-        keys = last_position(copies == 0) if is_last else words
+        start = columns[0]
+        keys = last_position(copies == 0) if is_last else slice(start, columns[-1] + 1)
         attended = RunningMaximum(keys, slice(start, copies.shape[1]), module.lm.resolve("all", "watched"))
         below = Capture([module.lm.layers[layer - 1] for layer in self.layers])
         v = module.run(layout, attended, below)
@@ -163,11 +158,9 @@ class RecipeSweep:
             text = ((copies >= 0) & (copies <= copy))[:, None, start:].to(a.device)
             e = weighted_sum(a * text, v[:, start:]).to(v)
             selected = last_token_mask(copies == copy) if is_last else copies == copy
-            read = [TokenVectors.pick(v, layout, selected)]
-            if isinstance(keys, Tensor):
-                read.append(TokenVectors.one_each(e[:, 0], layout, keys))
-            else:
-                read.append(TokenVectors.pick(e, layout.columns(words), copies[:, words] == 0))
+            echo = TokenVectors.pick(v, layout, selected)
+            # One prompt precedes all texts, so the first copies begin in one column.
+            read = [echo, echo._replace(states=e)]
             for states in below.states if copy else ():
                 picked = TokenVectors.pick(states, layout, selected)
                 read.append(picked._replace(states=module.lm.final_norm(picked.states).to(v)))
@@ -182,7 +175,7 @@ def _rows(layout: Layout) -> list[list[tuple[int, int]]]:
 
 
 @cache
-def names(copies: int) -> tuple[str, str]:
-    """Return the name of the recipe that reads the last of so many copies, and of the one that looks back from all."""
+def names(copies: int, layers: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the names of the recipes that so many copies give: Echo, ReBA, and Echo after each of some layers."""
     rows = {row.module is ReBAModule: row.name for row in every_row(copies) if row.copies == copies}
-    return rows[False], rows[True]
+    return rows[False], rows[True], *(f"{rows[False]}, layer {layer}" for layer in layers if copies > 1)
