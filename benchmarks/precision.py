@@ -23,13 +23,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
 
+from real.cosines import beside
 from real.models import MODELS
 from real.sets import Sets
 from records import Record
 from runs import add_costs, contender, interleaved, options, parser, ratio
 from st_reba import CausalTransformer
 from st_reba.data.tables import Pairs
-from st_reba.evaluation.bootstrap import difference, spearman
+from st_reba.evaluation.bootstrap import spearman
 from st_reba.modules import CausalModule
 from st_reba.reading.words import tokens_of
 
@@ -117,9 +118,10 @@ def rows(found: Mapping[Key, Sequence[Part]], pairs: Pairs, tokens: int, how: st
             if form != AS_IT_IS and AS_IT_IS in scores:
                 row["unit"] = AS_IT_IS
                 yield {**row, "quantity": "time", **ratio(seconds[form], seconds[AS_IT_IS])}
-                low, high = (round(100 * end, 2) for end in difference(statistic, form, AS_IT_IS))
-                value = round(scores[form] - scores[AS_IT_IS], 2)
-                yield {**row, "quantity": "change of Spearman x 100", "value": value, "low": low, "high": high}
+                ours, theirs = ([forms.index(each)] for each in (form, AS_IT_IS))
+                change = beside(statistic, ours, theirs, ("value", "low", "high"))
+                numbers = {name: round(100 * cast(float, number), 2) for name, number in change.items()}
+                yield {**row, "quantity": "change of Spearman x 100", **numbers}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

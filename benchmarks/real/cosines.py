@@ -69,8 +69,9 @@ def beside(scores: Any, ours: Sequence[int], theirs: Sequence[int] = (), names: 
     if theirs:
         value = value - scores.scores[list(theirs)].mean()
         drawn = drawn - scores.replicates[list(theirs)].mean(axis=0)
-    found: Record = dict(zip(names, map(float, (value, *bootstrap.interval(drawn))), strict=True))
-    return {names[0]: float(value)} if np.isnan(drawn).all() else found
+    # Few replicates without a score are left out.
+    ends = np.nanquantile(drawn, [0.025, 0.975]) if np.isnan(drawn).mean() <= 0.1 else ()
+    return dict(zip(names, map(float, (value, *ends)), strict=False))
 
 
 def by_seed(found: Mapping[Training, Array], labels: Sequence[float], base: str = "") -> Iterator[Record]:

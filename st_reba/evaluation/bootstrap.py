@@ -487,32 +487,6 @@ def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estim
     return nothing | found.estimates(corrects=False)
 
 
-def interval(replicates: Array, level: float = 0.95) -> tuple[Array, Array]:
-    """Return percentile intervals of (..., B) replicates: the lower and upper ends, (...).
-
-    Replicates that are NaN are left out; both ends are NaN where these are more than a tenth.
-    """
-    proper = ~np.isnan(replicates)
-    enough = proper.mean(axis=-1) >= 1 - _MOST_UNDEFINED
-    # Rows without any would warn; what stands in for them is not kept.
-    kept = np.where(enough[..., None], replicates, 0.0)
-    low, high = np.nanquantile(kept, [(1 - level) / 2, (1 + level) / 2], axis=-1)
-    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
-
-
-def difference(items: Items, first: str, second: str) -> tuple[float, float]:
-    """Return the 95% interval of the score of one recipe less that of another one.
-
-    Args:
-        items: What is scored.
-        first: Name of the recipe that is to have more.
-        second: Name of the other.
-    """
-    first_row, second_row = (items.recipes.index(name) for name in (first, second))
-    low, high = interval(items.replicates[first_row] - items.replicates[second_row])
-    return float(low), float(high)
-
-
 # What is scored
 
 

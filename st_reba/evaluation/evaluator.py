@@ -1,10 +1,11 @@
-"""What the evaluators have in common: settings, the table that grows during training, the note for the model card."""
+"""Base of the evaluators: names of metrics, a CSV file that grows during training, and the note for the model card."""
 
 from __future__ import annotations
 
 import csv
 import logging
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,36 +18,39 @@ logger = logging.getLogger(__name__)
 
 
 class Evaluator(BaseEvaluator):
-    """An evaluator of sentence-transformers.
+    """Evaluator of sentence-transformers that appends its metrics to ``<file>[_<name>]_results.csv``.
 
     Args:
         name: Prefix of the metrics.
-        batch_size: Texts at a time.
+        batch_size: Number of texts at a time.
+        write_csv: Whether to write the file if an evaluation has an ``output_path``.
     """
 
-    #: The metric that decides, without the prefix; empty until an evaluation tells.
+    #: Primary metric, without the prefix; empty if it depends on the model.
     metric: str = ""
+    #: Beginning of the file's name.
+    file: ClassVar[str]
 
-    def __init__(self, *, name: str = "", batch_size: int = 32) -> None:
+    def __init__(self, *, name: str = "", batch_size: int = 32, write_csv: bool = True) -> None:
         super().__init__()
-        self.name = name
-        self.batch_size = batch_size
+        self.name, self.batch_size, self.write_csv = name, batch_size, write_csv
         if self.metric:
             self.primary_metric = f"{name}_{self.metric}" if name else self.metric
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """The metrics with their prefix, also logged, and noted for the model card.
+        """Return the metrics with their prefix; log them, and note them for the model card.
 
         Args:
-            model: What is evaluated.
-            output_path: Directory of the evaluator's file, where it writes one; made if it is not there.
-            epoch: As in ST.
-            steps: As in ST.
+            model: Model to evaluate.
+            output_path: Directory of the file; it is made if there is none.
+            epoch: As for sentence-transformers.
+            steps: As for sentence-transformers.
         """
         metrics = self.metrics_of(model)
-        if output_path is not None:
+        if output_path is not None and self.write_csv:
+            Path(output_path).mkdir(parents=True, exist_ok=True)
             self.write(Path(output_path), metrics, epoch, steps)
         metrics = self.prefix_name_to_metrics(metrics, self.name)
         logger.info("%s: %s", type(self).__name__, metrics)
@@ -55,36 +59,18 @@ class Evaluator(BaseEvaluator):
 
     @abstractmethod
     def metrics_of(self, model: Any) -> dict[str, float]:
-        """The metrics, without their prefix."""
+        """Return the metrics without their prefix."""
 
     def write(self, directory: Path, metrics: dict[str, float], epoch: int, steps: int) -> None:
-        """Write the evaluator's file; here there is none."""
-
-
-class TabulatedEvaluator(Evaluator):
-    """An evaluator that appends its metrics to ``<file>[_<name>]_results.csv`` in ``output_path``.
-
-    Args:
-        name: Prefix of the metrics.
-        batch_size: Texts at a time.
-        write_csv: Whether to append the metrics to a file where an evaluation is given an ``output_path``.
-    """
-
-    #: The stem of the file.
-    file: ClassVar[str]
-
-    def __init__(self, *, name: str = "", batch_size: int = 32, write_csv: bool = True) -> None:
-        super().__init__(name=name, batch_size=batch_size)
-        self.write_csv = write_csv
-
-    def write(self, directory: Path, metrics: dict[str, float], epoch: int, steps: int) -> None:
-        if not self.write_csv:
-            return
+        """Append the metrics to the file."""
         path = directory / ("_".join(filter(None, [self.file, self.name, "results"])) + ".csv")
-        directory.mkdir(parents=True, exist_ok=True)
         before = path.read_bytes().decode() if path.exists() else ""
-        with atomic_file(path, "w") as file:
-            file.write(before)
-            rows = csv.writer(file)
-            rows.writerows([] if before else [["epoch", "steps", *metrics]])
-            rows.writerow([epoch, steps, *metrics.values()])
+        header = [] if before else [["epoch", "steps", *metrics]]
+        write_rows(path, [*header, [epoch, steps, *metrics.values()]], before)
+
+
+def write_rows(path: Path, rows: Sequence[Sequence[Any]], before: str = "") -> None:
+    """Write a CSV file of rows, behind what it had before."""
+    with atomic_file(path, "w") as file:
+        file.write(before)
+        csv.writer(file).writerows(rows)

@@ -1,6 +1,6 @@
-"""A saved model in mteb's registry: mteb finds it by name, and loads it.
+"""Saved models in mteb's registry, from which mteb loads them by name.
 
-mteb is imported when :func:`mteb_model` is called, not before: its import takes seconds.
+:func:`mteb_model` imports mteb when it is called, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ _KNOWN = {
 
 
 def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
-    """Describe a saved model in mteb's form, and put it into mteb's registry.
+    """Add a saved model to mteb's registry.
 
     Afterwards ``mteb.get_model(name)`` and ``mteb.get_model(str(directory))`` load it, and mteb's results and model
     cards name it: ``mteb.evaluate(mteb_model("my-model"), tasks)``. The model is loaded once, on the CPU.
 
     Args:
         directory: A saved ``SentenceTransformer``, ``MultiVectorEncoder`` or ``SparseEncoder``.
-        name: ``"org/name"``, as results and cards have it; ``"st_reba/"`` and the directory's name if None.
+        name: ``"org/name"`` for results and cards. None: ``"st_reba/"`` and the directory's name.
 
     Returns:
-        The entry. Its revision is a hash of the model's files, so mteb's cache takes no result of another model for
-        its own.
+        The entry. Its revision is a hash of the model's files, so mteb's cache has no results of another model for it.
 
     Raises:
         ImportError: If mteb is missing.
@@ -83,14 +82,14 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
 
 
 def _load(name: str, revision: str | None = None, *, directory: str, **given: Any) -> Any:
-    """mteb's wrapper around the model in a directory; mteb calls this with an entry's name and revision."""
+    """Return mteb's wrapper of the model in a directory. mteb calls this with an entry's name and revision."""
     import mteb.models
 
     return getattr(mteb.models, _KNOWN[model_class(Path(directory))][1])(directory, **given)
 
 
 def _hash_of_files(root: Path) -> str:
-    """16 hexadecimal digits of the names and contents of a model's files, pages of text left out."""
+    """Return 16 hexadecimal digits of the names and contents of a model's files, without pages of text."""
     found = hashlib.sha256()
     for path in files_of(root):
         if path.suffix != ".md":

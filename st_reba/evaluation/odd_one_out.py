@@ -1,4 +1,4 @@
-"""Word sense, as the ReBA paper tests it (sections 4.1.2 and A.4)."""
+"""Evaluation of word senses, as in the ReBA paper (sections 4.1.2 and A.4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from ..data.columns import Column, Schema, any_text, read_table
 from ..reading.words import encode_words
-from .evaluator import TabulatedEvaluator
+from ..settings import check_choice
+from .evaluator import Evaluator
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
 _QUESTIONS = Schema("questions", tuple(Column(name, "", any_text) for name in _HEADER), option="", headed=True)
@@ -21,7 +22,7 @@ _CHOICES = {name: index for names in ("1234", "ABCD") for index, name in enumera
 
 
 class MissingWordError(ValueError):
-    """A sentence of a question lacks its word."""
+    """Error for a question with a sentence that lacks the word."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class Question:
     """Four sentences that use one word, three of them in the same sense.
 
     Attributes:
-        word: The word, as it stands in each sentence.
+        word: The word, as it occurs in each sentence.
         sentences: The four sentences.
         answer: Index of the odd one, 0 to 3.
 
     Raises:
         MissingWordError: If a sentence lacks the word.
-        ValueError: If there are not four sentences, or the answer is none of them.
+        ValueError: If there are not four sentences, or the answer is not 0 to 3.
     """
 
     word: str
@@ -50,22 +51,23 @@ class Question:
                 raise MissingWordError(f"The word {self.word!r} does not occur in {sentence!r}.")
 
 
-class OddOneOutEvaluator(TabulatedEvaluator):
+class OddOneOutEvaluator(Evaluator):
     """Accuracy in finding the sentence that uses a word in another sense than three others do.
 
     The answer is the sentence whose word embedding has the largest summed distance to the other three, Euclidean or
-    cosine (1 - cosine similarity). Where m sentences are equally far, as all four are to a model without context, the
-    question counts 1 / m if the answer is among them. So chance is 0.25, wherever the answers lie.
+    cosine (1 - cosine similarity). If m sentences are equally far, as all four are for a model without context, the
+    question counts 1 / m if the answer is among them. Chance is 0.25 for any answers.
 
     The metrics are ``euclidean_accuracy``, the primary one, and ``cosine_accuracy``.
 
     Args:
-        questions: What is asked.
-        center: Take the mean of a question's four embeddings off each before they are compared, and let the Euclidean
-            answer be the one farthest from that mean, as in the authors' released code. The paper has no such step.
-        name: Prefix of the metrics.
-        batch_size: Sentences at a time.
-        write_csv: Whether to append the metrics to a file where an evaluation is given an ``output_path``.
+        questions: The questions.
+        center: Whether to subtract the mean of a question's four embeddings from each, and to take the one that is
+            farthest from it as the Euclidean answer, as in the authors' released code. The paper has no such step.
+        **settings: As for :class:`~st_reba.evaluation.evaluator.Evaluator`: ``name``, ``batch_size``, ``write_csv``.
+
+    Attributes:
+        skipped: Sentence for each question that :meth:`from_csv` left out: its line, and the reason.
 
     Raises:
         ValueError: If there is no question.
@@ -74,21 +76,11 @@ class OddOneOutEvaluator(TabulatedEvaluator):
     metric = "euclidean_accuracy"
     file = "odd_one_out"
 
-    def __init__(
-        self,
-        questions: Sequence[Question],
-        *,
-        center: bool = False,
-        name: str = "",
-        batch_size: int = 32,
-        write_csv: bool = True,
-    ) -> None:
-        super().__init__(name=name, batch_size=batch_size, write_csv=write_csv)
+    def __init__(self, questions: Sequence[Question], *, center: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
         if not questions:
             raise ValueError("OddOneOutEvaluator needs at least one question.")
-        self.questions = list(questions)
-        self.center = center
-        #: What :meth:`from_csv` left out, a sentence for each question that says which and why.
+        self.questions, self.center = list(questions), center
         self.skipped: list[str] = []
 
     @classmethod
@@ -97,29 +89,26 @@ class OddOneOutEvaluator(TabulatedEvaluator):
     ) -> OddOneOutEvaluator:
         """Read questions in the format of the paper's authors.
 
-        The header is 问题,选项1,...,选项4,答案; the word stands in “ ” in the question.
+        The header is 问题,选项1,...,选项4,答案; the word is in “ ” in the question.
 
-        Of the authors' two files, WSD_v1.csv has four questions in 862 with a sentence that lacks the word: it has
-        another word in its place (精选 where 精简 is asked about), and is the right answer in all four. The authors'
-        code takes the first token of that sentence for the word, which gives the answer away.
+        In the authors' WSD_v1.csv, four of 862 questions have a sentence that lacks the word: it has another word
+        (精选 instead of 精简), and is the right answer in all four. The authors' code takes the first token of that
+        sentence for the word, which gives the answer away.
 
         Args:
             path: A table, such as a CSV file: see :func:`st_reba.data.columns.read_table`. The answer is 1 to 4, or A
                 to D.
-            on_missing_word: What to do about a question with a sentence that lacks the word. ``"skip"`` leaves it out,
-                gives one warning, and notes it in ``skipped``.
-            **kwargs: For the constructor.
+            on_missing_word: ``"error"``, or ``"skip"`` to leave out questions with a sentence that lacks the word,
+                with one warning, and to note them in ``skipped``.
+            **kwargs: Arguments of the constructor.
 
         Raises:
             ValueError: If the file is malformed or not UTF-8, or a word is missing; the message names the line and the
                 question.
         """
-        if on_missing_word not in ("error", "skip"):
-            raise ValueError(
-                f'on_missing_word={on_missing_word!r}: use "error", or "skip" to leave such questions out.'
-            )
-        table = read_table(path, [_QUESTIONS])
-        questions, skipped = [], []
+        check_choice("on_missing_word", on_missing_word, "error", "skip")
+        table, questions = read_table(path, [_QUESTIONS]), []
+        skipped: dict[str, str] = {}
         for number, cells in enumerate(zip(*table.values.values(), strict=True), start=1):
             where = f"line {table.places[number - 1][1]} (question {number})"
             try:
@@ -129,19 +118,19 @@ class OddOneOutEvaluator(TabulatedEvaluator):
                     raise MissingWordError(
                         f'{path}, {where}: {error} Correct the question, or leave such out: on_missing_word="skip".'
                     ) from None
-                skipped.append((where, str(error)))
+                skipped[where] = str(error)
             except ValueError as error:
                 raise ValueError(f"{path}, {where}: {error}") from None
         if skipped:
             warnings.warn(
                 f"{path}: {len(skipped)} of {len(skipped) + len(questions)} questions are left out, because a sentence "
-                f"lacks the word: {'; '.join(where for where, _ in skipped)}.",
+                f"lacks the word: {'; '.join(skipped)}.",
                 stacklevel=2,
             )
         if not questions:
             raise ValueError(f"{path}: no question is left to ask.")
         evaluator = cls(questions, **kwargs)
-        evaluator.skipped = [f"{where}: {reason}" for where, reason in skipped]
+        evaluator.skipped = [f"{where}: {reason}" for where, reason in skipped.items()]
         return evaluator
 
     def metrics_of(self, model: Any) -> dict[str, float]:
@@ -149,23 +138,23 @@ class OddOneOutEvaluator(TabulatedEvaluator):
         return self.score(vectors.reshape(len(self.questions), 4, -1))
 
     def inputs(self) -> tuple[list[str], list[str]]:
-        """The 4 Q sentences, question by question, and the word of each."""
+        """Return the 4 Q sentences, question by question, and the word of each."""
         sentences = [sentence for question in self.questions for sentence in question.sentences]
         words = [question.word for question in self.questions for _ in question.sentences]
         return sentences, words
 
     def score(self, vectors: np.ndarray) -> dict[str, float]:
-        """The accuracies that given word embeddings have: (Q, 4, D), of :meth:`inputs` in their order."""
+        """Return the accuracies of word embeddings, (Q, 4, D), of :meth:`inputs` in their order."""
         return {metric: float(correct.mean()) for metric, correct in self.correct(vectors).items()}
 
     def correct(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
-        """How far each question is answered right by given word embeddings: what bootstraps and error analyses need.
+        """Return whether word embeddings answer each question correctly.
 
         Args:
             vectors: (Q, 4, D), the word embeddings of :meth:`inputs` in their order.
 
         Returns:
-            For each metric (Q,): 1 or 0, or 1 / m where the answer is one of m sentences that are equally far.
+            For each metric (Q,): 1 or 0, or 1 / m if the answer is one of m sentences that are equally far.
 
         Raises:
             ValueError: If the embeddings have another shape, or are not finite.
@@ -189,26 +178,23 @@ class OddOneOutEvaluator(TabulatedEvaluator):
         }
 
     def get_config_dict(self) -> dict[str, Any]:
-        """For the model card."""
+        """Return settings for the model card."""
         return {"center": True} if self.center else {}
 
 
 def summed_distances(vectors: np.ndarray, squared: bool = False) -> np.ndarray:
-    """(Q, 4): the summed distance of each vector to the others of its question, for (Q, 4, D).
+    """Return the summed distance of each vector to the others of its question, (Q, 4), for (Q, 4, D).
 
     ``squared`` sums squared distances: between unit vectors, twice the cosine distance.
     """
-    sums = []
-    for place in range(vectors.shape[1]):
-        squares = ((vectors - vectors[:, place : place + 1]) ** 2).sum(axis=-1)
-        sums.append((squares if squared else np.sqrt(squares)).sum(axis=1))
-    return np.stack(sums, axis=1)
+    squares = ((vectors[:, :, None] - vectors[:, None]) ** 2).sum(axis=-1)
+    return np.asarray((squares if squared else np.sqrt(squares)).sum(axis=1))
 
 
 def _credit(distances: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """(Q,): 1 where the answer is the farthest, shared among equals.
+    """Return 1 for each question whose answer is the farthest sentence, (Q,), shared among equals.
 
-    What differs by rounding alone is equal: sums in another order would choose another.
+    Distances that differ by rounding alone are equal: sums in another order would choose another sentence.
     """
     farthest = np.isclose(distances, distances.max(axis=1, keepdims=True), rtol=1e-9, atol=1e-12)
     return farthest[np.arange(len(answers)), answers] / farthest.sum(axis=1)

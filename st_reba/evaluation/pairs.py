@@ -1,4 +1,4 @@
-"""Pairs of texts: how a model's similarities agree with labels, also under a condition."""
+"""Evaluation of pairs of texts: correlation of a model's similarities with labels, also under a condition."""
 
 from __future__ import annotations
 
@@ -11,62 +11,48 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from ..text.presets import in_context
 from .bootstrap import pearson, spearman
-from .evaluator import TabulatedEvaluator
+from .evaluator import Evaluator
 
 
-class PairScoreEvaluator(TabulatedEvaluator):
-    """Correlation of labels with the similarity that a model's last module gives to pairs of texts, and with cosines.
+class PairScoreEvaluator(Evaluator):
+    """Correlation of labels with the similarities that a model's last module computes, and with cosines.
 
     For models that end in :class:`st_reba.modules.LayerwiseAutoencoder`: ``encode`` and then ``score_pairs``. The
     metrics are ``pearson_score``, the primary one, ``spearman_score``, ``pearson_cosine`` and ``spearman_cosine``.
 
     Args:
-        first: Texts.
-        second: As many others.
-        labels: How similar they are, on any scale.
-        name: Prefix of the metrics.
-        batch_size: Texts at a time.
-        write_csv: Whether to append the metrics to a file where an evaluation is given an ``output_path``.
+        first: N texts.
+        second: N texts, the other of each pair.
+        labels: N similarities, on any scale.
+        **settings: As for :class:`~st_reba.evaluation.evaluator.Evaluator`: ``name``, ``batch_size``, ``write_csv``.
 
     Raises:
-        ValueError: If the three are not equally long, or the labels leave nothing to correlate with.
+        ValueError: If the three are not equally long, or all labels are equal.
     """
 
     metric = "pearson_score"
     file = "pair_scores"
 
-    def __init__(
-        self,
-        first: Sequence[str],
-        second: Sequence[str],
-        labels: Sequence[float],
-        *,
-        name: str = "",
-        batch_size: int = 32,
-        write_csv: bool = True,
-    ) -> None:
-        super().__init__(name=name, batch_size=batch_size, write_csv=write_csv)
+    def __init__(self, first: Sequence[str], second: Sequence[str], labels: Sequence[float], **settings: Any) -> None:
+        super().__init__(**settings)
         if not len(first) == len(second) == len(labels):
             raise ValueError(
                 f"{len(first)} and {len(second)} texts and {len(labels)} labels were given: a pair has one of each."
             )
         if len(set(labels)) < 2:
             raise ValueError(f"{len(labels)} pairs with {len(set(labels))} different labels leave nothing to rank.")
-        self.first = list(first)
-        self.second = list(second)
-        self.labels = np.asarray(labels, dtype=np.float64)
+        self.first, self.second, self.labels = list(first), list(second), np.asarray(labels, dtype=np.float64)
 
     def metrics_of(self, model: Any) -> dict[str, float]:
-        by_score, by_cosine = self.similarities(model).values()
+        found = self.similarities(model)
         return {
-            "pearson_score": float(pearson({"": by_score}, self.labels).scores[0]),
-            "pearson_cosine": float(pearson({"": by_cosine}, self.labels).scores[0]),
-            "spearman_score": float(spearman({"": by_score}, self.labels).scores[0]),
-            "spearman_cosine": float(spearman({"": by_cosine}, self.labels).scores[0]),
+            f"{name}_{kind}": float(statistic({"": values}, self.labels).scores[0])
+            for name, statistic in (("pearson", pearson), ("spearman", spearman))
+            for kind, values in found.items()
         }
 
     def similarities(self, model: Any) -> dict[str, np.ndarray]:
-        """For each pair, ``score``, the model's, and ``cosine``, that of the embeddings.
+        """Return the ``score`` that the model computes for each pair, and the ``cosine`` of its embeddings.
 
         Raises:
             ValueError: If the model's last module scores no pairs.
@@ -87,22 +73,22 @@ class PairScoreEvaluator(TabulatedEvaluator):
 
 
 class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
-    """How well the cosine similarity of two sentences, each read under a condition, ranks as people do.
+    """Correlation of people's scores with the cosine similarity of two sentences, each read under a condition.
 
-    The condition is a prompt of each sentence's own. As :func:`st_reba.in_context` words it, the model's module should
-    have the template ``csts``; as :func:`st_reba.in_terms_of` does, ``ponte``. The metrics are ``spearman_cosine``, the
-    primary one and the paper's, and ``pearson_cosine``.
+    The condition is in a prompt of each sentence's own. For :func:`st_reba.in_context` the model's module should have
+    the template ``csts``, for :func:`st_reba.in_terms_of` the template ``ponte``. The metrics are ``spearman_cosine``,
+    the primary one and the paper's, and ``pearson_cosine``.
 
     Args:
         sentences1: n sentences.
         sentences2: n sentences, the other of each pair.
         conditions: n conditions, such as "the number of people".
         scores: n similarities under the condition, 1 to 5 in C-STS.
-        worded: Makes what the model embeds of a sentence and its condition; for a trained encoder, a string.
+        worded: Makes the model's input from a sentence and its condition; for a trained encoder, a string.
         **kwargs: As for ST's ``EmbeddingSimilarityEvaluator``.
 
     Raises:
-        ValueError: If the four are not equally long, or the scores leave nothing to rank.
+        ValueError: If the four are not equally long, or all scores are equal.
     """
 
     def __init__(
@@ -129,7 +115,7 @@ class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **kwargs: Any) -> ConditionalSimilarityEvaluator:
-        """From rows with sentence1, sentence2, condition and score: :func:`st_reba.train.read_conditional_pairs`."""
-        table = [(row["sentence1"], row["sentence2"], row["condition"], row["score"]) for row in rows]
-        sentences1, sentences2, conditions, scores = zip(*table, strict=True) if table else ((), (), (), ())
-        return cls(sentences1, sentences2, conditions, scores, **kwargs)
+        """Make it of rows, as :func:`st_reba.train.read_conditional_pairs` returns them."""
+        table = list(rows)
+        names = ("sentence1", "sentence2", "condition", "score")
+        return cls(*([row[name] for row in table] for name in names), **kwargs)

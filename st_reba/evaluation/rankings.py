@@ -1,6 +1,6 @@
 """Rankings of documents by models, and their fusion.
 
-A ranker has ``nearest``, as :class:`st_reba.evaluation.tasks.Similarity` has it::
+A ranker is a :class:`st_reba.evaluation.tasks.Ranker`::
 
     data = read_data("folder-in-the-layout-of-beir")
     dense, sparse = ByModel(SentenceTransformer("dense")), ByModel(SparseEncoder("sparse"))
@@ -22,30 +22,29 @@ from . import bootstrap
 from .bootstrap import Estimate
 from .tasks import Ranker, RetrievalTask
 
-#: What a ranking counts for by its documents' ranks: the constant of the authors of reciprocal rank fusion.
+#: Constant of the authors of reciprocal rank fusion.
 FUSION_CONSTANT = 60
 
-#: Documents of each ranking that are fused, and queries that are held against all documents at a time.
+#: Number of documents of each ranking that are fused, and of queries that are compared at a time.
 _FUSED = 100
 _TOGETHER = 64
 
-#: For one query the documents that were found, the best first: their indices and scores.
+#: Indices and scores of the documents of one query, the best first.
 Hits = list[tuple[int, float]]
 
 
 def fused(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = FUSION_CONSTANT) -> Hits:
-    r"""Several rankings of one query as one, by reciprocal rank fusion.
+    r"""Fuse several rankings of one query, by reciprocal rank fusion.
 
     .. math:: s(d) = \sum_r \frac{1}{c + r(d)}
 
     over the rankings that have document d, with its rank r(d) there, from 1 (Cormack, Clarke and Buettcher: Reciprocal
-    Rank Fusion Outperforms Condorcet and Individual Rank Learning Methods. SIGIR 2009). Scores are not looked at, so
-    that those of different kinds need not be comparable. Of equals that which an earlier ranking has first stands
-    first.
+    Rank Fusion Outperforms Condorcet and Individual Rank Learning Methods. SIGIR 2009). Scores do not count, so they
+    need not be comparable. Equals are in the order of the first ranking that has them.
 
     Args:
-        rankings: Each the documents that were found, the best first: their indices and scores.
-        constant: c, 1 or more: the larger it is, the less the first ranks stand out.
+        rankings: Indices and scores of the documents of each ranking, the best first.
+        constant: c, 1 or more: the larger it is, the less the first ranks count.
 
     Raises:
         ValueError: If ``constant`` is less than 1.
@@ -60,14 +59,14 @@ def fused(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = FUSIO
 
 
 class ByModel:
-    """Documents ranked by any model of sentence-transformers that embeds: dense, sparse or with a vector a token.
+    """Ranking of documents by any model of sentence-transformers that embeds: dense, sparse or one vector a token.
 
-    Queries are embedded by ``encode_query`` and documents by ``encode_document``, and held against each other by the
-    model's own ``similarity``. The documents that were asked for last are kept, so that they are embedded once.
+    ``encode_query`` embeds queries, ``encode_document`` documents, and the model's own ``similarity`` compares them.
+    Embeddings of the last documents are kept.
 
     Args:
         model: A ``SentenceTransformer``, a ``SparseEncoder`` or a ``MultiVectorEncoder``.
-        batch_size: Texts at a time.
+        batch_size: Number of texts at a time.
     """
 
     def __init__(self, model: Any, batch_size: int = 32) -> None:
@@ -76,7 +75,7 @@ class ByModel:
         self._documents: tuple[list[str], Any] = ([], None)
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
-        """For each query the documents of the highest similarity, at most so many: their indices and similarities."""
+        """Return indices and similarities of at most ``count`` documents for each query, the best first."""
         if list(documents) != self._documents[0]:
             self._documents = list(documents), self._embedded(self.model.encode_document, documents)
         found: list[Hits] = []
@@ -86,19 +85,19 @@ class ByModel:
         return found
 
     def _embedded(self, encode: Any, texts: Sequence[str]) -> Any:
-        # MultiVectorEncoder returns tensors by default, and knows no such argument.
+        # MultiVectorEncoder returns tensors by default, and has no such argument.
         as_tensor = {} if isinstance(self.model, MultiVectorEncoder) else {"convert_to_tensor": True}
         return encode(list(texts), batch_size=self.batch_size, show_progress_bar=False, **as_tensor)
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """Several rankings as one: see :func:`fused`.
+    """Fusion of several rankings: see :func:`fused`.
 
     Attributes:
-        rankers: What gives them.
+        rankers: The rankings.
         constant: As for :func:`fused`.
-        depth: Documents of each that count.
+        depth: Number of documents of each that count.
     """
 
     rankers: Sequence[Ranker]
@@ -106,7 +105,7 @@ class Fusion:
     depth: int = _FUSED
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
-        """For each query the documents that come first in all rankings together, at most so many."""
+        """Return indices and fused scores of at most ``count`` documents for each query, the best first."""
         found = [ranker.nearest(queries, documents, max(count, self.depth)) for ranker in self.rankers]
         return [
             fused([own[: self.depth] for own in rankings], self.constant)[:count]
@@ -116,7 +115,7 @@ class Fusion:
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """How well documents are ranked, with intervals over queries.
+    """Scores of a ranking, with intervals over queries.
 
     Attributes:
         ndcg: nDCG@10.
@@ -128,11 +127,11 @@ class RetrievalScores:
 
 
 def scored(data: Retrieval, rankers: Mapping[str, Ranker]) -> dict[str, RetrievalScores]:
-    """nDCG@10 and recall@100 of several rankings of the same documents, on the same resamples of the queries.
+    """Return nDCG@10 and recall@100 of several rankings of the same documents, on the same resamples of the queries.
 
     Args:
-        data: The task; a folder in BEIR's layout is read by :func:`st_reba.data.tables.read_data`.
-        rankers: By what they are called.
+        data: The task. :func:`st_reba.data.tables.read_data` reads a folder in BEIR's layout.
+        rankers: Rankers by name.
     """
     task = RetrievalTask(data)
     with torch.inference_mode():
@@ -145,7 +144,7 @@ def scored(data: Retrieval, rankers: Mapping[str, Ranker]) -> dict[str, Retrieva
 
 
 def _best(similarities: Tensor, count: int) -> list[Hits]:
-    """Of (Q, N) similarities each row's highest, of equals those that stand first."""
+    """Return the highest of (Q, N) similarities in each row; of equals those with the lower index."""
     order = similarities.argsort(dim=1, descending=True, stable=True)[:, :count]
     values = similarities.gather(1, order)
     return [list(zip(own.tolist(), scores.tolist(), strict=True)) for own, scores in zip(order, values, strict=True)]

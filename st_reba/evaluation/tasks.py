@@ -1,9 +1,8 @@
-"""What recipes are scored on by labels: pairs, pairs in two classes, triplets, retrieval, texts in classes. One way to
-use them all.
+"""Tasks with labels: pairs, pairs in two classes, triplets, retrieval, and texts in classes.
 
-A task names the texts to embed, measures each item by how alike texts are, and makes columns of a table from that: what
-is scored, and the items that give the score and its interval. A task is also an evaluator of sentence-transformers: it
-gives the scores of ST's own evaluators of the same task, under the same names; of texts in classes ST has none.
+A task lists the texts to embed, measures each item by similarities of texts, and has scores, which are columns of a
+table. It is also an evaluator of sentence-transformers, with the scores and names of ST's own evaluators of the same
+task; for texts in classes ST has none.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from . import bootstrap
 from .bootstrap import Estimate, Items, Kind
 
 Array = NDArray[np.float64]
-#: What was measured on each item, (N,), by what it is.
+#: Values of the items, (N,), by name.
 Measured = Mapping[str, Array]
-#: As what a text is embedded; empty where all are embedded alike.
+#: Role in which a text is embedded; empty if there is one role.
 Role = Literal["", "query", "document"]
 
-#: Documents that are looked at for a query, and those that nDCG looks at.
+#: Number of documents that are found for a query, and of those that count for nDCG.
 _FOUND = 100
 _RANKED = 10
 
@@ -54,20 +53,20 @@ _NEIGHBOURS = 5
 
 
 class Ranker(Protocol):
-    """What finds documents for queries."""
+    """Search for documents."""
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
-        """For each query the most similar documents, at most so many, the best first: their indices and scores."""
+        """Return indices and scores of at most ``count`` documents for each query, the best first."""
 
 
 class Similarity(Ranker, Protocol):
-    """How alike texts are, to something that compares them."""
+    """Similarity of texts."""
 
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> Array:
-        """Of each text with the one in its place among the others, (B,)."""
+        """Return the cosine of each text and the one at its place among the others, (B,)."""
 
     def unit_vectors(self, texts: Sequence[str]) -> Any:
-        """Of each text one of length one, whose products are the cosines: (B, D), dense or sparse."""
+        """Return vectors of length 1, whose products are the cosines, (B, D), dense or sparse."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Vectors:
     """Similarity by the cosine of embeddings.
 
     Attributes:
-        look_up: From B texts and what they are to their embeddings, (B, D), on the CPU.
+        look_up: Returns the embeddings of B texts in a role, (B, D), on the CPU.
     """
 
     look_up: Callable[[Sequence[str], Role], Tensor]
@@ -93,15 +92,15 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing that recipes are scored on: a column of the table.
+    """Column of a table of scores.
 
     Attributes:
-        name: Such as ``"STS"`` or ``"Word sense"``.
-        metric: Such as ``"Spearman x 100"``: what a value is, after scaling.
-        scale: What a value is multiplied by where it is shown; more than 0.
-        chance: What guessing gives, unscaled; None if that is not a number worth showing.
-        note: One sentence that says what was measured.
-        unit: What it is an average over, in the plural, such as ``"labelled pairs"``.
+        name: Name, such as ``"STS"`` or ``"Word sense"``.
+        metric: Name of the metric, such as ``"Spearman x 100"``.
+        scale: Factor of values that are shown, above 0.
+        chance: Value of guessing, unscaled; None if that is not worth showing.
+        note: Sentence about the measurement.
+        unit: Items of the average, in the plural, such as ``"labelled pairs"``.
     """
 
     name: str
@@ -112,7 +111,7 @@ class Measure:
     unit: str = "items"
 
     def show(self, value: float, decimals: int | None = None) -> str:
-        """A value as people read it: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
+        """Format a value: scaled, to a thousandth of the scale (100: one decimal), with a true minus."""
         if math.isnan(value):
             return "n/a"
         if decimals is None:
@@ -122,7 +121,7 @@ class Measure:
         return f"{shown:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
     def show_interval(self, estimate: Estimate, decimals: int | None = None) -> str:
-        """The 95% interval in brackets; empty where there is none."""
+        """Return the 95% interval in brackets; empty if there is none."""
         if math.isnan(estimate.low) or math.isnan(estimate.high):
             return ""
         return f"[{self.show(estimate.low, decimals)}, {self.show(estimate.high, decimals)}]"
@@ -136,14 +135,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a task.
+    """Score of a task.
 
     Attributes:
-        column: What it is, as a column of a table.
-        of: What it is made of: a key of :data:`Measured`.
-        kind: How it is made.
-        labels: (N,), where that needs them.
-        name: In sentence-transformers; empty where that has no such score.
+        column: Its column of a table.
+        of: Name of the items' values.
+        kind: The statistic.
+        labels: (N,), if the statistic needs them.
+        name: Name in sentence-transformers; empty if that has no such score.
         has_interval: Whether there are enough items for an interval that covers.
     """
 
@@ -155,62 +154,61 @@ class Score:
     has_interval: bool = True
 
     def items(self, measured: Mapping[str, Measured]) -> Items:
-        """What makes the score of each recipe."""
+        """Return the items of each recipe's score."""
         values = {recipe: own[self.of] for recipe, own in measured.items()}
         return bootstrap.checked_items(self.kind, values, self.labels)
 
 
 class Task(BaseEvaluator):
-    """Labelled data, and how recipes are scored on them. :func:`task_of` makes the right kind.
+    """Labelled data, and the scores of recipes on them. :func:`task_of` makes the right kind.
 
     Args:
-        data: What was read.
-        batch_size: Texts at a time, where the task is called as an evaluator.
+        data: The data.
+        batch_size: Number of texts at a time if the task is called as an evaluator.
 
     Attributes:
-        unit: What the score is an average over, in the plural.
-        prompts: What stands before a text of each role.
+        unit: Items of the score, in the plural.
+        prompts: Prompt of each role.
     """
 
     unit: ClassVar[str]
 
     def __init__(self, data: Any, batch_size: int = 32) -> None:
         super().__init__()
-        self.data = data
-        self.batch_size = batch_size
+        self.data, self.batch_size = data, batch_size
         self.primary_metric = self.scores[0].name
         self.prompts: Mapping[str, str] = getattr(data, "prompts", {})
 
-    @abstractmethod
     def inputs(self) -> list[tuple[Role, list[str]]]:
-        """The texts to embed, each once in its role."""
+        """Return the texts to embed, each once in its role."""
+        return [("", self.data.texts())]
 
     @abstractmethod
     def measure(self, similarity: Any) -> Measured:
-        """What each item gives, (N,), by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
+        """Return the values of the items by a :class:`Similarity`; for retrieval a :class:`Ranker` is enough."""
 
     @property
     @abstractmethod
     def scores(self) -> list[Score]:
-        """What is made of that, the score that decides first."""
+        """The scores, the one that decides first."""
 
     @property
     def column(self) -> Measure:
-        """The score that decides."""
+        """Column of the score that decides."""
         return self.scores[0].column
 
     def prompt(self, role: Role) -> str | None:
-        """What stands before a text."""
+        """Return the prompt of a role."""
         return self.prompts.get(role) or None
 
     def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
-        """What makes each score, by its name in sentence-transformers, the one that decides first."""
+        """Return the items of each score, by its name in sentence-transformers, the one that decides first."""
         return {score.name: score.items(measured) for score in self.scores if score.name}
 
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """The scores of a model, whose own prompts stand before queries and documents."""
+        """Return the scores of a model, with its own prompts of queries and documents."""
         reader: Any = model
         by_role = {"": reader.encode, "query": reader.encode_query, "document": reader.encode_document}
         rows: dict[tuple[Role, str], Tensor] = {}
@@ -222,13 +220,10 @@ class Task(BaseEvaluator):
 
 
 class PairTask(Task):
-    """Graded pairs: the rank correlation of cosines with labels."""
+    """Graded pairs: rank correlation of cosines with labels."""
 
     unit = "labelled pairs"
     data: Pairs
-
-    def inputs(self) -> list[tuple[Role, list[str]]]:
-        return [("", self.data.texts())]
 
     def measure(self, similarity: Similarity) -> Measured:
         return {"cosine": similarity.cosines(self.data.first, self.data.second)}
@@ -245,7 +240,7 @@ class PairTask(Task):
 
 
 class TwoClassesTask(PairTask):
-    """Pairs in two classes: average precision, where the pairs are ordered by their cosines."""
+    """Pairs in two classes: average precision of the pairs in the order of their cosines."""
 
     @property
     def scores(self) -> list[Score]:
@@ -266,13 +261,10 @@ class TwoClassesTask(PairTask):
 
 
 class TripletTask(Task):
-    """Triplets: how often an anchor is nearer to its positive than to its negative."""
+    """Triplets: share of anchors that are nearer to their positive than to their negative."""
 
     unit = "triplets"
     data: Triplets
-
-    def inputs(self) -> list[tuple[Role, list[str]]]:
-        return [("", self.data.texts())]
 
     def measure(self, similarity: Similarity) -> Measured:
         positive = similarity.cosines(self.data.anchors, self.data.positives)
@@ -288,7 +280,7 @@ class TripletTask(Task):
 
 
 class RetrievalTask(Task):
-    """Retrieval: which documents stand first for a query, in the order of their cosines with it."""
+    """Retrieval: nDCG and recall of documents in the order of their cosines with a query."""
 
     unit = "queries"
     data: Retrieval
@@ -328,13 +320,13 @@ class RetrievalTask(Task):
 
 
 class ClassesTask(Task):
-    """Texts in classes: how often the nearest texts tell a text's class.
+    """Texts in classes: accuracy of the class that most of a text's nearest others have.
 
     A text that is alone in its class is never right: no other text has its class. :func:`st_reba.data.tables.read_data`
     leaves such texts out.
 
     Args:
-        data: What was read.
+        data: The data.
         batch_size: As for :class:`Task`.
         neighbours: Number of nearest texts; None: one less than the smallest class has texts, 5 at most.
     """
@@ -347,21 +339,15 @@ class ClassesTask(Task):
         self.neighbours = neighbours or int(np.clip(self.sizes.min() - 1, 1, _NEIGHBOURS))
         super().__init__(data, batch_size)
 
-    def inputs(self) -> list[tuple[Role, list[str]]]:
-        return [("", self.data.texts())]
-
     def measure(self, similarity: Similarity) -> Measured:
-        return {"right": self._right(similarity.unit_vectors(self.data.texts()))}
-
-    def _right(self, vectors: Any) -> Array:
-        """Return shares of the accuracy of the nearest others' classes, (N,): see :func:`accuracy_shares`."""
+        vectors = similarity.unit_vectors(self.data.texts())
         if not self.scorable or not np.isfinite(vectors.sum()):
-            return np.full(len(self.data), np.nan)
+            return {"right": np.full(len(self.data), np.nan)}
         # One more than vote, to take the place of one that is left out.
         count = min(self.neighbours + 1, len(self.data) - 1)
         # Without texts of its own to look for, it takes none for its own neighbour.
         _, nearest = NearestNeighbors(n_neighbors=count, metric="cosine").fit(vectors).kneighbors()
-        return accuracy_shares(self.classes, nearest, min(self.neighbours, count))
+        return {"right": accuracy_shares(self.classes, nearest, min(self.neighbours, count))}
 
     @property
     def scores(self) -> list[Score]:
@@ -414,10 +400,10 @@ def accuracy_shares(classes: ArrayLike, nearest: NDArray[np.int64], count: int) 
 
 
 def task_of(data: Labelled, batch_size: int = 32, neighbours: int | None = None) -> Task:
-    """Return the task that labelled data are.
+    """Return the task of labelled data.
 
     Args:
-        data: What was read.
+        data: The data.
         batch_size: As for :class:`Task`.
         neighbours: As for :class:`ClassesTask`.
 

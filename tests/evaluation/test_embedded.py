@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from st_reba.evaluation.embedded import Embedded, TensorCache, stand_in
-from st_reba.evaluation.evaluator import TabulatedEvaluator
+from st_reba.evaluation.evaluator import Evaluator
 
 WIDTHS = {"narrow": 3, "wide": 12}
 
@@ -109,7 +109,7 @@ def test_what_depends_on_something_else_is_computed(tmp_path):
     assert found.tolist() == [[0, 2, 4], [1, 3, 5]]
 
 
-class Half(TabulatedEvaluator):
+class Half(Evaluator):
     metric = "half"
     file = "halves"
     value = 0.5

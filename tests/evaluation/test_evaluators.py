@@ -140,7 +140,7 @@ def test_the_order_of_the_sentences_does_not_matter(vectors, order):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="no"), '=\'no\': use "error", or "skip"'),
+        (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="no"), "='no': use 'error' or 'skip'"),
         (lambda path: OddOneOutEvaluator([]), "needs at least one question"),
         (
             lambda path: asking([0]).score(np.zeros((2, 4, 3))),
