@@ -171,7 +171,7 @@ def test_topic_after_several_layers(key, roomy):
         run.encode(texts[:3], None, 32)
     # One for what stands before the texts, and one for what follows.
     assert len(forwards) == 2
-    assert run.tokens(3 * texts) == pytest.approx(3 * run.tokens(texts))
+    assert run.tokens(3 * texts) == pytest.approx(3 * run.tokens(texts), rel=0.1)
 
 
 @pytest.mark.parametrize("architecture", EVERY)
