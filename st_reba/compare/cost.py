@@ -18,7 +18,7 @@ from .recipes import ModulePass, Recipes, listed_of, reason_of, tokens
 
 #: Number of texts, at most, that each recipe is timed on, and how often: enough to tell recipes apart within a tenth,
 #: few enough to take a small part of a comparison.
-TIMED_TEXTS = 8
+TIMED_TEXTS = 16
 TIMED_ROUNDS = 2
 #: No second round follows a first one of more seconds: a moment in which something else ran does not show in it.
 TIMED_SECONDS = 5.0

@@ -91,7 +91,7 @@ def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
     assert {tuple(vectors.shape) for vectors in sweep.encode([]).values()} == {(0, 32)}
     texts = [*TEXTS[:3], LONG[1], ""]
     expected = sweep.encode(texts)
-    monkeypatch.setattr(ReBAModule, "TOKENS_PER_THREAD", 300)
+    monkeypatch.setattr(ReBAModule, "CPU_TOKENS", 300)
     for key, found in sweep.encode(texts).items():
         assert relative_error(found, expected[key]) < 1e-5
 
@@ -171,7 +171,7 @@ def test_topic_after_several_layers(key, roomy):
         run.encode(texts[:3], None, 32)
     # One for what stands before the texts, and one for what follows.
     assert len(forwards) == 2
-    assert run.tokens(2 * texts) == pytest.approx(2 * run.tokens(texts))
+    assert run.tokens(3 * texts) == pytest.approx(3 * run.tokens(texts), rel=0.1)
 
 
 @pytest.mark.parametrize("architecture", EVERY)
