@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from .. import modules
+from ..hub import compat
 from ..modules.embedding_transforms import FittedTransform
 from ..moments import Moments, embedding_moments
 from ..progress import reading
@@ -461,7 +462,10 @@ def device_of(backbone: nn.Module) -> str:
 
 def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
     """Return the classical embedding of the same architecture and tokenizer with new random weights."""
-    return modules.CausalTransformer(random_model(backbone.model, seed), tokenizer=backbone.tokenizer)
+    control = modules.CausalTransformer(random_model(backbone.model, seed), tokenizer=backbone.tokenizer)
+    # It truncates as the backbone does.
+    compat.share(backbone, control)
+    return control
 
 
 def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:

@@ -115,7 +115,9 @@ def test_random_weights_are_other_weights_of_the_same_shape_with_a_head_of_their
     """Untied models would else lend a control's filter the head of the checkpoint."""
     backbone = CausalTransformer(backbone_path())
     before = torch.random.get_rng_state()
+    backbone.processing_kwargs = {"text": {"max_length": 3}}
     control, again = random_weights(backbone), random_weights(backbone)
+    assert control.processing_kwargs == backbone.processing_kwargs
     assert torch.equal(torch.random.get_rng_state(), before)
     own, others = backbone.model.state_dict(), control.model.state_dict()
     assert {name: value.shape for name, value in own.items()} == {name: value.shape for name, value in others.items()}
