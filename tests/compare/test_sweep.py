@@ -91,7 +91,7 @@ def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
     assert {tuple(vectors.shape) for vectors in sweep.encode([]).values()} == {(0, 32)}
     texts = [*TEXTS[:3], LONG[1], ""]
     expected = sweep.encode(texts)
-    monkeypatch.setattr(ReBAModule, "CPU_TOKENS", 300)
+    monkeypatch.setattr(ReBAModule, "TOKENS_PER_THREAD", 300)
     for key, found in sweep.encode(texts).items():
         assert relative_error(found, expected[key]) < 1e-5
 
