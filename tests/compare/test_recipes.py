@@ -24,7 +24,7 @@ from st_reba import CausalTransformer, encode_words
 from st_reba.compare import Recipes, TensorCache, compare, cost
 from st_reba.compare.candidates import with_candidates
 from st_reba.compare.recipes import ModulePass, SweepPass, set_aside
-from st_reba.compare.run import TfIdf
+from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
