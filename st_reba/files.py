@@ -70,6 +70,20 @@ def check_free(out: Path, option: str) -> None:
         raise ValueError(f"{out} exists and is not an empty directory: choose another {option}, or remove it.")
 
 
+def acquired(path: Path, message: str) -> FileLock:
+    """Return the lock of a file, acquired.
+
+    Raises:
+        ValueError: With this message, if another process has it.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(message) from None
+    return lock
+
+
 @contextmanager
 def held(out: Path, option: str) -> Iterator[None]:
     """Lock a path by a hidden file next to it.
@@ -82,11 +96,8 @@ def held(out: Path, option: str) -> Iterator[None]:
         ValueError: If another process has locked the path.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out.with_name(f".{out.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(f"{out} is in use: another process is writing it. Wait, or choose another {option}.") from None
+    message = f"{out} is in use: another process is writing it. Wait, or choose another {option}."
+    lock = acquired(out.with_name(f".{out.name}.lock"), message)
     try:
         yield
     finally:

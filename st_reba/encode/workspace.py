@@ -18,10 +18,9 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
 
 from ..data.sources import native_file
-from ..files import atomic_file, remove_scratch
+from ..files import acquired, atomic_file, remove_scratch
 from .destinations import SUCCESS, Destination, Stat, stat
 
 Settings = dict[str, str | int | bool | None]
@@ -64,11 +63,7 @@ class Workspace:
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self._manifest.is_file() or all(path.name.startswith(".") for path in self.path.iterdir())):
             raise ValueError(f"{self.path} is not the folder of a run: remove it, or choose another --out.")
-        lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(f"{self.path} is in use: another process is writing this output.") from None
+        lock = acquired(self.path / ".lock", f"{self.path} is in use: another process is writing this output.")
         try:
             yield
         finally:
