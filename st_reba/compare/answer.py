@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..evaluation.bootstrap import Estimate, Replicated
 from ..evaluation.tasks import Measure
 from ..recipes import find
 from ..text.presets import preset
+from .candidates import classical
 from .results import Result
 from .splits import SPLITS, Splits
 
 #: Embeddings that need no recipe: the names of their results, and what they are.
 WITHOUT = {
-    replace(find("classical"), pooling=pooling).result: what
+    classical(pooling).result: what
     for pooling, what in {
         "mean": "the mean of the last hidden states",
         "last": "the last token's hidden state",

@@ -11,11 +11,16 @@ import numpy as np
 
 from ..modules import TopicModule
 from ..reading.layers import reads_one_layer
-from ..recipes import Recipe
+from ..recipes import Recipe, find
 from ..recipes.rows import CLASSICAL
 
 # Share of the layers after which a recipe is read besides its own end and the layer below.
 _NINE_TENTHS = 0.9
+
+
+def classical(pooling: str) -> Recipe:
+    """Return the classical embedding under a pooling: it needs no recipe, and its time is the unit of cost."""
+    return replace(find("classical"), pooling=pooling)
 
 
 def with_candidates(recipe: Recipe, depth: int) -> list[Recipe]:

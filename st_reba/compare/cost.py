@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from sentence_transformers import SentenceTransformer
 
 from ..evaluation import OddOneOutEvaluator
 from ..modules import CausalModule
-from ..recipes import Recipe, find
+from ..recipes import Recipe
+from .candidates import classical
 from .recipes import ModulePass, Recipes, listed_of, reason_of, tokens
 
 #: Number of texts, at most, that each recipe is timed on, and how often: enough to tell recipes apart within a tenth,
@@ -32,11 +33,6 @@ _MEASURED_SECONDS = 2.0
 _LONG = 600.0
 
 
-def unit_of_cost(pooling: str) -> Recipe:
-    """Return the recipe whose time is the unit of cost under a pooling."""
-    return replace(find("classical"), pooling=pooling)
-
-
 def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) -> dict[str, float]:
     """Return the seconds a text that each recipe takes, run alone, by result: see :func:`costs`.
 
@@ -47,7 +43,7 @@ def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) 
         texts: Texts like those to embed.
         timed: The recipes to time.
     """
-    units = [unit_of_cost(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in timed)]
+    units = [classical(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in timed)]
     on_cpu = recipes.backbone.model.device.type == "cpu"
     batch = timed_batch(texts, TIMED_TEXTS if on_cpu else recipes.batch_size)
     models, counted = {}, {}

@@ -26,15 +26,15 @@ from ..evaluation.tasks import ClassesTask, Measure, Role, Vectors, task_of
 from ..fingerprint import fingerprint_of
 from ..lm.views import depth
 from ..modules import CausalModule, CausalTransformer
-from ..recipes import Recipe, asked_for, find
+from ..recipes import Recipe, asked_for
 from ..recipes.lookup import TF_IDF_RESULT, controls_of, in_language
 from ..recipes.recipe import TF_IDF
 from ..text.presets import language_of
 from .answer import MARGIN, WITHOUT, answer_of, headline, reasons
-from .candidates import in_short, with_candidates
-from .cost import FINALISTS, seconds_of, unit_of_cost
+from .candidates import classical, in_short, with_candidates
+from .cost import FINALISTS, seconds_of
 from .crossfit import CrossFit, CrossFitted
-from .recipes import Recipes, listed_of
+from .recipes import Recipes, grouped, listed_of
 from .results import Comparison, Result, SavedReplicates
 from .splits import Splits
 from .tf_idf import TfIdf
@@ -86,7 +86,7 @@ def compare(
     table.add(recipes)
     senses = {} if words is None else _senses(recipes, words)
     built = {name: candidates[table.rows[name].built] for name, candidates in table.recipes.items()}
-    spent = seconds_of(recipes, texts_of(splits.data), list(built.values()))
+    spent = seconds_of(recipes, [text for _, texts in table.inputs for text in texts], list(built.values()))
     seconds = spent | {name: spent[own.result] for name, own in built.items() if own.result in spent}
     if random and (last := table.finalists()):
         with recipes.on_random_weights([built[name].result for name in last]) as untrained:
@@ -107,7 +107,7 @@ def prepared(
         fits_own: Whether filters are fitted on the data's own texts, where these are enough.
         **settings: As for :class:`.recipes.Recipes`.
     """
-    plain = [replace(recipe, pooling=pooling) for recipe in [find("classical")] for pooling in ("mean", "last")]
+    plain = [classical(pooling) for pooling in ("mean", "last")]
     every = list({recipe.result: recipe for recipe in [*plain, *recipes]}.values())
     if splits.chooses:
         layers = depth(backbone.model)
@@ -138,6 +138,7 @@ class _Table:
     Attributes:
         rows: Cross-fitted scores, by result.
         recipes: Candidates of each recipe, the recipe as it is first, by result.
+        inputs: Texts to embed, by the prompt before them.
     """
 
     def __init__(self, recipes: Recipes, splits: Splits) -> None:
@@ -150,6 +151,8 @@ class _Table:
         self.task = self.tasks[-1]
         self.score = self.task.scores[0]
         self.fit = CrossFit(splits, self.score.kind, self.score.labels)
+        self.inputs = inputs_of(splits.data)
+        self._places = {prompt: {text: place for place, text in enumerate(texts)} for prompt, texts in self.inputs}
         self.rows: dict[str, CrossFitted] = {}
         self.recipes: dict[str, list[Recipe]] = {}
 
@@ -161,10 +164,9 @@ class _Table:
 
     def add(self, recipes: Recipes) -> None:
         """Embed the texts with some recipes, and score these."""
-        inputs = inputs_of(self.splits.data)
-        for prompt, texts in inputs:
+        for prompt, texts in self.inputs:
             recipes.add(texts, prompt)
-        places = {prompt: {text: place for place, text in enumerate(texts)} for prompt, texts in inputs}
+        places = self._places
 
         def measured(key: str, fitted: int, half: int) -> Array:
             matrices: dict[str | None, Tensor] = {}
@@ -177,11 +179,8 @@ class _Table:
 
             return self.tasks[half].measure(Vectors(look_up))[self.score.of]
 
-        candidates: dict[str, list[Recipe]] = {}
-        for recipe in recipes.all:
-            candidates.setdefault(recipe.candidate_of or recipe.result, []).append(recipe)
-        for name, own in candidates.items():
-            keys = [recipe.result for recipe in own]
+        for own in grouped(recipes.all, lambda recipe: recipe.candidate_of or recipe.result):
+            name, keys = own[0].result, [recipe.result for recipe in own]
 
             def values(fitted: int, half: int, keys: Sequence[str] = keys) -> Array:
                 return np.stack([measured(key, fitted, half) for key in keys])
@@ -198,10 +197,8 @@ class _Table:
         drawn = {name: row.drawn for name, row in self.rows.items()}
         return Replicated(scores, drawn, self.score.kind, len(self.splits.data), own, self.splits.sure)
 
-    @property
-    def estimates(self) -> dict[str, Estimate]:
-        """Score and interval of each row."""
-        replicated = self.replicated
+    def estimates(self, replicated: Replicated) -> dict[str, Estimate]:
+        """Return the score and the interval of each row, of :attr:`replicated`."""
         found = {name: Estimate(np.nan, np.nan, np.nan) for name in self.rows} | replicated.estimates()
         for name in WITHOUT:
             if name in found and replicated.best is not None:
@@ -221,7 +218,8 @@ class _Table:
 
 def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str, Array], margin: float) -> Comparison:
     recipes, splits, task = table.first, table.splits, table.task
-    columns = [(table.score.column, table.estimates)]
+    replicated = table.replicated
+    columns = [(table.score.column, table.estimates(replicated))]
     if senses:
         beside = [name for name in senses if table.recipes[name][0].control]
         columns.append((_word_sense(senses), bootstrap.estimate(bootstrap.mean(senses), controls=beside)))
@@ -233,13 +231,11 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
     if TF_IDF_RESULT in table.rows:
         own, called = scores[TF_IDF_RESULT], "tf-idf, without any model"
         results.insert(0, Result(TF_IDF, "mean", True, own, says=TF_IDF_SAYS, called=called))
-    replicated = table.replicated
     answer = answer_of(results, table.score.column, replicated, margin)
     if answer is None:
         line, why = f"There is no answer: {_why_none(table)}", []
     else:
         line, why = headline(answer, task.column), reasons(answer, task.column, splits, len(replicated.own))
-    inputs = inputs_of(splits.data)
     return Comparison(
         model="",
         data="",
@@ -247,7 +243,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
         results=results,
         verdict=[*why, *splits.notes],
         skipped=recipes.skipped,
-        lengths=[length for _, own in inputs for length in recipes.lengths(sorted(own, key=len, reverse=True))],
+        lengths=[length for _, own in table.inputs for length in recipes.lengths(sorted(own, key=len, reverse=True))],
         settings=_settings(table),
         versions={
             "python": platform.python_version(),
@@ -264,7 +260,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
 def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapping[str, float]) -> Result:
     recipe, row = table.recipes[name][0], table.rows[name]
     built, spent = table.recipes[name][row.built], seconds.get(name)
-    unit = seconds.get(unit_of_cost(recipe.pooling).result)
+    unit = seconds.get(classical(recipe.pooling).result)
     halves = Counter(in_short(table.recipes[name][place]) or "as it is" for place in row.chosen)
     return Result(
         recipe=recipe.name,

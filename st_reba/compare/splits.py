@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ class Splits:
             return [(0, 0)]
         return [(half, half ^ 1) for half in range(len(self.halves))]
 
-    @property
+    @cached_property
     def fit_on(self) -> list[tuple[str, ...]]:
         """Texts of the choosing half of each direction, and of all items; empty where they are too few."""
         parts = [self.data.part(self.halves[choosing].tolist()) for choosing, _ in self.directions]

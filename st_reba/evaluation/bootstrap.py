@@ -324,7 +324,7 @@ class Replicated:
     ) -> None:
         self.names = [name for name, score in scores.items() if not np.isnan(score)]
         self.scores = np.array([scores[name] for name in self.names])
-        self.kind, self.count = kind, count
+        self.count, self._is_correlation = count, kind in ("spearman", "pearson")
         self.own = [place for place, name in enumerate(self.names) if own is None or name in own]
         self.best = self.names[max(self.own, key=lambda place: self.scores[place])] if self.own else None
         rows = np.stack([drawn[name] for name in self.names]) if self.names else np.empty((0, 0))
@@ -337,15 +337,12 @@ class Replicated:
         return name in self._place
 
     @cached_property
-    def _centred(self) -> Array:
-        return self.drawn - self.drawn.mean(axis=1, keepdims=True)
-
-    @cached_property
     def excess(self) -> float:
         """Amount by which the best of a replicate exceeds its own score, on average over replicates."""
         if not self.sure or not self.own:
             return 0.0
-        centred = self._centred[self.own]
+        drawn = self.drawn[self.own]
+        centred = drawn - drawn.mean(axis=1, keepdims=True)
         best = (self.scores[self.own][:, None] + centred).argmax(axis=0)
         return float(np.take_along_axis(centred, best[None], axis=0).mean())
 
@@ -378,7 +375,7 @@ class Replicated:
             centre[self._place[self.best]] -= excess
         drawn = self._transformed(self.drawn)
         width = half_widths(drawn)
-        if self.kind not in ("spearman", "pearson"):
+        if not self._is_correlation:
             # Replicates of items that are all right do not differ.
             wrong = self.count * np.clip(np.minimum(centre, 1 - centre), 0, None)
             width = np.maximum(width, _AT_AN_END * np.sqrt(0.5 / (wrong + 0.5)))
@@ -386,12 +383,12 @@ class Replicated:
         return self._back(middle - width), self._back(middle + width)
 
     def _transformed(self, values: Array) -> Array:
-        if self.kind in ("spearman", "pearson"):
+        if self._is_correlation:
             return np.arctanh(np.clip(values, -0.999999, 0.999999))
         return np.asarray(logit((np.clip(values, 0, 1) * self.count + 0.5) / (self.count + 1)))
 
     def _back(self, values: Array) -> Array:
-        if self.kind in ("spearman", "pearson"):
+        if self._is_correlation:
             return np.tanh(values)
         return np.asarray(np.clip((expit(values) * (self.count + 1) - 0.5) / self.count, 0, 1))
 
@@ -413,19 +410,19 @@ class Replicated:
         """Return whether a row of ``own`` cannot be told from the best: at once for all pairs of rows."""
         if self.best is None or name == self.best or not self.sure:
             return True
-        return self.difference(self.best, name) <= self._told * self._between(self.best, name)
+        return self.difference(self.best, name) <= self._critical_value * self._between(self.best, name)
 
     def within(self, name: str, margin: float) -> bool:
         """Return whether a row of ``own`` is surely less than ``margin`` behind the best: at once for all pairs."""
         if self.best is None or not self.sure:
             return False
-        return self.difference(self.best, name) + self._told * self._between(self.best, name) < margin
+        return self.difference(self.best, name) + self._critical_value * self._between(self.best, name) < margin
 
     def _between(self, first: str, second: str) -> float:
         return float((self.drawn[self._place[first]] - self.drawn[self._place[second]]).std())
 
     @cached_property
-    def _told(self) -> float:
+    def _critical_value(self) -> float:
         """Critical value of the differences between all pairs of ``own``."""
         drawn = self.drawn[self.own]
         largest = np.zeros(drawn.shape[1])
