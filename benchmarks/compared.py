@@ -108,7 +108,7 @@ def row(found: Comparison) -> records.Record:
         if least:
             name = min(least, key=lambda name: ahead[name] - least[name])
             shown |= {
-                field: results[name].in_words, f"{field}_score": round(scores[name], 4),
+                field: name, f"{field}_score": round(scores[name], 4),
                 f"{field}_ahead": round(ahead[name], 4), f"{field}_low": round(ahead[name] - least[name], 4),
                 f"{field}_high": round(ahead[name] + least[name], 4),
             }  # fmt: skip

@@ -230,13 +230,13 @@ def repetition(path: str, given: argparse.Namespace) -> Iterator[Record]:
 def recipes(path: str, given: argparse.Namespace) -> Iterator[Record]:
     """Yield each recipe's time over the classical embedding's, each run alone, as a user would run it."""
     backbone, runs = CausalTransformer(path, model_kwargs={"dtype": given.dtype}).eval(), {}
-    for recipe in (each for each in default_recipes(3) if each.part == each.row.around):
+    for recipe in (each for each in default_recipes(3) if each.post_processor == each.row.post_processor):
         try:
             model = recipe.model(backbone, filtered=False)
         except ValueError as error:
             print(f"{recipe.name} is left out: {error}")
             continue
-        runs[f"{recipe.method}, {recipe.pooling}"] = timed(encoding(model, given.batch))
+        runs[f"{recipe.row.name}, {recipe.pooling}"] = timed(encoding(model, given.batch))
     batches = [timed_batch(demo_sentences("en"), min(given.batch, TIMED_TEXTS))]
     for run in runs.values():
         run(batches[-1][:2])

@@ -143,7 +143,7 @@ def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Name
     """Yield the rows of a recipe, on the sets of a language."""
     model, row = MODELS[MODEL[language]], find(key).row
     row = row.in_chinese() if language == "zh" else row
-    part = row.around
+    part = row.post_processor
     assert part is not None, f"{key} is fitted on nothing."
 
     @cache

@@ -21,7 +21,7 @@ import picture
 from blocks import BLOCKS, Block, Results
 from records import RESULTS, ROOT, RecordsError, shown
 from st_reba.recipes import every_row, rows
-from st_reba.recipes.rows import IN_BRIEF, PARTS
+from st_reba.recipes.rows import IN_BRIEF, POST_PROCESSORS
 from st_reba_cli.options import NAMES
 
 
@@ -73,15 +73,15 @@ def known_names() -> str:
     made = {
         "recipes": {
             row.key: {
-                "description": row.says,
+                "description": row.description,
                 "in_brief": IN_BRIEF.get(row.key, ""),
                 "cost": row.cost,
-                "fitted": bool(row.around),
+                "fitted": bool(row.post_processor),
                 "tried": bool(row.tried),
             }
             for row in (*every_row(), rows.BAG)
         },
-        "filters": {part.key: part.says for part in PARTS.values()},
+        "filters": {part.key: part.description for part in POST_PROCESSORS.values()},
     }
     return json.dumps(made, indent=1) + "\n"
 

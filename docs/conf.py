@@ -41,7 +41,7 @@ class Recipes(SphinxDirective):
         lines = ["| recipe | `--recipe` | pooling | what is read | passes |", "|---|---|---|---|---|"]
         for row in every_row():
             page = f"[{row.name}](./methods/{row.page}.md)"
-            lines.append(f"| {page} | `{row.key}` | {', '.join(row.poolings)} | {row.says} | {row.cost} |")
+            lines.append(f"| {page} | `{row.key}` | {', '.join(row.poolings)} | {row.description} | {row.cost} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
 

@@ -139,7 +139,7 @@ def check_pooling(recipe: Recipe, mode: str, given: str) -> None:
         ValueError: If it does not.
     """
     fitting = [mode_of(pooling) for pooling in recipe.poolings]
-    if recipe.part is not None and len(fitting) == 1 and mode not in fitting:
+    if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:
         raise ValueError(f"{given}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
@@ -154,4 +154,4 @@ def note_recipe(model: Any, recipe: Recipe, settings: Mapping[str, Any]) -> None
     row = matching(recipe.row.module, {**recipe.row.settings, **own})
     if row is not None:
         named = replace(recipe, row=row)
-        add_recipe(model, named.name, named.key, named.says, row.citation)
+        add_recipe(model, named.name, named.key, named.description, row.citation)

@@ -129,7 +129,8 @@ def build(
         return load(kind, model, dtype, "cpu", max_seq_length, **arguments)
 
     def print_fitting() -> None:
-        what = f"the filter, {chosen.part.name}," if chosen.part else f"the projection to {dimensions} dimensions"
+        own = chosen.post_processor
+        what = f"the filter, {own.name}," if own else f"the projection to {dimensions} dimensions"
         say_fitted(what, len(chosen.fitted_on), fit_texts)
 
     if not rerank:
@@ -183,7 +184,7 @@ def _sparse_settings(chosen: Recipe) -> dict[str, Any]:
     from st_reba.modules import CausalTransformer
 
     prompted = chosen.row.module is CausalTransformer and chosen.row.poolings == ("last",)
-    if not prompted or chosen.part or chosen.layer is not None:
+    if not prompted or chosen.post_processor or chosen.layer is not None:
         raise ValueError(
             f"--sparse with {chosen.key}: words are predicted at the end of a prompt, after the last layer. Give a "
             f"recipe with a prompt, such as {SPARSE} or prompteol."
@@ -206,10 +207,10 @@ def _checked_pooling(chosen: Recipe, pooling: str | None, template: str | None, 
     mode = POOLINGS.get(pooling or chosen.pooling, pooling or "")
     if not multi_vector:
         check_pooling(chosen, mode, f"--pooling {mode}")
-    elif chosen.part is not None:
+    elif chosen.post_processor is not None:
         raise ValueError(
-            f"--multi-vector: {chosen.part.name} is a filter of pooled vectors, and nothing is pooled. Give "
-            f"{chosen.row.key if chosen.row.around is None else 'another recipe, such as echo-2'}."
+            f"--multi-vector: {chosen.post_processor.name} is a filter of pooled vectors, and nothing is pooled. Give "
+            f"{chosen.row.key if chosen.row.post_processor is None else 'another recipe, such as echo-2'}."
         )
     elif not chosen.row.words:
         keys = ", ".join(row.key for row in every_row() if row.words)
@@ -235,7 +236,7 @@ def _with_shares(chosen: Recipe, shares: str | None) -> Recipe:
             f"--shares {shares!r}: {chosen.name} has {parts} part{'s' * (parts > 1)}. Give a number above 0 for each "
             "of several parts, separated by commas, or leave --shares out."
         )
-    return replace(chosen, shares=tuple(weight / sum(weights) for weight in weights))
+    return replace(chosen, part_weights=tuple(weight / sum(weights) for weight in weights))
 
 
 def _with_texts(

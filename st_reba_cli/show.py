@@ -126,7 +126,7 @@ def show_changes(new: Comparison, old: Comparison, to: Console = console) -> Non
         ValueError: If the two have nothing in common.
     """
     found = side_by_side(new, old)
-    first, *more = found.says
+    first, *more = found.sentences
     to.print()
     to.print(Text(first, style="bold"), soft_wrap=not to.is_terminal)
     to.print(Text(f"{new.model} on {new.data}; before: {old.model} on {old.data}, {old.date}", style="italic"))
@@ -162,7 +162,7 @@ def _table(found: Comparison) -> Table:
     shown = rows(found)
     for row, following in zip(shown, [*shown, None][1:], strict=True):
         result = row.result
-        label = f"{_ADVISED}{result.label}" if result.name == found.use else result.label
+        label = f"{_ADVISED * (result.name == found.use)}{result.recipe}"
         cells: list[str | Text] = [label, result.pooling]
         for number, (task, cell) in enumerate(zip(tasks, row.cells, strict=False)):
             cells.append(_cell(task, cell, with_interval=number == 0))

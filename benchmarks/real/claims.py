@@ -18,7 +18,8 @@ from .scores import Pairs, Row, word_readings
 def read(key: str, pooling: str = "") -> Variant:
     """Return a row of the recipes at its own end, under a pooling; its usual one if empty."""
     recipe = find(key)
-    return Variant(recipe.method, pooling or recipe.pooling, filter="" if recipe.part is None else recipe.part.name)
+    own = recipe.post_processor
+    return Variant(recipe.row.name, pooling or recipe.pooling, filter="" if own is None else own.name)
 
 
 CLASSICAL, LAST = read("classical", "mean"), read("classical", "last")

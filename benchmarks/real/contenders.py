@@ -51,7 +51,7 @@ def bm25(queries: Sequence[str], documents: Sequence[str], language: str, count:
 def recipe(key: str) -> tuple[Key, Make]:
     """Return a recipe, which asks in the language of the documents."""
     own = find(key)
-    name = (own.method, own.pooling, "" if own.part is None else own.part.name)
+    name = (own.row.name, own.pooling, "" if own.post_processor is None else own.post_processor.name)
     return name, lambda backbone, documents: build(backbone, key, documents)
 
 

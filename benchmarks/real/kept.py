@@ -19,7 +19,7 @@ from st_reba.modules import CausalModule, EmbeddingFilter
 from st_reba.moments import Moments
 from st_reba.reading.words import encode_words
 from st_reba.recipes import Row, find
-from st_reba.recipes.rows import IDF, PARTS, SUM
+from st_reba.recipes.rows import IDF, POST_PROCESSORS, SUM
 
 from .sets import LISTS, WORD_LISTS, Sets
 
@@ -135,21 +135,23 @@ def behind(name: str, vectors: Tensor, fit: Tensor, shares: Sequence[float]) -> 
     """Return vectors behind a filter that is fitted on others."""
     if not name:
         return vectors
-    moments = Moments(fit.shape[1], covariance=PARTS[name].needs_covariance)
+    moments = Moments(fit.shape[1], covariance=POST_PROCESSORS[name].needs_covariance)
     moments.add(fit)
-    mapped: Tensor = PARTS[name].from_moments(moments, shares)({"sentence_embedding": vectors})["sentence_embedding"]
+    mapped: Tensor = POST_PROCESSORS[name].from_moments(moments, shares)({"sentence_embedding": vectors})[
+        "sentence_embedding"
+    ]
     return mapped
 
 
 def behind_filters(own: Array, fit: Array, row: Row | None, tokens: CausalModule) -> Iterator[tuple[str, Array]]:
     """Yield vectors as they are and behind each filter, fitted on others; some recipes have a filter of their own."""
-    names: Sequence[str] = ("", *(name for name in PARTS if name not in (IDF, SUM)))
+    names: Sequence[str] = ("", *(name for name in POST_PROCESSORS if name not in (IDF, SUM)))
     shares = CausalModule.part_weights
-    if row is not None and row.around is not None:
-        names, shares = (row.around.name,), row.build(tokens).part_weights
+    if row is not None and row.post_processor is not None:
+        names, shares = (row.post_processor.name,), row.build(tokens).part_weights
     vectors, seen = torch.from_numpy(own), torch.from_numpy(fit)
     for name in names:
-        if not name or PARTS[name].fitted:
+        if not name or POST_PROCESSORS[name].fitted:
             yield name, behind(name, vectors, seen, shares).numpy()
         elif row is not None:
             with torch.inference_mode():

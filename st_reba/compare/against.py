@@ -38,13 +38,13 @@ class SideBySide:
         task: Task that decides in the newer one.
         changes: Differences of all recipes and controls that both have, in the newer one's order.
         paired: Whether the differences are of the same items.
-        says: Sentences: whether anything changed, how the intervals were made, and both answers.
+        sentences: Sentences: whether anything changed, how the intervals were made, and both answers.
     """
 
     task: Measure
     changes: list[Difference]
     paired: bool
-    says: list[str]
+    sentences: list[str]
 
 
 def side_by_side(new: Comparison, old: Comparison) -> SideBySide:

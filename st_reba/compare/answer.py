@@ -104,9 +104,14 @@ def answer_of(
     )
 
 
+def _in_brackets(result: Result) -> str:
+    """Return the name of a recipe with the pooling in brackets."""
+    return f"{result.recipe} ({'last token' if result.pooling == 'last' else result.pooling})"
+
+
 def headline(answer: Answer, column: Measure) -> str:
     """Return the answer in one line."""
-    best, score = answer.best.in_line, column.show(answer.score.best_guess)
+    best, score = _in_brackets(answer.best), column.show(answer.score.best_guess)
     if answer.plain is None:
         return f"The best is {best}: {score}. Nothing without a recipe was compared."
     plain = column.show(answer.plain.scores[column.name].value)
@@ -115,7 +120,7 @@ def headline(answer: Answer, column: Measure) -> str:
     but = ""
     if answer.others:
         control = answer.others[0]
-        but = f", but not surely ahead of {control.in_words} ({column.show(control.scores[column.name].value)})"
+        but = f", but not surely ahead of the control {control.name} ({column.show(control.scores[column.name].value)})"
     return f"Use {best}: {score}, against {plain} without a recipe{but}."
 
 
@@ -128,7 +133,7 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
         splits: Of the data.
         recipes: Number of recipes of which it is the best.
     """
-    best, score = answer.best.in_line, answer.score
+    best, score = _in_brackets(answer.best), answer.score
     shown = f"{column.show(score.best_guess)} {column.show_interval(score)}".rstrip()
     before = f", {column.show(score.value)} before the correction for being the best of {recipes} recipes"
     found = [f"{best}: {shown}{'' if column.show(score.value) == column.show(score.best_guess) else before}."]
@@ -146,13 +151,13 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
     elif not answer.others:
         found.append("It is surely ahead of every control.")
     else:
-        first, *more = [control.in_words for control in answer.others]
+        first, *more = [control.name for control in answer.others]
         nor = f", nor of {len(more)} other control{'s' * (len(more) > 1)}" if more else ""
-        found.append(f"It is not surely ahead of {first}{nor}.")
+        found.append(f"It is not surely ahead of the control {first}{nor}.")
     if answer.cheaper is not None and answer.cheaper.cost and answer.best.cost:
         share = 100 * answer.cheaper.cost / answer.best.cost
         found.append(
-            f"{answer.cheaper.in_line} is as good: it takes {share:.0f}% of the time and is surely less than "
+            f"{_in_brackets(answer.cheaper)} is as good: it takes {share:.0f}% of the time and is surely less than "
             f"{column.show(answer.margin)} behind."
         )
     if not math.isnan(answer.least):
@@ -177,7 +182,7 @@ def build_command(
         fit_texts: Options that name the texts to fit on, ``--fit-texts`` first; likewise. None: none.
         prompts: Prompts of queries and documents.
     """
-    recipe, texts = find(result.spec), fit_texts or {}
+    recipe, texts, weights = find(result.spec), fit_texts or {}, result.part_weights
     fits = recipe.fitted and texts.get("--fit-texts") is not None
     # The presets of a template are kept away by empty prompts.
     roles = dict.fromkeys(dict(preset(recipe.row.settings.get("template", "")).prompts), "") | dict(prompts or {})
@@ -186,7 +191,7 @@ def build_command(
         "--recipe": result.spec,
         "--pooling": None if result.pooling == recipe.pooling else result.pooling,
         "--template": result.template or None,
-        "--shares": ",".join(f"{share / min(result.shares):g}" for share in result.shares) or None,
+        "--shares": ",".join(f"{weight / min(weights):g}" for weight in weights) or None,
         **(texts if fits else {}),
         # Else the script of the texts would choose.
         "--prompt-language": "en" if fits and recipe.row.chinese and not result.template else None,

@@ -42,14 +42,14 @@ def with_candidates(recipe: Recipe, depth: int) -> list[Recipe]:
         below = dict.fromkeys((end - 1, round(_NINE_TENTHS * depth)))
         layers += [layer for layer in below if 0 < layer < end]
     return [
-        replace(recipe, layer=layer, wording=wording, shares=shares, candidate_of=recipe.result)
+        replace(recipe, layer=layer, wording=wording, part_weights=weights, candidate_of=recipe.result)
         for layer in layers
         for wording in (None, *row.wordings)
-        for shares in ((), *_shares(row.parts))
+        for weights in ((), *_part_weights(row.parts))
     ]
 
 
-def _shares(parts: int) -> list[tuple[float, ...]]:
+def _part_weights(parts: int) -> list[tuple[float, ...]]:
     """Return a coarse grid of weights of P parts: each in turn counts twice as much as each of the others."""
     weights = np.ones((parts, parts)) + np.eye(parts)
     return [tuple((own / own.sum()).tolist()) for own in weights] if parts > 1 else []
@@ -60,5 +60,5 @@ def in_short(recipe: Recipe) -> str:
     layer = "" if recipe.layer is None else f"@{recipe.layer}"
     wording = "" if recipe.wording is None else recipe.wording.name
     # The part that counts twice.
-    part = f"part {1 + int(np.argmax(recipe.shares))} twice" if recipe.shares else ""
+    part = f"part {1 + int(np.argmax(recipe.part_weights))} twice" if recipe.part_weights else ""
     return " ".join(filter(None, (layer, wording, part)))

@@ -33,7 +33,7 @@ from ..modules.vectors import TokenVectors
 from ..moments import Moments
 from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, tokens_of
-from ..recipes import Part, Recipe, default_recipes, random_weights
+from ..recipes import PostProcessor, Recipe, default_recipes, random_weights
 from ..recipes.lookup import bags_of_input_embeddings
 from ..recipes.recipe import POOLINGS, device_of, mode_of
 from ..text.layout import Layout
@@ -68,14 +68,20 @@ def reason_of(error: Exception) -> str:
     return first if first and isinstance(error, ValueError) else f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
+def unprocessed(recipe: Recipe) -> Recipe:
+    """Return a recipe without filter and weights."""
+    return replace(recipe, post_processor=None, part_weights=(), random=False)
+
+
 def reading(recipe: Recipe) -> str:
     """Return the name of a recipe's vectors among those of its pass, before its filter."""
-    return f"{recipe.method}|{recipe.pooling}"
+    return unprocessed(recipe).result
 
 
 def variant(recipe: Recipe) -> str:
     """Return the name of a recipe's vectors among those of all passes, before its filter."""
-    return f"{reading(recipe)}|{'' if recipe.part is None or not recipe.weighs_tokens else recipe.part.key}"
+    own = recipe.post_processor
+    return f"{reading(recipe)}|{'' if own is None or not own.weighs_tokens else own.key}"
 
 
 def listed_of(recipes: Iterable[Recipe]) -> list[Recipe]:
@@ -151,8 +157,8 @@ class ModulePass:
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
         """Return the vectors of each recipe before its filter, by :func:`reading`."""
-        names = [f"{self.recipes[0].method}|{pooling}" for pooling in self.poolings]
-        return self._encoded(names, texts, prompt, batch_size)
+        names = {recipe.pooling: reading(recipe) for recipe in self.recipes}
+        return self._encoded([names[pooling] for pooling in self.poolings], texts, prompt, batch_size)
 
     def _encoded(self, names: Sequence[str], texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
         vectors = self.model.encode(
@@ -234,7 +240,7 @@ class SweepPass(ModulePass):
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
         found = self.sweep.encode(texts, prompt, batch_size)
-        return {reading(recipe): found[recipe.method, POOLINGS[recipe.pooling]] for recipe in self.recipes}
+        return {reading(recipe): found[unprocessed(recipe).name, POOLINGS[recipe.pooling]] for recipe in self.recipes}
 
 
 def passes_of(recipes: Sequence[Recipe]) -> list[tuple[type[ModulePass], list[Recipe]]]:
@@ -248,7 +254,7 @@ def passes_of(recipes: Sequence[Recipe]) -> list[tuple[type[ModulePass], list[Re
         row = recipe.row
         several = len(readings[row.key]) > 1
         if recipe.weighs_tokens:
-            return ModulePass, (recipe.method, recipe.fit_texts)
+            return ModulePass, (unprocessed(recipe).name, recipe.fit_texts)
         # A sweep reads Echo after other layers, too.
         if sweeps and row.module is EchoModule and row.copies is not None:
             return SweepPass, None
@@ -257,7 +263,7 @@ def passes_of(recipes: Sequence[Recipe]) -> list[tuple[type[ModulePass], list[Re
             return LayersPass, row.key
         if several and row.module is TopicModule:
             return TopicPass, (row.key, recipe.wording, recipe.pooling)
-        return (ModulePass, (recipe.method, None)) if recipe.copies is None else (SweepPass, None)
+        return (ModulePass, (unprocessed(recipe).name, None)) if recipe.copies is None else (SweepPass, None)
 
     return [(kind(own[0])[0], own) for own in grouped(recipes, kind)]
 
@@ -480,7 +486,7 @@ class Recipes:
 
     def _apart(self, recipes: list[Recipe], kind: type[ModulePass], reason: str) -> list[ModulePass]:
         """Return passes of fewer recipes in place of one that failed; a recipe that failed alone is left out."""
-        parts = grouped(recipes, reading if kind is ModulePass else lambda recipe: recipe.method)
+        parts = grouped(recipes, reading if kind is ModulePass else lambda recipe: unprocessed(recipe).name)
         if kind is ModulePass and len(parts) < 2:
             self._leave_out(recipes, reason)
             return []
@@ -537,7 +543,7 @@ class Recipes:
 
     def _sets(self, recipe: Recipe) -> list[tuple[str, ...]]:
         """Return the sets of texts that the filter of a recipe is fitted on."""
-        part = cast(Part, recipe.filter)
+        part = cast(PostProcessor, recipe.filter)
         return [part.drawn(own) for own in ([recipe.fit_texts] if recipe.fit_texts else self.fit_on)]
 
     def _place(self, recipe: Recipe, fitted_on: int) -> int:
@@ -554,9 +560,9 @@ class Recipes:
         key = (part, variant(recipe), bool(recipe.fit_texts), place) if part.fitted else part
         if key not in self._filters:
             self._filters[key] = self._made(recipe, part, place)
-        return with_shares(self._filters[key], recipe.shares)
+        return with_part_weights(self._filters[key], recipe.part_weights)
 
-    def _made(self, recipe: Recipe, part: Part, place: int) -> nn.Module:
+    def _made(self, recipe: Recipe, part: PostProcessor, place: int) -> nn.Module:
         if not part.fitted:
             return part.made(self.modules.model(self.modules.pipeline(recipe)), ())
         name, texts, source = variant(recipe), self._sets(recipe)[place], self._embedded
@@ -584,12 +590,12 @@ class Recipes:
         return found
 
 
-def with_shares(module: nn.Module, shares: Sequence[float]) -> nn.Module:
+def with_part_weights(module: nn.Module, part_weights: Sequence[float]) -> nn.Module:
     """Return a fitted filter with other weights of its parts; with its own if there are none."""
-    if not shares:
+    if not part_weights:
         return module
     found = copy.copy(module)
-    found.shares = check_part_weights(shares)  # type: ignore[assignment]
+    found.shares = check_part_weights(part_weights)  # type: ignore[assignment]
     return found
 
 

@@ -50,14 +50,14 @@ def write_csv(comparison: Comparison, path: Path) -> None:
     """Write one line a result, unrounded; an unknown value is empty.
 
     The columns are recipe, pooling, control, corrected (of the best on the first task); of each task the value, low,
-    high, tied, and the value on random weights; texts_per_second, cost, same_as, read_at.
+    high, tied, and the value on random weights; texts_per_second, cost, read_at.
     """
     header = ["recipe", "pooling", "control", "corrected"]
     for task in comparison.tasks:
         header += [task.name, *(f"{task.name} {part}" for part in ("low", "high", "tied", "random"))]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*header, "texts_per_second", "cost", "same_as", "read_at"])
+        writer.writerow([*header, "texts_per_second", "cost", "read_at"])
         for row in rows(comparison):
             result, first = row.result, row.cells[0]
             corrected = None if first is None else first.score.corrected
@@ -66,7 +66,7 @@ def write_csv(comparison: Comparison, path: Path) -> None:
                 score = None if cell is None else cell.score
                 line += [None] * 4 if score is None else [score.value, score.low, score.high, score.tied]
                 line.append(None if cell is None or cell.random is None else cell.random.value)
-            line += [result.sentences_per_second, result.cost, "; ".join(result.same_as), result.read_at]
+            line += [result.sentences_per_second, result.cost, result.read_at]
             writer.writerow(line)
 
 
@@ -85,18 +85,19 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
         ValueError: If no recipe has a score, or ``out`` holds something.
     """
     best = comparison.choice()
-    built = (best.name, best.spec, best.template, best.shares)
+    built = (best.name, best.spec, best.template, best.part_weights)
     recipe = next(
         own
         for own in recipes.all
-        if built == (own.candidate_of or own.result, own.key, own.wording.template if own.wording else "", own.shares)
+        if built
+        == (own.candidate_of or own.result, own.key, own.wording.template if own.wording else "", own.part_weights)
     )
     # The build command fits on the same texts.
     fitted = replace(recipe, fit_texts=recipe.fit_texts or recipes.fit_on[-1]) if recipe.fitted else recipe
     parts = list(fitted.model(recipes.backbone).children())
     device = device_of(recipes.backbone)
     model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
-    card.add_recipe(model, recipe.name, recipe.key, recipe.says, recipe.row.citation)
+    card.add_recipe(model, recipe.name, recipe.key, recipe.description, recipe.row.citation)
     controls = {control.name for control in best.controls}
     table = []
     for row in rows(comparison, [best, *(other for other in comparison.results if other.name in controls)]):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -16,7 +16,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from ..evaluation.bootstrap import Estimate
 from ..evaluation.tasks import Measure
 from ..files import atomic_file
-from ..recipes import Control
 from ..version import __version__
 
 #: Mark of a score that cannot be told from the best.
@@ -53,6 +52,19 @@ def _nan_in(score: object) -> object:
 
 
 @dataclass(frozen=True)
+class Control:
+    """Control that a recipe is compared with.
+
+    Attributes:
+        kind: Its kind.
+        name: Name of its result.
+    """
+
+    kind: Literal["tf-idf", "bag", "filtered bag", "random"]
+    name: str
+
+
+@dataclass(frozen=True)
 class Result:
     """Result of one recipe or control.
 
@@ -64,14 +76,12 @@ class Result:
         sentences_per_second: Texts that it embeds a second, run alone; in processor time on a CPU, else (and on
             Windows) by the clock. None if it was not timed.
         cost: Time as a multiple of the classical embedding's under the same pooling; None if it was not timed.
-        same_as: Other recipes that are equal to it under this pooling, by definition.
         spec: Recipe as ``st-reba build --recipe`` takes it; empty if there is none.
-        says: Sentence that describes the recipe; may be empty.
-        called: Name in a sentence about other recipes; empty: :attr:`name`.
+        description: Sentence that describes the recipe; may be empty.
         controls: Controls of this recipe.
         read_at: Settings that all items choose: layer, words, weights of parts; empty: the recipe as it is.
         template: Prompt that all items choose; empty: the recipe's own.
-        shares: Weights of parts that all items choose; empty: the recipe's own.
+        part_weights: Weights of parts that all items choose; empty: the recipe's own.
         chosen: Number of halves that chose each setting, by its name in ``read_at``.
     """
 
@@ -81,36 +91,18 @@ class Result:
     scores: dict[str, Annotated[Estimate, BeforeValidator(_nan_in)]]
     sentences_per_second: float | None = None
     cost: float | None = None
-    same_as: tuple[str, ...] = ()
     spec: str = ""
-    says: str = ""
-    called: str = ""
+    description: Annotated[str, Field(alias="says")] = ""
     controls: tuple[Control, ...] = ()
     read_at: str = ""
     template: str = ""
-    shares: tuple[float, ...] = ()
+    part_weights: Annotated[tuple[float, ...], Field(alias="shares")] = ()
     chosen: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Recipe and pooling."""
         return ", ".join(filter(None, (self.recipe, self.pooling)))
-
-    @property
-    def in_line(self) -> str:
-        """Name in the answer: the pooling in brackets."""
-        pooling = "last token" if self.pooling == "last" else self.pooling
-        return f"{self.recipe} ({pooling})" if pooling else self.recipe
-
-    @property
-    def label(self) -> str:
-        """Name in a table: the recipe and those that are equal to it."""
-        return " = ".join([self.recipe, *self.same_as])
-
-    @property
-    def in_words(self) -> str:
-        """Name in a sentence."""
-        return self.called or self.name
 
 
 def has_number(result: Result, task: Measure) -> bool:
@@ -210,7 +202,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object, the answer first; NaN becomes None."""
         # pydantic writes null for NaN.
-        return {"answer": self.answer, "build": self.build, **json.loads(_schema().dump_json(self))}
+        return {"answer": self.answer, "build": self.build, **json.loads(_schema().dump_json(self, by_alias=True))}
 
     @classmethod
     def load(cls, path: Path) -> Comparison:

@@ -27,7 +27,7 @@ from ..fingerprint import fingerprint_of
 from ..lm.views import depth
 from ..modules import CausalModule, CausalTransformer
 from ..recipes import Recipe, asked_for
-from ..recipes.lookup import TF_IDF_RESULT, controls_of, in_language
+from ..recipes.lookup import TF_IDF_RESULT, bags_of_input_embeddings, in_language
 from ..recipes.recipe import TF_IDF
 from ..text.presets import language_of
 from .answer import MARGIN, WITHOUT, answer_of, headline, reasons
@@ -35,11 +35,11 @@ from .candidates import classical, in_short, with_candidates
 from .cost import FINALISTS, seconds_of
 from .crossfit import CrossFit, CrossFitted
 from .recipes import Recipes, grouped, listed_of
-from .results import Comparison, Result, SavedReplicates
+from .results import Comparison, Control, Result, SavedReplicates
 from .splits import Splits
 from .tf_idf import TfIdf
 
-TF_IDF_SAYS = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
+ABOUT_TF_IDF = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
 
 
 def compare(
@@ -229,8 +229,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
     }
     results = [_result(table, name, scores[name], seconds) for name in table.recipes]
     if TF_IDF_RESULT in table.rows:
-        own, called = scores[TF_IDF_RESULT], "tf-idf, without any model"
-        results.insert(0, Result(TF_IDF, "mean", True, own, says=TF_IDF_SAYS, called=called))
+        results.insert(0, Result(TF_IDF, "mean", True, scores[TF_IDF_RESULT], description=ABOUT_TF_IDF))
     answer = answer_of(results, table.score.column, replicated, margin)
     if answer is None:
         line, why = f"There is no answer: {_why_none(table)}", []
@@ -269,16 +268,26 @@ def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapp
         scores=scores,
         sentences_per_second=None if spent is None else 1 / spent,
         cost=None if spent is None or unit is None else spent / unit,
-        same_as=recipe.same_as,
         spec=built.key,
-        says=built.says,
-        called=recipe.called,
+        description=built.description,
         controls=controls_of(built),
         read_at=in_short(built),
         template="" if built.wording is None else built.wording.template,
-        shares=built.shares,
+        part_weights=built.part_weights,
         chosen=dict(halves.most_common()) if len(table.recipes[name]) > 1 else {},
     )
+
+
+def controls_of(recipe: Recipe) -> tuple[Control, ...]:
+    """Return the controls of a recipe. The bag with the same filter is one of them."""
+    if recipe.random:
+        return ()
+    itself = Control("random", recipe.on_random_weights().result)
+    if recipe.bag:
+        return (itself,)
+    plain, *filtered = [bag.result for bag in bags_of_input_embeddings([recipe])]
+    bags = (Control("bag", plain), *(Control("filtered bag", name) for name in filtered))
+    return (Control("tf-idf", TF_IDF_RESULT), *bags, itself)
 
 
 def _settings(table: _Table) -> dict[str, str]:

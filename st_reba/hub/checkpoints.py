@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..hub import saved_files
-from ..hub.saved_files import check_values, quoted, read_object, shown
+from ..hub.saved_files import check_values, quoted, read_object, shorten
 from ..lm.llama_cpp import MODEL_TYPE
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, in_a_line
 
@@ -161,12 +161,12 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
         is_attention = key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen
         if is_attention and not is_plain_attention(value):
             raise ValueError(
-                f"{file} sets {place} to {shown(value)}: that may be a kernel, code from the Hub. Remove it from "
+                f"{file} sets {place} to {shorten(value)}: that may be a kernel, code from the Hub. Remove it from "
                 'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
             )
         if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not is_dtype(value):
             raise ValueError(
-                f"{file} sets {place} to {shown(value)}: give a type of PyTorch's numbers, such as float32."
+                f"{file} sets {place} to {shorten(value)}: give a type of PyTorch's numbers, such as float32."
             )
         most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
         if most is not None and type(value) is int and value > most:

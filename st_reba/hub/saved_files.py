@@ -72,7 +72,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is {shown(content)}, and not an object of names and values. Save the model again.")
+        raise ValueError(f"{path} is {shorten(content)}, and not an object of names and values. Save the model again.")
     return content
 
 
@@ -91,13 +91,13 @@ def check_values(values: Mapping[str, Any], schema: Schema, file: object, needed
     for setting in schema:
         name = setting.name
         if name in values and not setting.allowed(values[name]):
-            problem = f"{file} sets {name} to {shown(values[name])}: {setting.advice}"
+            problem = f"{file} sets {name} to {shorten(values[name])}: {setting.advice}"
             raise ValueError(f"{problem} Correct the file, or save the model again.")
         if name in needed and name not in values:
             raise ValueError(f"{file} has no {name}. Save the model again.")
 
 
-def shown(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return a value for a message, shortened to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -105,7 +105,7 @@ def shown(value: Any) -> str:
 
 def quoted(key: str) -> str:
     """Return a name for a message, quoted and shortened if it is long or cannot be printed."""
-    return key if key.isprintable() and len(key) <= 80 else shown(key)
+    return key if key.isprintable() and len(key) <= 80 else shorten(key)
 
 
 # Paths
@@ -126,7 +126,7 @@ def check_inside(path: str, file: object = "modules.json", noun: str = "module")
     if not is_inside(path) or (noun == "file" and not path):
         root = ', or "" for the model\'s own directory' if noun == "module" else ""
         raise ValueError(
-            f"{file} has the path {shown(path)}: a {noun} lies inside its model, so give a relative path without "
+            f"{file} has the path {shorten(path)}: a {noun} lies inside its model, so give a relative path without "
             f'".."{root}.'
         )
     return path
@@ -308,7 +308,7 @@ def read_modules(file: Path) -> list[dict[str, Any]]:
     content = read_json(file)
     if not content or not _many(list, _a(dict, "")).allowed(content):
         raise ValueError(
-            f"{file} is {shown(content)}: it must be a list of modules, at least one. Save the model again."
+            f"{file} is {shorten(content)}: it must be a list of modules, at least one. Save the model again."
         )
     entries: list[dict[str, Any]] = content
     for number, entry in enumerate(entries):
@@ -350,8 +350,8 @@ def read_settings(directory: Path) -> dict[str, Any]:
     prompts, default = settings.get("prompts", {}), settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ValueError(
-            f"{file} has the default_prompt_name {shown(default)}, and the prompts {shown(sorted(prompts))}: give one "
-            "of these, or remove it."
+            f"{file} has the default_prompt_name {shorten(default)}, and the prompts {shorten(sorted(prompts))}: give "
+            "one of these, or remove it."
         )
     return settings
 

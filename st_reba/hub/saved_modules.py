@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig, utils
 
 from ..hub import saved_files
 from ..hub.push import loading_class
-from ..hub.saved_files import check_inside, check_values, quoted, read_object, shown, without_removed
+from ..hub.saved_files import check_inside, check_values, quoted, read_object, shorten, without_removed
 from ..version import REQUIREMENT
 from .checkpoints import Files, is_dtype, is_plain_attention
 
@@ -101,7 +101,7 @@ def check_transformer_settings(settings: Mapping[str, Any], known: Collection[st
             if argument not in allowed or not allowed[argument](value):
                 names = f"{', '.join(sorted(allowed))}, within bounds" if allowed else "nothing"
                 raise ValueError(
-                    f"{file} sets {quoted(argument)} in {name} to {shown(value)}, which a file may not: there it may "
+                    f"{file} sets {quoted(argument)} in {name} to {shorten(value)}, which a file may not: there it may "
                     f"set {names}. Remove it from the file; if you trust the model, pass {kind}="
                     f"{{{argument!r}: ...}} yourself."
                 )

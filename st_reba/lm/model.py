@@ -80,7 +80,7 @@ class LanguageModel:
         """
         record = _record.get()
         if record is not None:
-            return record.joined(self.run_layers(layout, *hooks, final_norm=final_norm, **inputs))
+            return record.concatenate(self.run_layers(layout, *hooks, final_norm=final_norm, **inputs))
         if final_norm:
             return self._run(layout, *hooks, **inputs)
         [states] = self.states_at(layout, self.layers[-1:], "after", None, *hooks, **inputs)
@@ -372,7 +372,7 @@ class AllLayers:
     norm: Callable[[Tensor], Tensor]
     widths: list[int] = field(default_factory=list)
 
-    def joined(self, layers: Sequence[Tensor]) -> Tensor:
+    def concatenate(self, layers: Sequence[Tensor]) -> Tensor:
         """Return the states of all layers side by side."""
         *below, last = layers
         states = [*(self.norm(own).to(last.device) for own in below), last]

@@ -82,13 +82,13 @@ def _join(layouts: Sequence[Layout]) -> Layout:
     """Return P layouts of B rows as one of P * B rows, behind a past each."""
     columns = max(layout.input_ids.shape[1] for layout in layouts)
 
-    def joined(parts: Iterable[Tensor], padding: int) -> Tensor:
+    def concatenate(parts: Iterable[Tensor], padding: int) -> Tensor:
         return torch.cat([pad(part, (0, columns - part.shape[1]), value=padding) for part in parts])
 
     return Layout(
-        joined((layout.input_ids for layout in layouts), 0),
-        joined((layout.attention_mask for layout in layouts), False),
-        joined((layout.copy_index for layout in layouts), NOT_TEXT),
+        concatenate((layout.input_ids for layout in layouts), 0),
+        concatenate((layout.attention_mask for layout in layouts), False),
+        concatenate((layout.copy_index for layout in layouts), NOT_TEXT),
         past=_join_pasts([layout.past for layout in layouts], len(layouts[0].input_ids)),
     )
 

@@ -10,8 +10,7 @@ from .lookup import every_row as every_row
 from .lookup import find as find
 from .lookup import register as register
 from .lookup import worth_trying as worth_trying
-from .recipe import Control as Control
-from .recipe import Part as Part
+from .recipe import PostProcessor as PostProcessor
 from .recipe import Recipe as Recipe
 from .recipe import Row as Row
 from .recipe import random_weights as random_weights

@@ -16,7 +16,7 @@ from ..hub import compat
 from ..modules import CausalModule
 from ..text.presets import PromptLanguage
 from . import rows
-from .recipe import RANDOM, TF_IDF, Control, Recipe, Row
+from .recipe import RANDOM, TF_IDF, Recipe, Row
 
 #: Name of the result of the control without a model.
 TF_IDF_RESULT = f"{TF_IDF}, mean"
@@ -53,10 +53,9 @@ def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None
     """
     texts = tuple(fit_texts or ())
     compared = [row for row in every_row(repetitions) if row.compared == "all"]
-    recipes = [Recipe(row, pooling, texts, row.around) for row in compared for pooling in row.poolings]
-    around = [rows.PARTS[name] for name in (*rows.FILTERS, rows.IDF)]
-    recipes += [Recipe(rows.CLASSICAL, pooling, texts, part) for part in around for pooling in part.poolings]
-    return without_repeats(recipes)
+    recipes = [Recipe(row, pooling, texts, row.post_processor) for row in compared for pooling in row.poolings]
+    added = [rows.POST_PROCESSORS[name] for name in (*rows.FILTERS, rows.IDF)]
+    return recipes + [Recipe(rows.CLASSICAL, pooling, texts, own) for own in added for pooling in own.poolings]
 
 
 def worth_trying(fit_texts: Sequence[str] | None = None) -> list[Recipe]:
@@ -66,7 +65,7 @@ def worth_trying(fit_texts: Sequence[str] | None = None) -> list[Recipe]:
         fit_texts: As for :func:`default_recipes`.
     """
     texts = tuple(fit_texts or ())
-    return [Recipe(row, pooling, texts, row.around) for row in every_row() for pooling in row.tried]
+    return [Recipe(row, pooling, texts, row.post_processor) for row in every_row() for pooling in row.tried]
 
 
 def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
@@ -125,18 +124,19 @@ def find(name: str) -> Recipe:
         raise ValueError(f"{name!r} is a control, to be compared with: it is no model to be built.")
     if recipe is None:
         keys = [row.key for row in [*every_row(), rows.BAG]]
-        with_parts = [f"{key}+{part.key}" for key in keys for part in rows.PARTS.values()]
+        with_parts = [f"{key}+{part.key}" for key in keys for part in rows.POST_PROCESSORS.values()]
         typed = re.sub("[_ ]+", "-", name.lower())
         near = get_close_matches(typed, [*keys, *with_parts], n=1 if "+" in name else 3, cutoff=0.75)
         raise ValueError(
             f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
             "`st-reba recipes` lists them, and what may follow a key."
         )
-    if recipe.part is not None and not recipe.poolings:
+    own = recipe.post_processor
+    if own is not None and not recipe.poolings:
         raise ValueError(
-            f"{name!r}: {recipe.part.name} goes with {' or '.join(recipe.part.poolings)} pooling, and {recipe.method} "
-            f"has {' or '.join(recipe.row.poolings)} pooling; leave it out, or give it to another recipe, such as "
-            f"classical+{recipe.part.key}."
+            f"{name!r}: {own.name} goes with {' or '.join(own.poolings)} pooling, and {recipe.row.name} has "
+            f"{' or '.join(recipe.row.poolings)} pooling; leave it out, or give it to another recipe, such as "
+            f"classical+{own.key}."
         )
     return replace(recipe, pooling=recipe.poolings[0])
 
@@ -160,8 +160,8 @@ def _by_name() -> dict[str, Recipe]:
     """Return every recipe that ends after its own layer, by key and by name in tables."""
     recipes: dict[str, Recipe] = {}
     for row in _by_key().values():
-        recipes[row.key] = Recipe(row, "", (), row.around)
-        recipes |= {f"{row.key}+{part.key}": Recipe(row, "", (), part) for part in rows.PARTS.values()}
+        recipes[row.key] = Recipe(row, "", (), row.post_processor)
+        recipes |= {f"{row.key}+{part.key}": Recipe(row, "", (), part) for part in rows.POST_PROCESSORS.values()}
     return {recipe.name: recipe for recipe in reversed(recipes.values())} | recipes
 
 
@@ -244,45 +244,11 @@ def _reference(module: type[Any]) -> str:
     return f"{module.__module__}.{module.__name__}"
 
 
-def without_repeats(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Return one recipe in place of several that are equal by definition. It names the others.
-
-    Under last pooling the last token is read, which sees the whole text either way: a bidirectional last layer changes
-    nothing, and ReBA without repetition gives :math:`e_n = a_{nn} v_n`. Their word embeddings differ. Those do not
-    depend on the pooling, so that the same rows under other poolings give them.
-    """
-    last = {recipe.row.key: recipe for recipe in recipes if recipe.pooling == "last" and recipe.name == recipe.row.name}
-    kept = []
-    for recipe in recipes:
-        if recipe is not last.get(recipe.row.key):
-            kept.append(recipe)
-        elif recipe.row.same_if_last not in last:
-            same = [other.name for other in last.values() if other.row.same_if_last == recipe.row.key]
-            kept.append(replace(recipe, same_as=tuple(same)))
-    return kept
-
-
 def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
     """Return the control without context: alone, and with each filter and weighting of the recipes.
 
     A filter that helps a recipe helps the bag, too, so that its gain alone means little.
     """
     bag = Recipe(rows.BAG, "mean")
-    around = {recipe.part: recipe for recipe in recipes if recipe.part is not None}
-    return [bag, *(replace(bag, fit_texts=recipe.fit_texts, part=part) for part, recipe in around.items())]
-
-
-def controls_of(recipe: Recipe) -> tuple[Control, ...]:
-    """Return the controls of a recipe. The bag with the same filter is one of them."""
-    if recipe.random:
-        return ()
-    itself = Control("random", recipe.on_random_weights().result, "itself on random weights")
-    if recipe.bag:
-        return (itself,)
-    plain, *alike = bags_of_input_embeddings([recipe])
-    return (
-        Control("tf-idf", TF_IDF_RESULT, "tf-idf, without any model"),
-        Control("bag", plain.result, plain.called),
-        *(Control("filtered bag", bag.result, f"{bag.called} as well") for bag in alike),
-        itself,
-    )
+    fitted = {recipe.post_processor: recipe.fit_texts for recipe in recipes if recipe.post_processor is not None}
+    return [bag, *(replace(bag, post_processor=own, fit_texts=texts) for own, texts in fitted.items())]

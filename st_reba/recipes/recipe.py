@@ -45,19 +45,19 @@ ENDINGS: dict[PromptLanguage, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class PostProcessor:
     """A filter after the pooling of a recipe, or weights of tokens before it.
 
     Attributes:
         name: Name in tables.
-        says: Description: a clause without a full stop.
+        description: Description: a clause without a full stop.
         module: Its class.
         poolings: Poolings that it fits.
         enough: Largest number of texts that it is fitted on, as it gains nothing from more. None: no limit.
     """
 
     name: str
-    says: str
+    description: str
     module: type[Any]
     poolings: tuple[str, ...] = tuple(POOLINGS)
     enough: int | None = None
@@ -88,26 +88,28 @@ class Part:
             return tuple(texts)
         return tuple(texts[number * len(texts) // self.enough] for number in range(self.enough))
 
-    def from_moments(self, moments: Moments, shares: Sequence[float] = modules.CausalModule.part_weights) -> nn.Module:
+    def from_moments(
+        self, moments: Moments, part_weights: Sequence[float] = modules.CausalModule.part_weights
+    ) -> nn.Module:
         """Make a filter from moments of embeddings of plain texts.
 
         Args:
             moments: The moments.
-            shares: Weight of each part of the embeddings.
+            part_weights: Weight of each part of the embeddings.
 
         Raises:
             ValueError: If there are too few texts, or they are too similar.
         """
-        settings = {"shares": shares} if "shares" in self.module.FIT_SETTINGS else {}
+        settings = {"shares": part_weights} if "shares" in self.module.FIT_SETTINGS else {}
         return cast(nn.Module, self.module.from_moments(moments, **settings))
 
-    def made(self, model: SentenceTransformer, texts: Sequence[str], shares: Sequence[float] = ()) -> nn.Module:
+    def made(self, model: SentenceTransformer, texts: Sequence[str], part_weights: Sequence[float] = ()) -> nn.Module:
         """Make a filter for a model that begins with a module of st_reba and ends in its pooling.
 
         Args:
             model: The model.
             texts: Plain texts, on which the filter is fitted.
-            shares: Weight of each part of the model's vectors; empty: those of its first module.
+            part_weights: Weight of each part of the model's vectors; empty: those of its first module.
 
         Raises:
             ValueError: If there are too few texts, or the model has no head.
@@ -117,7 +119,7 @@ class Part:
         drawn = self.drawn(texts)
         with reading(model[0], len(drawn)):
             moments = embedding_moments(model, drawn, covariance=self.needs_covariance)
-        return self.from_moments(moments, shares or cast(modules.CausalModule, model[0]).part_weights)
+        return self.from_moments(moments, part_weights or cast(modules.CausalModule, model[0]).part_weights)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class Row:
         key: Key that people type: lower case, digits and hyphens.
         name: Name in tables.
         module: Class of the method.
-        says: Description for people: a clause without a full stop.
+        description: Description for people: a clause without a full stop.
         page: Page of the documentation, without the ending; empty for none.
         cost: Number of passes over the text; 1 for the classical embedding.
         settings: Arguments of the module.
@@ -149,11 +151,10 @@ class Row:
         poolings: Keys of :data:`POOLINGS` that fit, the usual one first.
         compared: Whether ``compare`` runs it with ``--recipes all``, or only by its key.
         tried: Poolings under which it is one of the few that ``compare`` runs by default.
-        around: The part that belongs to it.
+        post_processor: The filter that belongs to it.
         copies: Number of copies of the text from which :class:`st_reba.compare.sweep.RecipeSweep` computes it; None if
             it needs its own run.
         words: Whether it has an embedding for each token of the text, whatever the pooling.
-        same_if_last: Key of the recipe whose vectors have the same direction under last pooling, by definition.
         own_template: Further arguments where the user gives a template.
         reworded: Whether a comparison tries other endings of its prompt.
         parts: Number of parts of its vectors.
@@ -164,7 +165,7 @@ class Row:
     key: str
     name: str
     module: type[modules.CausalModule]
-    says: str
+    description: str
     page: str = ""
     cost: str = "1"
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -172,10 +173,9 @@ class Row:
     poolings: tuple[str, ...] = tuple(POOLINGS)
     compared: Literal["never", "all"] = "all"
     tried: tuple[str, ...] = ()
-    around: Part | None = None
+    post_processor: PostProcessor | None = None
     copies: int | None = None
     words: bool = False
-    same_if_last: str = ""
     own_template: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reworded: bool = False
     parts: int = 1
@@ -236,7 +236,7 @@ class Row:
             self,
             key=f"{self.key}-zh",
             name=f"{self.name}, Chinese",
-            says=f"{self.says}; in Chinese words",
+            description=f"{self.description}; in Chinese words",
             settings={**self.settings, **self.chinese},
             compared="never",
             tried=(),
@@ -256,24 +256,6 @@ class Row:
         return self.paper or self.module.citation
 
 
-Kind = Literal["tf-idf", "bag", "filtered bag", "random"]
-
-
-@dataclass(frozen=True)
-class Control:
-    """A control that a recipe is compared with.
-
-    Attributes:
-        kind: Its kind.
-        name: Name of its result.
-        called: Name in a sentence about the recipe.
-    """
-
-    kind: Kind
-    name: str
-    called: str
-
-
 @dataclass(frozen=True)
 class Recipe:
     """A row under one pooling.
@@ -281,40 +263,37 @@ class Recipe:
     Attributes:
         row: The row.
         pooling: Key of :data:`POOLINGS`.
-        fit_texts: Plain texts on which :attr:`part` is fitted.
-        part: Filter after the pooling, or weights before it.
+        fit_texts: Plain texts on which :attr:`post_processor` is fitted.
+        post_processor: Filter after the pooling, or weights before it.
         layer: Layer after which it ends; None for its own.
         wording: Its prompt in other words; None for its own.
-        shares: Weight of each part of its vectors; empty for the module's own.
+        part_weights: Weight of each part of its vectors; empty for the module's own.
         random: Whether this is the control on random weights.
-        same_as: Other recipes whose vectors have the same direction, by definition.
         candidate_of: Result of the recipe of which this one is a candidate; empty if it is none.
     """
 
     row: Row
     pooling: str
     fit_texts: tuple[str, ...] = ()
-    part: Part | None = None
+    post_processor: PostProcessor | None = None
     layer: int | None = None
     wording: Wording | None = None
-    shares: tuple[float, ...] = ()
+    part_weights: tuple[float, ...] = ()
     random: bool = False
-    same_as: tuple[str, ...] = ()
     candidate_of: str = ""
 
     @property
-    def method(self) -> str:
-        """Name without :attr:`part`: ``"ReBA-2"``, ``"ReBA-2, layer 12"``."""
-        layer = "" if self.layer is None else f"layer {self.layer}"
-        wording = "" if self.wording is None else f"asked for {self.wording.name}"
-        return ", ".join(filter(None, (self.row.name, layer, wording)))
-
-    @property
     def name(self) -> str:
-        """Name in tables."""
-        part = "" if self.part is None else self.part.name
-        shares = f"shares {' '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else ""
-        return ", ".join(filter(None, (RANDOM if self.random else "", self.method, part, shares)))
+        """Name in tables: ``"ReBA-2"``, ``"ReBA-2, layer 12"``, ``"Classical, whitened"``."""
+        parts = [
+            RANDOM if self.random else "",
+            self.row.name,
+            "" if self.layer is None else f"layer {self.layer}",
+            "" if self.wording is None else f"asked for {self.wording.name}",
+            "" if self.post_processor is None else self.post_processor.name,
+            f"shares {' '.join(f'{weight:.2f}' for weight in self.part_weights)}" if self.part_weights else "",
+        ]
+        return ", ".join(filter(None, parts))
 
     @property
     def result(self) -> str:
@@ -325,19 +304,21 @@ class Recipe:
     def key(self) -> str:
         """Key that people type: ``"reba-2"``, ``"reba-2@12"`` to end after a layer, ``"classical+whitened"``."""
         layer = "" if self.layer is None else f"@{self.layer}"
-        part = "" if self.part is None or self.part == self.row.around else f"+{self.part.key}"
-        return f"{self.row.key}{layer}{part}"
+        own = self.post_processor in (None, self.row.post_processor)
+        return f"{self.row.key}{layer}{'' if own or self.post_processor is None else f'+{self.post_processor.key}'}"
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """Description in a sentence for people."""
         clauses = [
             "the same architecture and tokenizer with weights that were never trained" if self.random else "",
-            self.row.says.rstrip("."),
+            self.row.description.rstrip("."),
             "" if self.layer is None else f"read after layer {self.layer}, where the model stops",
             "" if self.wording is None else f"its prompt ends in {self.wording.template.rpartition(TEXT)[2]}",
-            f"its parts count for {', '.join(f'{share:.2f}' for share in self.shares)}" if self.shares else "",
-            "" if self.part is None else self.part.says,
+            f"its parts count for {', '.join(f'{weight:.2f}' for weight in self.part_weights)}"
+            if self.part_weights
+            else "",
+            "" if self.post_processor is None else self.post_processor.description,
         ]
         sentence = "; ".join(filter(None, clauses))
         return f"{sentence[0].upper()}{sentence[1:]}."
@@ -349,22 +330,17 @@ class Recipe:
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Poolings that fit the row and :attr:`part`, the usual one first."""
-        return tuple(pooling for pooling in self.row.poolings if self.part is None or pooling in self.part.poolings)
+        """Poolings that fit the row and :attr:`post_processor`, the usual one first."""
+        return tuple(
+            pooling
+            for pooling in self.row.poolings
+            if self.post_processor is None or pooling in self.post_processor.poolings
+        )
 
     @property
     def control(self) -> bool:
         """Whether it is one of the controls."""
         return self.bag or self.random
-
-    @property
-    def called(self) -> str:
-        """Name in a sentence, for a control."""
-        if self.bag:
-            bag = f"the bag of {'random' if self.random else 'input'} embeddings"
-            return bag if self.part is None else f"{bag}, {self.part.name}"
-        own = replace(self, random=False).result
-        return f"{own} on random weights" if self.random else own
 
     @property
     def copies(self) -> int | None:
@@ -373,28 +349,28 @@ class Recipe:
 
     @property
     def words(self) -> bool:
-        """Whether it has word embeddings that no other row has."""
-        return self.row.words and self.part is None and self.layer is None and not self.same_as
+        """Whether it has word embeddings that no other recipe has, but under another pooling."""
+        return self.row.words and self.post_processor is None and self.layer is None
 
     @property
     def weighs_tokens(self) -> bool:
         """Whether its tokens are weighted before the pooling."""
-        return self.part is not None and self.part.weighs_tokens
+        return self.post_processor is not None and self.post_processor.weighs_tokens
 
     @property
-    def filter(self) -> Part | None:
+    def filter(self) -> PostProcessor | None:
         """Filter after the pooling."""
-        return None if self.weighs_tokens else self.part
+        return None if self.weighs_tokens else self.post_processor
 
     @property
     def fitted(self) -> bool:
-        """Whether :attr:`part` is fitted on plain texts."""
-        return self.part is not None and self.part.fitted
+        """Whether :attr:`post_processor` is fitted on plain texts."""
+        return self.post_processor is not None and self.post_processor.fitted
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
-        """Texts of ``fit_texts`` on which :attr:`part` is fitted."""
-        return self.fit_texts if self.part is None else self.part.drawn(self.fit_texts)
+        """Texts of ``fit_texts`` on which :attr:`post_processor` is fitted."""
+        return self.fit_texts if self.post_processor is None else self.post_processor.drawn(self.fit_texts)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -442,7 +418,7 @@ class Recipe:
         parts: list[nn.Module] = [module, *weights, Pooling(module.get_embedding_dimension(), modes)]
         if filtered and self.filter is not None:
             pooled = SentenceTransformer(modules=parts, device=device)
-            parts.append(self.filter.made(pooled, self.fit_texts, self.shares))
+            parts.append(self.filter.made(pooled, self.fit_texts, self.part_weights))
         return parts
 
     def on_random_weights(self) -> Recipe:

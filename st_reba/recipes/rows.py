@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import modules
 from ..text.presets import PRESETS
-from .recipe import Part, Row
+from .recipe import PostProcessor, Row
 
 # The table is formatted by hand: key, name and class, then the description, then the rest.
 # fmt: off
@@ -23,34 +23,36 @@ SUM = "standardised sum"
 IDF = "idf-weighted"
 
 #: All filters and weights by name.
-PARTS = {
+POST_PROCESSORS = {
     part.name: part
     for part in (
-        Part("filtered",
+        PostProcessor("filtered",
             "without the directions that frequent tokens are written in, as the model's head shows them",
             modules.EmbeddingFilter),
-        Part("centred", "less the mean of a sample of plain texts", modules.Centering),
-        Part("standardised",
+        PostProcessor("centred", "less the mean of a sample of plain texts", modules.Centering),
+        PostProcessor("standardised",
             "each dimension with mean 0 and standard deviation 1 over a sample of plain texts",
             modules.Standardization),
-        Part("whitened",
+        PostProcessor("whitened",
             "the principal directions of a sample of plain texts, scaled to nearly one variance",
             modules.WhiteningTransform),
-        Part("all but the top",
+        PostProcessor("all but the top",
             "less the mean of a sample of plain texts and the directions in which they vary most",
             modules.AllButTheTop),
-        Part(PARTWISE,
+        PostProcessor(PARTWISE,
             "each part standardised, a little whitened over a sample of plain texts, and given its share",
             modules.PartwiseWhitening),
-        Part(SUM,
+        PostProcessor(SUM,
             "each part standardised over a sample of plain texts and scaled to one length, and their sum taken",
             modules.StandardizedSum, enough=200),
-        Part(IDF, "each token counts by how few of a sample of plain texts have it", modules.IdfWeights, ("mean",)),
+        PostProcessor(IDF,
+            "each token counts by how few of a sample of plain texts have it",
+            modules.IdfWeights, ("mean",)),
     )
 }
 
 #: Filters that fit any recipe.
-FILTERS = tuple(name for name in PARTS if name not in (PARTWISE, SUM, IDF))
+FILTERS = tuple(name for name in POST_PROCESSORS if name not in (PARTWISE, SUM, IDF))
 
 _ZHANG = (
     "Bowen Zhang, Kehua Chang, Chunping Li: Simple Techniques for Enhancing Sentence Embeddings in Generative Language "
@@ -71,20 +73,20 @@ _PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
 _EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
     "the mean of the text's tokens after an eighth of the layers, followed by the last token of the prompt around "
     "them, which asks for one word",
-    page="topic", poolings=("mean",), tried=("mean",), around=PARTS[PARTWISE],
+    page="topic", poolings=("mean",), tried=("mean",), post_processor=POST_PROCESSORS[PARTWISE],
     chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
 
 _TOPIC = Row("topic", "Topic", modules.TopicModule,
     "the last token of a prompt that asks for the text's topic in one word, after the last layer and a few layers "
     "below",
     page="topic", settings={"template": "topic"}, chinese={"template": "topic-zh"}, poolings=("last",), tried=("last",),
-    around=PARTS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2)
+    post_processor=POST_PROCESSORS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2)
 
 _ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
     "the mean over the second copy of the text in a prompt that asks for its topic in one word, followed by "
     "the last token after the last layer and a few layers below",
     page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
-    poolings=("mean",), tried=("mean",), around=PARTS[SUM], own_template={"normalize_text": True},
+    poolings=("mean",), tried=("mean",), post_processor=POST_PROCESSORS[SUM], own_template={"normalize_text": True},
     reworded=True, parts=3)
 
 
@@ -113,19 +115,18 @@ FIRST = (
     Row("reba-1", "ReBA-1", modules.ReBAModule,
         f"backward attention without repetition: each token {_LOOKS_BACK}",
         page="reba", settings={"repetitions": 1}, settings_if_last={"rows": "last"}, copies=1,
-        words=True, same_if_last="classical"),
+        poolings=("mean",), words=True),
 )
 
 #: All other rows.
 OTHERS = (
     Row("bidirectional", "Bidirectional", modules.CausalTransformer,
         "one pass whose last layer attends both ways",
-        page="bidirectional", settings={"bidirectional_layers": 1}, words=True, same_if_last="classical",
-        paper=_BELLM),
+        page="bidirectional", settings={"bidirectional_layers": 1}, poolings=("mean",), words=True, paper=_BELLM),
     Row("echo-2-bidirectional", "Echo-2, bidirectional", modules.EchoModule,
         "the text occurs 2 times, and its last copy is read; the last layer attends both ways",
-        page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1}, words=True,
-        same_if_last="echo-2", paper=f"{modules.EchoModule.citation} {_BELLM}"),
+        page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1},
+        poolings=("mean",), words=True, paper=f"{modules.EchoModule.citation} {_BELLM}"),
     Row("reba-2-bidirectional", "ReBA-2, bidirectional", modules.ReBAModule,
         f"the text occurs 2 times, and each token of the first copy {_LOOKS_BACK}; the last layer attends both ways",
         page="bidirectional", cost="about 2", settings={"repetitions": 2, "bidirectional_layers": 1},

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from st_reba.compare.results import Comparison, Result
+from st_reba.compare.results import Comparison, Control, Result
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
-from st_reba.recipes import Control
 
-_CALLED = {"tf-idf": "tf-idf, without any model", "Bag of input embeddings": "the bag of input embeddings"}
 #: Recipe, pooling, STS, word sense, cost, texts a second.
 _DEMO = """
 Bag of input embeddings | mean | 11.3 | 25.0 | 0.03 | 11982
@@ -15,7 +13,7 @@ Random weights, Classical | mean | 3.1 | 20.0 | 0.98 | 376
 Classical | mean | -0.1 | 25.0 | 1.00 | 368
 Echo-2 | mean | 9.7 | 32.5 | 2.18 | 169
 Echo-3 | mean | 11.1 | 35.0 | 3.78 | 97
-Echo-2, bidirectional | last | 2.5 | 30.0 | 2.10 | 177
+Echo-2, bidirectional | mean | 2.5 | 30.0 | 2.10 | 177
 Bidirectional, prompt | last | -0.5 | | 2.13 | 174
 RT-8 | last | -4.6 | | 2.92 | 127
 """
@@ -48,13 +46,12 @@ def _results(table: str, tied_above: float, best: str) -> list[Result]:
         scores = {"STS": _estimate(float(sts), 0.043, not control and float(sts) > tied_above, corrected)}
         if sense:
             scores["Word sense"] = _estimate(float(sense), 0.14, not control and float(sense) > 26)
-        untrained = Control("random", f"Random weights, {recipe}, {pooling}", "itself on random weights")
+        untrained = Control("random", f"Random weights, {recipe}, {pooling}")
         rate, share = (float(speed), float(cost)) if cost else (None, None)
         own = () if control else (untrained,)
-        named = _CALLED.get(recipe, "")
         halves = {"as it is": 4, "@27": 6} if recipe == "PromptEOL" else {}
         results.append(
-            Result(recipe, pooling, control, scores, rate, share, called=named, controls=own, chosen=halves,
+            Result(recipe, pooling, control, scores, rate, share, controls=own, chosen=halves,
                    read_at="@27" if halves else "")
         )  # fmt: skip
     return results

@@ -17,8 +17,7 @@ from st_reba.evaluation.tasks import Measure
 TASK = Measure("STS", "Spearman x 100", unit="labelled pairs")
 MEAN, LAST, PROMPT, ECHO, REBA = "Classical, mean", "Classical, last", "PromptEOL, last", "Echo-2, mean", "ReBA-2, mean"
 TF_IDF, BAG, RANDOM = "tf-idf, mean", "Bag of input embeddings, mean", f"Random weights, {PROMPT}"
-#: The controls, by what they are called in a sentence.
-CALLED = {TF_IDF: "tf-idf, without any model", BAG: "the bag of input embeddings", RANDOM: "random PromptEOL"}
+CONTROLS = {TF_IDF, BAG, RANDOM}
 COUNT = 400
 SPLITS = Splits.of(
     Pairs([f"a {n}" for n in range(COUNT)], [f"b {n}" for n in range(COUNT)], [float(n) for n in range(COUNT)])
@@ -34,17 +33,16 @@ def answered(right, costs=None, sure=True, margin=0.01, noise=0.0):
         own[swapped] = own[draw.permutation(swapped)]
         scores[name] = draw.permuted(own) if noise == 1 else own
     items = mean(scores)
-    own = right.keys() - CALLED.keys() - {MEAN, LAST}
+    own = right.keys() - CONTROLS - {MEAN, LAST}
     replicated = Replicated(
         dict(zip(items.recipes, items.scores, strict=True)),
         dict(zip(items.recipes, items.replicates, strict=True)), "mean", COUNT, own, sure,
     )  # fmt: skip
     estimates = replicated.estimates()
     results = [
-        Result(*name.rsplit(", ", 1), name in CALLED, {TASK.name: estimates[name]}, cost=(costs or {}).get(name),
-               called=CALLED.get(name, ""))
+        Result(*name.rsplit(", ", 1), name in CONTROLS, {TASK.name: estimates[name]}, cost=(costs or {}).get(name))
         for name in right
-    ]  # fmt: skip
+    ]
     found = answer_of(results, TASK, replicated, margin)
     return found, headline(found, TASK), " ".join(reasons(found, TASK, SPLITS, len(own)))
 
@@ -66,16 +64,16 @@ FIRST = (
         ),
         (
             {TF_IDF: 0.8, BAG: 0.1, MEAN: 0.3, PROMPT: 0.7}, PROMPT,
-            r"Use PromptEOL \(last token\): 70\.0, against 30\.0 without a recipe, but not surely ahead of tf-idf, "
-            r"without any model \(80\.0\)\.",
-            r"It is not surely ahead of tf-idf, without any model\.",
+            r"Use PromptEOL \(last token\): 70\.0, against 30\.0 without a recipe, but not surely ahead of the control "
+            r"tf-idf, mean \(80\.0\)\.",
+            r"It is not surely ahead of the control tf-idf, mean\.",
         ),
         (
             {TF_IDF: 0.8, BAG: 0.9, MEAN: 0.5, LAST: 0.2, PROMPT: 0.5}, "",
             r"None is surely ahead of the 50\.0 that you have without a recipe: the best, PromptEOL \(last token\), "
             r"has 50\.0\.",
-            r"the mean of the last hidden states\. It is not surely ahead of the bag of input embeddings, nor of 1 "
-            r"other control\.",
+            r"the last hidden states\. It is not surely ahead of the control Bag of input embeddings, mean, "
+            r"nor of 1 other control\.",
         ),
         ({PROMPT: 0.6, ECHO: 0.4}, "", r"The best is PromptEOL \(last token\): 60\.0\. Nothing without a recipe was "
             r"compared\.", r"No control was run beside it\."),
@@ -134,7 +132,7 @@ def test_the_command_that_builds_a_recipe():
     assert build_command(result, {"--model": "a model"}, texts) == f"st-reba build --model 'a model' {expected}"
     last = build_command(Result("any", "last", False, {}, spec="reba-2"), {"--model": "m", "--dtype": None}, texts)
     assert last == "st-reba build --model m --recipe reba-2 --pooling last --out my-reba-2"
-    parts = Result("any", "mean", False, {}, spec="early-late@9", template="{text} x", shares=(2 / 3, 1 / 3))
+    parts = Result("any", "mean", False, {}, spec="early-late@9", template="{text} x", part_weights=(2 / 3, 1 / 3))
     found = build_command(parts, {"--model": "m"}, prompts={"query": "find: ", "document": "text: "})
     assert found == (
         "st-reba build --model m --recipe early-late@9 --template '{text} x' --shares 2,1 --query-prompt 'find: ' "

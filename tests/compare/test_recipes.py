@@ -23,7 +23,7 @@ from torch import nn
 from st_reba import CausalTransformer, encode_words
 from st_reba.compare import Recipes, TensorCache, compare, cost
 from st_reba.compare.candidates import with_candidates
-from st_reba.compare.recipes import ModulePass, SweepPass, set_aside
+from st_reba.compare.recipes import ModulePass, SweepPass, set_aside, unprocessed
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
@@ -32,7 +32,7 @@ from st_reba.files import NoRoomError
 from st_reba.modules import PartwiseWhitening, ValueAggregationModule
 from st_reba.reading.words import tokens_of
 from st_reba.recipes import Recipe, asked_for, default_recipes, random_weights
-from st_reba.recipes.rows import PARTS
+from st_reba.recipes.rows import POST_PROCESSORS
 
 from ..backbones import TEXTS as ALL_TEXTS
 from ..conftest import relative_error
@@ -88,7 +88,9 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.result
     # The tiny backbone was saved without its head.
     own = [recipe.result for recipe in made.all if not recipe.control]
-    assert own == [recipe.result for recipe in default_recipes() if recipe.part != PARTS["filtered"]]
+    assert own == [
+        recipe.result for recipe in default_recipes() if recipe.post_processor != POST_PROCESSORS["filtered"]
+    ]
 
 
 def test_some_on_random_weights(few, backbone):
@@ -244,7 +246,7 @@ def test_what_fails_when_it_is_timed_or_on_random_weights(backbone, monkeypatch)
 def test_filters_on_several_sets_and_modules_that_are_built_once(backbone, monkeypatch):
     built = Counter()
     build = Recipe.build
-    monkeypatch.setattr(Recipe, "build", lambda self, of: built.update([self.method]) or build(self, of))
+    monkeypatch.setattr(Recipe, "build", lambda self, of: built.update([unprocessed(self).name]) or build(self, of))
     monkeypatch.setattr("st_reba.compare.recipes._MATRICES", 1)
     sets = [tuple(FIT_TEXTS), tuple(FIT_TEXTS[:45]), tuple(TEXTS + FIT_TEXTS[:42])]
     asked = [each for recipe in asked_for(["early-late", "topic"]) for each in with_candidates(recipe, 3)]
@@ -253,7 +255,7 @@ def test_filters_on_several_sets_and_modules_that_are_built_once(backbone, monke
     for place, texts in enumerate(sets):
         for recipe in made.all[::5]:
             expected = replace(recipe, fit_texts=texts).model(backbone).encode(TEXTS)
-            built.subtract([recipe.method])
+            built.subtract([unprocessed(recipe).name])
             found = made.matrix(recipe.result, TEXTS, fitted_on=place)
             assert relative_error(found, expected) < 1e-4, recipe.result
             assert torch.equal(made.matrix(recipe.result, TEXTS, fitted_on=place - 3), found)

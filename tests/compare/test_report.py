@@ -9,10 +9,9 @@ import pytest
 from st_reba.compare import report
 from st_reba.compare.pictures import apart, cost_axis, levels, pareto_front, score_axis
 from st_reba.compare.report import write_report
-from st_reba.compare.results import Comparison, Result
+from st_reba.compare.results import Comparison, Control, Result
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
-from st_reba.recipes import Control
 
 from . import samples
 
@@ -77,8 +76,8 @@ def tiny(**changes) -> Comparison:
     echo = {"A": Estimate(0.7, 0.6, 0.8, True, 0.68), "B": Estimate(4.0, 3.5, 4.5)}
     bag = {"A": Estimate(0.2, 0.1, 0.3), "B": Estimate(1.0, 0.5, 1.5)}
     results = [
-        Result("Classical", "mean", False, classical, 10.0, 1.0, same_as=("ReBA-1", "Bidirectional")),
-        Result("Echo-2", "mean", False, echo, 5.0, 2.0, says="Two copies.", read_at="@7",
+        Result("Classical", "mean", False, classical, 10.0, 1.0),
+        Result("Echo-2", "mean", False, echo, 5.0, 2.0, description="Two copies.", read_at="@7",
                chosen={"as it is": 4, "@7": 6}),
         Result("Bag of input embeddings", "mean", True, bag),
     ]  # fmt: skip
@@ -114,20 +113,20 @@ def test_the_page_loads_nothing_and_can_be_read_aloud(demo):
     assert {attributes["scope"] for tag, attributes, _ in page.elements if tag == "th"} == {"col", "row", "rowgroup"}
     [picture] = (attributes for _, attributes, _ in page.elements if attributes.get("role") == "img")
     assert "Echo-3, mean reaches 11.1 at 3.8 times the cost of the classical embedding" in picture["aria-label"]
-    assert "Echo-2, bidirectional, last: 2.5, 2.1×" in {attributes.get("title") for _, attributes, _ in page.elements}
+    assert "Echo-2, bidirectional, mean: 2.5, 2.1×" in {attributes.get("title") for _, attributes, _ in page.elements}
 
 
 def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
     untrained = Result("Random weights, Echo-2", "mean", True, {"A": Estimate(0.15, 0.1, 0.3)})
     classical, echo, bag = tiny().results
-    echo = dataclasses.replace(echo, controls=(Control("random", untrained.name, "itself"),))
+    echo = dataclasses.replace(echo, controls=(Control("random", untrained.name),))
     given = tiny(results=[classical, echo, bag, untrained], build="st-reba build", command="st-reba compare")
     text, page = page_of(given, tmp_path)
     rows = page.rows()
     tied = "50.0≈ cannot be told from the best [40.0, 60.0]"
     best = "70.0 best corrected 68.0 [60.0, 80.0]"
     assert rows[1] == ["Echo-2 mean", best, "15.0", "4.000 best [3.500, 4.500]", "@7", "2.0×", "5.0"]
-    assert rows[2] == ["Classical = ReBA-1 = Bidirectional mean", tied, "", "3.000 [2.500, 3.500]", "", "1.0×", "10"]
+    assert rows[2] == ["Classical mean", tied, "", "3.000 [2.500, 3.500]", "", "1.0×", "10"]
     assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "", "1.000 [0.500, 1.500]", "", "", ""]
     assert page.all("strong") == ["bold", "70.0", "4.000"]
     # The forest plot goes from 0 to 80, and is shaded up to the control.
@@ -144,7 +143,7 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
     lines = (tmp_path / "out" / "results.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("recipe,pooling,control,corrected,A,A low,A high,A tied,A random,B,")
     assert lines[1].startswith("Echo-2,mean,False,0.68,0.7,0.6,0.8,True,0.15,4.0,")
-    assert lines[-1] == "Bag of input embeddings,mean,True,,0.2,0.1,0.3,False,,1.0,0.5,1.5,False,,,,,"
+    assert lines[-1] == "Bag of input embeddings,mean,True,,0.2,0.1,0.3,False,,1.0,0.5,1.5,False,,,,"
 
 
 def test_whatever_text_there_is_does_no_harm(tmp_path):
@@ -232,7 +231,7 @@ def test_the_strongest_control_of_each_sort():
         return Result(recipe, "mean", True, {"A": Estimate(value, NAN, NAN)})
 
     untrained = control("Random weights, Echo-2", 0.1)
-    echo = Result("Echo-2", "mean", False, {}, controls=(Control("random", untrained.name, "itself"),))
+    echo = Result("Echo-2", "mean", False, {}, controls=(Control("random", untrained.name),))
     rows = [echo, untrained, control("Bag", 0.2), control("Bag, whitened", 0.25), control("tf-idf", 0.22)]
     found = levels(Comparison("m", "d", [tiny().tasks[0]], rows))
     assert [each.recipe for each in found] == ["Bag, whitened", "tf-idf", "Random weights, Echo-2"]

@@ -34,7 +34,7 @@ NAN = math.nan
 def comparison():
     # One with a control of its own.
     *others, first = samples.demo().results
-    first = dataclasses.replace(first, same_as=("ReBA-1", "Bidirectional"), cost=None)
+    first = dataclasses.replace(first, cost=None)
     replicates = SavedReplicates("digest", {"Echo-2, mean": [0.125, 0.1, 1e-8]})
     return dataclasses.replace(samples.demo(), results=[first, *others[:2]], answer="是", replicates=replicates)
 
@@ -138,7 +138,7 @@ def test_a_comparison_of_0_8_is_shown(tmp_path):
     assert "How often each setting was chosen" not in page
     assert Comparison.load(tmp_path / "out" / "comparison.json") == found
     same = side_by_side(found, found)
-    assert same.says[1] == "The intervals are not paired: one comparison has no replicates."
+    assert same.sentences[1] == "The intervals are not paired: one comparison has no replicates."
     assert all(change.difference.tied for change in same.changes)
 
 
@@ -187,16 +187,16 @@ def test_paired_differences_see_what_others_do_not():
     first, second = (change.difference for change in paired.changes)
     assert 0 < first.low < first.value < first.high
     assert (first.tied, second.tied) == (False, True)
-    assert paired.says[0].startswith("1 of 2 results changed beyond the interval, most of all A, mean by +")
+    assert paired.sentences[0].startswith("1 of 2 results changed beyond the interval, most of all A, mean by +")
     same = "The intervals are paired: both comparisons are of the same labelled pairs."
-    assert paired.says[1:] == [same, "To use: A, mean, as before."]
+    assert paired.sentences[1:] == [same, "To use: A, mean, as before."]
     others = dataclasses.replace(old.replicates, drawn_from="others")
     apart = side_by_side(new, dataclasses.replace(old, replicates=others, use=""))
     # The same difference, much less sure: the items are no longer the same.
     assert apart.changes[0].difference.tied
-    assert apart.says[0].startswith("Nothing changed beyond the interval, of 2 results; most of all A, mean by +")
-    assert apart.says[1].startswith("The intervals are not paired: the labelled pairs or their splits differ")
-    assert apart.says[2] == "To use: A, mean; before: none."
+    assert apart.sentences[0].startswith("Nothing changed beyond the interval, of 2 results; most of all A, mean by +")
+    assert apart.sentences[1].startswith("The intervals are not paired: the labelled pairs or their splits differ")
+    assert apart.sentences[2] == "To use: A, mean; before: none."
 
 
 def test_intervals_of_two_samples():

@@ -13,12 +13,13 @@ import torch
 from st_reba import CausalTransformer
 from st_reba.compare import Recipes, Splits, compare, prepared, run
 from st_reba.compare.cost import FINALISTS, total_tokens
+from st_reba.compare.run import controls_of
 from st_reba.compare.splits import SPLITS
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Classes, Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.recipes import asked_for, default_recipes, find
-from st_reba.recipes.lookup import controls_of
+from st_reba.recipes.rows import PARTWISE
 
 from ..backbones import TEXTS
 from ..conftest import long
@@ -146,7 +147,8 @@ def test_the_answer_is_its_row(chosen):
     score, task = best.scores["STS"], found.tasks[0]
     assert best.name not in ("Classical, mean", "Classical, last")
     assert task.show(score.corrected) in found.answer
-    assert found.verdict[0].startswith(f"{best.in_line}: {task.show(score.corrected)} {task.show_interval(score)}")
+    shown = f"{task.show(score.corrected)} {task.show_interval(score)}"
+    assert found.verdict[0].startswith(f"{best.recipe} (last token): {shown}")
     assert found.settings["settings"] == "chosen on one half of 60 pairs, scored on the other, in turn"
     assert found.settings["filters fitted on"] == "the choosing half's texts"
 
@@ -228,10 +230,18 @@ def test_a_result_carries_its_recipe_and_its_controls(shallow_path):
     results = {result.name: result for result in found.results}
     for recipe in recipes.all:
         result = results[recipe.result]
-        assert (result.spec, result.says, result.called) == (recipe.key, recipe.says, recipe.called)
+        assert (result.spec, result.description) == (recipe.key, recipe.description)
         assert result.controls == controls_of(recipe)
         assert find(result.spec).row is recipe.row
     assert {control.name for control in results["Classical, centred, mean"].controls} <= results.keys()
+    recipe = find("early-late")
+    assert [(control.kind, control.name) for control in controls_of(recipe)] == [
+        ("tf-idf", "tf-idf, mean"),
+        ("bag", BAG),
+        ("filtered bag", f"Bag of input embeddings, {PARTWISE}, mean"),
+        ("random", f"Random weights, {recipe.result}"),
+    ]
+    assert controls_of(find("bag-of-input-embeddings").on_random_weights()) == ()
     untrained = [name for name in results if name.startswith("Random weights, ") and "Bag" not in name]
     assert 1 <= len(untrained) <= FINALISTS
     assert f"Random weights, {found.best().name}" in untrained

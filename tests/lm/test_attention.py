@@ -369,7 +369,7 @@ def used(kernel, monkeypatch):
 
     def fold(*args):
         runs.append(args)
-        kernel.fold(*args)
+        kernel.update_running_max(*args)
 
     monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
     monkeypatch.setattr(kernels, "trusted_fold", lambda kind: fold)
@@ -434,7 +434,7 @@ class TestBesideTheOracle:
     def test_a_rectangle(self, kernel, case):
         source = handed_over(**LAYERS[case])
         maximum = torch.full((TEXTS, 66, 66), self.BEFORE)
-        kernel.fold(source, self.KEYS, self.QUERIES, maximum)
+        kernel.update_running_max(source, self.KEYS, self.QUERIES, maximum)
         expected = written_out(source).amax(dim=1)[:, self.QUERIES, self.KEYS].mT.clamp(min=self.BEFORE)
         asked = torch.arange(3, 69) >= torch.arange(1, 67)[:, None]
         assert (expected[:, asked] > self.BEFORE).float().mean() > 0.2
@@ -444,7 +444,7 @@ class TestBesideTheOracle:
         keys = torch.tensor([60, 4])
         maximum = torch.full((TEXTS, 1, 66), self.BEFORE)
         source = handed_over(**LAYERS[case])
-        kernel.fold(source.at_keys(keys), slice(0, 1), self.QUERIES, maximum)
+        kernel.update_running_max(source.at_keys(keys), slice(0, 1), self.QUERIES, maximum)
         for text, key in enumerate(keys):
             expected = written_out(source)[text, :, key:69, key].amax(dim=0).clamp(min=self.BEFORE)
             torch.testing.assert_close(maximum[text, 0, key - 3 :].double(), expected, rtol=0, atol=1e-5)
@@ -457,7 +457,7 @@ def test_lengths_around_those_of_blocks(length, kernel):
     around = torch.full((TEXTS, length + 3, length + 5), -9.0)
     maximum = around[:, :length, :length].fill_(-math.inf)
     whole = slice(0, length)
-    kernel.fold(source, whole, whole, maximum)
+    kernel.update_running_max(source, whole, whole, maximum)
     expected = written_out(source).amax(dim=1)[:, whole, whole].mT
     asked = torch.ones(length, length).triu().bool()
     torch.testing.assert_close(maximum[:, asked].double(), expected[:, asked], rtol=0, atol=5e-6)
@@ -512,7 +512,7 @@ class TestTrust:
         """``as_kernel(fold)``: it stands in the kernel's place, on a CPU too."""
         monkeypatch.setattr(kernels, "_ROWS", 2)
         monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
-        return lambda fold: monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(fold=fold))
+        return lambda fold: monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(update_running_max=fold))
 
     @pytest.mark.parametrize("kind", [KIND, BIASED, OF_A_KEY._replace(bias=(torch.bfloat16, True))])
     @pytest.mark.parametrize("rounded", [False, True])

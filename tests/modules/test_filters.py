@@ -31,7 +31,7 @@ from st_reba import (
     WhiteningTransform,
 )
 from st_reba.moments import DocumentFrequencies, Moments, embedding_moments
-from st_reba.recipes.rows import PARTS
+from st_reba.recipes.rows import POST_PROCESSORS
 
 from ..backbones import TEXTS, VOCABULARY
 from ..conftest import pipeline, relative_error
@@ -192,7 +192,9 @@ class TestFitting:
     def test_the_usual_shrinkage_and_number_of_directions(self, model):
         module = WhiteningTransform.fit(model, CORPUS)
         assert torch.equal(module.weight, WhiteningTransform.fit(model, CORPUS, shrinkage=0.1).weight)
-        assert torch.equal(PARTS["whitened"].from_moments(embedding_moments(model, CORPUS)).weight, module.weight)
+        assert torch.equal(
+            POST_PROCESSORS["whitened"].from_moments(embedding_moments(model, CORPUS)).weight, module.weight
+        )
         assert AllButTheTop.from_moments(moments_of(drawn(0, 300, 250))).directions.shape == (2, 250)
         assert AllButTheTop.fit(model, CORPUS).directions.shape == (1, 32)
         # A LayerNorm's values sum to a constant, so that one direction is not there.

@@ -19,8 +19,8 @@ from st_reba.data.demo import demo_sentences
 from st_reba.modules import CausalModule
 from st_reba.reading.chunks import _reader
 from st_reba.recipes import asked_for, default_recipes, every_row, find, random_weights, worth_trying
-from st_reba.recipes.lookup import bags_of_input_embeddings, controls_of, matching, without_repeats
-from st_reba.recipes.rows import BAG, FILTERS, IDF, PARTS, PARTWISE, SUM
+from st_reba.recipes.lookup import bags_of_input_embeddings, matching
+from st_reba.recipes.rows import BAG, FILTERS, IDF, PARTWISE, POST_PROCESSORS, SUM
 
 from ..backbones import TEXTS
 from ..conftest import pipeline
@@ -38,8 +38,8 @@ def test_each_row_is_told_from_all_others():
 
 @pytest.mark.parametrize("row", every_row(), ids=lambda row: row.key)
 def test_what_a_row_says(row):
-    assert row.says
-    assert not row.says.endswith(".")
+    assert row.description
+    assert not row.description.endswith(".")
     assert getattr(st_reba, row.module.__name__) is row.module
     assert set(row.settings) <= {*row.module.config_keys}
     assert set(row.tried) <= set(row.poolings)
@@ -58,6 +58,10 @@ def test_what_is_compared_by_default_is_what_the_documentation_names_first():
     assert tried - {"classical"} == named - {"knowledge", "classical"}
 
 
+#: Recipes that have no row under last pooling, and the ones that they equal there.
+SAME_IF_LAST = {"ReBA-1": "Classical", "Bidirectional": "Classical", "Echo-2, bidirectional": "Echo-2"}
+
+
 def test_the_recipes():
     recipes = default_recipes()
     keys = [recipe.result for recipe in recipes]
@@ -65,36 +69,22 @@ def test_the_recipes():
     assert {f"Classical, {name}, {pooling}" for name in FILTERS for pooling in ("mean", "last")} <= set(keys)
     assert {f"Classical, {IDF}, mean", f"Early and late, {PARTWISE}, mean", f"Echo topic, {SUM}, mean"} <= set(keys)
     assert not any(recipe.control for recipe in recipes)
-    # Rows that stand for several have no words: those differ.
-    merged = {recipe.result: recipe.same_as for recipe in recipes if recipe.same_as}
-    assert merged == {"Classical, last": ("ReBA-1", "Bidirectional"), "Echo-2, last": ("Echo-2, bidirectional",)}
-    worded = {recipe.method for recipe in recipes if recipe.words}
+    # Under last pooling these equal another recipe.
+    assert not set(keys) & {f"{name}, last" for name in SAME_IF_LAST}
+    worded = {recipe.name for recipe in recipes if recipe.words}
     assert {"Classical", "Echo-2", "ReBA-1", "ReBA-2", "Bidirectional", "ReBA-2, bidirectional"} <= worded
     assert not worded & {"PromptEOL", "RT-2", "MetaEOL", "KV re-routing", "Value aggregation", "Contrastive prompting"}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral_window"])
-def test_what_one_row_stands_for_is_the_same_by_definition(architecture, backbone_path):
+def test_recipes_without_a_row_for_last_pooling_equal_another_one(architecture, backbone_path):
     backbone = CausalTransformer(backbone_path(architecture))
-    names = {row.key: row.name for row in every_row()}
-    same = {row.name: names[row.same_if_last] for row in every_row() if row.same_if_last}
-    assert same == {"ReBA-1": "Classical", "Bidirectional": "Classical", "Echo-2, bidirectional": "Echo-2"}
-    for alike in same.items():
+    for alike in SAME_IF_LAST.items():
         modules = [find(name).build(backbone) for name in alike]
         last = [torch.as_tensor(pipeline(module, "lasttoken").encode(TEXTS)) for module in modules]
         mean = [torch.as_tensor(pipeline(module).encode(TEXTS)) for module in modules]
         assert torch.cosine_similarity(*last).min() > 1 - 1e-5
         assert torch.cosine_similarity(*mean).min() < 1 - 1e-3
-
-
-def test_a_row_stands_only_for_what_was_asked():
-    kept = without_repeats(asked_for(["classical", "echo-2", "bidirectional"]))
-    assert "Bidirectional, last" not in {recipe.result for recipe in kept}
-    assert {recipe.result: recipe.same_as for recipe in kept if recipe.same_as} == {
-        "Classical, last": ("Bidirectional",)
-    }
-    alone = asked_for(["bidirectional"])
-    assert without_repeats(alone) == alone
 
 
 @pytest.mark.parametrize("repetitions", [1, 3])
@@ -131,16 +121,6 @@ def test_random_weights_are_other_weights_of_the_same_shape_with_a_head_of_their
     assert torch.allclose(values, middle, rtol=1e-4)
 
 
-def test_a_recipe_stands_beside_controls_behind_the_same_filter():
-    recipe = find("early-late")
-    assert [(control.kind, control.name) for control in controls_of(recipe)] == [
-        ("tf-idf", "tf-idf, mean"),
-        ("bag", "Bag of input embeddings, mean"),
-        ("filtered bag", f"Bag of input embeddings, {PARTWISE}, mean"),
-        ("random", f"Random weights, {recipe.result}"),
-    ]
-
-
 def test_whatever_a_table_shows_is_found_by_its_name_and_by_its_key():
     shown = [*default_recipes(5), *worth_trying()]
     for recipe in [*shown, *bags_of_input_embeddings(shown)]:
@@ -151,9 +131,12 @@ def test_whatever_a_table_shows_is_found_by_its_name_and_by_its_key():
 
 def test_a_key_goes_on_with_a_layer_and_a_part():
     recipe = find("reba-2@3+all-but-the-top")
-    assert (recipe.row.key, recipe.layer, recipe.part.name) == ("reba-2", 3, "all but the top")
+    assert (recipe.row.key, recipe.layer, recipe.post_processor.name) == ("reba-2", 3, "all but the top")
     assert find("ReBA-2, layer 3, all but the top") == recipe
-    assert (find("early-late").part.name, find("early-late+whitened").part.name) == (PARTWISE, "whitened")
+    assert (find("early-late").post_processor.name, find("early-late+whitened").post_processor.name) == (
+        PARTWISE,
+        "whitened",
+    )
     assert find("classical+idf-weighted").poolings == ("mean",)
 
 
@@ -175,7 +158,7 @@ def test_what_is_no_recipe_is_refused(name, message):
 def test_those_that_are_asked_for():
     keys = [recipe.result for recipe in asked_for(["reba-2, prompteol", "Echo-2, bidirectional", "reba-2"])]
     assert keys == [
-        "ReBA-2, mean", "ReBA-2, last", "PromptEOL, last", "Echo-2, bidirectional, mean", "Echo-2, bidirectional, last",
+        "ReBA-2, mean", "ReBA-2, last", "PromptEOL, last", "Echo-2, bidirectional, mean",
     ]  # fmt: skip
     assert asked_for(["few"], 3, ["a"]) == worth_trying(["a"])
     assert asked_for(["all"], 5, ["a"]) == default_recipes(5, ["a"])
@@ -183,15 +166,12 @@ def test_those_that_are_asked_for():
     assert early_late.fit_texts == ("a", "b")
 
 
-def test_what_is_said_of_a_recipe_and_what_it_is_called():
+def test_the_description_of_a_recipe():
     copies = "The text occurs 2 times, and its last copy is read"
     whitened = "the principal directions of a sample of plain texts, scaled to nearly one variance."
-    assert find("echo-2@3+whitened").says == f"{copies}; read after layer 3, where the model stops; {whitened}"
-    bag = replace(find(BAG.name), part=PARTS["whitened"]).on_random_weights()
-    assert bag.called == "the bag of random embeddings, whitened"
-    assert bag.says.startswith("The same architecture and tokenizer with weights that were never trained; ")
-    assert controls_of(bag) == ()
-    assert find("prompteol").on_random_weights().called == "PromptEOL, last on random weights"
+    assert find("echo-2@3+whitened").description == f"{copies}; read after layer 3, where the model stops; {whitened}"
+    bag = replace(find(BAG.name), post_processor=POST_PROCESSORS["whitened"]).on_random_weights()
+    assert bag.description.startswith("The same architecture and tokenizer with weights that were never trained; ")
 
 
 #: The first recipe of each class. What a class forgets to say of itself would be what the class above it says.

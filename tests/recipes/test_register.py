@@ -61,7 +61,7 @@ def test_their_models_load_by_their_import(theirs, backbone_path, tmp_path):
 def test_their_recipes_are_compared(theirs, backbone_path):
     theirs()
     row = every_row()[-1]
-    assert (row.key, row.name, row.says) == ("their-module", "TheirModule", "Reads a text as they do")
+    assert (row.key, row.name, row.description) == ("their-module", "TheirModule", "Reads a text as they do")
     assert [recipe.result for recipe in default_recipes()].count("TheirModule, mean") == 1
     assert find("TheirModule").row is row
     made = Recipes(CausalTransformer(backbone_path()), asked_for(["their-module", "classical"], 3, TEXTS))
@@ -71,8 +71,8 @@ def test_their_recipes_are_compared(theirs, backbone_path):
 def test_recipes_of_their_own(theirs):
     row = 'register(TheirModule, st_reba.Row("a", "A", TheirModule, "as a"))'
     module = theirs(THEIRS.replace("register(TheirModule)", row)).TheirModule
-    assert [(row.key, row.says) for row in every_row() if row.module is module] == [("a", "as a")]
-    assert find("a").says == "As a."
+    assert [(row.key, row.description) for row in every_row() if row.module is module] == [("a", "as a")]
+    assert find("a").description == "As a."
     # Again, as a notebook does.
     st_reba.register(module, Row("b", "B", module, "as b"))
     assert [row.key for row in every_row() if row.module is module] == ["b"]
@@ -94,7 +94,7 @@ def test_settings_that_a_class_does_not_take(theirs):
     row = Row("a", "A", module, "as a.", settings={"rows": "last", "model_kwargs": {}}, poolings=("last",))
     st_reba.register(module, row)
     # The description may end in a full stop.
-    assert (find("a").pooling, find("a").says) == ("last", "As a.")
+    assert (find("a").pooling, find("a").description) == ("last", "As a.")
     advice = r"Recipe 'b': TheirModule has no settings \['pooling'\]; .* by Row\(\.\.\., poolings=\(\"last\",\)\)"
     with pytest.raises(ValueError, match=advice):
         st_reba.register(module, Row("b", "B", module, "as b", settings={"pooling": "last"}))

@@ -378,7 +378,7 @@ def trusted_fold(kind: FoldKind) -> Fold | None:
         torch.cuda.OutOfMemoryError: If there is no memory for the trial.
     """
     try:
-        from .triton_kernel import fold as kernel
+        from .triton_kernel import update_running_max as kernel
 
         with without_autocast(kind.device):
             if _fold_agrees(kernel, kind):
@@ -421,9 +421,9 @@ def _fold_agrees(kernel: Fold, kind: FoldKind) -> bool:
     wide = replace(layer, query=layer.query.double(), key=layer.key.double(), lse=lse.double())
     result = lse.new_full((_ROWS, keys.stop - keys.start, _QUERIES.stop - _QUERIES.start), float("-inf"))
     expected = result.double()
-    for fold, of_layer, maximum in ((kernel, layer, result), (update_running_max, wide, expected)):
+    for update, of_layer, maximum in ((kernel, layer, result), (update_running_max, wide, expected)):
         for one in (of_layer, replace(of_layer, lse=of_layer.lse.flip(1))):
-            fold(one, keys, _QUERIES, maximum)
+            update(one, keys, _QUERIES, maximum)
     if kind.keys_are_positions:
         result, expected = result.triu(), expected.triu()
     return _agree([result], [expected], 0, _FOLD_TOLERANCE)

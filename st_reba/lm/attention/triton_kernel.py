@@ -88,7 +88,7 @@ def _kernel(
     tl.store(maximum + keys * maximum_key + queries, largest, mask=there)
 
 
-def fold(source: LogWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
+def update_running_max(source: LogWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
     """Fold the log weights of all heads into a running maximum, in place, in one launch.
 
     Args:
