@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, cast
@@ -38,7 +38,6 @@ def build(
     prompts: Mapping[str, str] | None = None,
     max_seq_length: int | None = None,
     device: str | None = None,
-    on_fit: Callable[[], None] | None = None,
     **settings: Any,
 ) -> SentenceTransformer:
     """Build a recipe on a language model as a ready ``SentenceTransformer``.
@@ -62,7 +61,6 @@ def build(
         prompts: Text before a ``"query"`` and before a ``"document"``. None: those of the recipe's authors.
         max_seq_length: Number of tokens of one copy of a text. None: as many as fit the model.
         device: Device of the model. None: the choice of ``SentenceTransformer``, or that of a loaded language model.
-        on_fit: Called when the language model is loaded, before something is fitted on the texts.
         **settings: Further arguments of the recipe's module: ``template``, ``repetitions``, ``model_kwargs`` and so on.
 
     Raises:
@@ -95,8 +93,6 @@ def build(
             recipe.name,
             len(recipe.fitted_on),
         )
-    if recipe.fitted and on_fit is not None:
-        on_fit()
     parts = recipe.pipeline(module, mode, filtered=True, device=device)
     if normalize:
         parts.append(Normalize())

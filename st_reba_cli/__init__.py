@@ -1,8 +1,7 @@
-"""The ``st-reba`` command: its subcommands, one file each, and the format of errors and warnings."""
+"""The ``st-reba`` command: its subcommands, and the format of errors and warnings."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shlex
@@ -11,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any
 
@@ -19,7 +17,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from . import build, compare, encode, export, push, recipes, serve, train, verify
+from . import build, compare, encode, export, serve, train
 from .options import option
 from .printing import console, notes, printable
 
@@ -35,11 +33,7 @@ class Commands(TyperGroup):
         ctx.obj = shlex.join(["st-reba", *args])
         # Stdout is for the JSON object alone.
         console.stderr = "--json" in args
-        # A shell expands ~ at the start of a word, not in --out=~/vectors.
-        home = re.compile(r"(--(?!\S*(?:prompt|template)=)[\w-]+=)~(?=/|$)")
-        return super().parse_args(
-            ctx, [home.sub(lambda match: match[1] + os.path.expanduser("~"), word) for word in args]
-        )
+        return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with _escaped():
@@ -54,37 +48,26 @@ class Commands(TyperGroup):
             try:
                 return super().invoke(ctx)
             except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
-                no_memory = _lacks_memory(error)
+                no_memory = isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
                 if ctx.params.get("traceback") or (isinstance(error, RuntimeError) and not no_memory):
                     raise
-                # Only a command that imported st_reba writes files, and importing it here would take seconds.
-                files = sys.modules.get("st_reba.files")
-                full = f"The disk is full ({error}): free some space, also for temporary files (TMPDIR)."
-                message = full if files is not None and files.is_full(error) else error
+                message = str(error)
                 if no_memory:
-                    first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+                    first = (message.strip() or type(error).__name__).splitlines()[0].rstrip(".")
                     message = f"There is not enough memory ({first}): use a smaller model, or a machine with more."
                 notes.say(Text.assemble(("Error:", "red"), f" {message}"))
                 raise typer.Exit(1) from None
 
 
-def _lacks_memory(error: Exception) -> bool:
-    """Return whether the system, or PyTorch on a CPU or another device, ran out of memory."""
-    by_type = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    return by_type or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
-
-
 @contextmanager
 def _escaped() -> Iterator[None]:
-    """Escape control characters in usage errors, which may quote file names, and suggest only similar options."""
+    """Escape control characters in usage errors, which may quote file names."""
     try:
         yield
     except Exception as error:
         # The classes of usage errors differ between versions of typer, but all have a message.
         if isinstance(message := getattr(error, "message", None), str):
             error.message = printable(message)  # type: ignore[attr-defined]
-        if names := getattr(error, "possibilities", None):
-            error.possibilities = get_close_matches(error.option_name, names, cutoff=0.75)  # type: ignore[attr-defined]
         raise
 
 
@@ -104,8 +87,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 for command in (
-    build.build, compare.compare, encode.encode, export.export, push.push,
-    recipes.recipes, serve.serve, train.train, verify.verify,
+    build.build, compare.compare, encode.encode, export.export, export.push,
+    build.recipes, serve.serve, train.train, serve.verify,
 ):  # fmt: skip
     app.command()(command)
 

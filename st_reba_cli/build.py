@@ -1,4 +1,4 @@
-"""``st-reba build``."""
+"""``st-reba build`` and ``st-reba recipes``, the list of what it builds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
 from . import options
-from .options import complete_recipe, option, refuse
+from .options import complete_recipe, known_names, option, refuse
 from .printing import console, loading_line, model_name, notes, write_json
 
 if TYPE_CHECKING:
@@ -100,8 +101,6 @@ def build(
     if engine == "llama.cpp":
         why = "llama.cpp runs a file's weights unchanged, and gives no access to the LM head or to attention"
         refuse(context, why, "--dtype", "--sparse", "--rerank")
-    options.check_columns(fit_texts, columns, separator)
-    options.check_recipes([recipe] if recipe else [])
     model = options.model_or_demo(model)
     # Printed before imports that take seconds.
     notes.say(f"Loading {model_name(model)}.")
@@ -115,57 +114,57 @@ def build(
     from st_reba.modules.attention_reranking import attention_reranker
     from st_reba.modules.multi_vector import multi_vector_encoder
     from st_reba.recipes import find
+    from st_reba.text.presets import language_of
 
-    from .load import in_asked_language, load, load_llama_cpp, quiet, say_fitted, usable
+    from .load import in_asked_language, load_backbone, prompts_of, quiet, say_fitted, texts_to_fit, usable
 
     context.with_resource(quiet())
-    origin: Any = load_llama_cpp(model, max_seq_length) if engine == "llama.cpp" else model
+    prompts = prompts_of(query_prompt, document_prompt)
     settings: dict[str, Any] = {} if template is None else {"template": template}
-    prompts = options.prompts_of(query_prompt, document_prompt)
-
-    def load_module(kind: Any, arguments: dict[str, Any]) -> Any:
-        if engine == "llama.cpp":
-            return kind(origin, **arguments)
-        return load(kind, model, dtype, "cpu", max_seq_length, **arguments)
-
-    def print_fitting() -> None:
-        own = chosen.post_processor
-        what = f"the filter, {own.name}," if own else f"the projection to {dimensions} dimensions"
-        say_fitted(what, len(chosen.fitted_on), fit_texts)
-
     if not rerank:
         chosen = find(recipe or (SPARSE if sparse else MULTI_VECTOR if multi_vector else DEFAULT))
-        (chosen,) = in_asked_language([chosen], prompt_language, "en")
-        if sparse:
-            settings = {**_sparse_settings(chosen), **settings}
-        else:
-            mode = _checked_pooling(chosen, pooling, template, multi_vector)
-            by_language = not (prompt_language or template)
-            chosen = _with_texts(chosen, fit_texts, dimensions, by_language, columns, separator)
-            chosen = _with_shares(chosen, shares)
-    with atomic_directory(out) as scratch:
+        _check_recipe(chosen, settings, sparse, multi_vector)
+        fitted = bool(dimensions or chosen.fitted)
+        if fit_texts and not fitted:
+            raise ValueError(
+                f"--fit-texts: {chosen.name} is not fitted on texts. Give a recipe that is, such as early-late or "
+                f"{chosen.row.key}+whitened, or leave --fit-texts out."
+            )
+        texts = texts_to_fit(fit_texts, columns, separator) if fitted else []
+        language = language_of(texts) if fit_texts and template is None else "en"
+        (chosen,) = in_asked_language([chosen], prompt_language, language)
+        chosen = replace(chosen, fit_texts=tuple(texts), part_weights=_part_weights(chosen, shares))
+        if fitted:
+            own = chosen.post_processor
+            what = f"the filter, {own.name}," if own else f"the projection to {dimensions} dimensions"
+            say_fitted(what, len(chosen.fitted_on), fit_texts)
+    with atomic_directory(out) as scratch, usable(model):
+        origin: Any = model if engine == "transformers" else load_backbone(model, engine, dtype, None, max_seq_length)
+        weights: dict[str, Any] = {"model_kwargs": {"dtype": dtype}} if engine == "transformers" else {}
+
+        def load(kind: Any, **arguments: Any) -> Any:
+            module = kind(origin, **arguments, **weights)
+            if max_seq_length is not None:
+                module.max_seq_length = max_seq_length
+            return module
+
         built: Any
         if rerank:
-            built = attention_reranker(load_module(AttentionRerankModule, settings), device="cpu")
+            built = attention_reranker(load(AttentionRerankModule, **settings), device="cpu")
         elif sparse:
-            prompts = prompts_or_own(prompts, settings)
-            built = SparseEncoder(modules=[load_module(PromptRepsModule, settings)], device="cpu", prompts=prompts)
+            arguments = {**chosen.row.settings, **settings}
+            prompts = prompts_or_own(prompts, arguments)
+            built = SparseEncoder(modules=[load(PromptRepsModule, **arguments)], device="cpu", prompts=prompts)
         elif multi_vector:
-            arguments = {**chosen.row.arguments(mode, chosen.layer), **chosen.row.with_own_template(settings)}
-            module = load_module(chosen.row.module, arguments)
-            if dimensions:
-                print_fitting()
-            prompts, texts = prompts_or_own(prompts, arguments), chosen.fit_texts
+            arguments = {**chosen.row.arguments("", chosen.layer), **chosen.row.with_own_template(settings)}
+            module, prompts = load(chosen.row.module, **arguments), prompts_or_own(prompts, arguments)
             built = multi_vector_encoder(module, dimension=dimensions, fit_texts=texts, prompts=prompts)
             note_recipe(built, chosen, settings)
         else:
-            if engine == "transformers":
-                settings = {**settings, "model_kwargs": {"dtype": dtype}}
-            with usable(model):
-                built = st_reba.build(
-                    origin, chosen, pooling=mode, prompts=prompts, max_seq_length=max_seq_length, device="cpu",
-                    on_fit=print_fitting, **settings,
-                )  # fmt: skip
+            built = st_reba.build(
+                origin, chosen, pooling=pooling, prompts=prompts, max_seq_length=max_seq_length, device="cpu",
+                **settings, **weights,
+            )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__
     line = loading_line(f"st_reba.{family}" if rerank else family, out)
@@ -175,57 +174,40 @@ def build(
         write_json("build", path=str(out), family=family, recipe=key, load=line)
 
 
-def _sparse_settings(chosen: Recipe) -> dict[str, Any]:
-    """Return the settings of a recipe that reads the last token of a prompt.
+def _check_recipe(chosen: Recipe, settings: dict[str, Any], sparse: bool, multi_vector: bool) -> None:
+    """Check that a recipe has the prompt, the token vectors and the template that are asked for.
 
     Raises:
-        ValueError: If the recipe reads other tokens or layers, or has a filter.
+        ValueError: If it does not.
     """
     from st_reba.modules import CausalTransformer
+    from st_reba.recipes import every_row
 
-    prompted = chosen.row.module is CausalTransformer and chosen.row.poolings == ("last",)
-    if not prompted or chosen.post_processor or chosen.layer is not None:
+    row, filtered = chosen.row, chosen.post_processor is not None
+    prompted = row.module is CausalTransformer and row.poolings == ("last",)
+    if sparse and (not prompted or filtered or chosen.layer is not None):
         raise ValueError(
             f"--sparse with {chosen.key}: words are predicted at the end of a prompt, after the last layer. Give a "
             f"recipe with a prompt, such as {SPARSE} or prompteol."
         )
-    return dict(chosen.row.settings)
-
-
-def _checked_pooling(chosen: Recipe, pooling: str | None, template: str | None, multi_vector: bool) -> str:
-    """Return the name of the pooling in sentence-transformers.
-
-    Raises:
-        ValueError: If pooling, template or token vectors do not fit the recipe.
-    """
-    from st_reba.build import check_pooling
-    from st_reba.recipes import every_row
-    from st_reba.recipes.recipe import POOLINGS
-
-    if template is not None and "template" not in chosen.row.module.config_keys:
-        raise ValueError(f"--template: {chosen.name} has no template. Leave --template out.")
-    mode = POOLINGS.get(pooling or chosen.pooling, pooling or "")
-    if not multi_vector:
-        check_pooling(chosen, mode, f"--pooling {mode}")
-    elif chosen.post_processor is not None:
-        raise ValueError(
-            f"--multi-vector: {chosen.post_processor.name} is a filter of pooled vectors, and nothing is pooled. Give "
-            f"{chosen.row.key if chosen.row.post_processor is None else 'another recipe, such as echo-2'}."
-        )
-    elif not chosen.row.words:
+    if multi_vector and (not row.words or filtered):
         keys = ", ".join(row.key for row in every_row() if row.words)
-        raise ValueError(f"--multi-vector: {chosen.name} does not read every token. Give one of {keys}.")
-    return mode
+        raise ValueError(
+            f"--multi-vector: {chosen.name} does not read every token, or has a filter of pooled vectors. Give one of "
+            f"{keys}."
+        )
+    if settings.keys() - {*row.module.config_keys}:
+        raise ValueError(f"--template: {chosen.name} has no template. Leave --template out.")
 
 
-def _with_shares(chosen: Recipe, shares: str | None) -> Recipe:
-    """Return the recipe with the weights of its parts.
+def _part_weights(chosen: Recipe, shares: str | None) -> tuple[float, ...]:
+    """Return the weights of a recipe's parts, whose sum is 1.
 
     Raises:
-        ValueError: If the weights are not one number above 0 for each part.
+        ValueError: If they are not one number above 0 for each part.
     """
     if shares is None:
-        return chosen
+        return chosen.part_weights
     try:
         weights = [float(share) for share in shares.split(",")]
     except ValueError:
@@ -236,42 +218,32 @@ def _with_shares(chosen: Recipe, shares: str | None) -> Recipe:
             f"--shares {shares!r}: {chosen.name} has {parts} part{'s' * (parts > 1)}. Give a number above 0 for each "
             "of several parts, separated by commas, or leave --shares out."
         )
-    return replace(chosen, part_weights=tuple(weight / sum(weights) for weight in weights))
+    return tuple(weight / sum(weights) for weight in weights)
 
 
-def _with_texts(
-    chosen: Recipe,
-    fit_texts: str | None,
-    dimensions: int | None,
-    by_language: bool,
-    columns: str | None,
-    separator: str | None,
-) -> Recipe:
-    """Return the recipe with the texts to fit its filter, or the projection of token vectors, on.
+def recipes() -> None:
+    """List all recipes and filters.
 
-    Args:
-        chosen: The recipe.
-        fit_texts: Source of the user's texts; None: those of the package.
-        dimensions: Dimensions of the projection; None: no projection.
-        by_language: Whether the prompt is in the language of the user's texts.
-        columns: Names of the columns of the user's texts.
-        separator: Separator of the columns; None: the default.
-
-    Raises:
-        ValueError: If there are texts, and nothing is fitted.
+    --recipe and --recipes take a recipe's key. @LAYER and one filter may follow it: "classical@12",
+    "prompteol+whitened". With -zh a recipe has its Chinese prompt: "topic-zh".
     """
-    from st_reba.text.presets import language_of
-
-    from .load import in_asked_language, texts_to_fit
-
-    if not dimensions and not chosen.fitted:
-        if fit_texts is None:
-            return chosen
-        raise ValueError(
-            f"--fit-texts: {chosen.name} is not fitted on texts. Give a recipe that is, such as early-late or "
-            f"{chosen.row.key}+whitened, or leave --fit-texts out."
-        )
-    texts = texts_to_fit(fit_texts, columns, separator)
-    if by_language and fit_texts is not None:
-        (chosen,) = in_asked_language([chosen], None, language_of(texts))
-    return replace(chosen, fit_texts=tuple(texts))
+    known, filters = known_names()
+    for title, tried in (("Recipes that compare tries by default", True), ("Other recipes", False)):
+        console.say(title, style="bold")
+        table = Table("Key", "Passes", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
+        table.columns[0].min_width = max(map(len, known)) + 2
+        for column in table.columns[:2]:
+            column.no_wrap = True
+        for key, row in known.items():
+            if row["tried"] == tried:
+                description = row["in_brief"] or f"{row['description'][:1].upper()}{row['description'][1:]}"
+                table.add_row(f"{key} *" if row["fitted"] else key, row["cost"], description)
+        console.print(table)
+        console.print()
+    console.say("*: fitted on plain texts (--fit-texts). Passes: number of passes over the text.")
+    console.print()
+    table = Table("Filter", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.columns[0].no_wrap = True
+    for key, description in filters.items():
+        table.add_row(f"+{key}", description)
+    console.print(table)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .options import check_columns, check_recipes, file, model_or_demo, option, refuse, typed
+from .options import file, model_or_demo, option, refuse
 from .printing import console, model_name, notes, write_json
 
 
@@ -65,16 +65,14 @@ def compare(
     The answer is the first line. Scores have 95% intervals. Without --data it runs on labelled texts in the package.
     """
     if saved is not None:
-        others = [name for name in typed(context) if name not in ("--saved", "--against", "--out", "--json")]
-        refuse(context, "--saved runs nothing, and goes with --against, --out and --json alone", *others)
+        why = "--saved runs nothing, and goes with --against, --out and --json alone"
+        refuse(context, why, but=("--saved", "--against", "--out", "--json"))
     if engine == "llama.cpp":
         refuse(context, "llama.cpp runs a file's weights as they are, where it runs", "--dtype", "--device")
     if data is not None:
         refuse(context, "it chooses among the demo texts, and there are data of your own", "--demo")
     else:
         refuse(context, "it is for the table of --data", "--columns", "--separator")
-    check_columns(data, columns, separator)
-    check_recipes(recipes or [])
     name = "" if saved is not None else model_or_demo(model)
 
     from st_reba.compare import Splits, forecast, prepared, texts_of

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
-from .options import argument, check_columns, check_model, check_source, check_url, option, separated
+from .options import argument, check_model, check_source, check_url, option
 from .printing import Shown, console, write_json
 
 
@@ -90,8 +90,6 @@ def encode(
     """
     if workers is not None and engine != "ray":
         raise ValueError("--workers is for --engine ray. On this machine list the devices: --device cuda:0,cuda:1.")
-    for name in filter(None, (column, *(keep or ()))):
-        check_columns(texts, name, separator)
     path = Path(out)
     if keep and path.suffix == ".npy":
         raise ValueError("--keep: an .npy file holds vectors alone. Give an --out that ends in .parquet.")
@@ -119,7 +117,7 @@ def encode(
         if engine == "ray":
             runner = job.RayEngine(workers or 1, device)
         else:
-            runner = job.LocalEngine(separated([device or get_device_name()]))
+            runner = job.LocalEngine([name.strip() for name in (device or get_device_name()).split(",")])
         encoder = job.Encoder(
             model=model, revision=revision, batch_size=batch_size, prompt_name=prompt_name, prompt=prompt,
             truncate_dim=truncate_dim, normalize=normalize, chunk_tokens=chunk_tokens, chunk_overlap=chunk_overlap,

@@ -1,4 +1,4 @@
-"""``st-reba export``."""
+"""``st-reba export`` and ``st-reba push``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from . import options
-from .options import directory, model_or_demo, option, refuse
-from .printing import Shown, console, loading_line
+from .options import argument, directory, model_or_demo, option, refuse
+from .printing import Shown, console, loading_line, write_json
 
 
 def export(
@@ -53,16 +53,14 @@ def export(
     from st_reba.encode import Encoder
     from st_reba.export import save_plain, static_model
     from st_reba.files import atomic_directory
-    from st_reba.modules import CausalTransformer
 
-    from .load import load, placement, quiet, say_fitted, texts_to_fit, usable
+    from .load import load_backbone, quiet, say_fitted, texts_to_fit, usable
 
     context.with_resource(quiet())
     if static is not None:
         texts = texts_to_fit(fit_texts)
         with atomic_directory(static, "--static") as scratch, Shown("Reading the vocabulary", "tokens") as shown:
-            where, precision = placement(device, dtype)
-            module = load(CausalTransformer, model, precision, where)
+            module = load_backbone(model, "transformers", dtype, device)
             say_fitted("weights and whitening", len(texts), fit_texts)
             made = static_model(
                 module, texts, layer=layer, dimension=dimensions,
@@ -80,3 +78,35 @@ def export(
         message = f"Wrote {plain}, which gives the same vectors. {engines}"
     line = loading_line("SentenceTransformer", static or plain, imports="")
     console.say(f"{message} it with: {line}; it needs sentence-transformers alone.")
+
+
+def push(
+    directory: Annotated[Path, argument("A saved SentenceTransformer.", "MODEL_DIR", exists=True, file_okay=False)],
+    repo_id: Annotated[str, argument("Repository on the Hub, created if it does not exist.", "ORG/NAME")],
+    private: Annotated[
+        bool, option("Create the repository as private; an existing one must be private.", "--private")
+    ] = False,
+    revision: Annotated[str | None, option("Branch to push to. Default: main.")] = None,
+    create_pr: Annotated[bool, option("Open a pull request instead of pushing.", "--create-pr")] = False,
+    message: Annotated[str | None, option("Commit message.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check that a saved model is complete, and upload it to the Hub.
+
+    The token is that of your login, or HF_TOKEN.
+    """
+    if repo_id.count("/") != 1:
+        raise ValueError(f'"{repo_id}" is not the name of a repository: give "org/name" or "user/name".')
+
+    from st_reba.hub import push as hub
+
+    url = hub.push(directory, repo_id, private=private, revision=revision, create_pr=create_pr, message=message)
+    where = "" if revision is None else f", revision {revision}"
+    line = loading_line(str(hub.loading_class(str(directory))), repo_id, revision)
+    if create_pr:
+        console.say(f"Proposed {directory} to {repo_id}: {url}")
+    else:
+        console.say(f"Pushed {directory} to {repo_id}{where}: {url}")
+        console.say(f"Load it with: {line}")
+    if as_json:
+        write_json("push", url=str(url), repo_id=repo_id, revision=revision, pull_request=create_pr, load=line)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,15 +21,13 @@ from st_reba.evaluation import OddOneOutEvaluator
 from st_reba.evaluation.tasks import NO_LABELS
 from st_reba.files import is_full
 from st_reba.hub.saved_files import check_saved, fetching
-from st_reba.modules import CausalModule, CausalTransformer, LlamaCppTransformer
+from st_reba.modules import CausalTransformer, LlamaCppTransformer
 from st_reba.recipes import Recipe
 from st_reba.recipes.lookup import in_language
 from st_reba.text.presets import PromptLanguage
 
-from .options import check_model, prompts_of
+from .options import check_model
 from .printing import console, notes
-
-Module = TypeVar("Module", bound=CausalModule)
 
 #: Names of languages by their codes.
 LANGUAGES = {"en": "English", "zh": "Chinese"}
@@ -64,6 +61,13 @@ def read(
     if not isinstance(texts, Labelled):
         raise ValueError(f"{data}: {NO_LABELS}")
     return texts
+
+
+def prompts_of(query: str | None, document: str | None) -> dict[str, str] | None:
+    """Return the prompts of ``encode_query`` and ``encode_document``; None if both are None."""
+    if query is None and document is None:
+        return None
+    return {name: prompt for name, prompt in (("query", query), ("document", document)) if prompt}
 
 
 def described(data: str | None, demo: str | None, labelled: Labelled) -> str:
@@ -140,16 +144,14 @@ def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, t
 def quiet() -> Iterator[None]:
     """Silence the logs and progress bars of libraries, which would precede errors each time a model is loaded."""
     transformers_logging.disable_progress_bar()
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    logger = logging.getLogger("sentence_transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    levels = {name: logging.getLogger(name).level for name in ("sentence_transformers", "transformers")}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
-        transformers_logging.set_verbosity(before)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def check_devices(device: str | None) -> None:
@@ -207,34 +209,20 @@ def placement(device: str | None, dtype: str) -> tuple[str, str]:
     return device, "float32" if dtype == "auto" and device == "cpu" else dtype
 
 
-def load(
-    kind: type[Module], model: str, dtype: str, device: str, max_seq_length: int | None = None, **settings: Any
-) -> Module:
-    """Load a language model as a module."""
-    with usable(model):
-        module = kind(model, model_kwargs={"dtype": dtype}, **settings).to(device)
-    if max_seq_length is not None:
-        module.max_seq_length = max_seq_length
-    return module
-
-
-def load_llama_cpp(model: str, max_seq_length: int | None = None) -> LlamaCppTransformer:
-    """Load a GGUF file in llama.cpp, at its own precision."""
-    with usable(model):
-        module = LlamaCppTransformer(model)
-    if max_seq_length is not None:
-        module.max_seq_length = max_seq_length
-    return module
-
-
 def load_backbone(
-    model: str, engine: str, dtype: str, device: str | None, max_seq_length: int | None
+    model: str, engine: str, dtype: str, device: str | None, max_seq_length: int | None = None
 ) -> CausalTransformer | LlamaCppTransformer:
-    """Load a language model by either engine."""
-    if engine == "llama.cpp":
-        return load_llama_cpp(model, max_seq_length)
-    where, precision = placement(device, dtype)
-    return load(CausalTransformer, model, precision, where, max_seq_length)
+    """Load a language model by either engine; llama.cpp keeps a file's own precision."""
+    module: CausalTransformer | LlamaCppTransformer
+    with usable(model):
+        if engine == "llama.cpp":
+            module = LlamaCppTransformer(model)
+        else:
+            where, precision = placement(device, dtype)
+            module = CausalTransformer(model, model_kwargs={"dtype": precision}).to(where)
+    if max_seq_length is not None:
+        module.max_seq_length = max_seq_length
+    return module
 
 
 def load_saved(model: str, revision: str | None, *, dtype: str, device: str | None) -> SentenceTransformer:

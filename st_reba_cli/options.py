@@ -1,18 +1,14 @@
 """Options shared by several commands, and quick checks of what was typed.
 
-The checks need the standard library alone and take milliseconds. The code that runs afterwards checks again, because it
-knows the model and the recipes that other packages have registered.
+The checks need the standard library alone and take milliseconds.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
-import sys
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Collection
 from functools import cache
 from glob import glob, has_magic
 from importlib.util import find_spec
@@ -23,7 +19,7 @@ import typer
 
 #: Environment variable of ``--api-key``.
 API_KEY_ENV = "ST_REBA_API_KEY"
-#: File that lists all recipes and filters; ``make tables`` writes it from their declarations.
+#: List of all recipes and filters for ``st-reba recipes``; ``make tables`` writes it from their declarations.
 NAMES = Path(__file__).with_name("names.json")
 #: Files of which a directory with a model has at least one: language model, SentenceTransformer, adapter.
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")
@@ -33,8 +29,6 @@ _TABLES = (".txt", ".tsv", ".csv", ".jsonl", ".ndjson", ".json", ".parquet", ".g
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 #: GGUF file on the Hub, written ``org/repo:TAG`` as for llama.cpp's -hf.
 _GGUF_TAG = re.compile(r"[\w.-]+/[\w.-]+:[\w.-]+")
-#: Key of a recipe with an optional layer and filter, such as ``reba-2-prepended@12+whitened``.
-_KEY = re.compile(r"(?P<key>[a-z0-9-]+)(?:@(?P<layer>\d+))?(?:\+(?P<part>[a-z0-9-]+))?")
 
 
 def check_free(out: Path | None, name: str) -> Path | None:
@@ -88,44 +82,6 @@ def check_source(source: str | None) -> str | None:
     return source
 
 
-def check_columns(source: str | None, columns: str | None, separator: str | None = None) -> None:
-    """Check that a local table has the named columns.
-
-    Args:
-        source: The table; a folder, a compressed or a remote table is not checked.
-        columns: Value of ``--columns``: names or numbers from 1, or ``role=name``, separated by commas.
-        separator: Separator of the columns; None: the default.
-
-    Raises:
-        ValueError: If a column is missing.
-    """
-    titles = None if source is None or columns is None else _titles(Path(source), separator)
-    names = [part.rpartition("=")[2].strip() for part in (columns or "").split(",")]
-    if titles is not None and (missing := [name for name in names if name not in titles and not name.isdigit()]):
-        raise ValueError(
-            f"{source} has no column {', '.join(map(repr, missing))}: its first row is {', '.join(titles)}. Give these "
-            "names or, without a header, numbers from 1."
-        )
-
-
-def _titles(path: Path, separator: str | None) -> list[str] | None:
-    """Return the names of a table's columns; None if they cannot be read quickly."""
-    kind = path.suffix.lower()
-    if not path.is_file() or kind not in (".txt", ".tsv", ".csv", ".jsonl", ".ndjson"):
-        return None
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            if kind in (".tsv", ".csv"):
-                default = "\t" if kind == ".tsv" else ","
-                titles = next(csv.reader(stream, delimiter=separator or default), None)
-                # A separator left in a name: st_reba detects the right one later.
-                return None if titles is None or re.search(r"[\t;|,]", "".join(titles)) else titles
-            row = {"text": ""} if kind == ".txt" else json.loads(stream.readline(2**20))
-            return list(row) if isinstance(row, dict) else None
-    except (ValueError, TypeError, csv.Error):
-        return None
-
-
 def check_model(model: str | None) -> str | None:
     """Check that a model is a directory with a model, a GGUF file or possibly a Hub id, and return it.
 
@@ -141,14 +97,10 @@ def check_model(model: str | None) -> str | None:
         if path.suffix.lower() != ".gguf" and not is_gguf:
             raise ValueError(f"The model {model} is a file: give its directory.")
     elif path.is_dir():
-        if not any(path.iterdir()):
-            raise ValueError(f"The model {model} is an empty directory: give one with a saved model.")
         if not any((path / name).is_file() for name in _MODEL_FILES):
-            if file := next(path.glob("*.gguf"), None):
-                raise ValueError(f"The model {model} is a directory with a GGUF file: give the file, {file}.")
             raise ValueError(
                 f"The model {model} is a directory without a model (none of {', '.join(_MODEL_FILES)}): give one that "
-                "`save_pretrained` or `st-reba build` wrote."
+                "`save_pretrained` or `st-reba build` wrote, or a GGUF file itself."
             )
     elif not (model.lower().endswith(".gguf") or _GGUF_TAG.fullmatch(model)) and (
         model.startswith((".", "/", "~", "\\")) or "\\" in model or model.count("/") > 1
@@ -158,41 +110,18 @@ def check_model(model: str | None) -> str | None:
 
 
 def check_key(key: str | None) -> str | None:
-    """Check that an API key is not empty, and return it; typer ignores an empty variable.
+    """Check API keys separated by commas, and return them; typer ignores an empty variable.
 
     Raises:
-        ValueError: If the option, or the variable without it, is empty.
+        ValueError: If a key of the option, or of the variable without it, is empty or cannot be sent.
     """
-    if (os.environ.get(API_KEY_ENV, "-") if key is None else key).strip():
-        return key
-    raise ValueError(f"An API key is empty (--api-key, {API_KEY_ENV}): give a key, or leave it out.")
-
-
-def check_recipes(recipes: Iterable[str]) -> None:
-    """Check that recipes given by their keys exist.
-
-    Args:
-        recipes: Values of ``--recipe`` or ``--recipes``: ``few``, ``all``, keys or names, separated by commas.
-
-    Raises:
-        ValueError: If a recipe does not exist; the message suggests similar keys.
-    """
-    if "st_reba" in sys.modules:
-        # No import is saved then, and st_reba also knows the recipes that other packages have registered.
-        return
-    known, parts = known_names()
-    # The number of copies and the languages of prompts are checked later.
-    keys = {re.sub(r"\d+", "N", key) for key in known}
-    for recipe in separated(recipes):
-        match = _KEY.fullmatch(recipe)
-        if match is None or recipe in ("few", "all"):
-            continue
-        is_key = re.sub(r"\d+", "N", match["key"].removesuffix("-zh")) in keys
-        if not is_key or match["part"] not in (None, *parts):
-            names = [f"{match['key']}+{part}" for part in parts] if is_key else list(known)
-            near = get_close_matches(recipe, names, n=3, cutoff=0.75)
-            hint = f": did you mean {', '.join(near)}?" if near else "."
-            raise ValueError(f"There is no recipe {recipe!r}{hint} `st-reba recipes` lists recipes and filters.")
+    keys = os.environ.get(API_KEY_ENV, "-") if key is None else key
+    if not all(re.fullmatch("[!-~]+", part.strip()) for part in keys.split(",")):
+        raise ValueError(
+            f"An API key (--api-key, {API_KEY_ENV}) is empty, or has characters other than printable ASCII, which "
+            "clients encode in different ways: use ASCII letters, digits and punctuation, or leave it out."
+        )
+    return key
 
 
 @cache
@@ -254,11 +183,6 @@ def source(description: str) -> Any:
 def directory(description: str, name: str) -> Any:
     """Declare an option for a directory to write; see :func:`check_free`."""
     return option(description, name, callback=lambda out: check_free(out, name))
-
-
-def separated(values: Iterable[str]) -> list[str]:
-    """Split the values of an option that may be repeated, and may have several values separated by commas."""
-    return [name.strip() for value in values for name in value.split(",")]
 
 
 Model = Annotated[
@@ -338,35 +262,25 @@ Out = Annotated[
 SaveBest = Annotated[Path | None, directory("Directory to write the best recipe to, ready to load.", "--save-best")]
 
 
-def prompts_of(query: str | None, document: str | None) -> dict[str, str] | None:
-    """Return the prompts of ``encode_query`` and ``encode_document``; None if both are None."""
-    if query is None and document is None:
-        return None
-    return {name: prompt for name, prompt in (("query", query), ("document", document)) if prompt}
-
-
-def typed(context: typer.Context) -> list[str]:
-    """Return the names of the options that were typed; an option turned off as ``--no-...``."""
-    names = []
-    for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        if source is not None and source.name == "COMMANDLINE" and parameter.param_type_name == "option":
-            off = context.params[str(parameter.name)] is False
-            names.append((parameter.secondary_opts if off else parameter.opts)[0])
-    return names
-
-
-def refuse(context: typer.Context, why: str, *names: str) -> None:
+def refuse(context: typer.Context, why: str, *names: str, but: Collection[str] = ()) -> None:
     """Raise an error if options were typed that have no effect with the others.
 
     Args:
         context: Context of the command.
         why: Clause that says why they have no effect.
         names: The options.
+        but: If given, the options are all others than these.
 
     Raises:
         ValueError: If one of them was typed.
     """
-    present = typed(context)
-    if unused := [name for name in names if name in present]:
+    unused = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            off = context.params[str(parameter.name)] is False
+            name = (parameter.secondary_opts if off else parameter.opts)[0]
+            if name in names or (but and name not in but):
+                unused.append(name)
+    if unused:
         raise ValueError(f"{', '.join(unused)}: {why}. Leave {', '.join(unused)} out.")

@@ -52,11 +52,6 @@ console = EscapingConsole()
 notes = EscapingConsole(stderr=True)
 
 
-def best_in_bold(text: str, best: bool) -> Text:
-    """Return a cell of a table, highlighted if it is the best."""
-    return Text(text, style="bold green" if best else "")
-
-
 def model_name(model: str) -> str:
     """Return the name of a model for messages: without the folder for a file."""
     path = Path(model)

@@ -1,4 +1,4 @@
-"""``st-reba serve``."""
+"""``st-reba serve``, and ``st-reba verify`` of what a server returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from . import options
-from .options import API_KEY_ENV, argument, check_key, check_model, option, separated
-from .printing import console, notes
+from .options import API_KEY_ENV, argument, check_key, check_model, option
+from .printing import console, notes, write_json
 
 MIB = 2**20
 
@@ -66,14 +66,7 @@ def serve(
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
     if model_name == "":
         raise ValueError("--model-name is empty: give a name, or leave it out.")
-    keys = [] if api_key is None else separated([api_key])
-    if not all(keys):
-        raise ValueError("An API key is empty (--api-key, ST_REBA_API_KEY): give a key, or leave it out.")
-    if not all(key.isascii() and key.isprintable() for key in keys):
-        raise ValueError(
-            "An API key (--api-key, ST_REBA_API_KEY) has characters other than printable ASCII, which clients encode "
-            "in different ways: use ASCII letters, digits and punctuation."
-        )
+    keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
 
     # Printed before imports that take seconds.
     notes.say(f"Loading {' and '.join(filter(None, (model, rerank)))}; the address follows when the server is ready.")
@@ -122,3 +115,67 @@ def serve(
 
 def _last_part(model: str) -> str:
     return Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]
+
+
+def verify(
+    context: typer.Context,
+    url: Annotated[str, argument("URL of the server: its root or a path (.../v1, .../v1/embeddings).", "URL")],
+    model: Annotated[
+        str,
+        option(
+            "Saved SentenceTransformer that the server runs: a directory or a Hub id.",
+            callback=check_model,
+        ),
+    ],
+    model_name: Annotated[
+        str | None, option("Name of the model in requests. Default: the first of the server's /v1/models.")
+    ] = None,
+    prompt_name: Annotated[
+        str | None, option("Name of the model's prompt that the server should put before texts.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        option("Key to send, if the server needs one.", envvar=API_KEY_ENV, show_envvar=True, callback=check_key),
+    ] = None,
+    timeout: Annotated[float, option("Seconds to wait for an answer.", min=0.1)] = 60.0,
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check that a server returns the vectors of a saved model.
+
+    The command compares the vectors of twenty texts. If they differ, it prints likely causes, and its exit code is 1.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url} is not a URL: give one that begins with http:// or https://.")
+
+    # Printed before imports that take seconds.
+    notes.say(f"Sending requests to {url}, with {timeout:g} seconds for each answer (--timeout).")
+
+    from st_reba.hub.push import loading_class
+    from st_reba.verify import Endpoint
+    from st_reba.verify import verify as verified
+
+    from .load import load_saved, quiet, usable
+
+    context.with_resource(quiet())
+    if Path(model).is_dir() and (kind := loading_class(model)) not in (None, "SentenceTransformer"):
+        raise ValueError(f"{model} is a {kind}: give a SentenceTransformer, which has one vector per text.")
+    # Ask the server first: loading the model takes longer.
+    endpoint = Endpoint(url, model_name, api_key, timeout)
+    first = endpoint.first_model()
+    endpoint.model = model_name or first
+    with usable(model, device):
+        loaded = load_saved(model, revision, dtype=dtype, device=device)
+        result = verified(endpoint, loaded, prompt_name=prompt_name)
+    answer = f"Equal: {endpoint.url} returns" if result.equal else f"{endpoint.url} does not return"
+    console.say(f"{answer} the vectors of {model}.")
+    for cause in result.causes:
+        console.say(f"- {cause}")
+    console.print(f"Largest distance between vectors: {result.distance:.1e} (length 1). Allowed: {result.tolerance:g}.")
+    if as_json:
+        fields = {name: getattr(result, name) for name in ("equal", "causes", "tolerance", "distance")}
+        write_json("verify", url=endpoint.url, model=model, **fields)
+    if not result.equal:
+        raise typer.Exit(1)

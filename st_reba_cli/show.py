@@ -19,7 +19,7 @@ from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, ro
 from st_reba.evaluation.tasks import Measure
 from st_reba.files import held
 
-from .printing import Shown, best_in_bold, console, loading_line, notes, write_json
+from .printing import Shown, console, loading_line, notes, write_json
 
 # Columns that a terminal has room for; the report has them all.
 _SHOWN_TASKS = 2
@@ -184,11 +184,11 @@ def _cell(task: Measure, cell: Cell | None, with_interval: bool) -> Text:
     score, interval = cell.score, ""
     if with_interval:
         interval = f" {task.show_interval(score, decimals=0 if task.scale > 1 else 2):>9}"
-    # In front, so that the numbers stand below each other.
-    mark, value = TIED if cell.tied else "", task.show(score.value)
+    value, style = task.show(score.value), "bold green" if cell.best else ""
     if score.corrected is None:
-        return Text.assemble(mark, best_in_bold(f"{value}{interval}", cell.best))
-    return best_in_bold(f"{value}{' ' * len(interval)}\n{task.show(score.corrected)}{interval}", cell.best)
+        # The mark is in front, so that the numbers are below each other.
+        return Text.assemble(TIED if cell.tied else "", (f"{value}{interval}", style))
+    return Text(f"{value}{' ' * len(interval)}\n{task.show(score.corrected)}{interval}", style)
 
 
 def _legend(found: Comparison) -> list[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import yaml
 
-from .options import argument, check_free, check_model, check_source, file, option
+from .options import argument, check_free, file, option
 from .printing import console, loading_line
 
 
@@ -27,13 +25,6 @@ def train(
     A run shows its progress, saves checkpoints and writes a model that is ready to load.
     """
     check_free(out / "model", "--out")
-    with suppress(yaml.YAMLError, UnicodeDecodeError):
-        entries = yaml.safe_load(config.read_text(encoding="utf-8"))
-        for key, value in entries.items() if isinstance(entries, dict) else ():
-            if isinstance(value, str) and key in ("model", "second_model"):
-                check_model(value)
-            elif isinstance(value, str) and key in ("triplets", "pairs", "texts", "sentences", "evaluation"):
-                check_source(value)
 
     from transformers import AutoConfig
 

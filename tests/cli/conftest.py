@@ -30,12 +30,11 @@ def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkey
     models = {"lm": backbone_path(), "shallow": shallow_path, "roomy": roomy_path, "demo": DEMO_MODEL, "saved": saved}
     for name, path in models.items():
         Path(name).symlink_to(path)
-    for name in ("empty", "full", "packed"):
+    for name in ("full",):
         Path(name).mkdir()
     shutil.copytree(saved, "damaged")
     (own(Path("damaged")) / "model.safetensors").write_bytes(b"\x08\0\0\0")
     Path("full/notes.txt").touch()
-    Path("packed/q4.gguf").write_bytes(b"GGUF")
     Path("texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     Path("pairs.tsv").write_text("".join(f"a cat {n}\ta dog {n * 7}\t{n % 5}\n" for n in range(20)), encoding="utf-8")
     Path("zh.tsv").write_bytes(b"".join(demo_pairs("zh").read_bytes().splitlines(keepends=True)[:20]))
