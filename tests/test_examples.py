@@ -114,7 +114,7 @@ def small(monkeypatch, roomy_path):
 def test_retrieval_with_vectors_of_texts_and_of_tokens(monkeypatch):
     def few(path):
         """Read the queries with the relevant documents alone."""
-        data = read_data(path).head(20)
+        data = read_data(path).part(range(20))
         relevant = {each for some in data.relevant.values() for each in some}
         return replace(data, documents={key: data.documents[key] for key in data.documents if key in relevant})
 
@@ -134,7 +134,7 @@ def test_chat_and_memory_from_one_model():
 @pytest.mark.usefixtures("small")
 def test_the_tour(monkeypatch):
     """Run the cells; `make notebook` also starts a kernel."""
-    monkeypatch.setattr("st_reba.data.tables.read_pairs", lambda path: read_pairs(path).head(12))
+    monkeypatch.setattr("st_reba.data.tables.read_pairs", lambda path: read_pairs(path).part(range(12)))
     names = cells("tour")
     assert len(names["recipes"]) == 5
     assert names["words"].shape == (3, 32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +11,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from .rows import LONGEST, TOO_LONG, check_characters, listed, parquet_schema, place, read_rows
-from .sources import TO_MEASURE, File, files_of
+from .sources import (
+    LONGEST,
+    TO_MEASURE,
+    TOO_LONG,
+    File,
+    check_characters,
+    files_of,
+    listed,
+    parquet_schema,
+    place,
+    read_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,14 @@ class Column:
         return next((titles[name] for name in (_plain(self.name), *self.others.split()) if name in titles), None)
 
 
+#: Remedy where no option names columns.
+NAMED = "Give the columns these names."
+_REMEDY = (
+    "If the columns have other names or another order, give --columns with their names or, without a header, with "
+    "their positions from 1."
+)
+
+
 @dataclass(frozen=True)
 class Schema:
     """Kind of rows of a table.
@@ -48,13 +65,13 @@ class Schema:
     Attributes:
         name: Noun for the rows, such as ``"pairs"``.
         columns: Columns in the order of a file without a header.
-        option: Option that names the columns of a file, or an empty string if there is none.
+        remedy: Sentence for errors about the names of columns.
         headed: Whether a file must have a header.
     """
 
     name: str
     columns: tuple[Column, ...]
-    option: str = "--columns"
+    remedy: str = _REMEDY
     headed: bool = False
 
     @property
@@ -96,7 +113,6 @@ class Table:
         name: Name of the table in messages.
         values: Values by the columns' names.
         places: File and line (in Parquet, the row) of each row.
-        uneven: Number of rows that have more or fewer columns than the first row of their file.
     """
 
     schema: Schema
@@ -106,26 +122,19 @@ class Table:
     name: str = ""
     values: dict[str, list[Any]] = field(default_factory=dict)
     places: list[tuple[File, int]] = field(default_factory=list)
-    uneven: int = 0
 
     def where(self, row: int) -> str:
         """Return the place of a row, for messages."""
         return place(*self.places[row])
 
     @property
-    def unread(self) -> list[str]:
-        """Titles of the unused columns."""
-        return [title for title in self.every if title not in self.titles.values()]
-
-    @property
     def description(self) -> str:
         """Used and unused columns, for messages."""
         if self.unsure:
-            uneven = f"; rows with another number of columns than the first: {self.uneven:,}" if self.uneven else ""
-            return f"columns: {', '.join(self.schema.needed)}, in this order: there is no header{uneven}"
+            return f"columns: {', '.join(self.schema.needed)}, in this order: there is no header"
         names = [name if title == name else f"{title} as {name}" for name, title in self.titles.items()]
-        unread = f"; not read: {', '.join(self.unread)}" if self.unread else ""
-        return f"columns: {', '.join(names)}{unread}"
+        unread = ", ".join(title for title in self.every if title not in self.titles.values())
+        return f"columns: {', '.join(names)}{f'; not read: {unread}' if unread else ''}"
 
 
 def read_table(
@@ -165,10 +174,8 @@ def read_table(
             for line, values in content:
                 rows.append(values)
                 places.append((file, line))
-            if table and shard and shard is not table:
-                table.uneven += shard.uneven
     if table is None or not rows:
-        raise ValueError(f"{source} holds no rows. {_rows_are(schemas)}")
+        raise ValueError(f"{source} holds no rows. {_rows_are(schemas, remedy=False)}")
     cells = zip(*rows, strict=True)
     by_name = {column.name: list(values) for column, values in zip(table.schema.columns, cells, strict=True)}
     return replace(table, name=str(source), values=by_name, places=places)
@@ -219,7 +226,7 @@ def _header(file: File, line: int, names: list[str], schemas: Sequence[Schema], 
         raise _unfit(where, names, schemas, asked)
     schema = next((schema for schema in schemas if len(schema.needed) == len(names)), None)
     if schema is None:
-        raise ValueError(f"{where}: {len(names)} columns, and no header that names them. {_rows_are(schemas, names)}")
+        raise ValueError(f"{where}: {len(names)} columns, and no header that names them. {_rows_are(schemas)}")
     return Table(schema, dict(zip(schema.needed, positions, strict=True)), positions, where)
 
 
@@ -249,19 +256,18 @@ def _values(
         values, prefix = [], ""
         try:
             if isinstance(row, list):
-                if len(row) != len(table.every):
-                    # Positions that a user gives are valid in a longer or shorter row, too.
-                    if asked is None or not table.unsure or len(row) < max(map(int, titles.values())):
-                        raise ValueError(f"{len(row)} columns where {len(table.every)} are expected")
-                    table.uneven += 1
+                # Positions that a user gives are valid in a longer or shorter row, too.
+                by_position = asked is not None and table.unsure and len(row) >= max(map(int, titles.values()))
+                if len(row) != len(table.every) and not by_position:
+                    raise ValueError(f"{len(row)} columns where {len(table.every)} are expected")
                 row = dict(zip(table.every, row, strict=False))
             for column in schema.columns:
                 prefix = f"{column.name}: "
                 values.append(column.read(row.get(titles.get(column.name))))
         except ValueError as error:
             where = place(file, line)
-            names = list(row.values()) if where == table.unsure else None
-            raise ValueError(f"{where}: {prefix}{str(error).rstrip('.')}. {_rows_are([schema], names)}") from None
+            row_is = _rows_are([schema], remedy=where == table.unsure)
+            raise ValueError(f"{where}: {prefix}{str(error).rstrip('.')}. {row_is}") from None
         yield line, values
 
 
@@ -273,31 +279,13 @@ def _unfit(where: str, header: Collection[str], schemas: Sequence[Schema], asked
         return ValueError(f"{where}: no column {listed(missing)}, but {listed(header)}.")
     lacking = [[name for name in schema.needed if name not in schema.find(header)] for schema in schemas]
     lack = " or ".join(f"{', '.join(names)} ({schema.name})" for names, schema in zip(lacking, schemas, strict=True))
-    return ValueError(f"{where} lacks {lack}; its columns are {', '.join(header)}. {_rows_are(schemas, list(header))}")
+    return ValueError(f"{where} lacks {lack}; its columns are {', '.join(header)}. {_rows_are(schemas)}")
 
 
-def _rows_are(schemas: Sequence[Schema], names: Sequence[str] | None = None) -> str:
+def _rows_are(schemas: Sequence[Schema], remedy: bool = True) -> str:
     """Describe a row, and the remedy if the columns have other names or another order, for an error message."""
     rows = f"A row is {'; or '.join(', '.join(schema.needed) for schema in schemas)}."
-    if names is None:
-        return rows
-    if not (option := schemas[0].option):
-        return f"{rows} Give the columns these names."
-    is_single = option == "--column"
-    fits = is_single or any(len(schema.needed) == len(names) for schema in schemas)
-    quoted = shlex.quote(",".join(names[:1] if is_single else names))
-    example = f" ({option} {quoted})" if fits and may_name(names) else ""
-    if is_single:
-        return f"{rows} If the column has another name, give it{example}."
-    return (
-        f"{rows} If the columns have other names or another order, give {option} with their names{example} or, without "
-        "a header, with their positions from 1."
-    )
-
-
-def may_name(cells: Iterable[str]) -> bool:
-    """Whether cells can be names of columns in ``--columns``."""
-    return all(re.fullmatch(r"[^,=\n]{1,40}", cell) for cell in cells)
+    return f"{rows} {schemas[0].remedy}" if remedy else rows
 
 
 def _known(header: Iterable[str], schemas: Sequence[Schema]) -> list[str]:

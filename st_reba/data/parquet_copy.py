@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .columns import TEXTS, Column, Schema, any_text, opened
-from .rows import BATCH, listed, parquet_batches, parquet_schema, read_rows
-from .sources import File
+from .sources import BATCH, File, listed, parquet_batches, parquet_schema, read_rows
 
 _TEXT = TEXTS.columns[0]
 
@@ -134,11 +133,11 @@ class TextFiles:
         if file.kind == "parquet" and self.keep:
             content = self._rows(file, ())
             for before, batch in parquet_batches(file, self.keep):
-                texts = [text for _, (text,) in islice(content, len(batch))]
-                yield f"{file.name}, rows {before + 1} to {before + len(batch)}", [texts, *map(batch.column, self.keep)]
+                texts, end = [text for _, (text,) in islice(content, len(batch))], before + len(batch)
+                yield f"{file.name}, rows {before + 1} to {end}", [texts, *map(batch.column, self.keep)]
         while batch := list(islice(content, BATCH)):
             lines, values = zip(*batch, strict=True)
-            yield f"{file.name}, lines {lines[0]} to {lines[-1]}", list(zip(*values, strict=True))
+            yield f"{file.name}, {file.unit}s {lines[0]} to {lines[-1]}", list(zip(*values, strict=True))
 
     def _rows(self, file: File, keep: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
         """Yield the line of each row, and its text and kept values."""
@@ -156,7 +155,8 @@ class TextFiles:
         # Some lines of JSON may lack a kept column.
         kept = (Column(name, "", lambda cell: cell, needed=file.kind != "jsonl") for name in keep)
         columns = (Column(self.column or "text", others, any_text), *kept)
-        return opened(file, [Schema("texts", columns, "--column", headed=self.column is not None or len(keep) > 0)])[1]
+        remedy = "If the column has another name, give it as --column."
+        return opened(file, [Schema("texts", columns, remedy, headed=self.column is not None or len(keep) > 0)])[1]
 
 
 def chunk_end(row: int, smallest: int, largest: int) -> int:

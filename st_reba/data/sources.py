@@ -1,20 +1,24 @@
-"""Sources of data: a file, a folder of shards, a remote path, or a data set of the Hub."""
+"""Sources of data: a file, a folder of shards, a remote path, or a data set of the Hub; and the rows of their files."""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import lzma
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob, has_magic
+from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-import pyarrow
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..files import is_full
 from ..optional import require
@@ -50,6 +54,19 @@ _NOT_FOUND = (404, 410)
 # Without backslashes, which are in paths of Windows such as C:\data\pairs.
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[^:/\\]*){0,2}")
 
+#: Limit in bytes of a line, a row of CSV or a text in Parquet, each of which must fit into memory.
+LONGEST = 1 << 25
+TOO_LONG = f"longer than {LONGEST >> 20} MiB. Cut it into several texts"
+#: Limit in characters of a file that is one JSON array, which is read as a whole.
+LONGEST_ARRAY = 8 * LONGEST
+#: Rows read at once.
+BATCH = 1 << 10
+
+_NO_SEPARATORS = re.compile(r'(?m)(?:^|(?<=[\t;|,]))"[^"]*(?:""[^"]*)*"|(?<=\d),(?=\d)')
+
+# The default limit of the csv module is too low for documents in cells.
+csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+
 
 def kind_of(name: str) -> tuple[str, str]:
     """Return the kind and the compression of a file by its suffixes, or an empty kind if they are unknown."""
@@ -66,9 +83,9 @@ def foreign(head: bytes) -> str:
     return next(formats, "UTF-16. Save the file as UTF-8." if utf_16 else "")
 
 
-def native_file(path: Path) -> pyarrow.OSFile:
+def native_file(path: Path) -> pa.OSFile:
     """Open a local file in Arrow, also if its name is not UTF-8."""
-    return pyarrow.OSFile(os.fsencode(path))
+    return pa.OSFile(os.fsencode(path))
 
 
 class File:
@@ -81,6 +98,7 @@ class File:
     Attributes:
         kind: Kind by suffix: ``"txt"``, ``"tsv"``, ``"csv"``, ``"jsonl"`` or ``"parquet"``.
         separator: Separator of the columns. None detects a comma or a tab.
+        unit: Noun for the numbers of its rows: ``"line"``, or ``"row"`` in Parquet and JSON arrays.
 
     Raises:
         ValueError: If the file can be read only once, or has an unknown format.
@@ -90,6 +108,7 @@ class File:
         self.path, self.name = path, name or str(path)
         self.kind, self._compression = kind_of(path.name)
         self.separator: str | None = None
+        self.unit = "row" if self.kind == "parquet" else "line"
         if path.exists() and not path.is_file():
             raise ValueError(f"{self.name} is a pipe or a device, which cannot be read twice: write it to a file.")
         if not self.kind:
@@ -112,7 +131,7 @@ class File:
         """Open the file to read its decompressed bytes."""
         if self._compression == ".xz":
             return cast(BinaryIO, lzma.open(self.path))
-        stream = pyarrow.input_stream(native_file(self.path), compression=COMPRESSIONS.get(self._compression))
+        stream = pa.input_stream(native_file(self.path), compression=COMPRESSIONS.get(self._compression))
         return cast(BinaryIO, io.BufferedReader(stream))
 
 
@@ -285,3 +304,202 @@ def _natural(path: object) -> list[tuple[int, str]]:
     """Return a sorting key by which 10 comes after 9."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), part) if part.isdecimal() else (-1, part) for part in parts]
+
+
+# Rows
+
+
+def read_rows(file: File, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file, each after its line (in Parquet and JSON arrays, its row), from 1.
+
+    A row is a line, except in CSV, where a quoted cell may span several lines, and the first is given. Blank lines are
+    rows of plain text, and skipped in other files.
+
+    Args:
+        file: File to read.
+        columns: Columns of a Parquet file to read. None reads all.
+
+    Yields:
+        The line of plain text, the list of cells of TSV and CSV, or the object of JSON lines and Parquet.
+
+    Raises:
+        ValueError: If a line is not UTF-8 or not a row, or the file is damaged. The message names file and line.
+    """
+    if file.kind == "parquet":
+        for before, batch in parquet_batches(file, columns):
+            yield from enumerate(batch.to_pylist(), before + 1)
+    elif file.kind in ("csv", "tsv"):
+        yield from _cells(file)
+    elif file.kind == "jsonl":
+        for line, row in _objects(file):
+            if not isinstance(row, dict):
+                raise ValueError(f"{place(file, line)}: {str(row)[:20]} is JSON, but a row is a JSON object.")
+            yield line, row
+    else:
+        for line, text in _lines(file):
+            yield line, text.removesuffix("\n").removesuffix("\r")
+
+
+def place(file: File, line: int) -> str:
+    """Return the name of a line of a file, or of a row of Parquet or of a JSON array, for messages."""
+    return f"{file.name}, {file.unit} {line}"
+
+
+def parquet_schema(file: File) -> pa.Schema:
+    """Return the names and types of the columns of a Parquet file.
+
+    Raises:
+        ValueError: If the file is not a Parquet file.
+    """
+    try:
+        schema = pq.ParquetFile(native_file(file.path)).schema_arrow
+        _ = schema.names  # Names are decoded on access.
+        return schema
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        # Errors of the system, which have a number, name the file themselves.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{file.name} is not a Parquet file, or a damaged one ({error}).") from None
+
+
+def parquet_batches(file: File, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield batches of rows of a Parquet file, each after the number of preceding rows.
+
+    Raises:
+        ValueError: If the file cannot be read, or holds text that is not UTF-8.
+    """
+    done = 0
+    try:
+        for batch in pq.ParquetFile(native_file(file.path)).iter_batches(batch_size=BATCH, columns=columns):
+            batch.validate(full=True)
+            yield done, batch
+            done += len(batch)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{file.name} cannot be read to its end: in or after row {done + 1}, {error}.") from None
+
+
+def _lines(file: File) -> Iterator[tuple[int, str]]:
+    """Yield the number and text of each line, including its line end."""
+    with file.open() as stream:
+        for line in count(1):
+            try:
+                raw = stream.readline(LONGEST + 1)
+                if len(raw) > LONGEST:
+                    raise ValueError(f"{place(file, line)}: {TOO_LONG}.")
+                if line == 1 and (format_and_remedy := foreign(raw)):
+                    raise ValueError(f"{file.name} is {format_and_remedy}")
+                text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{place(file, line)}: not UTF-8 ({error.reason}). Save the file as UTF-8.") from None
+            except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+                raise ValueError(f"{file.name} cannot be read to its end ({error}).") from None
+            if not raw:
+                return
+            yield line, text
+
+
+def _cells(file: File) -> Iterator[tuple[int, list[str]]]:
+    lines = _lines(file)
+    sample = list(islice(lines, BATCH))
+    separator = file.separator or _separator(file, "".join(text for _, text in sample))
+    lines = chain(sample, lines)
+    if separator == "\t":
+        for line, text in lines:
+            if text.strip():
+                yield line, text.removesuffix("\n").removesuffix("\r").split("\t")
+        return
+    first = 1
+    reader = csv.reader((text for _, text in lines), delimiter=separator, strict=True)
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield first, cells
+            first = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{place(file, first)}: {error}. A quotation mark may be missing.") from None
+
+
+def _separator(file: File, sample: str) -> str:
+    """Return the separator of a file's columns, a comma or a tab.
+
+    Raises:
+        ValueError: If another separator is likely.
+    """
+    usual = "\t" if file.kind == "tsv" else ","
+    # Quoted separators and decimal commas do not count.
+    lines = [line for line in _NO_SEPARATORS.sub("", sample).split("\n") if line.strip()]
+    counts = {mark: {line.count(mark) for line in lines} for mark in "\t;|,"}
+    steady = min(counts[usual]) if len(counts[usual]) == 1 else 0
+    if lines and min(counts["\t"]) > steady:
+        return "\t"
+    if steady:
+        return usual
+    for mark, per_line in counts.items():
+        # In a file of few lines, each may contain one by chance.
+        if len(per_line) == 1 < len(lines) and min(per_line) >= (2 if mark == "," or len(lines) < 10 else 1):
+            remedy = f'Give --separator "{mark}", or save it with {"tabs" if usual != "," else "commas"}'
+            raise ValueError(f'{file.name}: columns are separated by "{mark}". {remedy}.')
+    return usual
+
+
+def _objects(file: File) -> Iterator[tuple[int, Any]]:
+    """Yield the values of JSON lines, or those of a file that is one array."""
+    lines, first = _lines(file), True
+    for line, text in lines:
+        if text.isspace():
+            continue
+        if first and text.lstrip().startswith("["):
+            text = "\n" * (line - 1) + text
+            for _, more in lines:
+                text += more
+                if len(text) > LONGEST_ARRAY:
+                    raise ValueError(f"{file.name}: an array of more than {LONGEST_ARRAY >> 20} MiB. Give JSON lines.")
+            values = _json(file, 1, text)
+            file.unit = "row"
+            yield from enumerate(values, 1)
+        else:
+            yield line, _json(file, line, text)
+        first = False
+
+
+def _json(file: File, line: int, text: str) -> Any:
+    try:
+        return _JSON.decode(text)
+    except (ValueError, RecursionError) as error:
+        if line == 1 and text.startswith("{") and not text.rstrip().endswith("}"):
+            raise ValueError(f"{file.name} is one JSON document. Give an array of objects, or JSON lines.") from None
+        raise ValueError(f"{place(file, line)}: not JSON ({error}).") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{listed(sorted({name for name in names if names.count(name) > 1}))} more than once")
+    return row
+
+
+def _decimal(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"{digits} is a number beyond the range of a 64-bit float")
+    return number
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_float=_decimal)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in quotes, separated by commas."""
+    return ", ".join(f'"{name}"' for name in names) or "nothing"
+
+
+def check_characters(text: str, name: str) -> None:
+    """Check that a text consists of characters.
+
+    Raises:
+        ValueError: If the text holds half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds half of a surrogate pair, which is not a character.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
-from .columns import CLASSES, CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, may_name, read_table
+from .columns import CLASSES, CORPUS, PAIRS, QRELS, QUERIES, TEXTS, TRIPLETS, Table, read_table
 from .sources import is_remote
 
 #: Least number of different texts, as fewer have no spread to measure.
@@ -33,10 +32,6 @@ class _Items:
     def part(self, indices: Sequence[int]) -> Self:
         """Return the items at the indices."""
         raise NotImplementedError
-
-    def head(self, count: int) -> Self:
-        """Return the first items."""
-        return self.part(range(count))
 
     def texts(self) -> list[str]:
         """Return the distinct texts: the first texts of all items, then the second ones."""
@@ -126,15 +121,6 @@ class Retrieval(_Items):
         queries = {name: self.queries[name] for name in names}
         return replace(self, queries=queries, relevant={name: self.relevant[name] for name in names})
 
-    def head(self, count: int) -> Retrieval:
-        """Return the first queries, with their relevant documents and an equal share of the other documents."""
-        part = self.part(range(count))
-        relevant = {name for names in part.relevant.values() for name in names}
-        others = [name for name in self.documents if name not in relevant]
-        random.Random(0).shuffle(others)
-        kept = relevant.union(others[: len(others) * count // len(self)])
-        return replace(part, documents={name: text for name, text in self.documents.items() if name in kept})
-
 
 @dataclass(frozen=True)
 class Classes(_Items):
@@ -202,7 +188,7 @@ def read_data(
     if schema is CLASSES and scored:
         return _classes(table, columns, tell)
     if schema is not TRIPLETS:
-        return _texts(table, tell, or_labels=schema is TEXTS and columns is None)
+        return _texts(table, tell)
     triplets = Triplets(*table.values.values())
     tell(f"{source}: {len(triplets):,} triplets; {table.description}.")
     return triplets
@@ -282,8 +268,8 @@ def _beir_tables(source: str | Path) -> tuple[Path, Path, Path] | None:
     return paths["queries"], paths["corpus"], paths["qrels"]
 
 
-def _texts(table: Table, tell: Tell, or_labels: bool) -> list[str]:
-    """Return plain texts, and describe them; with ``or_labels``, also how to read labels."""
+def _texts(table: Table, tell: Tell) -> list[str]:
+    """Return plain texts, and describe them."""
     texts = [text.strip() for text in table.values["text"]]
     description = f"read without labels; {table.description}"
     if table.places[0][0].kind == "txt":
@@ -295,8 +281,6 @@ def _texts(table: Table, tell: Tell, or_labels: bool) -> list[str]:
             )
     if (different := len(set(texts))) < LEAST_TEXTS:
         raise ValueError(f"{table.name}: {different} different texts. Give at least {LEAST_TEXTS}.")
-    if or_labels and table.unread:
-        description += f" (--columns {table.titles['text']},NAME reads the column NAME as labels)"
     tell(f"{table.name}: {len(texts):,} plain texts, {description}.")
     return texts
 
@@ -332,16 +316,14 @@ def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
         relabelled += labels.setdefault(text, label) != label
     sizes = Counter(labels.values())
     classes = Classes({text: label for text, label in labels.items() if sizes[label] > 1})
-    row = [table.values[name][0] for name in ("text", "label")]
-    may_be_header = table.unsure and columns is None and sizes[row[1]] == 1 < max(sizes.values())
-    title, other = row if may_be_header and may_name(row) else (table.titles["text"], table.titles["label"])
     remedy = (
-        f"--columns {title},{other} reads texts with labels, --columns {title} plain texts; pairs need a third column, "
-        "their score."
+        "--columns TEXT,LABEL reads texts with labels, --columns TEXT plain texts, by the names or positions of "
+        "columns; pairs need a third column, their score."
     )
-    if may_be_header:
+    first = table.values["label"][0]
+    if table.unsure and columns is None and sizes[first] == 1 < max(sizes.values()):
         raise ValueError(
-            f'{table.where(0)}: no other text has the label "{row[1]}", so this line may name the columns. {remedy}'
+            f'{table.where(0)}: no other text has the label "{first}", so this line may name the columns. {remedy}'
         )
     if (count := sum(size > 1 for size in sizes.values())) < 2:
         raise ValueError(

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.util import load_file_path, quantize_embeddings
 from torch import Tensor
 
-from ..data.rows import check_characters
+from ..data.sources import check_characters
 from ..hub.push import ENCODERS, model_class, saved_class
 from ..lm.gguf import is_gguf
 from ..reading.chunks import check_chunk_tokens, encode_chunks

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..data.columns import Column, Schema, any_text, read_table
+from ..data.columns import NAMED, Column, Schema, any_text, read_table
 from ..reading.words import encode_words
 from ..settings import check_choice
 from .evaluator import Evaluator
 
 _HEADER = ("问题", "选项1", "选项2", "选项3", "选项4", "答案")
-_QUESTIONS = Schema("questions", tuple(Column(name, "", any_text) for name in _HEADER), option="", headed=True)
+_QUESTIONS = Schema("questions", tuple(Column(name, "", any_text) for name in _HEADER), NAMED, headed=True)
 _CHOICES = {name: index for names in ("1234", "ABCD") for index, name in enumerate(names)}
 
 

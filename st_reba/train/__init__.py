@@ -4,10 +4,9 @@ Needs the extra ``train``: ``pip install "st-reba[train]"``.
 """
 
 from .bellm import BeLLMTraining, build_bellm, merge_adapter, train_bellm
-from .fitting import DivergedError, fit
+from .fitting import DivergedError, fit, read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
 from .freeze import FreezeTraining, train_freeze
 from .jtcse import JTCSETraining, train_jtcse
-from .rows import read_conditional_pairs, read_scored_pairs, read_sentences, read_triplets
 from .settings import RunSettings, read_settings
 
 __all__ = [

@@ -18,8 +18,7 @@ from transformers import set_seed
 from ..modules import BidirectionalLastLayer, CausalTransformer
 from ..optional import require
 from ..text.presets import TEMPLATES, PoolOver
-from .fitting import begin, fit, save, weights_digest
-from .rows import pairs_evaluator, read_triplets
+from .fitting import begin, fit, pairs_evaluator, read_triplets, save, weights_digest
 from .settings import STRICT, AtLeast1, PathText, Positive, RunSettings
 
 #: Folder of the adapter in an output directory.

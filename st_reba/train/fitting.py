@@ -1,4 +1,4 @@
-"""Training with the trainer of sentence-transformers: exact resumption, and a stop before NaN reaches the weights."""
+"""Training with the trainer of sentence-transformers: data, exact resumption, and a stop before NaN reaches weights."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import rotate_checkpoints
 
+from ..data.columns import CONDITIONAL, NAMED, PAIRS, SENTENCES, TRIPLETS, Schema, read_table
+from ..data.sources import TO_TRAIN
 from ..files import atomic_directory, atomic_file, check_free, remove_scratch
 from ..fingerprint import fingerprint_of, fingerprint_of_weight
 from ..optional import require
@@ -27,8 +30,6 @@ MODEL = "model"
 CHECKPOINTS = "checkpoints"
 
 _RUN = "run.json"
-# Values of a run that are digests.
-_DIGESTS = ("data", "frozen_weights", "sentences")
 # Written last: a checkpoint with this file is complete.
 _LOSS_STATE = "loss_state.pt"
 
@@ -182,21 +183,16 @@ def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *
     now = json.loads(json.dumps({**settings, "data": data_digest(dataset)}, default=repr))
     if last_checkpoint(directory) is not None:
         try:
-            then = json.loads((directory / _RUN).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            then = None
-        if not isinstance(then, dict):
+            then = {**json.loads((directory / _RUN).read_text(encoding="utf-8"))}
+        except (OSError, ValueError, TypeError):
             raise ValueError(
                 f"{directory} has checkpoints of an unknown run, without a readable {_RUN}. Remove {directory} to "
                 "start again, or give another output directory."
-            )
+            ) from None
         # A run omits arguments at their defaults; settings that no longer exist are ignored.
         for name in sorted({*now, *(then.keys() & default_arguments())}):
             if now.get(name) != then.get(name):
-                before, after = (
-                    f"other {name}" if name in _DIGESTS else f"{name}={run.get(name, default_arguments().get(name))!r}"
-                    for run in (then, now)
-                )
+                before, after = (f"{name}={run.get(name, default_arguments().get(name))!r}" for run in (then, now))
                 raise ValueError(
                     f"{directory} has checkpoints of a run with {before}, but this run has {after}. Give the same "
                     "settings and data to resume it, or another output directory."
@@ -285,14 +281,79 @@ class _Upkeep(TrainerCallback):
 def data_digest(dataset: Any) -> str:
     """Return a digest of the rows, and the names and types of the columns, of a ``datasets.Dataset``."""
     digest = hashlib.sha256(repr(dataset.features).encode())
-    for table in dataset.with_format("arrow").iter(batch_size=1000):
-        # Copied: a slice would be serialized with its whole buffer.
-        for batch in table.combine_chunks().take(pa.array(range(len(table)))).to_batches():
-            digest.update(batch.serialize())
-    return digest.hexdigest()
+    for rows in dataset.iter(batch_size=1000):
+        digest.update(repr(rows).encode())
+    return digest.hexdigest()[:16]
 
 
 def weights_digest(module: nn.Module) -> str:
     """Return a digest of the bytes of all parameters and buffers of a module."""
     weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return fingerprint_of(*(fingerprint_of_weight(name, [weights[name]]) for name in sorted(weights)))
+
+
+# Data
+
+
+def read_triplets(source: str | Path) -> Any:
+    """Read (anchor, positive, hard negative), as from NLI: premise, entailment, contradiction.
+
+    Args:
+        source: A file, with named columns or with columns in this order; a folder of shards; a remote path; or a
+            dataset of ``datasets.load_dataset``: see :func:`st_reba.data.sources.files_of`. The default split is
+            ``train``.
+
+    Returns:
+        A ``datasets.Dataset`` with the columns anchor, positive and negative.
+
+    Raises:
+        ValueError: If a row is malformed, there are no rows, or ``source`` is neither a readable file nor a dataset.
+            The message has the file, the line and the expected columns.
+        ImportError: If ``datasets`` is not installed.
+    """
+    return _read(source, TRIPLETS)
+
+
+def read_scored_pairs(source: str | Path) -> Any:
+    """Read pairs of texts with a similarity: columns sentence1, sentence2 and score.
+
+    Args and errors as for :func:`read_triplets`.
+    """
+    return _read(source, PAIRS)
+
+
+def read_conditional_pairs(source: str | Path) -> Any:
+    """Read rows of conditional similarity (C-STS): columns sentence1, sentence2, condition and score, 1 to 5.
+
+    Args and errors as for :func:`read_triplets`.
+    """
+    return _read(source, CONDITIONAL)
+
+
+def read_sentences(source: str | Path) -> Any:
+    """Read texts: the column sentence. A .txt file has one text per line; other columns of a table are ignored.
+
+    Args and errors as for :func:`read_triplets`.
+    """
+    return _read(source, SENTENCES)
+
+
+def pairs_evaluator(
+    source: str | None, kind: type[BaseEvaluator] = EmbeddingSimilarityEvaluator, **options: Any
+) -> Any:
+    """Return an evaluator on the scored pairs of a source, see :func:`read_scored_pairs`; None without a source."""
+    return None if source is None else kind(*read_scored_pairs(source)[:].values(), **options)
+
+
+def dataset(columns: Mapping[str, Any]) -> Any:
+    """Return a ``datasets.Dataset`` of columns in memory.
+
+    Raises:
+        ImportError: If ``datasets`` is not installed.
+    """
+    return require("datasets", "train", "Training data").Dataset.from_dict(columns)
+
+
+def _read(source: str | Path, schema: Schema) -> Any:
+    # Training has no --columns option to mention in errors.
+    return dataset(read_table(source, [replace(schema, remedy=NAMED)], splits=TO_TRAIN).values)

@@ -17,12 +17,11 @@ from transformers import set_seed
 
 from ..evaluation import PairScoreEvaluator
 from ..evaluation.embedded import Embedded, TensorCache
-from ..fingerprint import fingerprint
+from ..fingerprint import fingerprint, fingerprint_of
 from ..hub.card import take_training
 from ..modules import LayerStates, LayerwiseAutoencoder
-from .fitting import begin, data_digest, fit, save, weights_digest
+from .fitting import begin, dataset, fit, pairs_evaluator, read_scored_pairs, read_sentences, save, weights_digest
 from .losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
-from .rows import dataset, read_scored_pairs, read_sentences
 from .settings import STRICT, AtLeast1, PathText, Positive, RunSettings
 
 Stage = Literal["cosines", "siamese", "autoencoder", "whitened"]
@@ -110,18 +109,12 @@ class FreezeTraining(RunSettings):
                 f"lowest_score: {self.lowest_score:g} was given, but it must be below highest_score, "
                 f"{self.highest_score:g}."
             )
-        reasons = {
-            "bottlenecks": "has no encoders" if self.stage == "cosines" else "",
-            "sentences": "reads no further texts" if self.stage in ("cosines", "siamese") else "",
-        }
-        for name, why in reasons.items():
-            if why and getattr(self, name) is not None:
-                raise ValueError(f'{name}: stage "{self.stage}" {why}. Leave it out, or choose another stage.')
-        if self.stage == "cosines" and self.loss == "cosent":
-            raise ValueError(
-                'loss: "cosent" trains the embeddings, and those of stage "cosines" have nothing to train. Choose '
-                "another loss, or another stage."
-            )
+        encoders, pretrained = self.stage != "cosines", self.stage in ("autoencoder", "whitened")
+        usable = {"bottlenecks": encoders, 'loss "cosent"': encoders, "sentences": pretrained}
+        given = {"bottlenecks": self.bottlenecks, 'loss "cosent"': self.loss == "cosent", "sentences": self.sentences}
+        for name, value in given.items():
+            if value and not usable[name]:
+                raise ValueError(f'{name}: not for stage "{self.stage}". Leave it out, or choose another stage.')
 
 
 def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool = True) -> SentenceTransformer:
@@ -154,10 +147,8 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
     # Texts for the pretraining or the whitening.
     sentences = list(dict.fromkeys([*further, *labelled])) if settings.stage in ("autoencoder", "whitened") else []
-    evaluator: PairScoreEvaluator | None = None
-    if settings.evaluation is not None:
-        columns = read_scored_pairs(settings.evaluation)[:].values()
-        evaluator = PairScoreEvaluator(*columns, name="evaluation", batch_size=256, write_csv=False)
+    options: dict[str, Any] = {"name": "evaluation", "batch_size": 256, "write_csv": False}
+    evaluator = pairs_evaluator(settings.evaluation, PairScoreEvaluator, **options)
     evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]
     options = {name: getattr(settings, name) for name in ("template", "pool_over", "max_seq_length")}
     states = settings.load(LayerStates, settings.model, **options)
@@ -197,7 +188,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     elif settings.stage == "whitened":
         sample = random.Random(0).sample(sentences, min(_WHITENED, len(sentences)))
         autoencoder.whiten(cache.states(sample))
-        identity["sentences"] = data_digest(dataset({"sentence": sample}))
+        identity["sentences"] = fingerprint_of(sample)
     trained = ModelOnStates.of(autoencoder, cache)
     pair_loss = _LOSSES[settings.loss or _DEFAULT_LOSSES[settings.stage]](trained)
     fit(trained, pairs, pair_loss, output, settings, evaluator=evaluator, identity=identity, progress=progress)
@@ -210,12 +201,11 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
 def _scaled_pairs(settings: FreezeTraining) -> Any:
     """Return the pairs with scores scaled to 0 to 1."""
     pairs, low, high = read_scored_pairs(settings.pairs)[:], settings.lowest_score, settings.highest_score
-    for number, score in enumerate(pairs["score"], start=1):
-        if not low <= score <= high:
-            raise ValueError(
-                f"{settings.pairs}, pair {number}: the score {score:g} is not from {low:g} to {high:g}. Correct it, or "
-                "set lowest_score and highest_score."
-            )
+    if outside := [score for score in pairs["score"] if not low <= score <= high]:
+        raise ValueError(
+            f"{settings.pairs}: the score {outside[0]:g} is not from {low:g} to {high:g}. Correct it, or set "
+            "lowest_score and highest_score."
+        )
     return dataset({**pairs, "score": [(score - low) / (high - low) for score in pairs["score"]]})
 
 
@@ -277,13 +267,12 @@ class StatesCache(Embedded):
             batch = texts[first : first + self._batch_size]
             features = batch_to_device(self.module.eval().preprocess(batch), self.module.lm.device)
             batches.append(self.module(features)["layer_states"].float().cpu())
-            if not batches[-1].isfinite().all():
-                bad = next(text for text, state in zip(batch, batches[-1], strict=True) if not state.isfinite().all())
-                raise ValueError(
-                    f"The states of {bad!r} are not finite: the model overflows in {self.module.model.dtype}. Load it "
-                    "in float32 or bfloat16."
-                )
         states = torch.cat(batches)
+        if not states.isfinite().all():
+            raise ValueError(
+                f"States are not finite: the model overflows in {self.module.model.dtype}. Load it in float32 or "
+                "bfloat16."
+            )
         scales = torch.exp2(torch.frexp(states.abs().amax(dim=-1)).exponent.float())
         return {"states": (states / scales[..., None]).half(), "scales": scales}
 

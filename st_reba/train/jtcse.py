@@ -13,9 +13,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import set_seed
 
 from ..modules import TwinTower
-from .fitting import begin, fit, save
+from .fitting import begin, fit, pairs_evaluator, read_sentences, save
 from .losses import JTCSELoss
-from .rows import pairs_evaluator, read_sentences
 from .settings import STRICT, NotNegative, PathText, Positive, RunSettings
 
 

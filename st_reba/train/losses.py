@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, validate_call
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 from sentence_transformers.util import pairwise_cos_sim
@@ -15,15 +15,7 @@ from torch.linalg import vector_norm
 from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize
 
 from ..modules import LayerwiseAutoencoder, TwinTower
-
-__all__ = [
-    "EmbeddingCoSENTLoss",
-    "InteractionInfoNCELoss",
-    "JTCSELoss",
-    "LogResidualVarianceLoss",
-    "PairScoreMSELoss",
-    "ReconstructionLoss",
-]
+from .settings import STRICT, NotNegative, Positive
 
 #: Scale of EmbeddingCoSENTLoss, chosen on the development set of STS-B with 1,000 labelled pairs and SmolLM2-135M.
 COSENT_SCALE = 5.0
@@ -131,7 +123,7 @@ class EmbeddingCoSENTLoss(CoSENTLoss):
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
         """Return the loss of a batch of pairs: ``sentence_features`` of both sides, ``labels`` (B,)."""
         model: Any = self.model
-        embeddings = [model(column)["sentence_embedding"] for column in columns_of_pairs(sentence_features)]
+        embeddings = _pair_embeddings(model, sentence_features)
         loss: Tensor = self.compute_loss_from_embeddings(embeddings, labels)
         last = getattr(model, "module", model)[-1]
         if isinstance(last, LayerwiseAutoencoder):
@@ -161,26 +153,19 @@ def pair_scores(model: Any, sentence_features: Iterable[dict[str, Any]]) -> Tens
     Raises:
         ValueError: If there are not two columns.
     """
-    first, second = (model(column)["sentence_embedding"] for column in columns_of_pairs(sentence_features))
+    first, second = _pair_embeddings(model, sentence_features)
     last = getattr(model, "module", model)[-1]
-    if isinstance(last, LayerwiseAutoencoder):
-        return last.scores(first, second)
-    return pairwise_cos_sim(first, second)
+    return last.scores(first, second) if isinstance(last, LayerwiseAutoencoder) else pairwise_cos_sim(first, second)
 
 
-def columns_of_pairs(sentence_features: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the two columns of a batch.
-
-    Raises:
-        ValueError: If there are not two.
-    """
+def _pair_embeddings(model: Any, sentence_features: Iterable[dict[str, Any]]) -> list[Tensor]:
     features = list(sentence_features)
     if len(features) != 2:
         raise ValueError(
             f"{len(features)} columns of texts were given, but a similarity needs two. Select two text columns and the "
             "label of the dataset."
         )
-    return features
+    return [model(column)["sentence_embedding"] for column in features]
 
 
 def info_nce(anchors: Tensor, positives: Tensor, temperature: float) -> Tensor:
@@ -292,15 +277,16 @@ class JTCSELoss(nn.Module):
             range.
     """
 
+    @validate_call(config=STRICT)
     def __init__(
         self,
         model: SentenceTransformer,
         *,
-        temperature: float = 0.05,
-        info_nce_weight: float = 1.0,
-        interaction_weight: float = 1.0,
-        modulus_weight: float = 1.0,
-        least_cosine: float = 1e-4,
+        temperature: Positive = 0.05,
+        info_nce_weight: NotNegative = 1.0,
+        interaction_weight: NotNegative = 1.0,
+        modulus_weight: NotNegative = 1.0,
+        least_cosine: Annotated[float, Field(gt=0, lt=1)] = 1e-4,
         seed: int = 42,
     ) -> None:
         super().__init__()
@@ -311,14 +297,8 @@ class JTCSELoss(nn.Module):
             )
         self.model = model
         self.weights = {"info_nce": info_nce_weight, "interaction": interaction_weight, "modulus": modulus_weight}
-        if not all(0 <= weight < math.inf for weight in self.weights.values()) or not any(self.weights.values()):
-            raise ValueError(
-                f"The weights {self.weights}: give numbers of 0 or more, at least one above 0. The default is 1."
-            )
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature={temperature!r}: give a number above 0. The default is 0.05.")
-        if not 0 < least_cosine < 1:
-            raise ValueError(f"least_cosine={least_cosine!r}: give a number between 0 and 1; 1e-4 is the paper's.")
+        if not any(self.weights.values()):
+            raise ValueError("All weights are 0: give at least one above 0. The default is 1.")
         self.temperature, self.least_cosine = temperature, least_cosine
         self.interaction = InteractionInfoNCELoss(temperature, seed)
 

@@ -48,15 +48,10 @@ _LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("warmup_steps", "weight_decay", "seed"), Field(ge=0)),
     "max_steps": Field(ge=-1),
 }
-#: Arguments that cannot be given, each with the reason.
+#: Arguments that a run sets itself, or that would make it impossible to resume.
 _REFUSED = {
-    "output_dir": "checkpoints are in the output directory of the run",
-    "resume_from_checkpoint": "a run always resumes from the last checkpoint in its output directory",
-    "disable_tqdm": "progress=False in the training function hides the bar",
-    "ignore_data_skip": "a resumed run always continues in the data where it was stopped",
-    "save_only_model": "a run cannot be resumed from such a checkpoint",
-    "push_to_hub": "st-reba push OUT/model org/name pushes the finished model",
-}
+    "output_dir", "resume_from_checkpoint", "disable_tqdm", "ignore_data_skip", "save_only_model", "push_to_hub",
+}  # fmt: skip
 #: Prefixes of arguments that do not affect the weights, so that a resumed run may change them.
 _MAY_CHANGE = (
     "activation_checkpointing", "batch_eval_metrics", "dataloader_num_workers", "dataloader_p", "ddp_", "debug", "do_",
@@ -106,7 +101,7 @@ def complete_arguments(arguments: Mapping[str, Any], *, evaluates: bool) -> dict
             without a metric.
     """
     for name in arguments.keys() & _REFUSED:
-        raise ValueError(f"arguments: {name} cannot be given: {_REFUSED[name]}. Leave it out.")
+        raise ValueError(f"arguments: {name} cannot be given: the run sets it itself. Leave it out.")
     try:
         _arguments_model().model_validate(dict(arguments))
     except ValidationError as error:

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from st_reba.data.parquet_copy import ParquetCopy, TextFiles, chunk_end
-from st_reba.data.rows import LONGEST, read_rows
-from st_reba.data.sources import File
+from st_reba.data.sources import LONGEST, File, read_rows
 from st_reba.data.tables import read_data
 
 from ..conftest import long
@@ -35,7 +34,7 @@ LINES = ["one", "", "  zwei \x00\x0b\x1c", "三\u2028\x85", "last\r"]
 
 @pytest.fixture
 def short_lines(monkeypatch):
-    for module in ("rows", "columns"):
+    for module in ("sources", "columns"):
         monkeypatch.setattr(f"st_reba.data.{module}.LONGEST", SHORT)
     before = csv.field_size_limit(SHORT)
     yield
@@ -123,15 +122,15 @@ def test_json_lines(tmp_path):
         ("t.txt.gz", b"", {}, "t.txt.gz holds no texts."),
         ("t.csv", b"text\n", {}, "t.csv holds no texts"),
         ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', {}, "t.jsonl, line 3: not JSON (Expecting value"),
-        ("t.jsonl", b"[1]\n", {}, "line 1: 1 is JSON, but a row is a JSON object."),
+        ("t.jsonl", b"[1]\n", {}, "row 1: 1 is JSON, but a row is a JSON object."),
         (
             "t.json",
             b'[\n{"text": "a"}\n{"text": "b"}]',
             {},
-            "t.json, line 2: not JSON (no comma or ] after an object,",
+            "t.json, line 1: not JSON (Expecting ',' delimiter: line 3 column 1",
         ),
-        ("t.json", b'[\n{"text": "a"},\n', {}, "t.json, line 3: not JSON (Expecting value: line 3 column 1"),
-        ("t.json", b'[]\n{"text": "a"}', {}, "t.json, line 1: not JSON (Expecting value"),
+        ("t.json", b'[\n{"text": "a"},\n', {}, "t.json, line 1: not JSON (Expecting value: line 3 column 1"),
+        ("t.json", b'[]\n{"text": "a"}', {}, "t.json, line 1: not JSON (Extra data: line 2 column 1"),
         ("t.json", b"[\n]\n", {}, "t.json holds no texts"),
         ("t.jsonl", b"[" * 100_000, {}, "line 1: not JSON ("),
         ("t.jsonl", b'{"a": 1, "a": 2}\n', {}, 'line 1: not JSON ("a" more than once)'),
@@ -143,7 +142,7 @@ def test_json_lines(tmp_path):
             "t.csv",
             b"review,label\na,b\n",
             {},
-            "A row is text. If the column has another name, give it (--column review).",
+            "and no header that names them. A row is text. If the column has another name, give it as --column.",
         ),
         ("t.csv.zst", b'text,b\n1,2\n3,"4\n', {}, "t.csv.zst, line 3: unexpected end of data"),
         ("t.parquet", b"PAR1", {}, "is not a Parquet file"),
@@ -153,7 +152,7 @@ def test_json_lines(tmp_path):
             "t.csv",
             b"a,b\n",
             {"column": "c"},
-            "line 1 lacks c (texts); its columns are a, b. A row is c. If the column has another name, give it (--col",
+            "line 1 lacks c (texts); its columns are a, b. A row is c. If the column has another name, give it",
         ),
         # The kept column has the usual name of the texts.
         ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),

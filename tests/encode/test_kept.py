@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_reba.data.rows import BATCH
+from st_reba.data.sources import BATCH
 from st_reba.encode import encode_file
 
 from .conftest import names

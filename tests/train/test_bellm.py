@@ -117,7 +117,7 @@ def test_what_a_stopped_run_goes_on_as(settings, tmp_path, monkeypatch):
         train_bellm(settings({**half, "rank": 8}, **run), tmp_path / "broken", progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(bellm, "weights_digest", lambda model: "another")
-        with pytest.raises(ValueError, match="a run with other frozen_weights, but this run has other frozen_weights"):
+        with pytest.raises(ValueError, match="a run with frozen_weights='.*', but this run has frozen_weights="):
             train_bellm(settings(half, **run), tmp_path / "broken", progress=False)
     moved = (tmp_path / "triplets.tsv").rename(tmp_path / "moved.tsv")
     resumed = train_bellm(settings({**half, "triplets": str(moved)}, **run), tmp_path / "broken", progress=False)

@@ -202,7 +202,7 @@ class TestCheckpoints:
                 {"gradient_accumulation_steps": 2},
                 "a run with gradient_accumulation_steps=1, but this run has grad",
             ),
-            ({"rows": ROWS.select(range(9))}, "a run with other data"),
+            ({"rows": ROWS.select(range(9))}, "a run with data="),
         ],
     )
     def test_of_another_run_are_refused(self, changes, message, stopped, plain):

@@ -118,8 +118,8 @@ def test_a_resumed_run_is_the_run(run, settings, files):
     ("changes", "message"),
     [
         ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
-        ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: stage "cosines" has no encoders'),
-        ({"stage": "cosines", "loss": "cosent"}, 'loss: "cosent" trains the embeddings, and those of stage "cosines"'),
+        ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: not for stage "cosines". Leave it out'),
+        ({"stage": "cosines", "loss": "cosent"}, 'loss "cosent": not for stage "cosines"'),
         ({"arguments": {"per_device_train_batch_size": 1}}, "per_device_train_batch_size: 1 was given: give 2 or more"),
     ],
 )
@@ -130,7 +130,7 @@ def test_settings(changes, message, settings):
 
 def test_what_is_refused_before_anything_is_read(settings, files, monkeypatch):
     """A score out of range; and several processes: the heads are trained past what would add up their gradients."""
-    with pytest.raises(ValueError, match="pairs.tsv, pair 1: the score 5 is not from 0 to 4. Correct it, or set lowes"):
+    with pytest.raises(ValueError, match="pairs.tsv: the score 5 is not from 0 to 4. Correct it, or set lowes"):
         train_freeze(settings(highest_score=4.0), files / "out", progress=False)
     monkeypatch.setattr(SentenceTransformerTrainingArguments, "world_size", 2)
     with pytest.raises(ValueError, match="FreezeTraining runs in one process, but there are 2"):
@@ -173,7 +173,7 @@ def test_states_beyond_the_range_of_float16(module, tmp_path, monkeypatch):
     cache = StatesCache(tmp_path, module)
     check(cache.states(TEXTS), module, TEXTS)
     scale.fill_(torch.inf)
-    with pytest.raises(ValueError, match="are not finite: the model overflows in torch.float32"):
+    with pytest.raises(ValueError, match="States are not finite: the model overflows in torch.float32"):
         cache.add(["another text"])
 
 

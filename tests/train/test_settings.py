@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from st_reba import CausalTransformer
-from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, RunSettings, read_settings, rows
+from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, RunSettings, fitting, read_settings
 from st_reba.train.settings import arguments_identity, complete_arguments, make_arguments
 
 METHODS = {
@@ -55,7 +55,7 @@ def test_a_file_that_holds_no_settings(text, message, read):
         ("model_kwargs: {quantization_config: {}}", "model_kwargs: leave out quantization_config: an adapter is merg"),
         ("arguments: {bf61: true}", "arguments: 'bf61' is unknown. The nearest is bf16."),
         ("arguments: {seed: -1}", "arguments: seed: -1 was given: input should be greater than or equal to 0."),
-        ("arguments: {push_to_hub: true}", "push_to_hub cannot be given: st-reba push OUT/model org/name pushes"),
+        ("arguments: {push_to_hub: true}", "push_to_hub cannot be given: the run sets it itself. Leave"),
         ("arguments: {eval_strategy: steps}", "eval_strategy: 'steps' was given, but there is nothing to evaluate on."),
         ("arguments: {load_best_model_at_end: true}\nevaluation: x", "metric_for_best_model: eval_spearman_cosine."),
     ],
@@ -123,17 +123,17 @@ def test_rows_by_their_columns(tmp_path):
         (tmp_path / name).write_bytes(text.encode("utf-8"))
         return tmp_path / name
 
-    triplets = rows.read_triplets(write("nli.csv", "id,contradiction,premise,entailment\n1,no one,a man,a person\n"))
+    triplets = fitting.read_triplets(write("nli.csv", "id,contradiction,premise,entailment\n1,no one,a man,a person\n"))
     assert triplets.to_dict() == {"anchor": ["a man"], "positive": ["a person"], "negative": ["no one"]}
-    assert rows.read_scored_pairs(write("pairs.tsv", "a\tb\t2.5\nc\td\t0\n"))["score"][:] == [2.5, 0.0]
-    read = rows.read_conditional_pairs(
+    assert fitting.read_scored_pairs(write("pairs.tsv", "a\tb\t2.5\nc\td\t0\n"))["score"][:] == [2.5, 0.0]
+    read = fitting.read_conditional_pairs(
         write("csts.csv", "sentence1,sentence2,condition,label\none,three,a condition,4\n")
     )
     assert read[0] == {"sentence1": "one", "sentence2": "three", "condition": "a condition", "score": 4.0}
-    assert rows.read_sentences(write("texts.txt", "one\n\ntext\n")).to_dict() == {"sentence": ["one", "text"]}
-    assert rows.read_sentences(write("texts.csv", "text,class\none,1\n")).to_dict() == {"sentence": ["one"]}
+    assert fitting.read_sentences(write("texts.txt", "one\n\ntext\n")).to_dict() == {"sentence": ["one", "text"]}
+    assert fitting.read_sentences(write("texts.csv", "text,class\none,1\n")).to_dict() == {"sentence": ["one"]}
     with pytest.raises(ValueError, match=r"r.tsv, line 2: 2 columns where 3 are expected. A row is anchor, positive,"):
-        rows.read_triplets(write("r.tsv", "a\tb\tc\na\tb\n"))
+        fitting.read_triplets(write("r.tsv", "a\tb\tc\na\tb\n"))
 
 
 def test_a_data_set_of_the_hub(monkeypatch):
@@ -143,8 +143,12 @@ def test_a_data_set_of_the_hub(monkeypatch):
     monkeypatch.setattr(
         datasets, "load_dataset", lambda name, subset, split: splits if split is None else splits[split]
     )
-    assert rows.read_triplets("org/nli").to_dict() == {"anchor": ["a man"], "positive": ["one"], "negative": ["no one"]}
+    assert fitting.read_triplets("org/nli").to_dict() == {
+        "anchor": ["a man"],
+        "positive": ["one"],
+        "negative": ["no one"],
+    }
     with pytest.raises(ValueError, match="org/nli, split test, row 2: negative: an empty text. A row is anchor"):
-        rows.read_triplets("org/nli::test")
+        fitting.read_triplets("org/nli::test")
     with pytest.raises(ValueError, match=r"row 1 lacks sentence2, score \(pairs\); its columns are contradiction"):
-        rows.read_scored_pairs("org/nli")
+        fitting.read_scored_pairs("org/nli")
