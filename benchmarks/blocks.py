@@ -78,11 +78,7 @@ class Results:
         self._read = cache(partial(records.read, directory=directory))
 
     def of(self, name: str, *where: pl.Expr) -> pl.DataFrame:
-        """Return the rows of a file that fit, with their place in the file as ``at``.
-
-        Raises:
-            RecordsError: If the file is missing or cannot be read.
-        """
+        """Return the rows of a file that fit, with their place in the file as ``at``."""
         return self._read(name).with_row_index("at").filter(*where)
 
 
@@ -390,7 +386,7 @@ BLOCKS |= {
             "trainings": Shown(grid.number("seeds")),
             "compared": Shown(grid.number("ahead_seeds")),
         },
-        {**fields("method", "turned"), "read": "{reading}"}, c.seed.is_null(), c.method != "BeLLM, before",
+        {**fields("method", "turned"), "read": "{reading}"}, c.seed.is_null(),
         split=("model", "set", "triplets"), caption=["date"],
     ),
     "jtcse": of_file(
@@ -409,10 +405,6 @@ BLOCKS |= {
     "llama-cpp": of_file(
         "llama_cpp", {"{contender}": Shown(grid.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
         ~c.quantity.str.contains("cosine"), split=["model"], caption=WHEN,
-    ),
-    "serving": of_file(
-        "serving", {"{quantity}": Shown(grid.number("value", ",.4g"))}, fields("clients"), split=["model"],
-        caption=WHEN,
     ),
     "removed": of_file(
         "removed", {"figure": Shown(grid.removed), "last version": Shown(lambda row: row["version"])},
@@ -450,15 +442,14 @@ BLOCKS |= {
     "cost-plain": of_cost("plain", RATIO, "{precision}", c.quantity == "time", caption=["batch"]),
     "cost-alone": of_cost("alone", {"ratio": "time: {contender} / {unit}, {precision}"}, "n = {tokens}, batch {batch}"),
     "cost-repetition": of_cost(
-        "repetition", RATIO, LENGTHS, c.precision == "float32", ~c.quantity.str.ends_with("encoding"), caption=BOTH
+        "repetition", RATIO, LENGTHS, c.precision == "float32", caption=BOTH
     ),
     # Where memory is a GPU's, all contenders hold the same weights.
     "cost-gpu": of_cost(
-        "repetition", RATIO, LENGTHS, c.precision == "bfloat16", ~c.quantity.str.ends_with("process"), caption=BOTH
+        "repetition", RATIO, LENGTHS, c.precision == "bfloat16", caption=BOTH
     ),
     "speed-precision": of_cost(
         "precision", {"recipe": "{contender}", "backbone": "{precision}"},
         {HEADS.get(name, name): Shown(show, c.quantity == name) for name, show in PRECISION.items()}, caption=["batch"],
     ),
-    "speed-start": of_cost("start", {"": "`{contender}`"}, "{quantity}"),
 }  # fmt: skip

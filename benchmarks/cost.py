@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +31,8 @@ from torch import Tensor
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from records import DEMO_MODEL, Record
-from runs import add_costs, contender, encoding, interleaved, options, parser, pooled, ratio, timed
+from runs import add_costs, contender, encoding, interleaved, megabytes, options, parser, pooled, ratio, timed
+from runs import alone as in_its_own_process
 from st_reba import CausalTransformer
 from st_reba.compare.cost import TIMED_TEXTS, timed_batch
 from st_reba.data.demo import demo_sentences
@@ -55,7 +54,6 @@ RATIOS = (
     ("ReBA-2, last", "Echo-2, last"),
     ("ReBA-2, mean", "Echo-2, mean"),
     ("ReBA-2 with all maps stored, mean", "ReBA-2, mean"),
-    ("ReBA-2 with all maps stored, one text at a time, mean", "ReBA-2, mean"),
 )
 STORED = "ReBA-2 with all maps stored"
 CLASSICAL, PLAIN = "Classical, mean", "sentence-transformers, mean"
@@ -88,17 +86,6 @@ class PaperReBA(CausalTransformer):
                 fused = torch.maximum(fused, (attention + attention.mT) / 2)
         words = fused[:, :n].triu() @ output.last_hidden_state
         return TokenVectors(words, layout.attention_mask.to(words.device), layout.input_ids.to(words.device))
-
-
-class PaperReBAOneByOne(PaperReBA):
-    """The same, one text at a time whatever the batch, which keeps its maps small."""
-
-    def parts(self, layouts: Sequence[Layout]) -> list[Tensor]:
-        return list(torch.arange(len(layouts[0].input_ids)).split(1))
-
-
-#: Contenders that are no recipes.
-MODULES = {STORED: PaperReBA, f"{STORED}, one text at a time": PaperReBAOneByOne}
 
 
 def make_backbone(size: str, directory: Path, dtype: str, device: str = "cpu") -> Path:
@@ -140,8 +127,8 @@ def load(name: str, path: str, dtype: str, device: str = "cpu") -> SentenceTrans
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device=device)
     recipe, _, pooling = name.rpartition(", ")
-    if recipe in MODULES:
-        return pooled(MODULES[recipe](loaded(path, dtype, device, True)), pooling)
+    if recipe == STORED:
+        return pooled(PaperReBA(loaded(path, dtype, device, True)), pooling)
     backbone = loaded(path, dtype, device, False)
     return contender(CLASSICAL, backbone, deterministic=True) if name == ALONE else contender(name, backbone)
 
@@ -152,33 +139,24 @@ def texts(length: int, count: int, seed: int = 0) -> list[str]:
     return [" ".join(f"w{draw.randrange(1, WORDS)}" for _ in range(length)) for _ in range(count)]
 
 
-def memory_mib(key: str) -> float:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) / 1024
-
-
-def measure_memory(model: SentenceTransformer, inputs: list[str], on_gpu: bool) -> dict[str, float]:
-    """Return the peak MiB of encoding one batch, above what is loaded; on a CPU also that of the whole process."""
-    encode = encoding(model, len(inputs))
+def memory_on_gpu(model: SentenceTransformer, inputs: list[str]) -> dict[str, float]:
+    """Return the peak bytes of encoding one batch, above what is loaded."""
     gc.collect()
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-        before: float = torch.cuda.memory_allocated()
-        encode(inputs)
-        return {"encoding": (torch.cuda.max_memory_allocated() - before) / 2**20}
-    encode(texts(4, 1))
-    gc.collect()
-    before = memory_mib("VmRSS:")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
-    encode(inputs)
-    peak = memory_mib("VmHWM:")
-    return {"encoding": peak - before, "process": peak}
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    encoding(model, len(inputs))(inputs)
+    return {"peak memory of encoding": torch.cuda.max_memory_allocated() - before}
 
 
 def memory_alone(name: str, path: str, inputs: list[str], given: argparse.Namespace) -> dict[str, float]:
-    """Return what :func:`measure_memory` finds in a process that does nothing else."""
+    """Return the peak megabytes of a process that does nothing but encode one batch."""
     torch.set_num_threads(given.threads)
-    return measure_memory(load(name, path, given.dtype), inputs, on_gpu=False)
+    encode = encoding(load(name, path, given.dtype), len(inputs))
+    encode(texts(4, 1))
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
+    encode(inputs)
+    return {"peak memory of the process": megabytes("VmHWM:")}
 
 
 def rows(
@@ -198,9 +176,8 @@ def rows(
     for name, unit in ratios:
         row: Record = {"contender": name, "unit": unit}
         yield {**row, "quantity": "time", "value": ratio(spent[name], spent[unit])["value"], "how": how[0]}
-        for kind, value in used.get(name, {}).items():
-            quantity = "peak memory of encoding" if kind == "encoding" else "peak memory of the process"
-            yield {**row, "quantity": quantity, "value": round(value / used[unit][kind], 4), "how": how[1]}
+        for quantity, value in used.get(name, {}).items():
+            yield {**row, "quantity": quantity, "value": round(value / used[unit][quantity], 4), "how": how[1]}
 
 
 def repetition(path: str, given: argparse.Namespace) -> Iterator[Record]:
@@ -219,10 +196,9 @@ def repetition(path: str, given: argparse.Namespace) -> Iterator[Record]:
         used = {}
         for name, model in contenders.items():
             if on_gpu:
-                used[name] = measure_memory(model, inputs, on_gpu)
+                used[name] = memory_on_gpu(model, inputs)
             else:
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                    used[name] = process.submit(memory_alone, name, path, inputs, given).result()
+                used[name] = in_its_own_process(memory_alone, name, path, inputs, given)
         for row in rows(RATIOS, spent, used, how):
             yield {**row, "tokens": length, "batch": given.batch}
 
@@ -245,14 +221,8 @@ def recipes(path: str, given: argparse.Namespace) -> Iterator[Record]:
     how = f"{sum(map(len, batches))} sentences, times of the processor, the fastest of {given.rounds} rounds in turn"
     for name in (each for each in spent if each != CLASSICAL):
         value = round(spent[name] / spent[CLASSICAL], 3)
-        yield {
-            "quantity": "time",
-            "contender": name,
-            "unit": CLASSICAL,
-            "value": value,
-            "how": how,
-            "batch": given.batch,
-        }
+        row: Record = {"quantity": "time", "contender": name, "unit": CLASSICAL, "how": how, "batch": given.batch}
+        yield {**row, "value": value}
 
 
 def mixed(path: str, given: argparse.Namespace) -> Iterator[Record]:

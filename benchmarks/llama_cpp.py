@@ -1,21 +1,18 @@
-"""GGUF files in llama.cpp beside the same files unpacked by transformers: vectors, scores, memory, time.
+"""GGUF files in llama.cpp beside the same files unpacked by transformers: vectors, memory, time.
 
     python benchmarks/llama_cpp.py --data DIR --models DIR    # SmolLM2-135M; half an hour on one core
     python benchmarks/llama_cpp.py --data DIR --models DIR --model "Gemma 3 270M" --parts cosines memory
 
-"cosines": each text's embedding beside that of transformers in float32. "scores": Spearman on pairs of STS-B, which
-are drawn. "memory": growth of a process that loads the model, each contender in a process of its own. "times": texts a
-second; contenders take turns. With one thread, time is the processor's; with more, it is the clock's, and the fastest
-of the rounds counts. Rows are added to results/llama_cpp.csv.
+"cosines": each text's embedding beside that of transformers in float32. "memory": growth of a process that loads the
+model, each contender in a process of its own. "times": texts a second; contenders take turns. With one thread, time
+is the processor's; with more, it is the clock's, and the fastest of the rounds counts. Rows are added to
+results/llama_cpp.csv.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,14 +20,12 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from scipy.stats import spearmanr
 
-from real.cosines import pair_cosines
 from real.models import MODELS
 from real.sets import Sets
 from records import Record, append, machine, today
-from runs import contender, encoding, interleaved, options, parser
-from st_reba import CausalTransformer, LlamaCppTransformer, build
+from runs import alone, contender, encoding, interleaved, megabytes, options, parser
+from st_reba import CausalTransformer, LlamaCppTransformer
 from st_reba.modules import CausalModule
 
 LLAMA_CPP, FLOAT32, BFLOAT16 = "llama.cpp", "transformers, float32", "transformers, bfloat16"
@@ -61,39 +56,19 @@ def cosines(file: Path, given: argparse.Namespace) -> Iterator[Record]:
         yield {**row, "value": round(median(found), 4), "low": round(min(found), 4)}
 
 
-def scores(file: Path, given: argparse.Namespace) -> Iterator[Record]:
-    """Yield Spearman's correlation on pairs; echo-topic is fitted on the package's sentences, by each for itself."""
-    sets = Sets(given.data, given.pairs)
-    pairs, name = sets.pairs("en", "test"), sets.pairs_name("en", "test")
-    for kind in (LLAMA_CPP, FLOAT32):
-        module = loaded(kind, file)
-        for recipe, model in (("PromptEOL", contender("PromptEOL, last", module)), ("Echo topic", build(module))):
-            score = float(spearmanr(pair_cosines(model, pairs), pairs.scores).statistic)
-            row: Record = {"quantity": f"Spearman x 100, {recipe}", "contender": kind, "set": name}
-            yield {**row, "texts": len(pairs.texts()), "value": round(100 * score, 2)}
-
-
-def resident() -> float:
-    """Return the megabytes of this process that lie in memory, mapped files included."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmRSS"))
-
-
-def memory_here(kind: str, file: Path) -> None:
-    """Print the megabytes before a model is loaded, and when it has embedded texts."""
-    before = resident()
+def memory_of(kind: str, file: Path) -> list[float]:
+    """Return the megabytes before a model is loaded, and when it has embedded texts."""
+    before = megabytes()
     model = contender("PromptEOL, last", loaded(kind, file))
     encoding(model, 8)(["A man is playing a guitar on the stage."] * 16 + ["word " * 256])
-    print(json.dumps([before, resident()]))
+    return [before, megabytes()]
 
 
 def memory(file: Path, given: argparse.Namespace) -> Iterator[Record]:
-    """Yield the growth of a process by contender; the file was read before."""
+    """Yield the growth of a process by contender; the first only reads the file."""
     for kind in CONTENDERS:
-        command = [sys.executable, __file__, "--memory-of", kind, "--file", str(file), "--data", "."]
-        subprocess.run(command, check=True, capture_output=True)
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-        before, after = json.loads(said)
+        alone(memory_of, kind, file)
+        before, after = alone(memory_of, kind, file)
         row: Record = {"quantity": "resident memory, MB", "contender": kind, "value": round(after - before)}
         yield {**row, "high": round(after)}
 
@@ -122,7 +97,7 @@ def times(file: Path, given: argparse.Namespace) -> Iterator[Record]:
             yield {**row, "texts": count, "value": round(typical, 2), "low": round(min(found), 2)}
 
 
-PARTS = {"cosines": cosines, "scores": scores, "memory": memory, "times": times}
+PARTS = {"cosines": cosines, "memory": memory, "times": times}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -131,15 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = [name for name, model in MODELS.items() if not model.embedder]
     made.add_argument("--model", default="SmolLM2-135M-Instruct", choices=names)
     made.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
-    made.add_argument("--pairs", type=int, help="so many pairs, drawn; default: all")
     made.add_argument("--texts", type=int, default=40, help="whose cosines are measured")
     made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--memory-of", choices=CONTENDERS, help="print what this one takes, and end")
-    made.add_argument("--file", type=Path, help="with --memory-of: a GGUF file")
     given = options(made, arguments)
-    if given.memory_of:
-        memory_here(given.memory_of, given.file)
-        return
     file = MODELS[given.model].located(given.models)
     shared = {"model": given.model, "size": round(file.stat().st_size / 1e6)}
     shared |= {"machine": machine("cpu", given.threads), **today()}

@@ -16,24 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import records
 import st_reba
 from real.models import MODELS
-from runs import options, parser
+from runs import megabytes, options, parser
 from st_reba.data.demo import demo_sentences
 
 #: Texts that are embedded at a time beside the generation, and tokens that are generated.
 TEXTS, TOKENS = 16, 64
 QUESTION = "Which rivers flow through Europe?"
-
-
-def megabytes() -> float:
-    """What the process has in memory."""
-    return float(psutil.Process().memory_info().rss) / 2**20
 
 
 def measure(given: argparse.Namespace) -> dict[str, float]:
@@ -52,12 +46,12 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         return [lm.config.to_dict(), lm.generation_config.to_dict(), lm.config._attn_implementation]
 
     before, sentences, was = generated(), demo_sentences("en"), settings()
-    weights = sum(weight.nbytes for weight in lm.parameters()) / 2**20
+    weights = sum(weight.nbytes for weight in lm.parameters()) / 1e6
     held, start = megabytes(), time.process_time()
     model = st_reba.build(lm, "classical", tokenizer=tokenizer)
     made, grown = time.process_time() - start, megabytes() - held
     own = {weight.data_ptr() for weight in lm.parameters()}
-    copied = sum(weight.nbytes for weight in model.parameters() if weight.data_ptr() not in own) / 2**20
+    copied = sum(weight.nbytes for weight in model.parameters() if weight.data_ptr() not in own) / 1e6
     model = st_reba.build(lm, "echo-topic", sentences, tokenizer=tokenizer)
     texts = random.Random(0).sample(sentences, TEXTS)
     alone, found, batches = model.encode(texts), [], []

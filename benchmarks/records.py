@@ -37,7 +37,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "bellm": ("model", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
     "batches": ("module", "model", "precision"),
-    "serving": ("model", "clients", "quantity"),
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
     "compare_errors": ("quantity", "metric", "items", "recipes", "candidates", "case"),
     "compared": ("version", "model", "set", "metric"),
@@ -63,10 +62,6 @@ TYPES: dict[str, type[pl.DataType]] = {
 }  # fmt: skip
 
 
-class RecordsError(Exception):
-    """A file of results that is not there, or cannot be read as one."""
-
-
 def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
     """The rows of a file, each measurement once.
 
@@ -74,22 +69,16 @@ def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
         name: A key of :data:`KEYS`; the file is ``directory/name.csv``.
 
     Raises:
-        RecordsError: If the file is missing, lacks a column, or a field is not what its column holds.
+        FileNotFoundError: If the file is missing.
+        ValueError: If a score is not a fraction.
     """
     path, columns = directory / f"{name}.csv", columns_of(name)
-    if not path.is_file():
-        raise RecordsError(f"{shown(path)} is not there; tables that are made from it cannot be filled.")
     types = {column: TYPES.get(column, pl.String) for column in columns}
-    try:
-        frame = pl.read_csv(path, schema_overrides=types).select(columns).with_columns(pl.col(pl.String).fill_null(""))
-    except pl.exceptions.PolarsError as error:
-        raise RecordsError(f"{shown(path)} is to have the columns {', '.join(columns)}: {error}") from None
+    frame = pl.read_csv(path, schema_overrides=types).select(columns).with_columns(pl.col(pl.String).fill_null(""))
     scores = frame.select(each for each in FRACTIONS if each in columns)
     # A difference of two correlations reaches from -2 to 2.
     if wrong := [column.name for column in scores if not (column.drop_nulls().abs() <= 2).all()]:
-        raise RecordsError(
-            f"{shown(path)}: {', '.join(wrong)}: a score is a fraction, such as 0.738, and no other number."
-        )
+        raise ValueError(f"{path}: {', '.join(wrong)}: a score is a fraction, such as 0.738, and no other number.")
     return frame.group_by(KEYS[name], maintain_order=True).last().select(columns)
 
 
@@ -161,8 +150,3 @@ def machine(device: str, threads: int) -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return f"{processor}; {threads} thread{'s' if threads > 1 else ''}"
-
-
-def shown(path: Path) -> str:
-    """A path as messages show it: from the repository's root, where it lies there."""
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -73,6 +75,18 @@ def now(place: str = "cpu") -> float:
         return time.process_time()
     torch.get_device_module(place).synchronize()
     return time.perf_counter()
+
+
+def megabytes(key: str = "VmRSS:") -> float:
+    """Return what ``/proc`` says of the memory of this process, mapped files included."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith(key))
+
+
+def alone(run: Callable[..., Found], *given: Any) -> Found:
+    """Return what a function finds in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(run, *given).result()
 
 
 def timed(run: Callable[[Given], object], place: str = "cpu") -> Callable[[Given], float]:

@@ -1,8 +1,8 @@
 """Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv and the rows of recipes,
-and write the names that the command refuses mistyped ones by, before it imports anything large.
+and write the list of recipes that the command prints and completes.
 
     python benchmarks/tables.py            # writes them, and the picture
-    python benchmarks/tables.py --check    # names those that are stale, and exits with 1
+    python benchmarks/tables.py --check    # names the files that are stale, and exits with 1
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; NAME is that of a function in ``blocks.py``, which
 says what is in it. What was not measured is an empty cell; rows and columns that have nothing at all are left out.
@@ -19,17 +19,12 @@ from pathlib import Path
 
 import picture
 from blocks import BLOCKS, Block, Results
-from records import RESULTS, ROOT, RecordsError, shown
+from records import RESULTS, ROOT
 from st_reba.recipes import every_row, rows
 from st_reba.recipes.rows import IN_BRIEF, POST_PROCESSORS
 from st_reba_cli.options import NAMES
 
-
-class TablesError(Exception):
-    """A page whose marks cannot be understood."""
-
-
-MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 BEGIN = "<!-- table:"
 
 
@@ -39,33 +34,22 @@ def pages(root: Path) -> list[Path]:
     return [page for page in some if page.is_file()]
 
 
-def filled(text: str, page: Path, results: Results, blocks: Mapping[str, Block]) -> tuple[str, list[str]]:
-    """The page with its tables as they should be, and the names of those that were not.
+def filled(text: str, page: Path, results: Results, blocks: Mapping[str, Block]) -> str:
+    """Return the page with its tables as they should be.
 
     Raises:
-        TablesError: If a name is unknown, or a mark is not closed.
-        RecordsError: If a file of results is missing or cannot be read.
+        KeyError: If there is no table of a name.
+        ValueError: If a mark is broken or not closed.
     """
-    stale = []
 
     def fill(match: re.Match[str]) -> str:
-        name, body = match["name"], match["body"]
-        if name not in blocks:
-            raise TablesError(f"{shown(page)}: there is no table {name!r}; those there are: {', '.join(blocks)}.")
-        if BEGIN in body:
-            raise TablesError(f"{shown(page)}: the table {name!r} has no {match['end']} before the next one begins.")
-        made = blocks[name](results, page)
-        made = f"\n{made}\n\n" if made else ""
-        if body != made:
-            stale.append(name)
-        return f"{match[1]}{made}{match['end']}"
+        made = blocks[match["name"]](results, page)
+        return f"{match[1]}\n{made}\n\n{match['end']}" if made else f"{match[1]}{match['end']}"
 
-    result = MARKED.sub(fill, text)
-    if text.count(BEGIN) != len(MARKED.findall(text)):
-        raise TablesError(
-            f"{shown(page)}: a mark is broken; a table is '{BEGIN} NAME -->', a line, and '<!-- end -->'."
-        )
-    return result, stale
+    result, count = MARKED.subn(fill, text)
+    if text.count(BEGIN) != count:
+        raise ValueError(f"{page}: a mark is broken; a table is '{BEGIN} NAME -->', a line, and '<!-- end -->'.")
+    return result
 
 
 def known_names() -> str:
@@ -94,32 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = Results(options.results.resolve())
     blocks: dict[str, Block] = {**BLOCKS, "held-out-picture": picture.image}
-    try:
-        made = {
-            page: filled(page.read_text(encoding="utf-8"), page, results, blocks)
-            for page in pages(options.root.resolve())
-        }
-        undrawn = picture.is_stale(results)
-    except (TablesError, RecordsError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    stale = [f"{shown(page)}: {name}" for page, (_, names) in made.items() for name in names]
-    stale += [shown(results.directory / picture.FILE)] if undrawn else []
-    if NAMES.read_text(encoding="utf-8") != known_names():
-        stale.append(shown(NAMES))
+    texts = {page: filled(page.read_text(encoding="utf-8"), page, results, blocks) for page in pages(options.root)}
+    texts[NAMES] = known_names()
+    stale = [path for path, text in texts.items() if path.read_text(encoding="utf-8") != text]
+    drawing = [results.directory / picture.FILE] if picture.is_stale(results) else []
+    for path in [*stale, *drawing]:
+        print(f"{path} is stale; `make tables` makes it anew" if options.check else path, file=sys.stderr)
     if options.check:
-        for name in stale:
-            print(f"{name} is stale; `make tables` makes it anew", file=sys.stderr)
-        return 1 if stale else 0
-    for page, (text, names) in made.items():
-        if names:
-            page.write_text(text, encoding="utf-8")
-    if undrawn:
+        return 1 if stale or drawing else 0
+    for path in stale:
+        path.write_text(texts[path], encoding="utf-8")
+    if drawing:
         picture.write(results)
-    if shown(NAMES) in stale:
-        NAMES.write_text(known_names(), encoding="utf-8")
-    for name in stale:
-        print(name)
     return 0
 
 

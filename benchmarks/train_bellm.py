@@ -5,7 +5,7 @@
 
 Writes ``benchmarks/results/bellm.csv``. ``FILE`` has triplets: a text, one that it entails, one that contradicts it;
 ``--source`` is what tables call them. ``DIR`` holds stsb_en_test.tsv (text, text, score). Nothing is tuned: the
-settings are the paper's, and the test pairs are read before and after. What was trained lies below ``--out``: a run
+settings are the paper's. What was trained lies below ``--out``: a run
 that was stopped goes on, and one whose cosines are there is not run again. A row without a seed is the mean over the
 seeds whose cosines are there, with the interval of that mean over the pairs, and says how many they are; ``ahead`` is
 how far it is ahead of no layer turned, by the ``ahead_seeds`` that both were trained with.
@@ -29,7 +29,7 @@ from real.sets import Sets
 from runs import device, options, parser
 from st_reba import CausalTransformer
 from st_reba.recipes import find
-from st_reba.train import BeLLMTraining, build_bellm, train_bellm
+from st_reba.train import BeLLMTraining, train_bellm
 
 TURNED = ("none", "last", "all")
 #: What is read: from the text to the prompt's end, every token as the authors' command does, or the last token.
@@ -45,20 +45,18 @@ SEEDS = (0, 1, 2)
 SAVED = 20
 
 
-def settings(path: str, turned: str, reading: str, seed: int | None, given: argparse.Namespace) -> BeLLMTraining:
+def settings(path: str, turned: str, reading: str, seed: int, given: argparse.Namespace) -> BeLLMTraining:
     """Return the paper's settings."""
     every: dict[str, Any] = {
         "model": path, "triplets": str(given.triplets), "bidirectional_layers": turned, **READINGS[reading],
         "model_kwargs": {"dtype": given.precision},
-        "arguments": {"seed": seed or 0, "max_steps": given.max_steps, "save_steps": SAVED, "report_to": "none"},
+        "arguments": {"seed": seed, "max_steps": given.max_steps, "save_steps": SAVED, "report_to": "none"},
     }  # fmt: skip
     return BeLLMTraining(**every)
 
 
-def trained(settings: BeLLMTraining, seed: int | None, work: Path) -> SentenceTransformer:
-    """Return the model of one training, which goes on where it was stopped; without a seed, as it was before."""
-    if seed is None:
-        return build_bellm(settings)
+def trained(settings: BeLLMTraining, work: Path) -> SentenceTransformer:
+    """Return the model of one training, which goes on where it was stopped."""
     if (work / "model").exists():
         return SentenceTransformer(str(work / "model"), model_kwargs=dict(settings.model_kwargs))
     return train_bellm(settings, work, progress=False)
@@ -106,17 +104,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write({(name, None): kept_cosines(out / f"{name}, {given.precision}.npz", make, sets)["test"]}, name)
     for reading in given.readings:
         found: dict[Training, Array] = {}
-        for seed in (None, *SEEDS):
+        for seed in SEEDS:
             for turned in TURNED:
-                name = f"{turned}, {reading}, {'before' if seed is None else f'seed {seed}'}"
+                name = f"{turned}, {reading}, seed {seed}"
                 file, work = out / f"{name}, {given.precision}.npz", out / f"{name}, running"
-                if file.is_file() or (turned in given.turned and seed in (None, *given.seeds)):
-                    make = partial(trained, settings(path, turned, reading, seed, given), seed, work)
+                if file.is_file() or (turned in given.turned and seed in given.seeds):
+                    make = partial(trained, settings(path, turned, reading, seed, given), work)
                     found[turned, seed] = kept_cosines(file, make, sets)["test"]
                     shutil.rmtree(work, ignore_errors=True)
-        before = {key: own for key, own in found.items() if key[1] is None}
-        write(before, "BeLLM, before", reading=reading)
-        write({key: own for key, own in found.items() if key not in before}, "BeLLM", reading=reading)
+        write(found, "BeLLM", reading=reading)
 
 
 if __name__ == "__main__":
