@@ -39,6 +39,12 @@ def fingerprint_of(*settings: Any) -> str:
     return _hash([settings])
 
 
+def digest_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _of_weight(name: str, blocks: Iterable[Tensor]) -> Iterator[Any]:
     for block in blocks:
         yield [name, str(block.dtype), list(block.shape)]
@@ -73,5 +79,5 @@ def _of_tokenizer(tokenizer: Any) -> Any:
         return kind, special, {key: value for key, value in state.items() if key not in ("padding", "truncation")}
     with TemporaryDirectory() as directory:
         files = sorted(tokenizer.save_vocabulary(directory))
-        hashes = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+        hashes = [digest_of_file(Path(file)) for file in files]
     return kind, special, tokenizer.get_added_vocab(), hashes

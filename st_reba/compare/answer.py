@@ -15,7 +15,7 @@ from ..evaluation.tasks import Measure
 from ..recipes import find
 from ..text.presets import preset
 from .candidates import classical
-from .results import Result
+from .results import Result, best_of
 from .splits import SPLITS, Splits
 
 #: Embeddings that need no recipe: the names of their results, and what they are.
@@ -42,6 +42,7 @@ class Answer:
         best: Its result.
         score: Its score, corrected for being the best of many, with the interval of its row.
         plain: The better of the embeddings without a recipe; None where none was compared.
+        plain_leads: Whether ``plain`` scores no less.
         ahead: Whether it is surely ahead of each of these.
         beaten: Controls that it is surely ahead of, the best first.
         others: The other controls.
@@ -53,6 +54,7 @@ class Answer:
     best: Result
     score: Estimate
     plain: Result | None
+    plain_leads: bool
     ahead: bool
     beaten: Sequence[Result]
     others: Sequence[Result]
@@ -95,6 +97,7 @@ def answer_of(
         best=best,
         score=best.scores[column.name],
         plain=plain[0] if plain else None,
+        plain_leads=bool(plain) and best_of(scored, column) is plain[0],
         ahead=bool(plain) and all(replicated.ahead(best.name, result.name) for result in plain),
         beaten=beaten,
         others=[result for result in controls if result not in beaten],
@@ -115,6 +118,9 @@ def headline(answer: Answer, column: Measure) -> str:
     if answer.plain is None:
         return f"The best is {best}: {score}. Nothing without a recipe was compared."
     plain = column.show(answer.plain.scores[column.name].value)
+    if answer.plain_leads:
+        kept = f"Keep {_in_brackets(answer.plain)}, which needs no recipe: {plain}."
+        return f"{kept} The best recipe, {best}, has {score}."
     if not answer.ahead:
         return f"None is surely ahead of the {plain} that you have without a recipe: the best, {best}, has {score}."
     but = ""

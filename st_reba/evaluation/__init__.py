@@ -1,17 +1,10 @@
 """Evaluators for what sentence-transformers has none for."""
 
-from .layers import DependencyEvaluator, TurningPointEvaluator
-from .mteb import mteb_model
-from .odd_one_out import MissingWordError, OddOneOutEvaluator, Question
-from .pairs import ConditionalSimilarityEvaluator, PairScoreEvaluator
-
-__all__ = [
-    "ConditionalSimilarityEvaluator",
-    "DependencyEvaluator",
-    "MissingWordError",
-    "OddOneOutEvaluator",
-    "PairScoreEvaluator",
-    "Question",
-    "TurningPointEvaluator",
-    "mteb_model",
-]
+from .evaluators import ConditionalSimilarityEvaluator as ConditionalSimilarityEvaluator
+from .evaluators import MissingWordError as MissingWordError
+from .evaluators import OddOneOutEvaluator as OddOneOutEvaluator
+from .evaluators import PairScoreEvaluator as PairScoreEvaluator
+from .evaluators import Question as Question
+from .layers import DependencyEvaluator as DependencyEvaluator
+from .layers import TurningPointEvaluator as TurningPointEvaluator
+from .mteb import mteb_model as mteb_model

@@ -71,7 +71,7 @@ Kind = Literal["mean", "spearman", "pearson", "average_precision"]
 class Items:
     """Values of each recipe on N items, and the statistic that is their score.
 
-    See :func:`mean`, :func:`spearman`, :func:`pearson` and :func:`average_precision`, which check what they are given.
+    See :func:`mean`, :func:`spearman`, :func:`pearson` and :func:`checked_items`, which check what they are given.
 
     Attributes:
         kind: The statistic.
@@ -464,12 +464,7 @@ def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estim
     Args:
         items: What is scored.
         controls: Recipes that are there to be beaten: never the best, never tied.
-
-    Raises:
-        ValueError: If a control is none of the recipes.
     """
-    if unknown := sorted(set(controls) - set(items.recipes)):
-        raise ValueError(f"controls={unknown} are none of the recipes {items.recipes}.")
     scores = dict(zip(items.recipes, items.scores.tolist(), strict=True))
     drawn = dict(zip(items.recipes, items.replicates, strict=True))
     own = set(items.recipes) - set(controls)
@@ -518,24 +513,6 @@ def spearman(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
     Args and errors as for :func:`pearson`.
     """
     return checked_items("spearman", predictions, labels)
-
-
-def average_precision(predictions: Mapping[str, ArrayLike], labels: ArrayLike) -> Items:
-    r"""Return the items of the average precision of each recipe's predictions, for labels of two classes.
-
-    .. math:: \mathrm{AP} = \sum_t (R_t - R_{t-1}) P_t
-
-    with recall R and precision P of the items whose prediction is no less than t, over the values t of the predictions
-    from the highest on: scikit-learn's ``average_precision_score``.
-
-    Args:
-        predictions: For each recipe (N,), such as cosine similarities. One that holds NaN has no score.
-        labels: (N,), 1 for the items to be found and 0 for the others.
-
-    Raises:
-        ValueError: If there are none, or they are not equally many, or a label is not finite.
-    """
-    return checked_items("average_precision", predictions, labels)
 
 
 def checked_items(kind: Kind, scores: Mapping[str, ArrayLike], labels: ArrayLike | None = None) -> Items:

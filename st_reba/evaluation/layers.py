@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from sentence_transformers.base import BaseModel
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.util import batch_to_device
@@ -20,34 +20,12 @@ from torch.nn.functional import normalize
 from ..reading.layers import LayerReader
 from ..settings import check, check_choice, check_int
 from .embedded import Embedded, TensorCache, stand_in
-from .evaluator import Evaluator, write_rows
+from .evaluators import Evaluator
 
 _STATISTICS = ("mean", "first_quartile", "median", "third_quartile")
 
 
-class LayerEvaluator(Evaluator):
-    """Evaluator with a table of one row for each layer.
-
-    It writes the table to ``<file>[_<name>][_epoch_<epoch>][_steps_<steps>]_results.csv``.
-
-    Args:
-        **settings: As for :class:`Evaluator`.
-
-    Attributes:
-        table: Names of the columns, and the rows of the last evaluation; empty before.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.table: list[list[Any]] = []
-
-    def write(self, directory: Path, metrics: dict[str, float], epoch: int, steps: int) -> None:
-        marks = [f"epoch_{epoch}" if epoch >= 0 else "", f"steps_{steps}" if steps >= 0 else ""]
-        name = "_".join(filter(None, [self.file, self.name, *marks, "results"]))
-        write_rows(directory / f"{name}.csv", self.table)
-
-
-class TurningPointEvaluator(LayerEvaluator):
+class TurningPointEvaluator(Evaluator):
     """Score of the embedding after each layer, by any evaluator of sentence embeddings.
 
     The embedding after layer l is that of the model without the layers above l: see
@@ -57,7 +35,7 @@ class TurningPointEvaluator(LayerEvaluator):
 
     The metrics are the wrapped evaluator's primary metric after each layer, ``layer_<l>_<metric>``, and
     ``turning_point``, the index of the best layer. The primary metric is that of the last layer, which is the model's
-    own. The table has the index and the metric of each layer.
+    own.
 
     Args:
         evaluator: Evaluator that calls ``encode``, such as ``EmbeddingSimilarityEvaluator``. Those that read tokens or
@@ -96,7 +74,6 @@ class TurningPointEvaluator(LayerEvaluator):
                 f"{type(self.evaluator).__name__} gives no number (NaN) after any layer. Look at its labels: there may "
                 "be too few, or all the same."
             )
-        self.table = [["layer", self.metric], *map(list, enumerate(self.scores))]
         metrics = {f"layer_{name}_{self.metric}": score for name, score in zip(names, self.scores, strict=True)}
         self.primary_metric = [*metrics][-1]
         best = max if self.greater_is_better else min
@@ -117,7 +94,7 @@ class TurningPointEvaluator(LayerEvaluator):
         return result[metric]
 
 
-class DependencyEvaluator(LayerEvaluator):
+class DependencyEvaluator(Evaluator):
     r"""Spearman correlation of a sentence's pivot token with its other tokens.
 
     .. math:: \rho(s) = \frac{1}{n - 1} \sum_{j \neq p} \mathrm{spearman}(v_p, v_j)
@@ -132,7 +109,7 @@ class DependencyEvaluator(LayerEvaluator):
 
     The metrics are ``mean``, the primary one, ``first_quartile``, ``median`` and ``third_quartile`` over sentences;
     with ``layers="all"`` one of each for each layer, ``layer_<l>_mean`` and so on, and the primary one is the last
-    layer's mean. Sentences of fewer than two tokens are left out. The table has these and the number of sentences.
+    layer's mean. Sentences of fewer than two tokens are left out.
 
     Args:
         sentences: Sentences. The paper takes the test set of STS-B.
@@ -176,10 +153,7 @@ class DependencyEvaluator(LayerEvaluator):
                 " so there is nothing to correlate. Give longer sentences, or a module that returns every token."
             )
         values = np.stack([found.mean(axis=1), *np.percentile(found, [25, 50, 75], axis=1)], axis=1).tolist()
-        layers = ["last"] if self.layers == "last" else range(len(found))
-        rows = [[layer, found.shape[1], *own] for layer, own in zip(layers, values, strict=True)]
-        self.table = [["layer", "sentences", *_STATISTICS], *rows]
-        prefixes = ["" if layer == "last" else f"layer_{layer}_" for layer in layers]
+        prefixes = [""] if self.layers == "last" else [f"layer_{layer}_" for layer in range(len(found))]
         self.primary_metric = f"{prefixes[-1]}mean"
         names = [f"{prefix}{name}" for prefix in prefixes for name in _STATISTICS]
         return dict(zip(names, chain(*values), strict=True))
@@ -210,21 +184,14 @@ def sentence_correlations(states: Tensor, mask: Tensor, pivot: Literal["last", "
     Returns:
         (B,), float32; NaN if there are fewer than two tokens.
     """
-    ranks = average_ranks(states.float())
+    # Equals, of which bfloat16 has many, share the mean of their ranks.
+    ranks = torch.from_numpy(rankdata(states.float().cpu().numpy(), axis=-1)).to(mask.device, torch.float32)
     unit = normalize(ranks - ranks.mean(dim=-1, keepdim=True), dim=-1)
     order = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     chosen = (mask * (order if pivot == "last" else order.flip(0))).argmax(dim=1, keepdim=True)
     pivots = unit.gather(1, chosen[..., None].expand(-1, -1, unit.shape[-1]))
     others = mask.scatter(1, chosen, False)
     return ((unit * pivots).sum(dim=-1) * others).sum(dim=1) / others.sum(dim=1)
-
-
-def average_ranks(values: Tensor) -> Tensor:
-    """Return ranks from 0 along the last dimension; equals, of which bfloat16 has many, share the mean of theirs."""
-    ordered = values.sort(dim=-1).values
-    below = torch.searchsorted(ordered, values)
-    up_to = torch.searchsorted(ordered, values, right=True)
-    return (below + up_to - 1).float() / 2
 
 
 @torch.inference_mode()

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from huggingface_hub import metadata_load
 
+from ..fingerprint import digest_of_file, fingerprint_of
 from ..hub.push import ENCODERS, check_saved_model, files_of, model_class
 from ..optional import require
 
@@ -57,6 +57,8 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
     if kind not in _KNOWN:
         raise ValueError(f"{root} is a {kind}. Give one of {', '.join(_KNOWN)}.")
     model = ENCODERS[kind](str(root), device="cpu")
+    # Pages of text are no part of the model.
+    files = [path for path in files_of(root) if path.suffix != ".md"]
     found = getattr(ModelMeta, _KNOWN[kind][0])(model)
     weights = list(model.parameters())
     card = (metadata_load(root / "README.md") or {}) if (root / "README.md").is_file() else {}
@@ -66,7 +68,7 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
             # mteb writes what is in loader_kwargs beside its results, where a path of this machine means nothing.
             "loader": partial(_load, directory=str(root.resolve())),
             "name": name,
-            "revision": _hash_of_files(root),
+            "revision": fingerprint_of([(path.relative_to(root).as_posix(), digest_of_file(path)) for path in files]),
             "n_parameters": sum(weight.numel() for weight in weights) or None,
             "memory_usage_mb": sum(weight.nbytes for weight in weights) / 2**20 or None,
             "license": licence if licence in get_args(Licenses) else None,
@@ -86,14 +88,3 @@ def _load(name: str, revision: str | None = None, *, directory: str, **given: An
     import mteb.models
 
     return getattr(mteb.models, _KNOWN[model_class(Path(directory))][1])(directory, **given)
-
-
-def _hash_of_files(root: Path) -> str:
-    """Return 16 hexadecimal digits of the names and contents of a model's files, without pages of text."""
-    found = hashlib.sha256()
-    for path in files_of(root):
-        if path.suffix != ".md":
-            found.update(path.relative_to(root).as_posix().encode() + b"\0")
-            with path.open("rb") as file:
-                found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()[:16]

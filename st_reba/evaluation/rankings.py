@@ -22,10 +22,9 @@ from . import bootstrap
 from .bootstrap import Estimate
 from .tasks import Ranker, RetrievalTask
 
-#: Constant of the authors of reciprocal rank fusion.
-FUSION_CONSTANT = 60
-
-#: Number of documents of each ranking that are fused, and of queries that are compared at a time.
+# Constant of the authors of reciprocal rank fusion.
+_CONSTANT = 60
+# Number of documents of each ranking that are fused, and of queries that are compared at a time.
 _FUSED = 100
 _TOGETHER = 64
 
@@ -33,10 +32,10 @@ _TOGETHER = 64
 Hits = list[tuple[int, float]]
 
 
-def fused(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = FUSION_CONSTANT) -> Hits:
+def fused(rankings: Sequence[Sequence[tuple[int, float]]]) -> Hits:
     r"""Fuse several rankings of one query, by reciprocal rank fusion.
 
-    .. math:: s(d) = \sum_r \frac{1}{c + r(d)}
+    .. math:: s(d) = \sum_r \frac{1}{60 + r(d)}
 
     over the rankings that have document d, with its rank r(d) there, from 1 (Cormack, Clarke and Buettcher: Reciprocal
     Rank Fusion Outperforms Condorcet and Individual Rank Learning Methods. SIGIR 2009). Scores do not count, so they
@@ -44,17 +43,11 @@ def fused(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = FUSIO
 
     Args:
         rankings: Indices and scores of the documents of each ranking, the best first.
-        constant: c, 1 or more: the larger it is, the less the first ranks count.
-
-    Raises:
-        ValueError: If ``constant`` is less than 1.
     """
-    if constant < 1:
-        raise ValueError(f"constant={constant}: give 1 or more; {FUSION_CONSTANT} is usual.")
     scores: dict[int, float] = {}
     for ranking in rankings:
         for rank, (document, _) in enumerate(ranking, start=1):
-            scores[document] = scores.get(document, 0.0) + 1 / (constant + rank)
+            scores[document] = scores.get(document, 0.0) + 1 / (_CONSTANT + rank)
     return sorted(scores.items(), key=lambda hit: -hit[1])
 
 
@@ -96,21 +89,14 @@ class Fusion:
 
     Attributes:
         rankers: The rankings.
-        constant: As for :func:`fused`.
-        depth: Number of documents of each that count.
     """
 
     rankers: Sequence[Ranker]
-    constant: int = FUSION_CONSTANT
-    depth: int = _FUSED
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
         """Return indices and fused scores of at most ``count`` documents for each query, the best first."""
-        found = [ranker.nearest(queries, documents, max(count, self.depth)) for ranker in self.rankers]
-        return [
-            fused([own[: self.depth] for own in rankings], self.constant)[:count]
-            for rankings in zip(*found, strict=True)
-        ]
+        found = [ranker.nearest(queries, documents, max(count, _FUSED)) for ranker in self.rankers]
+        return [fused([own[:_FUSED] for own in rankings])[:count] for rankings in zip(*found, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -201,10 +201,6 @@ class Task(BaseEvaluator):
         """Return the prompt of a role."""
         return self.prompts.get(role) or None
 
-    def items(self, measured: Mapping[str, Measured]) -> dict[str, Items]:
-        """Return the items of each score, by its name in sentence-transformers, the one that decides first."""
-        return {score.name: score.items(measured) for score in self.scores if score.name}
-
     def __call__(
         self, model: BaseModel, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
@@ -216,7 +212,7 @@ class Task(BaseEvaluator):
             vectors = by_role[role](texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
             rows.update(zip([(role, text) for text in texts], vectors.cpu(), strict=True))
         measured = self.measure(Vectors(lambda texts, role: torch.stack([rows[role, text] for text in texts])))
-        return {name: float(items.scores[0]) for name, items in self.items({"": measured}).items()}
+        return {score.name: float(score.items({"": measured}).scores[0]) for score in self.scores if score.name}
 
 
 class PairTask(Task):
@@ -341,7 +337,8 @@ class ClassesTask(Task):
 
     def measure(self, similarity: Similarity) -> Measured:
         vectors = similarity.unit_vectors(self.data.texts())
-        if not self.scorable or not np.isfinite(vectors.sum()):
+        # Without two classes, one of them with two texts, nothing can be scored.
+        if len(self.sizes) < 2 or self.sizes.max() < 2 or not np.isfinite(vectors.sum()):
             return {"right": np.full(len(self.data), np.nan)}
         # One more than vote, to take the place of one that is left out.
         count = min(self.neighbours + 1, len(self.data) - 1)
@@ -359,11 +356,6 @@ class ClassesTask(Task):
         )
         nearest = Measure("Classes", f"{self.neighbours}-NN accuracy x 100", chance=chance, note=note, unit=self.unit)
         return [Score(nearest, "right", name="knn_accuracy", has_interval=count >= LEAST_CLASSIFIED)]
-
-    @property
-    def scorable(self) -> bool:
-        """Whether the labels leave something to score."""
-        return len(self.sizes) > 1 and bool(self.sizes.max() > 1)
 
 
 def accuracy_shares(classes: ArrayLike, nearest: NDArray[np.int64], count: int) -> Array:

@@ -6,7 +6,6 @@ directory that later loads read like any other model's.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ from transformers import (
 )
 
 from ..files import atomic_directory
+from ..fingerprint import digest_of_file
 from ..optional import require
 from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
@@ -196,8 +196,7 @@ def digest_of(file: Path) -> str:
             f"{file} is not a GGUF file: it does not begin with {MAGIC.decode()}. If it is a few lines of text, Git "
             "has left a pointer there: fetch the file itself with `git lfs pull`."
         )
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return digest_of_file(file)
 
 
 # Finding the file

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from st_reba.compare.answer import answer_of, build_command, headline, reasons
-from st_reba.compare.results import Result
+from st_reba.compare.results import Comparison, Result
 from st_reba.compare.splits import Splits
 from st_reba.data.tables import Pairs
 from st_reba.evaluation.bootstrap import Replicated, mean
@@ -44,6 +44,9 @@ def answered(right, costs=None, sure=True, margin=0.01, noise=0.0):
         for name in right
     ]
     found = answer_of(results, TASK, replicated, margin)
+    # What is saved is the subject of the answer.
+    saved = Comparison("m", "d", [TASK], results, use=found.use).choice().recipe
+    assert re.search(rf"(Use|Keep|The best is|: the best,) {saved} \(", headline(found, TASK))
     return found, headline(found, TASK), " ".join(reasons(found, TASK, SPLITS, len(own)))
 
 
@@ -69,7 +72,13 @@ FIRST = (
             r"It is not surely ahead of the control tf-idf, mean\.",
         ),
         (
-            {TF_IDF: 0.8, BAG: 0.9, MEAN: 0.5, LAST: 0.2, PROMPT: 0.5}, "",
+            {BAG: 0.9, MEAN: 0.7, LAST: 0.2, PROMPT: 0.6}, "",
+            r"Keep Classical \(mean\), which needs no recipe: 70\.0\. The best recipe, PromptEOL \(last token\), has "
+            r"60\.0\.",
+            r"Without a recipe you have the mean of the last hidden states\. It is not surely ahead of the control",
+        ),
+        (
+            {TF_IDF: 0.8, BAG: 0.9, PROMPT: 0.5, MEAN: 0.5, LAST: 0.2}, "",
             r"None is surely ahead of the 50\.0 that you have without a recipe: the best, PromptEOL \(last token\), "
             r"has 50\.0\.",
             r"the last hidden states\. It is not surely ahead of the control Bag of input embeddings, mean, "
@@ -90,7 +99,7 @@ def test_the_answer(right, use, line, why):
 
 
 def test_equal_recipes_are_corrected_and_none_is_used():
-    right = {MEAN: 0.5} | {f"R{row}, mean": 0.5 for row in range(8)}
+    right = {f"R{row}, mean": 0.5 for row in range(8)} | {MEAN: 0.5}
     found, head, said = answered(right, noise=1)
     assert found.use == ""
     assert found.score.corrected < found.score.value

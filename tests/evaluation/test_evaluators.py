@@ -75,7 +75,6 @@ def test_questions_that_lack_their_word_can_be_left_out(tmp_path):
         UserWarning, match=r"2 of 4 questions are left out, .* lacks the word: line 3 \(question 2\); line"
     ):
         evaluator = OddOneOutEvaluator.from_csv(path, on_missing_word="skip")
-    assert evaluator.skipped[1] == "line 4 (question 3): The word '打' does not occur in '他'."
     assert [question.answer for question in evaluator.questions] == [0, 1]
 
 
@@ -104,25 +103,16 @@ def test_the_answer_is_the_farthest():
     assert naive_odd_one(VECTORS, euclidean) != naive_odd_one(VECTORS, cosine)
 
 
-def test_centered_as_in_the_released_code():
-    centered = VECTORS - VECTORS.mean(axis=1, keepdims=True)
-    farthest = np.linalg.norm(centered, axis=-1).argmax(axis=1)
-    assert asking(farthest, center=True).score(VECTORS)["euclidean_accuracy"] == 1
-    assert asking(farthest).score(VECTORS)["euclidean_accuracy"] < 1, "the paper has no such step"
-    assert asking([0], center=True).get_config_dict() == {"center": True}
-
-
-@pytest.mark.parametrize("center", [False, True])
-def test_equals_share(center):
+def test_equals_share():
     """A model without context gives one vector to all four: chance, wherever the answer lies."""
     same = np.ones((2, 4, 3))
     pairs = np.array([[[0.0, 1], [0, 1], [1, 0], [1, 0]]] * 2)
     for answers in ([0, 0], [3, 1]):
-        evaluator = asking(answers, center=center)
+        evaluator = asking(answers)
         for vectors in (same, np.zeros_like(same), pairs):
             assert evaluator.score(vectors) == {"euclidean_accuracy": 0.25, "cosine_accuracy": 0.25}
     odd = np.array([[[0.0, 1], [0, 1], [0, 1], [1, 0]]])
-    assert asking([3], center=center).score(odd) == {"euclidean_accuracy": 1, "cosine_accuracy": 1}
+    assert asking([3]).score(odd) == {"euclidean_accuracy": 1, "cosine_accuracy": 1}
 
 
 @example(np.array([[[-1.0, 1], [-1, -2], [0, 0], [0, -1]]] * 3), [0, 1, 3, 2])
@@ -215,10 +205,10 @@ def test_each_pair_is_read_under_its_condition(shared):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "5 and 4 texts and 5 labels were given: a pair has one"),
+        (lambda: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "'second': 4, 'labels': 5}. Give one"),
         (lambda: PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5), "5 pairs with 1 different labels leave nothing to rank"),
-        (lambda: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), r"have \[1, 1, 0, 1\] items: give one of"),
-        (lambda: ConditionalSimilarityEvaluator.from_rows([]), "0 rows with 0 different scores leave nothing to rank"),
+        (lambda: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), "'conditions': 0, 'scores': 1}. Give one of"),
+        (lambda: ConditionalSimilarityEvaluator.from_rows([]), "0 pairs with 0 different labels leave nothing to rank"),
     ],
 )
 def test_refused_pairs(made, message):

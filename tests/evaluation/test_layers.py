@@ -55,7 +55,7 @@ def test_the_score_after_each_layer(model, backbone_path, tmp_path):
     assert metrics["sts_turning_point"] == np.argmax(evaluator.scores)
     assert evaluator.primary_metric == "sts_layer_3_spearman_cosine"
     assert list(model.model_card_data.eval_results_dict) == [evaluator]
-    assert (tmp_path / "turning_point_sts_epoch_1_steps_20_results.csv").exists()
+    assert (tmp_path / "turning_point_sts_results.csv").read_text().startswith("epoch,steps,layer_0_")
 
 
 def test_any_evaluator(backbone_path):

@@ -38,16 +38,15 @@ class Fixed:
 
 
 def test_fusion_counts_ranks_and_not_scores():
-    found = fused([[(4, 9.0), (2, 8.0)], [(2, 0.1), (7, 0.05)]], constant=1)
+    found = fused([[(4, 9.0), (2, 8.0)], [(2, 0.1), (7, 0.05)]])
     assert [index for index, _ in found] == [2, 4, 7]
-    assert [score for _, score in found] == pytest.approx([1 / 3 + 1 / 2, 1 / 2, 1 / 3])
-    with pytest.raises(ValueError, match="constant=0: give 1 or more; 60 is usual"):
-        fused([], constant=0)
+    assert [score for _, score in found] == pytest.approx([1 / 62 + 1 / 61, 1 / 61, 1 / 62])
 
 
-def test_several_rankers_as_one():
+def test_several_rankers_as_one(monkeypatch):
+    monkeypatch.setattr("st_reba.evaluation.rankings._FUSED", 2)
     first, second = Fixed([0, 1, 2], [2, 1]), Fixed([1, 3], [2, 0])
-    found = Fusion([first, second], depth=2).nearest(QUERIES, DOCUMENTS, 3)
+    found = Fusion([first, second]).nearest(QUERIES, DOCUMENTS, 3)
     assert [[index for index, _ in hits] for hits in found] == [[1, 0, 3], [2, 1, 0]], "the third does not count"
     assert first.asked == [3]
 
