@@ -81,8 +81,8 @@ def serve(
 
     from st_reba.serve.app import Server, bind, url_of
     from st_reba.serve.app import serve as answer_requests
-    from st_reba.serve.batches import Limits
     from st_reba.serve.models import Embedder, check_kind, load_reranker
+    from st_reba.serve.requests import Limits
 
     with bind(host, port) as listener:
         limits = Limits(

@@ -35,7 +35,7 @@ class Plan:
     """Job of the workers: plain data, which can be sent to other processes.
 
     Attributes:
-        model: Files of the model on this machine, each with its :func:`~st_reba.encode.destinations.stat`.
+        model: Files of the model on this machine, each with its :func:`~st_reba.encode.workspace.stat`.
         encoder: Model and settings.
         workspace: Folder of the run, with the texts.
     """

@@ -18,18 +18,22 @@ from ..files import atomic_file
 from ..hub.push import saved_class
 from ..version import __version__
 from .chunks import Engine, LocalEngine, Plan
-from .destinations import Destination, Remote, destination_of, has_begun, stat
 from .encoder import Encoder, model_files
 from .workspace import (
     EMBEDDING,
     OF_CHUNKS,
     OF_LISTS,
+    Destination,
+    Remote,
     Settings,
     Workspace,
     assemble,
     check_unchanged,
+    destination_of,
     file_digests,
+    has_begun,
     kind_of,
+    stat,
 )
 
 #: Called with the stage, the number of finished texts, and the number of all texts (None while it is unknown).
@@ -113,8 +117,6 @@ def encode_file(
     encoder = encoder.pinned()
     _check_settings(encoder, kind, keep, chunk_size)
     files = files_here(texts, ALL)
-    if files is not None:
-        TextFiles(files, column, keep, separator).check()
     workspace = Workspace(destination.work)
     _check_apart(destination, workspace.path, [texts, encoder.model, *(file.path for file in files or ())])
     exists = ValueError(f"{destination} exists: choose another --out, or replace it with --overwrite.")

@@ -4,7 +4,7 @@ Needs the extra ``serve``: ``pip install "st-reba[serve]"``.
 """
 
 from .app import Server, make_app
-from .batches import Limits
 from .models import Embedder, ListReranker, Reranker
+from .requests import Limits
 
 __all__ = ["Embedder", "Limits", "ListReranker", "Reranker", "Server", "make_app"]

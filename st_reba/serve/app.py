@@ -8,7 +8,7 @@ import hmac
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -20,12 +20,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from .batches import Batches, Limits, Metrics
-from .forms import EmbeddingsForm, FormT, RefusedError, RerankForm, parse, shorten
 from .models import Embedder, Reranker, SizedItem
+from .requests import Batches, EmbeddingsForm, FormT, Limits, Metrics, RefusedError, RerankForm, parse, shorten
 
 T = TypeVar("T")
 
@@ -206,30 +204,6 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
     return Response(to_json(content), status, headers, media_type="application/json")
 
 
-class _MetricsMiddleware:
-    """Outermost middleware, which counts and times answers."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
-        self._app, self._metrics, self._paths = app, metrics, paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette answers 500 outside of all middleware if nothing was sent.
-        start, status = time.perf_counter(), 500
-
-        async def send_noting_status(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_noting_status)
-        finally:
-            if scope["type"] == "http":
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.requests.labels(path, str(status)).inc()
-                self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
-
-
 def make_app(server: Server) -> FastAPI:
     """Return the application of a server, which starts and closes the server's thread."""
 
@@ -259,27 +233,34 @@ def make_app(server: Server) -> FastAPI:
         running = server.batches.running
         return _json({"status": "ok" if running else "stopped"}, 200 if running else 503)
 
-    @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> Response:
+    async def failed(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=_CLIENT_LEFT)
+        if isinstance(error, HTTPException):
+            reasons = {404: "there is no such path", 405: "the path has another method"}
+            reason = reasons.get(error.status_code, error.detail)
+            error = RefusedError(error.status_code, f"{request.method} {shorten(request.url.path)}: {reason}.")
+        if not isinstance(error, RefusedError):
+            error = RefusedError(500, "The server failed. See its log.")
         return _json(error.body, error.status, error.headers)
 
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        reasons = {404: "there is no such path", 405: "the path has another method"}
-        reason = reasons.get(error.status_code, error.detail)
-        message = f"{request.method} {shorten(request.url.path)}: {reason}."
-        return _json(RefusedError(error.status_code, message).body, error.status_code)
+    for kind in (RefusedError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, failed)
+    paths = {route.path for route in app.routes if hasattr(route, "path")}
 
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLIENT_LEFT)
+    @app.middleware("http")
+    async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        # Starlette answers 500 outside of all middleware if a handler fails.
+        start, status = time.perf_counter(), 500
+        path = request.url.path if request.url.path in paths else "other"
+        try:
+            response = await call_next(request)
+            status = response.status_code
+            return response
+        finally:
+            server.metrics.requests.labels(path, str(status)).inc()
+            server.metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        return _json(RefusedError(500, "The server failed. See its log.").body, 500)
-
-    paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))
-    app.add_middleware(_MetricsMiddleware, metrics=server.metrics, paths=paths)
     return app
 
 

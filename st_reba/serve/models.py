@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from ..hub.push import BY_ATTENTION, loading_class, saved_class
 from ..modules import AttentionReranker, AttentionRerankModule, CausalModule, EndpointTransformer
-from .forms import RefusedError
+from ..settings import NO_LIMIT
+from .requests import RefusedError
 
 #: Modes with a method in sentence-transformers.
 QUERY, DOCUMENT = "query", "document"
@@ -25,6 +26,8 @@ _CHARACTERS_PER_TOKEN = 8
 # Number of further tokens. A cut changes tokens of at most one word before it, but WordPiece maps a word of more than
 # 100 characters to one unknown token.
 _MARGIN = 256
+# Tokenizers without a limit have numbers beyond this one.
+_UNLIMITED = 10**9
 #: Maximum number of characters of a text that are tokenized.
 MAX_CHARACTERS = 2**20
 #: Maximum number of values in the cached keys and values of documents that are read together: 2 GiB in float32.
@@ -50,13 +53,13 @@ class Mode(NamedTuple):
 
     Attributes:
         run: Function from items to results; items with the same ``run`` may share a batch.
-        limit: Maximum number of tokens of an item; None: no limit.
+        limit: Maximum number of tokens of an item.
         added: Number of tokens that the model adds to an item.
         copies: Number of copies of each token of an item in the batch.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
-    limit: int | None
+    limit: int
     added: int
     copies: int = 1
 
@@ -85,17 +88,17 @@ class Served:
         """Estimate the number of tokens of items in batches, from one token per four characters."""
         _, limit, added, copies = self.modes[mode]
         lengths = [len("".join(item)) // 4 for item in items]
-        return added * len(items) + copies * sum(min(length, length if limit is None else limit) for length in lengths)
+        return added * len(items) + copies * sum(min(length, limit) for length in lengths)
 
-    def _tokens_read(self, length: int, limit: int | None, where: str) -> int:
+    def _tokens_read(self, length: int, limit: int, where: str) -> int:
         """Return the number of a text's tokens that the model reads.
 
         Raises:
             RefusedError: If the text is too long, and texts are not truncated.
         """
-        if limit is not None and length > limit and not self._truncate:
+        if length > limit and not self._truncate:
             raise _too_long(where, f"has {length} tokens, and the model reads {limit}: send it in parts.")
-        return length if limit is None else min(length, limit)
+        return min(length, limit)
 
 
 class Embedder(Served):
@@ -124,18 +127,18 @@ class Embedder(Served):
         self.dimensions = len(self.modes[""].run(["a"])[0])
 
     def _mode(self, mode: str, call: Callable[..., Any]) -> Mode:
-        model, first, limit = self.model, self.model[0], self.model.max_seq_length
+        model, first = self.model, self.model[0]
         default = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
         prompt = model.prompts.get(mode, default)
         # The first module may have separate limits for queries and documents.
         mode_limit = getattr(first, f"{mode}_length", None) if mode in (QUERY, DOCUMENT) else None
         copies = 1
         if isinstance(first, CausalModule):
-            limit = first.max_tokens(prompt or "", mode_limit)
+            limit = first.max_tokens(prompt or "", mode_limit) or NO_LIMIT
             copies = sum(template.copies for template in first.layouter.templates)
-        elif limit is not None:
-            added = _token_count(model.preprocess([""], prompt=prompt))
-            limit = None if limit > 10**9 else max(0, min(limit, mode_limit or limit) - added)
+        else:
+            read = min(model.max_seq_length or NO_LIMIT, mode_limit or NO_LIMIT)
+            limit = max(0, read - _token_count(model.preprocess([""], prompt=prompt)))
         return Mode(partial(self._run, call), limit, _token_count(model.preprocess(["a"], prompt=prompt)), copies)
 
     def measure(self, mode: str, items: Sequence[str], first: int = 0) -> list[SizedItem]:
@@ -183,9 +186,8 @@ class Reranker(Served):
         if model.num_labels != 1:
             raise ValueError(f"The model {name} returns {model.num_labels} scores per pair. Serve one with one score.")
         self.model = model
-        added, limit = _token_count(model.preprocess([("a", "a")])), model.max_seq_length
-        self._document_limit = None if limit is None or limit > 10**9 else int(limit)
-        pair_limit = None if self._document_limit is None else max(0, self._document_limit - max(0, added - 2))
+        added, self._document_limit = _token_count(model.preprocess([("a", "a")])), model.max_seq_length or NO_LIMIT
+        pair_limit = max(0, self._document_limit - max(0, added - 2))
         super().__init__(name, model.tokenizer, truncate, {"": Mode(self._run, pair_limit, added)})
         self._run([("a", "a")])
 
@@ -224,14 +226,13 @@ class ListReranker(Reranker):
     def __init__(self, name: str, model: AttentionReranker, truncate: bool = True) -> None:
         module = model[0]
         assert isinstance(module, AttentionRerankModule)
-        self.model, self._rotations, self._query_limit = model, module.rotations, module.lm.positions
-        limits = [limit for limit in (self._query_limit, module.max_seq_length) if limit is not None]
-        self._document_limit = min(limits, default=None)
+        self.model, self._rotations, self._query_limit = model, module.rotations, module.lm.positions or NO_LIMIT
+        self._document_limit = min(self._query_limit, module.max_seq_length or NO_LIMIT)
         config = module.model.config.get_text_config(decoder=True)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._max_tokens = MAX_CACHED_VALUES // (2 * config.num_hidden_layers * heads * size)
-        Served.__init__(self, name, model.tokenizer, truncate, {"": Mode(self._run, None, 0, self._rotations)})
+        Served.__init__(self, name, model.tokenizer, truncate, {"": Mode(self._run, NO_LIMIT, 0, self._rotations)})
         self._run([("a", "a", "b")])
 
     def items(self, query: str, documents: Sequence[Any]) -> list[tuple[str, ...]]:
@@ -274,20 +275,18 @@ class TokenizerCopy:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        inner: Any = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
-        self._fast = isinstance(inner, Tokenizer)
         self._from_end = getattr(tokenizer, "truncation_side", "right") == "left"
-        self._tokenizer: Any = copy.deepcopy(inner if self._fast else tokenizer)
-        if self._fast:
+        self._tokenizer: Any = copy.deepcopy(tokenizer)
+        if isinstance(tokenizer, Tokenizer):
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without truncation and special tokens."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return encoding.ids if self._fast else encoding
+        return getattr(encoding, "ids", encoding)
 
-    def cut(self, text: str, limit: int | None, where: str, count_all: bool = False) -> tuple[str, int]:
+    def cut(self, text: str, limit: int, where: str, count_all: bool = False) -> tuple[str, int]:
         """Return the part of a text that determines the tokens within a limit, and its number of tokens.
 
         Tokenizers read a whole text before they truncate it, a second for a million characters. So only a part is
@@ -297,19 +296,20 @@ class TokenizerCopy:
 
         Args:
             text: The text.
-            limit: Number of tokens that the model reads; None: all.
+            limit: Number of tokens that the model reads.
             where: Name of the text in its request.
             count_all: Whether to count all tokens of the text.
 
         Raises:
             RefusedError: If the tokens to read or count are not within the first :data:`MAX_CHARACTERS` characters.
         """
-        wanted = None if limit is None or count_all else limit + _MARGIN
-        most = max(MAX_CHARACTERS, 0 if limit is None else _CHARACTERS_PER_TOKEN * (limit + _MARGIN))
-        for size in (most,) if wanted is None else (_CHARACTERS_PER_TOKEN * wanted, most):
+        wanted = limit + _MARGIN
+        first = _CHARACTERS_PER_TOKEN * wanted
+        most = MAX_CHARACTERS if limit >= _UNLIMITED else max(MAX_CHARACTERS, first)
+        for size in (most,) if count_all or first > most else (first, most):
             part = text[-size:] if self._from_end else text[:size]
             count = len(self.ids(part))
-            if len(part) == len(text) or (wanted is not None and count >= wanted):
+            if len(part) == len(text) or (count >= wanted and not count_all):
                 return part, count
         raise _too_long(where, f"has {len(text):,} characters, of which {most:,} are tokenized: send it in parts.")
 
@@ -327,13 +327,6 @@ def load_reranker(name: str, path: str, revision: str | None, device: str, dtype
     return Reranker(name, CrossEncoder(path, **settings), truncate)
 
 
-#: Saved classes that are served, with a hint for errors.
-_HINTS = {
-    "CrossEncoder": "Give it as --rerank",
-    "SentenceTransformer": "Give it as MODEL, without --rerank",
-}
-
-
 def check_kind(path: str, revision: str | None, expected: str) -> None:
     """Check that a model is saved as the expected class of sentence-transformers.
 
@@ -343,7 +336,8 @@ def check_kind(path: str, revision: str | None, expected: str) -> None:
     # None: a language model, or a CrossEncoder that transformers saved.
     kind = saved_class(path, revision)
     if kind not in (None, expected):
-        hint = _HINTS.get(str(kind), f"Give a {' or a '.join(_HINTS)}, or use it in your own program")
+        hints = {"CrossEncoder": "Give it as --rerank", "SentenceTransformer": "Give it as MODEL, without --rerank"}
+        hint = hints.get(kind, f"Give a {' or a '.join(hints)}, or use it in your own program")
         raise ValueError(f"The model {path} is a saved {kind}. {hint}.")
 
 

@@ -30,8 +30,8 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
 from st_reba.serve.app import Server, bind, make_app, url_of
-from st_reba.serve.batches import Limits
 from st_reba.serve.models import Embedder
+from st_reba.serve.requests import Limits
 
 from ..backbones import TEXTS
 from ..conftest import PROMPTS

@@ -17,11 +17,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from st_reba.encode import Encoder, destination_of, destinations, encode_file
+from st_reba.encode import Encoder, destination_of, encode_file, workspace
 from st_reba.encode import encoder as of_a_model
-from st_reba.encode.destinations import SUCCESS
 from st_reba.encode.encoder import model_files
-from st_reba.encode.workspace import Workspace
+from st_reba.encode.workspace import SUCCESS, Workspace
 
 from .conftest import Fake, contents, interrupted, names, written
 
@@ -164,7 +163,7 @@ def assets(tmp_path, monkeypatch):
     """Where the work on this machine lies."""
     directory = tmp_path / "assets"
     directory.mkdir()
-    monkeypatch.setattr(destinations, "cached_assets_path", lambda *names: directory)
+    monkeypatch.setattr(workspace, "cached_assets_path", lambda *names: directory)
     return directory
 
 

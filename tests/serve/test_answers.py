@@ -18,8 +18,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from st_reba.modules import AttentionRerankModule, EndpointTransformer
 from st_reba.modules.attention_reranking import attention_reranker
 from st_reba.serve import models as served_models
-from st_reba.serve.forms import RefusedError
 from st_reba.serve.models import Embedder, ListReranker, Reranker, TokenizerCopy, check_kind, load_reranker
+from st_reba.serve.requests import RefusedError
+from st_reba.settings import NO_LIMIT
 
 from ..backbones import DEMO_MODEL, TEXTS
 
@@ -256,7 +257,7 @@ def test_what_is_read_is_that_of_the_whole_text(made, name):
         assert count == len(own)
 
 
-@pytest.mark.parametrize(("limit", "whole"), [(None, False), (16, False), (16, True)])
+@pytest.mark.parametrize(("limit", "whole"), [(NO_LIMIT, False), (16, False), (16, True)])
 def test_a_text_that_would_be_tokenised_without_end(monkeypatch, limit, whole):
     monkeypatch.setattr(served_models, "MAX_CHARACTERS", 5_000)
     tokens = TokenizerCopy(word_piece())

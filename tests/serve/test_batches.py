@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_reba.serve.batches import Batches, Limits, Metrics
-from st_reba.serve.forms import RefusedError
+from st_reba.serve.requests import Batches, Limits, Metrics, RefusedError
 
 
 class Model:

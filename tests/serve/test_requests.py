@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from st_reba.serve.app import Server, make_app
-from st_reba.serve.batches import Limits
 from st_reba.serve.models import Embedder, Reranker
+from st_reba.serve.requests import Limits
 from st_reba_cli import app
 
 GOOD = {"model": "my-model", "input": "a"}
