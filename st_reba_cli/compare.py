@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +83,7 @@ def compare(
     from st_reba.text.presets import language_of
 
     from . import load as loading
-    from .show import kept, present, running, save_model
+    from .show import kept, present, running
 
     context.with_resource(loading.quiet())
     old = None if against is None else Comparison.load(against)
@@ -137,5 +136,4 @@ def compare(
         )
         found = replace(found, build=build)
     hints = [] if recipes else ["--recipes all compares every recipe."]
-    save = None if save_best is None else partial(save_model, found, run, save_best)
-    present(found, old, out, as_json, save, hints)
+    present(found, old, out, as_json, hints, run, save_best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,8 +64,9 @@ def present(
     old: Comparison | None,
     out: Path | None,
     as_json: bool,
-    save: Callable[[], None] | None = None,
     hints: Sequence[str] = (),
+    run: Recipes | None = None,
+    save_to: Path | None = None,
 ) -> None:
     """Print a comparison, write its report, and save the best recipe.
 
@@ -74,8 +75,9 @@ def present(
         old: An older one, whose differences are printed; None: none.
         out: Directory of the report; None: none.
         as_json: Whether JSON is printed as well.
-        save: Saves the best recipe, even if the report cannot be written; None: nothing is saved.
         hints: Sentences to end with.
+        run: The recipes that were compared.
+        save_to: Directory of the best recipe, saved even if the report cannot be written; None: nothing is saved.
     """
     show(found, hints)
     try:
@@ -83,19 +85,14 @@ def present(
             console.say(f"Report: {write_report(found, out, '--out')}")
             shutil.rmtree(_partial(out), ignore_errors=True)
     finally:
-        if save is not None:
-            save()
+        if run is not None and save_to is not None:
+            save_best(found, run, save_to)
+            line = loading_line("SentenceTransformer", save_to)
+            console.say(f"Wrote {found.choice().name} to {save_to}. Load it with: {line}")
     if old is not None:
         show_changes(found, old)
     if as_json:
         write_json("compare", **found.as_json())
-
-
-def save_model(found: Comparison, recipes: Recipes, out: Path) -> None:
-    """Save the best recipe, and say how it is loaded."""
-    save_best(found, recipes, out)
-    line = loading_line("SentenceTransformer", out)
-    console.say(f"Wrote {found.choice().name} to {out}. Load it with: {line}")
 
 
 def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:

