@@ -14,7 +14,7 @@ from torch import nn
 
 from .data.demo import demo_sentences
 from .hub.card import add_recipe
-from .lm.loaded import is_borrowed
+from .lm.views import is_borrowed
 from .recipes import Recipe, find
 from .recipes.lookup import in_language, matching
 from .recipes.recipe import device_of, mode_of

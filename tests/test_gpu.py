@@ -78,10 +78,9 @@ def test_half_precision_has_a_kernel_that_tells_its_sums():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("heads", "groups", "size"), [(32, 8, 64), (32, 32, 128), (9, 3, 64), (4, 1, 256)])
-@pytest.mark.parametrize("keys_are_positions", [True, False])
 @pytest.mark.parametrize("bias", [None, (torch.float32, False)], ids=["", "bias"])
-def test_the_triton_kernel_is_right(dtype, heads, groups, size, keys_are_positions, bias):
+def test_the_triton_kernel_is_right(dtype, heads, groups, size, bias):
     pytest.importorskip("triton")
     device = torch.device("cuda", 0)
-    kind = kernels.FoldKind(device, dtype, heads, groups, size, False, bias, keys_are_positions)
+    kind = kernels.FoldKind(device, dtype, heads, groups, size, False, bias)
     assert kernels.trusted_fold(kind) is not None

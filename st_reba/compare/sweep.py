@@ -15,7 +15,7 @@ from ..lm.attention.kernels import weighted_sum
 from ..lm.passes import Capture
 from ..lm.views import depth
 from ..modules import CausalTransformer, ReBAModule
-from ..modules.vectors import TokenVectors, last_position, last_token_mask
+from ..modules.vectors import TokenVectors, last_token_mask
 from ..recipes import every_row
 from ..text.layout import Layout
 from ..text.presets import Rows
@@ -147,9 +147,10 @@ class RecipeSweep:
     def _vectors(self, module: ReBAModule, layout: Layout) -> Iterator[TokenVectors]:
         """Yield the vectors of each recipe, from one forward pass."""
         copies, is_last = layout.copy_index, module.rows == "last"
-        columns = (copies == 0).any(dim=0).nonzero().flatten().tolist() or [0]
+        words = last_token_mask(copies == 0) if is_last else copies == 0
+        columns = words.any(dim=0).nonzero().flatten().tolist() or [0]
         start = columns[0]
-        keys = last_position(copies == 0) if is_last else slice(start, columns[-1] + 1)
+        keys = slice(start, columns[-1] + 1)
         attended = RunningMaximum(keys, slice(start, copies.shape[1]), module.lm.resolve("all", "watched"))
         below = Capture([module.lm.layers[layer - 1] for layer in self.layers])
         v = module.run(layout, attended, below)
@@ -159,8 +160,8 @@ class RecipeSweep:
             e = weighted_sum(a * text, v[:, start:]).to(v)
             selected = last_token_mask(copies == copy) if is_last else copies == copy
             echo = TokenVectors.pick(v, layout, selected)
-            # One prompt precedes all texts, so the first copies begin in one column.
-            read = [echo, echo._replace(states=e)]
+            reba = TokenVectors.pick(e, layout.columns(keys), words[:, keys])
+            read = [echo, echo._replace(states=reba.states)]
             for states in below.states if copy else ():
                 picked = TokenVectors.pick(states, layout, selected)
                 read.append(picked._replace(states=module.lm.final_norm(picked.states).to(v)))

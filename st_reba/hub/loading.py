@@ -17,8 +17,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from ..lm.gguf import as_directory
-from ..lm.loaded import body_of
 from ..lm.sizes import SizeError, check_size, in_a_line, within_size
+from ..lm.views import body_of
 from ..settings import check, check_tokens
 from . import compat, saved_files
 from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on

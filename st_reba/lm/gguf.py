@@ -128,18 +128,7 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     asked = str(dtype).removeprefix("torch.")
     # transformers rounds float32 to half precision as it would round the file.
     precisions = (asked, "float32") if asked in _HALF else ("float32",)
-
-    def convert(out: Path) -> None:
-        with tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"):
-            with _alone(file) as source, _explained(file):
-                stored = _stored(source, file)
-                tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-                model = _read(source, getattr(torch, precisions[0]), stored, file)
-            model.save_pretrained(out)
-            tokenizer.save_pretrained(out)
-            _check_tokenizer(tokenizer, out, file)
-
-    return _kept(file, digest_of(file), precisions, convert)
+    return _kept(file, digest_of(file), precisions, lambda source: _read(source, getattr(torch, precisions[0]), file))
 
 
 def without_weights(file: Path, digest: str, config: PreTrainedConfig) -> Path:
@@ -153,19 +142,20 @@ def without_weights(file: Path, digest: str, config: PreTrainedConfig) -> Path:
     Raises:
         ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
-
-    def convert(out: Path) -> None:
-        with _alone(file) as source, _explained(file):
-            tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-        tokenizer.save_pretrained(out)
-        config.save_pretrained(out)
-        _check_tokenizer(tokenizer, out, file)
-
-    return _kept(file, digest, (config.model_type,), convert)
+    return _kept(file, digest, [config.model_type], lambda source: config)
 
 
-def _kept(file: Path, digest: str, kinds: Sequence[str], convert: Callable[[Path], None]) -> Path:
-    """Return the directory of any of some kinds that is kept of a file; the first is made if there is none."""
+def _kept(
+    file: Path, digest: str, kinds: Sequence[str], read: Callable[[Path], PreTrainedModel | PreTrainedConfig]
+) -> Path:
+    """Return the directory of any of some kinds that is kept of a file; the first is made if there is none.
+
+    Args:
+        file: File on this machine.
+        digest: Result of :func:`digest_of` for it.
+        kinds: Names of what may be kept.
+        read: Reads what the directory gets besides the tokenizer out of the file, alone in a directory.
+    """
     place = cached_assets_path("st_reba", "gguf", digest)
     readers = f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
     entries = [place / f"{kind}-{readers}" for kind in kinds]
@@ -173,12 +163,20 @@ def _kept(file: Path, digest: str, kinds: Sequence[str], convert: Callable[[Path
         # Another process or thread may be converting it.
         with FileLock(place / "lock"):
             if not any(entry.is_dir() for entry in entries):
-                for left in place.glob(".*"):
+                for left in filter(Path.is_dir, place.glob(".*")):
                     # A conversion that was killed leaves its directory and the lock of it.
-                    if left.is_dir():
-                        shutil.rmtree(left)
-                with atomic_directory(entries[0], "HF_ASSETS_CACHE") as scratch:
-                    convert(scratch / file.stem)
+                    shutil.rmtree(left)
+                with (
+                    tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"),
+                    atomic_directory(entries[0], "HF_ASSETS_CACHE") as scratch,
+                ):
+                    out = scratch / file.stem
+                    with _alone(file) as source, _explained(file):
+                        saved = read(source)
+                        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+                    saved.save_pretrained(out)
+                    tokenizer.save_pretrained(out)
+                    _check_tokenizer(tokenizer, out, file)
     # An entry has one directory, named like the file for the model card.
     return next(directory for entry in entries for directory in entry.glob("*"))
 
@@ -285,9 +283,9 @@ def _stored(source: Path, file: Path) -> int:
     return sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
-def _read(source: Path, dtype: torch.dtype, stored: int, file: Path) -> PreTrainedModel:
+def _read(source: Path, dtype: torch.dtype, file: Path) -> PreTrainedModel:
     """Read the model in a file, with its weights unpacked and no record of how they were packed."""
-    place = {"gguf_file": source.name}
+    stored, place = _stored(source, file), {"gguf_file": source.name}
     config = AutoConfig.from_pretrained(source.parent, **place)
     check_size(config, stored, file, AutoModelForCausalLM)
     # Later versions of transformers leave weights packed where they have kernels for them.

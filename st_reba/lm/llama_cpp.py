@@ -59,24 +59,25 @@ class _Opaque(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_byte * 512)]
 
 
-class _ContextParams(ctypes.Structure):
-    """Beginning of ``llama_context_params``, checked by :data:`_DEFAULTS`."""
+#: First fields of ``llama_context_params``, with their defaults. Where a later release has moved a field, some differ.
+_CONTEXT: Sequence[tuple[Any, Mapping[str, Any]]] = [
+    (ctypes.c_uint32, {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0}),
+    (ctypes.c_uint32, {"n_outputs_max": 0, "n_outputs_max_per_seq": 1}),
+    (ctypes.c_int32, {"n_threads": 4, "n_threads_batch": 4, "ctx_type": 0, "rope_scaling_type": -1}),
+    (ctypes.c_int32, {"pooling_type": -1, "attention_type": -1, "flash_attn_type": -1}),
+    (ctypes.c_float, {"rope_freq_base": 0.0, "rope_freq_scale": 0.0, "yarn_ext_factor": -1.0}),
+    (ctypes.c_float, {"yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0}),
+    (ctypes.c_uint32, {"yarn_orig_ctx": 0}),
+    (ctypes.c_float, {"defrag_thold": -1.0}),
+    (ctypes.c_void_p, {"cb_eval": None, "cb_eval_user_data": None}),
+    (ctypes.c_int32, {"type_k": 1, "type_v": 1}),
+]
 
-    _fields_ = [
-        *((name, ctypes.c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")),
-        *((name, ctypes.c_uint32) for name in ("n_outputs_max", "n_outputs_max_per_seq")),
-        *((name, ctypes.c_int32) for name in ("n_threads", "n_threads_batch", "ctx_type", "rope_scaling_type")),
-        *((name, ctypes.c_int32) for name in ("pooling_type", "attention_type", "flash_attn_type")),
-        *((name, ctypes.c_float) for name in ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor")),
-        *((name, ctypes.c_float) for name in ("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")),
-        ("yarn_orig_ctx", ctypes.c_uint32),
-        ("defrag_thold", ctypes.c_float),
-        ("cb_eval", ctypes.c_void_p),
-        ("cb_eval_user_data", ctypes.c_void_p),
-        ("type_k", ctypes.c_int32),
-        ("type_v", ctypes.c_int32),
-        ("rest", ctypes.c_byte * 400),
-    ]
+
+class _ContextParams(ctypes.Structure):
+    """``llama_context_params``."""
+
+    _fields_ = [*((name, kind) for kind, names in _CONTEXT for name in names), ("rest", ctypes.c_byte * 400)]
 
 
 class _GgufParams(ctypes.Structure):
@@ -93,55 +94,35 @@ _HEADER_FLOAT32, _TENSOR_FLOAT32 = 6, 0
 #: another order. These were not faster, and take half as much memory again.
 _FLAGS, _FLAGS_AT, _KEEPS_COPIES_AT = [0, 0, 1, 0, 0], 72, 74
 
-#: Result of ``llama_context_default_params``. Where a later release has moved a field, some numbers differ.
-_DEFAULTS: Mapping[str, Any] = {
-    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0, "n_threads": 4,
-    "n_threads_batch": 4, "ctx_type": 0, "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1,
-    "flash_attn_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "yarn_ext_factor": -1.0,
-    "yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0, "yarn_orig_ctx": 0, "defrag_thold": -1.0,
-    "cb_eval": None, "cb_eval_user_data": None, "type_k": 1, "type_v": 1,
-}  # fmt: skip
-
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
-#: Functions of llama.cpp that are called: what each returns, and what it takes.
-_FUNCTIONS: Mapping[str, tuple[Any, list[Any]]] = {
-    "ggml_backend_tensor_get": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
-    "ggml_get_name": (ctypes.c_char_p, [_POINTER]),
-    "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
-    "gguf_find_key": (ctypes.c_int64, [_POINTER, ctypes.c_char_p]),
-    "gguf_find_tensor": (ctypes.c_int64, [_POINTER, ctypes.c_char_p]),
-    "gguf_free": (None, [_POINTER]),
-    "gguf_get_data_offset": (ctypes.c_size_t, [_POINTER]),
-    "gguf_get_kv_type": (_INT, [_POINTER, ctypes.c_int64]),
-    "gguf_get_tensor_offset": (ctypes.c_size_t, [_POINTER, ctypes.c_int64]),
-    "gguf_get_tensor_type": (_INT, [_POINTER, ctypes.c_int64]),
-    "gguf_get_val_f32": (ctypes.c_float, [_POINTER, ctypes.c_int64]),
-    "gguf_get_val_str": (ctypes.c_char_p, [_POINTER, ctypes.c_int64]),
-    "gguf_init_from_file": (_POINTER, [ctypes.c_char_p, _GgufParams]),
-    "llama_backend_init": (None, []),
-    "llama_batch_get_one": (_Opaque, [_POINTER, _INT]),
-    "llama_context_default_params": (_ContextParams, []),
-    "llama_decode": (_INT, [_POINTER, _Opaque]),
-    "llama_free": (None, [_POINTER]),
-    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [_POINTER, _INT]),
-    "llama_get_memory": (_POINTER, [_POINTER]),
-    "llama_init_from_model": (_POINTER, [_POINTER, _ContextParams]),
-    "llama_log_set": (None, [_Log, _POINTER]),
-    "llama_memory_clear": (None, [_POINTER, ctypes.c_bool]),
-    "llama_model_default_params": (_Opaque, []),
-    "llama_model_free": (None, [_POINTER]),
-    "llama_model_get_vocab": (_POINTER, [_POINTER]),
-    "llama_model_has_encoder": (ctypes.c_bool, [_POINTER]),
-    "llama_model_load_from_file": (_POINTER, [ctypes.c_char_p, _Opaque]),
-    "llama_model_n_ctx_train": (_INT, [_POINTER]),
-    "llama_model_n_embd": (_INT, [_POINTER]),
-    "llama_model_n_head": (_INT, [_POINTER]),
-    "llama_model_n_layer": (_INT, [_POINTER]),
-    "llama_set_embeddings": (None, [_POINTER, ctypes.c_bool]),
-    "llama_set_n_threads": (None, [_POINTER, _INT, _INT]),
-    "llama_vocab_is_eog": (ctypes.c_bool, [_POINTER, _INT]),
-    "llama_vocab_n_tokens": (_INT, [_POINTER]),
-}
+_POINTER, _INT, _SIZE, _STRING = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t, ctypes.c_char_p
+#: Functions of llama.cpp that are called: what they return, what they take, and their names.
+_FUNCTIONS: Sequence[tuple[Any, list[Any], str]] = [
+    (None, [], "llama_backend_init"),
+    (None, [_POINTER], "gguf_free llama_free llama_model_free"),
+    (None, [_POINTER, _POINTER, _SIZE, _SIZE], "ggml_backend_tensor_get"),
+    (None, [_Log, _POINTER], "llama_log_set"),
+    (None, [_POINTER, ctypes.c_bool], "llama_memory_clear llama_set_embeddings"),
+    (None, [_POINTER, _INT, _INT], "llama_set_n_threads"),
+    (_STRING, [_POINTER], "ggml_get_name"),
+    (_SIZE, [_POINTER], "ggml_nbytes gguf_get_data_offset"),
+    (_SIZE, [_POINTER, ctypes.c_int64], "gguf_get_tensor_offset"),
+    (ctypes.c_int64, [_POINTER, _STRING], "gguf_find_key gguf_find_tensor"),
+    (_INT, [_POINTER, ctypes.c_int64], "gguf_get_kv_type gguf_get_tensor_type"),
+    (ctypes.c_float, [_POINTER, ctypes.c_int64], "gguf_get_val_f32"),
+    (_STRING, [_POINTER, ctypes.c_int64], "gguf_get_val_str"),
+    (_POINTER, [_STRING, _GgufParams], "gguf_init_from_file"),
+    (_Opaque, [_POINTER, _INT], "llama_batch_get_one"),
+    (_ContextParams, [], "llama_context_default_params"),
+    (_INT, [_POINTER, _Opaque], "llama_decode"),
+    (ctypes.POINTER(ctypes.c_float), [_POINTER, _INT], "llama_get_logits_ith"),
+    (_POINTER, [_POINTER], "llama_get_memory llama_model_get_vocab"),
+    (_POINTER, [_POINTER, _ContextParams], "llama_init_from_model"),
+    (_Opaque, [], "llama_model_default_params"),
+    (ctypes.c_bool, [_POINTER], "llama_model_has_encoder"),
+    (_POINTER, [_STRING, _Opaque], "llama_model_load_from_file"),
+    (_INT, [_POINTER], "llama_model_n_ctx_train llama_model_n_embd llama_model_n_layer llama_vocab_n_tokens"),
+    (ctypes.c_bool, [_POINTER, _INT], "llama_vocab_is_eog"),
+]
 
 #: Last error messages of llama.cpp, which returns no reasons.
 _complaints: deque[str] = deque(maxlen=8)
@@ -161,14 +142,16 @@ def library() -> ctypes.CDLL:
         ImportError: If xllamacpp is not installed, or is of a release with another interface.
     """
     package = require("xllamacpp", "llamacpp", "llama.cpp")
-    found = ctypes.CDLL(package.xllamacpp.__file__)
-    wrong = [name for name in _FUNCTIONS if not hasattr(found, name)]
+    found, wrong = ctypes.CDLL(package.xllamacpp.__file__), []
+    for returns, takes, names in _FUNCTIONS:
+        for name in names.split():
+            if function := getattr(found, name, None):
+                function.restype, function.argtypes = returns, takes
+            else:
+                wrong.append(name)
     if not wrong:
-        for name, (returns, takes) in _FUNCTIONS.items():
-            function = getattr(found, name)
-            function.restype, function.argtypes = returns, takes
-        given = found.llama_context_default_params()
-        wrong = [f"llama_context_params.{name}" for name, value in _DEFAULTS.items() if getattr(given, name) != value]
+        given, fields = found.llama_context_default_params(), (pair for _, own in _CONTEXT for pair in own.items())
+        wrong = [f"llama_context_params.{name}" for name, value in fields if getattr(given, name) != value]
     if wrong:
         raise ImportError(
             f"xllamacpp {package.__version__} brings a llama.cpp with another interface ({', '.join(wrong[:3])}): "
@@ -217,7 +200,6 @@ class LlamaCpp:
             raise ValueError(f"{file} has an encoder: st_reba needs a decoder-only (causal) language model.")
         self.hidden_size = self._states.hidden_size
         self.layers = int(self._library.llama_model_n_layer(model))
-        self.heads = int(self._library.llama_model_n_head(model))
         self.positions = int(self._library.llama_model_n_ctx_train(model))
         self._vocabulary = self._library.llama_model_get_vocab(model)
         self.vocabulary_size = int(self._library.llama_vocab_n_tokens(self._vocabulary))
@@ -234,19 +216,17 @@ class LlamaCpp:
         """Return weight and bias, (D,), of the norm after the last layer, those that there are, and its epsilon."""
         library, weights, epsilon = self._library, {}, 1e-5
         header = library.gguf_init_from_file(str(self.file).encode(), _GgufParams(True, None))
-        try:
-            architecture = library.gguf_get_val_str(header, library.gguf_find_key(header, b"general.architecture"))
-            for kind in (b"layer_norm_epsilon", b"layer_norm_rms_epsilon"):
-                key = library.gguf_find_key(header, architecture + b".attention." + kind)
-                if key >= 0 and library.gguf_get_kv_type(header, key) == _HEADER_FLOAT32:
-                    epsilon = library.gguf_get_val_f32(header, key)
-            for name in ("weight", "bias"):
-                place = library.gguf_find_tensor(header, f"output_norm.{name}".encode())
-                if place >= 0 and library.gguf_get_tensor_type(header, place) == _TENSOR_FLOAT32:
-                    offset = library.gguf_get_data_offset(header) + library.gguf_get_tensor_offset(header, place)
-                    weights[name] = np.fromfile(self.file, np.float32, self.hidden_size, offset=offset)
-        finally:
-            library.gguf_free(header)
+        architecture = library.gguf_get_val_str(header, library.gguf_find_key(header, b"general.architecture"))
+        for kind in (b"layer_norm_epsilon", b"layer_norm_rms_epsilon"):
+            key = library.gguf_find_key(header, architecture + b".attention." + kind)
+            if key >= 0 and library.gguf_get_kv_type(header, key) == _HEADER_FLOAT32:
+                epsilon = library.gguf_get_val_f32(header, key)
+        for name in ("weight", "bias"):
+            place = library.gguf_find_tensor(header, f"output_norm.{name}".encode())
+            if place >= 0 and library.gguf_get_tensor_type(header, place) == _TENSOR_FLOAT32:
+                offset = library.gguf_get_data_offset(header) + library.gguf_get_tensor_offset(header, place)
+                weights[name] = np.fromfile(self.file, np.float32, self.hidden_size, offset=offset)
+        library.gguf_free(header)
         return weights, epsilon
 
     def states(self, ids: Sequence[int], layers: Collection[int]) -> dict[int, NDArray[np.float32]]:
@@ -324,35 +304,29 @@ class _States:
         #: States of each part of a text, for each layer that is wanted.
         self.kept: dict[int, list[NDArray[np.float32]]] = {}
         self._last = END
-        #: Names of tensors that may be the input of the first layer; after the first graph, the one that is.
-        self._entering: Collection[bytes] = _ENTERING
-        self._begun = b""
 
     def want(self, layers: Collection[int]) -> None:
         """Copy the states of these layers from now on."""
-        self.kept, self._last = {layer: [] for layer in layers}, END if END in layers else max(layers)
+        # Which tensor is the input of the first layer is known where that layer ends.
+        self._last = END if END in layers else max(1, *layers)
+        self.kept = {layer: [] for layer in {*layers, self._last}}
 
     def keep(self) -> None:
         """Keep what was copied of a part of a text."""
         for layer, states in self._seen.items():
             self.kept[layer].append(states)
-        if 0 in self._seen:
-            self._entering = (self._begun,)
         self._seen = {}
 
     def __call__(self, tensor: int, asks: bool, _: Any) -> bool:
         """Return whether the result of a step of a graph is wanted, where llama.cpp asks; else whether to go on."""
         name = self._library.ggml_get_name(tensor)
         match = _LAYER.fullmatch(name)
-        layer = int(match[1]) + 1 if match else 0 if name in self._entering else END if name in _ENDS else None
+        layer = int(match[1]) + 1 if match else 0 if name in _ENTERING else END if name in _ENDS else None
         if asks:
             return layer in self.kept
         states = np.empty((self._library.ggml_nbytes(tensor) // 4 // self.hidden_size, self.hidden_size), np.float32)
         self._library.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, states.nbytes)
         self._seen[cast(int, layer)] = states
-        if layer == 0 and len(self._entering) > 1:
-            self._begun = name
-            return True
         return layer != self._last
 
 

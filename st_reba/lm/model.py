@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, Self, cast
 
@@ -76,11 +75,8 @@ class LanguageModel:
             **inputs: Arguments of the model's forward. ``inputs_embeds`` takes the place of the layout's tokens.
 
         Returns:
-            Last hidden states, (B, N, D); within :meth:`all_layers`, the states of all layers side by side.
+            Last hidden states, (B, N, D).
         """
-        record = _record.get()
-        if record is not None:
-            return record.concatenate(self.run_layers(layout, *hooks, final_norm=final_norm, **inputs))
         if final_norm:
             return self._run(layout, *hooks, **inputs)
         [states] = self.states_at(layout, self.layers[-1:], "after", None, *hooks, **inputs)
@@ -143,23 +139,6 @@ class LanguageModel:
         with contextlib.suppress(Stop):
             self._run(layout, *hooks, capture, **inputs)
         return capture.states
-
-    @contextlib.contextmanager
-    def all_layers(self, norm: Callable[[Tensor], Tensor] = lambda states: states) -> Iterator[AllLayers]:
-        """Let :meth:`run` return the states of all layers side by side, within the block, in this thread.
-
-        A method selects, moves and sums states. It does the same to all layers at once where they are one tensor, and
-        its result is cut apart by :meth:`AllLayers.split`.
-
-        Args:
-            norm: Applied to the states of every layer but the last.
-        """
-        record = AllLayers(norm)
-        token = _record.set(record)
-        try:
-            yield record
-        finally:
-            _record.reset(token)
 
     @property
     def _is_checkpointing(self) -> bool:
@@ -253,7 +232,7 @@ class LanguageModel:
         Raises:
             ValueError: If there is one.
         """
-        largest, known = int(layout.input_ids.max()), len(cast(Tensor, self.model.get_input_embeddings().weight))
+        largest, known = int(layout.input_ids.max()), self.vocabulary_size
         if largest >= known:
             raise ValueError(
                 f"The tokenizer gives the id {largest}, and {type(self.model).__name__} has embeddings for {known} "
@@ -358,33 +337,6 @@ def open_language_model(model: PreTrainedModel, output_layer: int | None = None)
     """Return the language model of a model, of the class that the model names if it runs elsewhere."""
     kind: type[LanguageModel] = getattr(model, "language_model", LanguageModel)
     return kind(model, output_layer)
-
-
-@dataclass
-class AllLayers:
-    """States of all layers side by side, (B, N, D_0 + ... + D_L).
-
-    Attributes:
-        norm: Applied to the states of every layer but the last.
-        widths: Number of values in a state of each layer.
-    """
-
-    norm: Callable[[Tensor], Tensor]
-    widths: list[int] = field(default_factory=list)
-
-    def concatenate(self, layers: Sequence[Tensor]) -> Tensor:
-        """Return the states of all layers side by side."""
-        *below, last = layers
-        states = [*(self.norm(own).to(last.device) for own in below), last]
-        self.widths = [own.shape[-1] for own in states]
-        return torch.cat(states, dim=-1)
-
-    def split(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Cut states that are side by side into those of each layer."""
-        return tuple(layer.contiguous() for layer in states.split(self.widths, dim=-1))
-
-
-_record: ContextVar[AllLayers | None] = ContextVar("st_reba_all_layers", default=None)
 
 
 def resolve_output_layer(depth: int, layer: int | float | None) -> int | None:

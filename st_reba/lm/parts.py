@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -35,26 +35,26 @@ class ModelParts:
 
     Attributes:
         is_causal: Whether no token sees later tokens.
+        layers: Paths of the layers, in order; empty if no modules were found that take and give states (B, N, D).
+        norm: Paths of the modules between the last layer and the last hidden state; None if these are not all.
+        widths: Number of values in a state after each layer, and in a last hidden state.
         attention_layers: Indices of the layers with attention.
         calls_ours: Whether their attention calls our function, and that gives what the model's own gives.
         needs_softmax: Whether the fused kernels have not the softmax of some layer, as with a soft cap or sinks.
-        layers: Paths of the layers, in order; empty if no modules were found that take and give states (B, N, D).
-        norm: Paths of the modules between the last layer and the last hidden state; None if these are not all.
         projections: Paths of the output projection of the attention, by layer.
         feed_forward: Paths of the parts of the last layer that look at one position at a time.
-        widths: Number of values in a state after each layer, and in a last hidden state.
         continues_past: Whether new tokens behind cached tokens get the states of the whole text; None until tried.
     """
 
     is_causal: bool
-    attention_layers: tuple[int, ...]
-    calls_ours: bool
-    needs_softmax: bool
     layers: tuple[str, ...]
     norm: tuple[str, ...] | None
-    projections: Mapping[int, str]
-    feed_forward: tuple[str, ...]
     widths: tuple[int, ...]
+    attention_layers: tuple[int, ...] = ()
+    calls_ours: bool = False
+    needs_softmax: bool = False
+    projections: Mapping[int, str] = field(default_factory=dict)
+    feed_forward: tuple[str, ...] = ()
     continues_past: bool | None = None
 
 

@@ -94,7 +94,7 @@ class CausalModule(SafeTransformer):
     further_tokens: ClassVar[int] = 0
     #: Number of tokens that a thread of a CPU runs at a time: activations of more do not fit its caches.
     TOKENS_PER_THREAD: ClassVar[int] = 1024
-    #: Bytes that a pass keeps for each pair of a returned token and a token of its row, and the most that it may keep.
+    #: Bytes that a pass keeps for each pair of a returned position and any other, and the most that it may keep.
     BYTES_PER_PAIR: ClassVar[int] = 0
     PASS_BYTES: ClassVar[int] = 2**30
 
@@ -377,8 +377,9 @@ class CausalModule(SafeTransformer):
         if self.lm.device.type == "cpu":
             size = min(size, max(1, self.TOKENS_PER_THREAD * torch.get_num_threads() // length))
         if self.BYTES_PER_PAIR:
-            returned = max(1, int(self.selected(layouts[0]).sum(dim=1).max()))
-            size = min(size, max(1, self.PASS_BYTES // (self.BYTES_PER_PAIR * returned * length)))
+            columns = self.selected(layouts[0]).any(dim=0).nonzero().flatten().tolist() or [0]
+            pairs = (columns[-1] + 1 - columns[0]) * length
+            size = min(size, max(1, self.PASS_BYTES // (self.BYTES_PER_PAIR * pairs)))
         # Rows of about one length together: sentence-transformers' trainer does not sort them.
         order = layouts[0].lengths.argsort(descending=True, stable=True) if size < count else torch.arange(count)
         return list(order.chunk(ceil(count / size)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -49,7 +49,6 @@ class LlamaCppConfig(PreTrainedConfig):
     size: int = 0
     hidden_size: int = 0
     num_hidden_layers: int = 0
-    num_attention_heads: int = 0
     vocab_size: int = 0
     max_position_embeddings: int = 0
 
@@ -62,7 +61,6 @@ class LlamaCppConfig(PreTrainedConfig):
             size=model.file.stat().st_size,
             hidden_size=model.hidden_size,
             num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
             vocab_size=model.vocabulary_size,
             max_position_embeddings=model.positions,
             architectures=["LlamaCppModel"],
@@ -88,43 +86,36 @@ class RemoteModel(LanguageModel):
             config.num_hidden_layers = output_layer
         parts = ModelParts(
             is_causal=True,
-            attention_layers=(),
-            calls_ours=False,
-            needs_softmax=False,
             layers=tuple(f"layers.{index}" for index in range(len(layers))),
             norm=("norm",) if layers else None,
-            projections={},
-            feed_forward=(),
             widths=(config.hidden_size,) * (len(layers) + 1),
         )
         self.model.st_reba_parts = {config.num_hidden_layers: parts}  # type: ignore[assignment]
 
     def _run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:
-        places: list[nn.Module] = [*self.model.layers]
-        if inputs or any(all(module is not place for place in places) for hook in hooks for module in hook.modules):
-            raise ValueError(_refusal("it reads token ids alone"))
-        hooks_at = [[hook for hook in hooks if any(place is module for module in hook.modules)] for place in places]
-        read = [number for number, own in enumerate(hooks_at, start=1) if own]
-        last = END if self.model.norm is None else len(places)
+        numbers = {layer: number for number, layer in enumerate(self.model.layers, start=1)}
+        calls = [(numbers.get(module, 0), module, hook) for hook in hooks for module in hook.modules]
+        calls.sort(key=lambda call: call[0])
+        if inputs or (calls and calls[0][0] == 0):
+            raise ValueError(_REFUSAL)
+        last = END if self.model.norm is None else len(numbers)
         # Padding does not run, and states that no hook reads are not fetched.
         pairs = zip(layout.input_ids.tolist(), layout.lengths.tolist(), strict=True)
         rows = [ids[: max(1, length)] for ids, length in pairs]
-        states = self.model.token_states(rows, sorted({*read, *(number - 1 for number in read), last}))
-        for number in read:
-            for hook in hooks_at[number - 1]:
-                place = places[number - 1]
-                before, after = states[number - 1], states[number]
-                if hook.before(place, before) is not before or hook.after(place, after) is not after:
-                    raise ValueError(_refusal("its states can be looked at, and not changed"))
+        read = {number for number, _, _ in calls}
+        states = self.model.token_states(rows, sorted({last, *read, *(number - 1 for number in read)}))
+        for number, module, hook in calls:
+            before, after = states[number - 1], states[number]
+            if hook.before(module, before) is not before or hook.after(module, after) is not after:
+                raise ValueError(_REFUSAL)
         return states[last] if self.model.norm is None else cast(Tensor, self.model.norm(states[last]))
 
 
-def _refusal(reason: str) -> str:
-    return (
-        f"The language model runs elsewhere: {reason}. Use what reads states as they are: CausalTransformer, "
-        "EchoModule, MetaEOLModule, TopicModule (classical, prompteol, echo-2, meta-eol, topic, echo-topic), or load "
-        "the model in transformers."
-    )
+_REFUSAL = (
+    "The language model runs elsewhere: it reads token ids alone, and its states can be looked at, and not changed. "
+    "Use what reads states as they are: CausalTransformer, EchoModule, MetaEOLModule, TopicModule (classical, "
+    "prompteol, echo-2, meta-eol, topic, echo-topic), or load the model in transformers."
+)
 
 
 class LlamaCppModel(PreTrainedModel):
@@ -216,10 +207,6 @@ class LlamaCppModel(PreTrainedModel):
             except OSError:
                 shutil.copyfile(file, place)
         self.config.save_pretrained(out)
-
-    def generate(self, ids: Sequence[int], max_new_tokens: int = 256, **kwargs: Any) -> Iterator[int]:
-        """Continue a text, token by token: see :meth:`st_reba.lm.llama_cpp.LlamaCpp.generate`."""
-        return self.llama_cpp.generate(ids, max_new_tokens, **kwargs)
 
 
 class LlamaCppEmbeddings(nn.Module):
@@ -329,13 +316,9 @@ class LlamaCppTransformer(CausalTransformer):
         tokenizer: Any = self.tokenizer
         if isinstance(prompt, str):
             ids = tokenizer(prompt)["input_ids"]
-        elif tokenizer.chat_template:
-            messages = [dict(message) for message in prompt]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            raise ValueError("The GGUF file has no chat template: give a text, with the roles written out.")
-        new = cast(LlamaCppModel, self.model).generate(ids, max_new_tokens, **kwargs)
+            ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        new = cast(LlamaCppModel, self.model).llama_cpp.generate(ids, max_new_tokens, **kwargs)
         return str(tokenizer.decode(list(new), skip_special_tokens=True))
 
 

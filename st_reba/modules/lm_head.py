@@ -20,7 +20,7 @@ from ..hub.checkpoints import Files, check_model, read_config
 from ..hub.saved_files import fetching, shards_of
 from ..hub.saved_modules import backbone_of
 from ..lm import gguf
-from ..lm.loaded import unwrapped
+from ..lm.views import unwrapped
 from .stored import check_magnitudes
 
 #: Number of the head's rows, tokens of the vocabulary, in a block.

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from ..settings import check, check_int
-from ..text.words import STOP_WORDS, lower_case_tokens, word_token_ids
+from ..text.tokens import STOP_WORDS, lower_case_tokens, word_token_ids
 from .causal import CausalTransformer
 from .lm_head import Head, scale_logits
 

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..lm.attention.hooks import RunningMaximum
 from ..lm.attention.kernels import weighted_sum
@@ -18,7 +18,7 @@ from ..settings import check, check_flag, check_layers
 from ..text.layout import Layout
 from .base import CausalModule, PoolOver
 from .echo import check_repetitions
-from .vectors import TokenVectors, last_position, zero_unselected
+from .vectors import TokenVectors, zero_unselected
 
 
 class ReBAModule(CausalModule):
@@ -79,16 +79,13 @@ class ReBAModule(CausalModule):
         return {"cls": 'it returns e_1 alone. Use Pooling("mean") or Pooling("lasttoken").'}
 
     def read(self, layout: Layout) -> TokenVectors:
-        words, text, is_last = self.selected(layout), layout.copy_index >= 0, self.rows == "last"
+        words, text = self.selected(layout), layout.copy_index >= 0
         columns = words.any(dim=0).nonzero().flatten().tolist() or [0]
         start = columns[0]
-        keys = last_position(words) if is_last else slice(start, columns[-1] + 1)
+        keys = slice(start, columns[-1] + 1)
         attended = RunningMaximum(keys, slice(start, words.shape[1]), self._watched)
         v = self.run(layout, attended)[:, start:]
         a = zero_unselected(attended.symmetrised(), text[:, start:])
         if self.normalize_weights:
             a = a / a.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
-        e = weighted_sum(a, v).to(v)
-        if isinstance(keys, Tensor):
-            return TokenVectors.one_each(e[:, 0], layout, keys)
-        return TokenVectors.pick(e, layout.columns(keys), words[:, keys])
+        return TokenVectors.pick(weighted_sum(a, v).to(v), layout.columns(keys), words[:, keys])

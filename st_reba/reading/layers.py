@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ from sentence_transformers.base import BaseModel
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
+from ..lm.passes import Hook
 from ..modules import AttentionPoolingModule, CausalTransformer, EchoModule, InputEmbeddings
+from ..text.layout import Layout
 
 
 def reads_one_layer(module: type[nn.Module]) -> bool:
@@ -67,12 +70,21 @@ class LayerReader:
         """
         self.model.eval()
         inputs = batch_to_device(self.model.preprocess(list(texts), prompt=prompt), self.model.device)
-        module: Any = self.model[0]
-        with module.lm.all_layers(self._final_norm) as record:
-            output = module(inputs)
+        # The method selects, moves and sums states: it does the same to all layers at once where they are one tensor.
+        module: Any = copy.copy(self.model[0])
+        widths: list[int] = []
+
+        def side_by_side(layout: Layout, *hooks: Hook) -> Tensor:
+            *below, last = module.run_layers(layout, *hooks)
+            layers = [*(self._final_norm(states).to(last.device) for states in below), last]
+            widths[:] = [states.shape[-1] for states in layers]
+            return torch.cat(layers, dim=-1)
+
+        module.run = side_by_side
+        output = module(inputs)
         # The last layer is the module's output itself, equal to that of encode to the bit.
-        for states in record.split(output["token_embeddings"]):
-            yield {**output, "token_embeddings": states}
+        for states in output["token_embeddings"].split(widths, dim=-1):
+            yield {**output, "token_embeddings": states.contiguous()}
 
     @torch.inference_mode()
     def embeddings(self, texts: Sequence[str], prompt: str | None = None) -> Tensor:

@@ -160,7 +160,7 @@ def test_another_process_loads_the_file_itself(language_model):
 
 
 def test_generation_is_that_of_transformers_and_the_same_while_another_thread_embeds(language_model):
-    ids, model = [1, 5, 9, 7], language_model.model
+    ids, model = [1, 5, 9, 7], language_model.model.llama_cpp
     theirs = ggufs.original().generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, len(ids) :].tolist()
     alone = list(model.generate(ids, 40))
     assert alone == (theirs[: theirs.index(0)] if 0 in theirs else theirs)
@@ -175,7 +175,8 @@ def test_generation_is_that_of_transformers_and_the_same_while_another_thread_em
 
 def test_what_is_drawn_follows_its_seed(language_model):
     drawn = [
-        tuple(language_model.model.generate([1, 5], 20, temperature=2.0, top_p=0.9, seed=seed)) for seed in (0, 0, 1)
+        tuple(language_model.model.llama_cpp.generate([1, 5], 20, temperature=2.0, top_p=0.9, seed=seed))
+        for seed in (0, 0, 1)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert language_model.generate("Hello", max_new_tokens=1) is not None
@@ -184,8 +185,8 @@ def test_what_is_drawn_follows_its_seed(language_model):
 @pytest.mark.parametrize(("ids", "new"), [([], 4), ([1] * 2000, 100)])
 def test_generation_needs_room_and_chat_a_template(language_model, ids, new):
     with pytest.raises(ValueError, match="2048 positions"):
-        list(language_model.model.generate(ids, new))
-    with pytest.raises(ValueError, match="no chat template"):
+        list(language_model.model.llama_cpp.generate(ids, new))
+    with pytest.raises(ValueError, match="chat_template is not set"):
         language_model.generate([{"role": "user", "content": "Hello"}])
 
 

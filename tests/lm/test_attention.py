@@ -204,25 +204,20 @@ class TestRunningMaximum:
         ("block", "scratch", "gradients"), [(4, 1, False), (4, 2**14, True), (128, 2**14, False), (128, 2**28, True)]
     )
     @pytest.mark.parametrize("layers", [None, {1}])
-    def test_of_a_rectangle_and_of_one_key_a_text(self, block, scratch, gradients, layers, monkeypatch):
+    def test_of_a_rectangle(self, block, scratch, gradients, layers, monkeypatch):
         """A head of a text at a time, some, or all."""
         monkeypatch.setattr(kernels, "_KEY_BLOCK", block)
         monkeypatch.setitem(kernels._SCRATCH_BYTES, "cpu", scratch)
-        keys = torch.tensor([5, 19])
         sources = [handed_over(size=8, seed=index) for index in range(3)]
         rectangle = RunningMaximum(slice(3, 20), slice(3, 40), layers)
-        column = RunningMaximum(keys, slice(5, 40), layers)
         with torch.set_grad_enabled(gradients):
             for index in layers or range(3):
                 watch(rectangle, sources[index])
-                watch(column, sources[index])
         weights = torch.stack([written_out(sources[index]) for index in layers or range(3)])
         expected = weights.exp().float().amax(dim=(0, 2))
         meaningful = torch.ones(17, 37).triu().bool()
         found = rectangle.maximum.exp()[:, meaningful]
         torch.testing.assert_close(found, expected[:, 3:40, 3:20].mT[:, meaningful])
-        for text, key in enumerate(keys):
-            torch.testing.assert_close(column.maximum.exp()[text, 0, key - 5 :], expected[text, key:40, key])
 
 
 def test_a_maximum_of_nothing():
@@ -231,7 +226,7 @@ def test_a_maximum_of_nothing():
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("keys", [slice(2, 9), torch.tensor([5, 0, 8])])
+@pytest.mark.parametrize("keys", [slice(2, 9), slice(5, 6)])
 def test_the_symmetrised_maximum_of_a_causal_layer_and_one_that_attends_both_ways(keys, gradients):
     """Of (A_ij + A_ji) / 2 as it is written, on keys and queries from 2 on."""
     tensors, hook = problem(gradients), RunningMaximum(keys, slice(2, 9))
@@ -245,9 +240,8 @@ def test_the_symmetrised_maximum_of_a_causal_layer_and_one_that_attends_both_way
     query, key = (2 * tensor for tensor in tensors[:2])
     full = (query @ key.repeat_interleave(2, 1).mT * 8**-0.5).softmax(-1)
     expected = torch.stack([(maps + maps.mT) / 2 for maps in (causal, full)]).amax(dim=(0, 2))[:, :, 2:].triu(-2)
-    rows = expected[:, keys] if isinstance(keys, slice) else expected[torch.arange(3), keys, None]
-    later = torch.arange(2, 9) >= (torch.arange(2, 9)[None] if isinstance(keys, slice) else keys[:, None])[..., None]
-    torch.testing.assert_close(hook.symmetrised(), rows * later)
+    later = torch.arange(2, 9) >= torch.arange(keys.start, keys.stop)[:, None]
+    torch.testing.assert_close(hook.symmetrised(), expected[:, keys] * later)
 
 
 # Kernels
@@ -258,59 +252,57 @@ TEXTS, HEADS, GROUPS, LENGTH, SIZE = 2, 4, 2, 70, 24
 
 
 @pytest.fixture
-def candidates(monkeypatch):
-    """``candidates(kernels)``: those that are tried on a CPU from here on."""
+def candidate(monkeypatch):
+    """``candidate(kernel)``: the one that is tried on a CPU from here on."""
     kernels.trusted_kernel.cache_clear()
 
-    def put(*tried):
+    def put(tried):
         kernels.trusted_kernel.cache_clear()
-        monkeypatch.setitem(kernels._CANDIDATES, "cpu", tried)
+        monkeypatch.setitem(kernels._FUSED, "cpu", tried)
 
     yield put
     kernels.trusted_kernel.cache_clear()
 
 
-def trusted(dtype=torch.float32, with_bias=False):
-    return kernels.trusted_kernel("cpu", dtype, 16, 2, with_bias)
+def trusted(dtype=torch.float32, with_mask=False):
+    return kernels.trusted_kernel("cpu", dtype, 16, 2, with_mask)
 
 
-def wrong(*args):
-    output, lse = kernels.explicit_attention(*args)
+def wrong(call):
+    output, lse = kernels.explicit_attention(call)
     return output, lse + 1
 
 
-def missing(*args):
+def missing(call):
     raise AttributeError("no such operator")
 
 
-def full(*args):
+def full(call):
     raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
 
-def without_bias(query, key, value, bias, causal, scale):
-    """As those of CUDA are."""
-    return kernels.explicit_attention(query, key, value, None, causal, scale)
+def without_mask(call):
+    """As that of CUDA is."""
+    return kernels.explicit_attention(replace(call, mask=None))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_the_private_cpu_kernel_is_there_and_right(dtype, with_bias, candidates):
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_the_private_cpu_kernel_is_there_and_right(dtype, with_mask, candidate):
     """Guards the private operator: without it everything still works, slower."""
-    assert trusted(dtype, with_bias) is kernels._cpu_flash
-    candidates(without_bias, kernels._cpu_flash)
-    assert trusted(dtype, with_bias) is (kernels._cpu_flash if with_bias else without_bias)
+    assert trusted(dtype, with_mask) is kernels._cpu_flash
+    candidate(without_mask)
+    assert trusted(dtype, with_mask) is (kernels.explicit_attention if with_mask else without_mask)
 
 
-@pytest.mark.parametrize("kernel", [wrong, missing, kernels._varlen])
-def test_a_kernel_that_is_wrong_is_not_used(kernel, candidates):
+@pytest.mark.parametrize("kernel", [wrong, missing])
+def test_a_kernel_that_is_wrong_is_not_used(kernel, candidate):
     """Nor one that does not run here; and a device that has none takes the plain way."""
-    candidates(kernel)
+    candidate(kernel)
     assert trusted() is kernels.explicit_attention
-    candidates(kernel, kernels._cpu_flash)
-    assert trusted() is kernels._cpu_flash
     assert kernels.trusted_kernel("meta", torch.float32, 16, 1, False) is kernels.explicit_attention
     # A full GPU says nothing about a kernel.
-    candidates(full)
+    candidate(full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         trusted()
 
@@ -440,15 +432,6 @@ class TestBesideTheOracle:
         assert (expected[:, asked] > self.BEFORE).float().mean() > 0.2
         torch.testing.assert_close(maximum[:, asked].double(), expected[:, asked], rtol=0, atol=1e-5)
 
-    def test_one_key_a_text(self, kernel, case):
-        keys = torch.tensor([60, 4])
-        maximum = torch.full((TEXTS, 1, 66), self.BEFORE)
-        source = handed_over(**LAYERS[case])
-        kernel.update_running_max(source.at_keys(keys), slice(0, 1), self.QUERIES, maximum)
-        for text, key in enumerate(keys):
-            expected = written_out(source)[text, :, key:69, key].amax(dim=0).clamp(min=self.BEFORE)
-            torch.testing.assert_close(maximum[text, 0, key - 3 :].double(), expected, rtol=0, atol=1e-5)
-
 
 @pytest.mark.parametrize("length", [1, 16, 17, 64, 65])
 def test_lengths_around_those_of_blocks(length, kernel):
@@ -470,22 +453,20 @@ def test_layers_that_it_cannot_take_are_taken_otherwise(used):
     source = handed_over()
     assert fold_kernel(replace(source, backward=source)) is None
     assert fold_kernel(replace(source, query=source.query.double(), key=source.key.double())) is None
-    for keys in (slice(0, 30), torch.tensor([20, 11])):
-        watch(RunningMaximum(keys, slice(0, 30)), source)
-        assert len(used) % 2 == 0, "not with gradients"
-        observer = RunningMaximum(keys, slice(0, 30))
-        with torch.no_grad():
-            watch(observer, source)
-            watch(observer, source)
-        expected = written_out(source).amax(dim=1)[:, :30].mT
-        expected = expected[:, :30] if isinstance(keys, slice) else expected[torch.arange(2), keys, None]
-        seen = expected > -math.inf
-        torch.testing.assert_close(observer.maximum[seen].double(), expected[seen], rtol=0, atol=1e-5)
-    assert len(used) == 4
+    square = slice(0, 30)
+    watch(RunningMaximum(square, square), source)
+    assert not used, "not with gradients"
+    observer = RunningMaximum(square, square)
+    with torch.no_grad():
+        watch(observer, source)
+        watch(observer, source)
+    expected = written_out(source).amax(dim=1)[:, :30, :30].mT
+    seen = expected > -math.inf
+    torch.testing.assert_close(observer.maximum[seen].double(), expected[seen], rtol=0, atol=1e-5)
+    assert len(used) == 2
 
 
-KIND = FoldKind(CPU, torch.float32, 4, 2, 8, False, None, True)
-OF_A_KEY = KIND._replace(keys_are_positions=False)
+KIND = FoldKind(CPU, torch.float32, 4, 2, 8, False, None)
 BIASED = KIND._replace(softcap=True, bias=(torch.float32, False))
 
 
@@ -514,14 +495,14 @@ class TestTrust:
         monkeypatch.setattr(kernels, "_FOLD_DEVICES", {"cpu"})
         return lambda fold: monkeypatch.setitem(sys.modules, TRITON_KERNEL, SimpleNamespace(update_running_max=fold))
 
-    @pytest.mark.parametrize("kind", [KIND, BIASED, OF_A_KEY._replace(bias=(torch.bfloat16, True))])
+    @pytest.mark.parametrize("kind", [KIND, BIASED, KIND._replace(bias=(torch.bfloat16, True))])
     @pytest.mark.parametrize("rounded", [False, True])
     def test_one_that_is_right(self, kind, rounded, as_kernel):
         as_kernel(update_running_max)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=rounded):
             assert trusted_fold(kind) is update_running_max
 
-    @pytest.mark.parametrize("kind", [KIND, OF_A_KEY, KIND._replace(dtype=torch.bfloat16)])
+    @pytest.mark.parametrize("kind", [KIND, KIND._replace(dtype=torch.bfloat16)])
     @pytest.mark.parametrize("fold", [slightly_wrong, forgetful, failing])
     def test_one_that_is_wrong_is_told_once(self, kind, fold, as_kernel):
         as_kernel(fold)

@@ -17,7 +17,7 @@ from st_reba import CausalTransformer, PromptRepsModule
 from st_reba.modules import lm_head
 from st_reba.modules.lm_head import head_blocks
 from st_reba.text.presets import TEMPLATES, preset
-from st_reba.text.words import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
+from st_reba.text.tokens import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
 
 from .. import backbones
 from ..backbones import TEXTS, own

@@ -6,6 +6,7 @@ hook forms as few of them as it needs from queries, keys and log-sum-exp.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,34 +94,32 @@ def without_log_sum_exp(call: AttentionCall) -> Tensor:
     """Return the output of attention, (B, H, N, d)."""
     if call.softcap is not None or call.sinks is not None:
         return with_log_sum_exp(call)[0]
-    bias, causal = _bias_and_causal(call)
+    whole = _whole_mask(call)
+    mask = call.mask if call.position_bias is None else whole.mask
     return scaled_dot_product_attention(
-        call.query, call.key, call.value, call.mask if call.position_bias is None else bias, call.dropout, causal,
+        call.query, call.key, call.value, mask, call.dropout, whole.causal,
         scale=call.scale, enable_gqa=call.key.shape[1] < call.query.shape[1],
     )  # fmt: skip
 
 
 def with_log_sum_exp(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Return the output of attention, (B, H, N, d), and the log-sum-exp of each query, (B, H, N)."""
-    query, key, value = call.query, call.key, call.value
-    bias, causal = _bias_and_causal(call)
+    query, key, whole = call.query, call.key, _whole_mask(call)
     # The log-sum-exp of the fused kernels has no gradient, and they have no dropout with it.
     trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
     needs_softmax = call.softcap is not None or call.sinks is not None or call.dropout > 0
-    if needs_softmax or trains or value.shape[-1] != query.shape[-1]:
-        args = (call.softcap, call.sinks, call.dropout)
-        return explicit_attention(query, key, value, bias, causal, call.scale, *args)
+    if needs_softmax or trains or call.value.shape[-1] != query.shape[-1]:
+        return explicit_attention(whole)
     heads_a_group = query.shape[1] // key.shape[1]
-    kernel = trusted_kernel(query.device.type, query.dtype, query.shape[-1], heads_a_group, bias is not None)
-    return kernel(query, key, value, bias, causal, call.scale)
+    return trusted_kernel(query.device.type, query.dtype, query.shape[-1], heads_a_group, whole.mask is not None)(whole)
 
 
-def _bias_and_causal(call: AttentionCall) -> tuple[Tensor | None, bool]:
-    """Return the term of the scores, and whether later keys must be hidden besides. No kernel takes both."""
-    bias, causal = call.bias, call.causal and call.mask is None and call.query.shape[2] > 1
-    if bias is None or not causal:
-        return bias, causal
-    return bias + call.query.new_full(bias.shape[2:], float("-inf")).triu(1), False
+def _whole_mask(call: AttentionCall) -> AttentionCall:
+    """Return a call whose mask is all that is added to the scores. It then hides later keys too, if they must be."""
+    mask, causal = call.bias, call.causal and call.mask is None and call.query.shape[2] > 1
+    if mask is not None and causal:
+        mask, causal = mask + call.query.new_full(mask.shape[2:], float("-inf")).triu(1), False
+    return replace(call, mask=mask, position_bias=None, causal=causal)
 
 
 def register() -> None:

@@ -101,13 +101,13 @@ class RunningMaximum(Hook):
     exp is monotone: the maximum runs over log weights. Only entries with query >= key are meaningful.
 
     Attributes:
-        keys: Slice of key positions, or one position for each row, (B,).
+        keys: Slice of key positions.
         queries: Slice of query positions.
         layers: Indices of the layers; None for all.
         maximum: (B, keys, queries), largest log weights, after the pass; float32 or float64.
     """
 
-    keys: slice | Tensor
+    keys: slice
     queries: slice
     layers: Collection[int] | None = None
     maximum: Tensor | None = field(default=None, init=False)
@@ -117,20 +117,18 @@ class RunningMaximum(Hook):
         weights = LogWeights.of(call, lse).of_last_keys(call.query.shape[2])
         if call.both_ways:
             weights = replace(weights, backward=weights)
-        keys, maximum = self.keys, self.maximum
-        if isinstance(keys, Tensor):
-            weights, keys = weights.at_keys(keys), slice(0, 1)
+        maximum = self.maximum
         if torch.is_grad_enabled():
-            formed = weights.form(keys=keys, queries=self.queries).amax(dim=(1, 3))
+            formed = weights.form(keys=self.keys, queries=self.queries).amax(dim=(1, 3))
             self.maximum = formed if maximum is None else torch.maximum(maximum.to(formed.device), formed)
             return output, lse
         if maximum is None:
-            shape = (len(lse), keys.stop - keys.start, self.queries.stop - self.queries.start)
-            maximum = lse.new_full(shape, float("-inf"))
+            lengths = (own.stop - own.start for own in (self.keys, self.queries))
+            maximum = lse.new_full((len(lse), *lengths), float("-inf"))
         # Each layer may be on a device of its own.
         self.maximum = maximum.to(lse.device)
         update = fold_kernel(weights) or update_running_max
-        update(weights, keys, self.queries, self.maximum)
+        update(weights, self.keys, self.queries, self.maximum)
         return output, lse
 
     def symmetrised(self) -> Tensor:
@@ -140,8 +138,7 @@ class RunningMaximum(Hook):
         """
         if self.maximum is None:
             raise RuntimeError("No watched layer ran: resolve the layers with LanguageModel.resolve.")
-        keys, device = self.keys, self.maximum.device
-        key = keys[:, None] if isinstance(keys, Tensor) else torch.arange(keys.start, keys.stop)[None]
-        key, query = key[..., None].to(device), torch.arange(self.queries.start, self.queries.stop, device=device)
-        weights = self.maximum.masked_fill(query < key, float("-inf")).exp()
-        return torch.where(query == key, weights, weights / 2)
+        device = self.maximum.device
+        key, query = (torch.arange(own.start, own.stop, device=device) for own in (self.keys, self.queries))
+        weights = self.maximum.masked_fill(query < key[:, None], float("-inf")).exp()
+        return torch.where(query == key[:, None], weights, weights / 2)

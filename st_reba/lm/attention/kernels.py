@@ -1,9 +1,9 @@
 """Attention weights formed piece by piece, and kernels, each used only where it has proved right on this machine.
 
-PyTorch's fused kernels compute the log-sum-exp of every query, and ``scaled_dot_product_attention`` drops it. Two
-public functions return it: ``varlen_attn`` runs on CUDA alone, and ``flex_attention`` forms all scores unless it is
-compiled, so it is not used. The private operators below them are named in this file alone. A kernel is used after it
-has agreed with the explicit computation on a small problem of the same kind; otherwise that one is used.
+PyTorch's fused kernels compute the log-sum-exp of every query, and ``scaled_dot_product_attention`` drops it. The
+private operators below it are named in this file alone: of the public functions that return it, ``varlen_attn`` takes
+texts of other shapes, on CUDA alone, and ``flex_attention`` forms all scores unless it is compiled. A kernel is used
+after it has agreed with the explicit computation on a small problem of the same kind; otherwise that one is used.
 
 On a GPU with Triton, :mod:`~st_reba.lm.attention.triton_kernel` replaces :func:`update_running_max`, where it has
 agreed with it in float64.
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,6 @@ class LogWeights:
         softcap: c of c * tanh(score / c), or None.
         backward: The same layer, if it attends both ways: log(A_ij + A_ji) takes the place of log A_ji off the
             diagonal, so that all layers may be halved alike later.
-        positions: (B,), the key of each row, if there is one for each; None if keys are positions.
     """
 
     query: Tensor
@@ -85,7 +84,6 @@ class LogWeights:
     bias: Tensor | None
     softcap: float | None
     backward: LogWeights | None = None
-    positions: Tensor | None = None
 
     @classmethod
     def of(cls, call: AttentionCall, lse: Tensor) -> Self:
@@ -96,18 +94,11 @@ class LogWeights:
         """Return those of the last keys."""
         return replace(self, key=self.key[:, :, -count:], bias=None if self.bias is None else self.bias[..., -count:])
 
-    def at_keys(self, positions: Tensor) -> Self:
-        """Return those of one key in each row, (B,)."""
-        bias = None if self.bias is None else one_each(self.bias, positions, 3)
-        backward = self.backward and self.backward.at_queries(positions)
-        key = one_each(self.key, positions, 2)
-        return replace(self, key=key, bias=bias, backward=backward, positions=positions.to(key.device))
-
     def at_queries(self, positions: Tensor) -> Self:
         """Return those of one query in each row, (B,)."""
         bias = None if self.bias is None else one_each(self.bias, positions, 2)
         query, lse = (one_each(values, positions, 2) for values in (self.query, self.lse))
-        return replace(self, query=query, lse=lse, bias=bias, backward=None)
+        return replace(self, query=query, lse=lse, bias=bias)
 
     def form(self, rows: slice = _ALL, groups: slice = _ALL, keys: slice = _ALL, queries: slice = _ALL) -> Tensor:
         """Form a part: (rows, groups, keys, H / G, queries). Slices have a start and a stop if ``backward`` is set."""
@@ -129,18 +120,14 @@ class LogWeights:
         # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
         weights = weights.clamp(min=_HIDDEN)
         backward = self.backward.form(rows, groups, queries, keys).transpose(2, 4).clamp(min=_HIDDEN)
-        key_positions = torch.arange(keys.start, keys.stop, device=weights.device)[None]
-        if self.positions is not None:
-            key_positions = self.positions[rows, None]
-        query_positions = torch.arange(queries.start, queries.stop, device=weights.device)
-        is_diagonal = key_positions[:, None, :, None, None] == query_positions
-        return torch.where(is_diagonal, weights, torch.logaddexp(weights, backward))
+        key_place, query_place = (torch.arange(own.start, own.stop, device=weights.device) for own in (keys, queries))
+        return torch.where(key_place[:, None, None] == query_place, weights, torch.logaddexp(weights, backward))
 
 
 def update_running_max(weights: LogWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
     """Fold the weights of all heads into a maximum (B, keys, queries), in place, in parts that fit a cache.
 
-    Where keys are positions, entries with query < key may be left as they are.
+    Entries with query < key may be left as they are.
     """
     block = min(_KEY_BLOCK, keys.stop - keys.start)
     (batch, heads, _, size), group_count = weights.query.shape, weights.key.shape[1]
@@ -152,7 +139,7 @@ def update_running_max(weights: LogWeights, keys: slice, queries: slice, maximum
         rows = slice(row, row + rows_at_once)
         for start in range(keys.start, keys.stop, block):
             part = slice(start, min(start + block, keys.stop))
-            skipped = max(0, start - queries.start) if weights.positions is None else 0
+            skipped = max(0, start - queries.start)
             target = maximum[rows, start - keys.start : part.stop - keys.start, skipped:]
             for group in range(0, group_count, groups_at_once):
                 groups = slice(group, group + groups_at_once)
@@ -175,138 +162,99 @@ def one_each(values: Tensor, positions: Tensor, dim: int) -> Tensor:
 
 # Attention with its log-sum-exp
 
-#: Output and log-sum-exp, of (query, key, value, bias, causal, scale) as for :func:`explicit_attention`. The latter has
-#: no gradient.
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], tuple[Tensor, Tensor]]
+#: Output and log-sum-exp of a call. Its mask is None, or is added to the scores, has the position bias, and hides later
+#: keys where ``causal`` would. The log-sum-exp of the fused kernels has no gradient.
+Kernel = Callable[[AttentionCall], tuple[Tensor, Tensor]]
 
 
-def explicit_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+def explicit_attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Compute attention by its definition, rounded where eager attention is, a few heads at a time; differentiable.
 
     Args:
-        query: (B, H, N, d).
-        key: (B, G, M, d); H is a multiple of G.
-        value: (B, G, M, e).
-        bias: Added to the scaled scores, broadcastable to (B, H, N, M), or None.
-        causal: Whether query j attends to keys 0..j only. ``bias`` must then be None.
-        scale: Factor of the dot products.
-        softcap: c of c * tanh(score / c), or None.
-        sinks: (H,), one more logit of each head, that takes weight and gives no value; or None.
-        dropout: Probability with which weights are dropped.
+        call: As for any :data:`Kernel`.
 
     Returns:
-        The output (B, H, N, e) in the dtype of ``query``, and the log-sum-exp (B, H, N) in float32, or float64 if
-        ``query`` is.
+        The output (B, H, N, e) in the dtype of the queries, and the log-sum-exp (B, H, N) in float32, or float64 if
+        they are.
     """
+    query, key, groups = call.query, call.key, call.key.shape[1]
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
-    groups = key.shape[1]
     bytes_a_group = 4 * len(query) * query.shape[1] // groups * later.numel()
     size = max(1, _SCORE_BYTES.get(query.device.type, _ACCELERATOR_BYTES) // max(1, bytes_a_group))
     outputs, sums = [], []
     for first in range(0, groups, size):
         part = slice(first, first + size)
         # In place where no gradient needs the former values.
-        scores = (_by_group(query, key, part) @ key[:, part, None].mT).mul_(scale)
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh() * softcap
+        scores = (_by_group(query, key, part) @ key[:, part, None].mT).mul_(call.scale)
+        if call.softcap is not None:
+            scores = scores.div_(call.softcap).tanh() * call.softcap
         scores = widen(scores)
-        if bias is not None:
-            scores = scores + _by_group(bias, key, part)
-        if causal:
+        if call.mask is not None:
+            scores = scores + _by_group(call.mask, key, part)
+        if call.causal:
             scores.masked_fill_(later, float("-inf"))
         weights = scores.softmax(dim=-1)
         # The largest weight is exp(its score - lse), which saves a second sum.
         lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
-        if sinks is not None:
-            alone, lse = lse, torch.logaddexp(lse, _by_group(sinks[None], key, part)[0, ..., None].to(lse))
+        if call.sinks is not None:
+            alone, lse = lse, torch.logaddexp(lse, _by_group(call.sinks[None], key, part)[0, ..., None].to(lse))
             weights = weights * (alone - lse).exp()[..., None]
         weights = weights.to(query.dtype)
-        if dropout > 0:
-            weights = nn.functional.dropout(weights, dropout)
-        outputs.append((weights @ value[:, part, None]).flatten(1, 2))
+        if call.dropout > 0:
+            weights = nn.functional.dropout(weights, call.dropout)
+        outputs.append((weights @ call.value[:, part, None]).flatten(1, 2))
         sums.append(lse.flatten(1, 2))
     return torch.cat(outputs, dim=1), torch.cat(sums, dim=1)
 
 
-def _cpu_flash(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    mask = None if bias is None else bias.to(query.dtype)
+def _cpu_flash(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    mask = None if call.mask is None else call.mask.to(call.query.dtype)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+        call.query, call.key, call.value, 0.0, call.causal, attn_mask=mask, scale=call.scale
     )
 
 
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Call the public function, with the rows of a batch, all of one length, one after the other."""
-    from torch.nn.attention import varlen
-
-    batch, heads, length, _ = query.shape
-    ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
-    query, key, value = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
-    # torch 2.11 has no such argument.
-    grouped: dict[str, Any] = {"enable_gqa": True} if key.shape[1] < heads else {}
-    returned = varlen.varlen_attn(
-        query, key, value, ends, ends, length, length, return_aux=varlen.AuxRequest(lse=True), scale=scale,
-        window_size=(-1, 0 if causal else -1), **grouped,
-    )  # fmt: skip
-    output, lse = cast("tuple[Tensor, Tensor]", returned)
-    # Documented as tokens first; the operator below it returns heads first.
-    lse = lse if lse.shape[0] == heads else lse.mT
-    return output.unflatten(0, (batch, length)).transpose(1, 2), lse.unflatten(1, (batch, length)).transpose(0, 1)
+def _cuda_flash(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Ignore the mask, and so fail a trial with one."""
+    heads_a_group = call.query.shape[1] // call.key.shape[1]
+    key, value = (states.repeat_interleave(heads_a_group, dim=1) for states in (call.key, call.value))
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        call.query, key, value, 0.0, call.causal, scale=call.scale
+    )
+    return output, lse[..., : call.query.shape[2]]
 
 
-def _cuda_flash(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
-    return output, lse[..., : query.shape[2]]
-
-
-#: Kernels to try on each kind of device, in this order. Those of CUDA ignore a bias, and so fail a trial with one.
-_CANDIDATES: dict[str, tuple[Kernel, ...]] = {"cpu": (_cpu_flash,), "cuda": (_varlen, _cuda_flash)}
+#: Kernel to try on each kind of device.
+_FUSED: dict[str, Kernel] = {"cpu": _cpu_flash, "cuda": _cuda_flash}
 
 
 @cache
-def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_bias: bool) -> Kernel:
-    """Return the first kernel for such inputs that exists and proves right here, else :func:`explicit_attention`.
+def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups: int, with_mask: bool) -> Kernel:
+    """Return the fused kernel for such inputs if it exists and proves right here, else :func:`explicit_attention`.
 
     The answer is kept, so the trial depends on these arguments alone: neither on autocast nor on the default dtype.
 
     Raises:
         torch.cuda.OutOfMemoryError: If there is no memory for the trial.
     """
-    sample = _sampling(torch.device(device_type))
+    sample, tolerance = _sampling(torch.device(device_type)), 8 * torch.finfo(dtype).eps
     query, key, value = (sample(2, heads, 5, head_size).to(dtype) for heads in (2 * groups, 2, 2))
-    bias = query.new_full((1, 1, 5, 5), float("-inf")).triu(1) if with_bias else None
-    scale = head_size**-0.5
-    tolerance = 8 * torch.finfo(dtype).eps
+    mask = query.new_full((1, 1, 5, 5), float("-inf")).triu(1) if with_mask else None
+    call = AttentionCall(0, query, key, value, mask, mask is None, head_size**-0.5)
+    kernel = _FUSED.get(device_type)
+    if kernel is None:
+        return explicit_attention
     with without_autocast(torch.device(device_type)):
         # In float32, so that the reference has no rounding of its own.
-        wide = [widen(states) for states in (query, key, value)]
-        expected = explicit_attention(wide[0], wide[1], wide[2], bias, bias is None, scale)
-        for kernel in _CANDIDATES.get(device_type, ()):
-            try:
-                result = kernel(query, key, value, bias, bias is None, scale)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except (RuntimeError, AttributeError, TypeError, ValueError, ImportError):
-                continue
-            if result[1].dtype == expected[1].dtype and _agree(result, expected, tolerance, tolerance):
-                return kernel
-    return explicit_attention
+        expected = explicit_attention(replace(call, query=widen(query), key=widen(key), value=widen(value)))
+        try:
+            result = kernel(call)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, AttributeError, TypeError, ValueError):
+            return explicit_attention
+    is_right = result[1].dtype == expected[1].dtype and _agree(result, expected, tolerance, tolerance)
+    return kernel if is_right else explicit_attention
 
 
 def _sampling(device: torch.device) -> Callable[..., Tensor]:
@@ -349,7 +297,6 @@ class FoldKind(NamedTuple):
     softcap: bool
     #: Dtype of the bias, and whether each head has its own; None if there is no bias.
     bias: tuple[torch.dtype, bool] | None
-    keys_are_positions: bool
 
 
 def fold_kernel(weights: LogWeights) -> Fold | None:
@@ -361,7 +308,7 @@ def fold_kernel(weights: LogWeights) -> Fold | None:
         return None
     kind = FoldKind(
         query.device, query.dtype, query.shape[1], weights.key.shape[1], query.shape[3],
-        weights.softcap is not None, bias, weights.positions is None,
+        weights.softcap is not None, bias,
     )  # fmt: skip
     try:
         return trusted_fold(kind)
@@ -415,15 +362,10 @@ def _fold_agrees(kernel: Fold, kind: FoldKind) -> bool:
         bias = bias.masked_fill(outside, float("-inf")).to(dtype)
     lse = sample(_ROWS, kind.heads, _TOKENS)
     layer = LogWeights(query, key, lse, kind.head_size**-0.5, bias, 2.0 if kind.softcap else None)
-    keys = _KEYS
-    if not kind.keys_are_positions:
-        layer, keys = layer.at_keys(torch.arange(_ROWS)), slice(0, 1)
     wide = replace(layer, query=layer.query.double(), key=layer.key.double(), lse=lse.double())
-    result = lse.new_full((_ROWS, keys.stop - keys.start, _QUERIES.stop - _QUERIES.start), float("-inf"))
+    result = lse.new_full((_ROWS, _KEYS.stop - _KEYS.start, _QUERIES.stop - _QUERIES.start), float("-inf"))
     expected = result.double()
     for update, of_layer, maximum in ((kernel, layer, result), (update_running_max, wide, expected)):
         for one in (of_layer, replace(of_layer, lse=of_layer.lse.flip(1))):
-            update(one, keys, _QUERIES, maximum)
-    if kind.keys_are_positions:
-        result, expected = result.triu(), expected.triu()
-    return _agree([result], [expected], 0, _FOLD_TOLERANCE)
+            update(one, _KEYS, _QUERIES, maximum)
+    return _agree([result.triu()], [expected.triu()], 0, _FOLD_TOLERANCE)

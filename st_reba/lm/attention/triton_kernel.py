@@ -30,22 +30,19 @@ def _kernel(
     first_key, key_count, first_query, query_count,
     scale, softcap,
     groups: tl.constexpr, sharing: tl.constexpr, head_size: tl.constexpr,
-    key_block: tl.constexpr, query_block: tl.constexpr, width: tl.constexpr, keys_are_positions: tl.constexpr,
+    key_block: tl.constexpr, query_block: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Process one block of keys and queries of one text. Arguments named ``<tensor>_<dimension>`` are strides.
 
-    ``groups`` key-value heads serve ``sharing`` heads each. ``keys_are_positions``: whether keys are at the positions
-    from ``first_key`` on, so that queries before all keys of a block are skipped. ``width``: ``head_size``, rounded up
-    to a power of two.
+    ``groups`` key-value heads serve ``sharing`` heads each. ``width``: ``head_size``, rounded up to a power of two.
     """
     # 64 bits for offsets in whole tensors. Within the block 32 do, which saves registers.
     text = tl.program_id(0).to(tl.int64)
     query_start = tl.program_id(1).to(tl.int64) * query_block
     key_start = tl.program_id(2).to(tl.int64) * key_block
-    # Nested: the first condition is known at compile time.
-    if keys_are_positions:  # noqa: SIM102
-        if first_query + query_start + query_block <= first_key + key_start:
-            return
+    # All queries are before all keys.
+    if first_query + query_start + query_block <= first_key + key_start:
+        return
 
     queries = tl.arange(0, query_block)[None, :]
     keys = tl.arange(0, key_block)[:, None]
@@ -95,8 +92,7 @@ def update_running_max(source: LogWeights, keys: slice, queries: slice, maximum:
         source: In float32, bfloat16 or float16.
         keys: Key positions, n of them.
         queries: Query positions, Q of them.
-        maximum: (B, n, Q), float32, queries side by side. Where keys are positions, entries with query < key may be
-            left as they are.
+        maximum: (B, n, Q), float32, queries side by side. Entries with query < key may be left as they are.
     """
     query, key, lse = (_dense(values) for values in (source.query, source.key, source.lse))
     bias = source.bias
@@ -118,8 +114,7 @@ def update_running_max(source: LogWeights, keys: slice, queries: slice, maximum:
             maximum, *maximum.stride()[:2], keys.start, key_count, queries.start, query_count,
             source.scale / (softcap or 1), softcap,
             groups=key.shape[1], sharing=heads // key.shape[1], head_size=head_size,
-            key_block=key_block, query_block=block, width=width, keys_are_positions=source.positions is None,
-            num_warps=warps, num_stages=2,
+            key_block=key_block, query_block=block, width=width, num_warps=warps, num_stages=2,
         )  # fmt: skip
 
 
