@@ -26,14 +26,8 @@ _CUT_SHORT = re.compile(
 )
 
 
-class NoRoomError(OSError):
-    """Error for a full disk or an exceeded quota, with a message for the user."""
-
-
 def is_full(error: BaseException) -> bool:
-    """Whether an error means a full disk or an exceeded quota, and is not yet a :class:`NoRoomError`."""
-    if isinstance(error, NoRoomError):
-        return False
+    """Whether an error means a full disk or an exceeded quota."""
     text = str(error)
     if getattr(error, "errno", None) in _FULL or _FULL_WORDS.search(text):
         return True
@@ -43,17 +37,15 @@ def is_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def _full_disk_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Raise the errors of libraries for a full disk as :class:`NoRoomError`."""
+def _full_disk_errors(path: Path) -> Iterator[None]:
+    """Raise the errors of libraries for a full disk as the system's own, with the path."""
     try:
         yield
     except Exception as error:
-        if not is_full(error):
+        if not is_full(error) or getattr(error, "filename", None) is not None:
             raise
-        raise NoRoomError(
-            f"{path} could not be written: there is no room left on the disk ({error}), and nothing is left "
-            f"half-written. {remedy}."
-        ) from error
+        code = getattr(error, "errno", None) or errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def check_free(out: Path, option: str) -> None:
@@ -115,11 +107,11 @@ def atomic_directory(out: Path, option: str = "--out") -> Iterator[Path]:
 
     Raises:
         ValueError: If the path is not free, or another process has locked it.
-        NoRoomError: If the disk is full.
+        OSError: If the disk is full.
     """
     check_free(out, option)
     with (
-        _full_disk_errors(out, f"Make room in {out.parent}, or choose another {option}"),
+        _full_disk_errors(out),
         held(out, option),
         tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch,
     ):
@@ -143,12 +135,12 @@ def atomic_file(path: Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]
         mode: ``"wb"`` for bytes, or ``"w"`` for text in UTF-8 with unchanged line ends.
 
     Raises:
-        NoRoomError: If the disk is full.
+        OSError: If the disk is full.
     """
     # A unique name, as another worker may be writing the same file with the same bytes.
     scratch = path.with_name(f"{_SCRATCH}{uuid.uuid4().hex}")
     try:
-        with _full_disk_errors(path, "Make room, and run the same again"):
+        with _full_disk_errors(path):
             with scratch.open("wb") if mode == "wb" else scratch.open("w", encoding="utf-8", newline="") as stream:
                 yield stream
                 stream.flush()

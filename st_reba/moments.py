@@ -1,14 +1,16 @@
-"""Streaming mean and covariance of vectors, principal directions of a symmetric matrix, and document frequencies."""
+"""Streaming mean and covariance of vectors, and principal directions of a symmetric matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
+from torch import Tensor, nn
+from tqdm import tqdm
 
 
 class Moments:
@@ -50,22 +52,14 @@ class Moments:
                 "An embedding has a value that is infinite or not a number, so there is no covariance. In float16 "
                 "large activations overflow: load the model in bfloat16 or float32."
             )
-        if len(vectors):
-            batch = Moments(0)
-            batch.count, batch.mean = len(vectors), vectors.mean(dim=0)
-            batch.scatter = self._scatter_of(vectors - batch.mean)
-            self.merge(batch)
-
-    def merge(self, other: Moments) -> None:
-        """Add the vectors of other moments of the same D, for instance of another process."""
-        if not other.count:
+        if not len(vectors):
             return
-        total = self.count + other.count
-        mean, scatter = self.mean.to(other.mean.device), self.scatter.to(other.mean.device)
-        difference = other.mean - mean
-        between = self._scatter_of(difference[None]) * (self.count * other.count / total)
-        self.scatter = scatter + other.scatter + between
-        self.mean = mean + difference * (other.count / total)
+        total, batch_mean = self.count + len(vectors), vectors.mean(dim=0)
+        mean, scatter = self.mean.to(vectors.device), self.scatter.to(vectors.device)
+        difference = batch_mean - mean
+        between = self._scatter_of(difference[None]) * (self.count * len(vectors) / total)
+        self.scatter = scatter + self._scatter_of(vectors - batch_mean) + between
+        self.mean = mean + difference * (len(vectors) / total)
         self.count = total
 
     def _scatter_of(self, centred: Tensor) -> Tensor:
@@ -148,35 +142,16 @@ def principal_directions(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(0), rows * largest.sign()
 
 
-class DocumentFrequencies:
-    """Number of texts in which each token id occurs. The texts are not kept.
+@contextmanager
+def fitting_progress(module: nn.Module, texts: int | None) -> Iterator[None]:
+    """Show the progress of fitting on texts, by the batches of a model's first module, on a terminal."""
 
-    Attributes:
-        texts: N, number of texts with tokens.
-        counts: (V,), number of texts that have each token.
-    """
+    def update(_module: nn.Module, _args: Any, features: dict[str, Any]) -> None:
+        bar.update(len(features["token_embeddings"]))
 
-    def __init__(self, vocabulary_size: int) -> None:
-        self.texts = 0
-        self.counts = torch.zeros(vocabulary_size, dtype=torch.int64)
-
-    def add(self, texts: Tensor, ids: Tensor) -> None:
-        """Count the tokens of some whole texts.
-
-        Args:
-            texts: (T,), number of each token's text among these.
-            ids: (T,), token ids.
-        """
-        size = len(self.counts)
-        # Each token once for each text.
-        pairs = (texts * size + ids).unique()
-        self.counts += torch.bincount(pairs % size, minlength=size)
-        self.texts += len(texts.unique())
-
-    @property
-    def idf(self) -> Tensor:
-        r"""(V,), float64: :math:`\ln \frac{1 + N}{1 + df} + 1`, the smooth form that scikit-learn uses.
-
-        A token that is in every text has 1.
-        """
-        return torch.log((1 + self.texts) / (1 + self.counts.double())) + 1
+    with tqdm(desc="Fitting", total=texts, unit=" texts", leave=False, delay=0.25, disable=None) as bar:
+        hook = module.register_forward_hook(update)
+        try:
+            yield
+        finally:
+            hook.remove()

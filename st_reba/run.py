@@ -10,40 +10,27 @@ import runpy
 import shutil
 import sys
 import sysconfig
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
-
-
-def _refuse(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
-    sys.exit(2)
 
 
 def main() -> None:
     """Run the program in ``sys.argv``. Python has already imported st_reba, as the package of this module."""
     match sys.argv[1:]:
         case ["-m", name, *_]:
-            sys.argv = sys.argv[2:]
-            try:
-                exists = find_spec(name) is not None
-            except ModuleNotFoundError:
-                exists = False
-            if not exists:
-                _refuse(f"There is no module {name}: give one that is installed here.")
+            del sys.argv[:2]
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         case [name, *_] if not name.startswith("-"):
             # This Python's programs come first.
             path = name if Path(name).is_file() else shutil.which(name, path=sysconfig.get_path("scripts"))
             path = path or shutil.which(name)
             if path is None:
-                _refuse(f"There is no program {name}: give a script, an installed program, or -m and a module.")
+                sys.exit(f"There is no program {name}: give a script, an installed program, or -m and a module.")
             sys.argv = [path, *sys.argv[2:]]
             if not sys.flags.safe_path:
                 sys.path[0] = str(Path(path).resolve().parent)
             runpy.run_path(path, run_name="__main__")
         case _:
-            _refuse("usage: python -m st_reba.run PROGRAM [ARGS], or -m MODULE [ARGS]")
+            sys.exit("usage: python -m st_reba.run PROGRAM [ARGS], or -m MODULE [ARGS]")
 
 
 if __name__ == "__main__":

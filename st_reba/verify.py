@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from .data.demo import demo_sentences
-from .endpoint import Endpoint, EndpointError
+from .modules.endpoint import Endpoint, EndpointError
 
 __all__ = ["TOLERANCES", "Endpoint", "EndpointError", "Verdict", "verify"]
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -78,6 +78,17 @@ def write_json(command: str, **result: Any) -> None:
     sys.stdout.write(json.dumps({"schema": f"st-reba/{command}/1", **result}, ensure_ascii=False, indent=1) + "\n")
 
 
+class _Lines:
+    """File that gets each state of a progress bar as a line."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self.flush = file, file.flush
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            self._file.write(f"{text}\n")
+
+
 class Shown:
     """Progress bar; without a terminal, such as in a log, a line at most every ten seconds.
 
@@ -110,6 +121,8 @@ class Shown:
 
     @staticmethod
     def _start(what: str, done: float, total: float | None, unit: str) -> tqdm:
-        from st_reba.progress import bar
-
-        return bar(printable(what), total, unit, done=done, file=notes.file)
+        file, interval = notes.file, 0.25 if notes.file.isatty() else 10
+        return tqdm(
+            desc=printable(what), initial=done, total=total, unit=f" {unit}", leave=False, mininterval=interval,
+            delay=interval, file=file if file.isatty() else _Lines(file),
+        )  # fmt: skip

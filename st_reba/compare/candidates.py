@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..evaluation.layers import reads_one_layer
 from ..modules import TopicModule
-from ..reading.layers import reads_one_layer
 from ..recipes import Recipe, find
 from ..recipes.rows import CLASSICAL
 

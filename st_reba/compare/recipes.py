@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..data.demo import demo_sentences
 from ..evaluation.embedded import Embedded, TensorCache
+from ..evaluation.layers import LayerReader, reads_one_layer
 from ..files import is_full
 from ..fingerprint import fingerprint
 from ..lm.passes import Capture, gather_positions
@@ -31,7 +32,6 @@ from ..modules import CausalModule, EchoModule, InputEmbeddings, ReBAModule, Top
 from ..modules.partwise import check_part_weights
 from ..modules.vectors import TokenVectors
 from ..moments import Moments
-from ..reading.layers import LayerReader, reads_one_layer
 from ..reading.words import encode_words, tokens_of
 from ..recipes import PostProcessor, Recipe, default_recipes, random_weights
 from ..recipes.lookup import bags_of_input_embeddings

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from ..files import NoRoomError, atomic_file, remove_scratch
+from ..files import atomic_file, remove_scratch
 from ..fingerprint import fingerprint_of
 
 #: Function from B texts and their prompt (or None) to ``{variant: (B, D)}``. Variants may differ in D.
@@ -44,7 +44,7 @@ class TensorCache:
             compute: Computes them.
 
         Raises:
-            NoRoomError: If the disk is full.
+            OSError: If the disk is full.
         """
         path = self.directory / f"{fingerprint_of(computed_from)}.safetensors"
         if path.is_file():
@@ -53,16 +53,8 @@ class TensorCache:
             except SafetensorError:
                 path.unlink()
         found = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
-        try:
-            with atomic_file(path) as stream:
-                stream.write(save(found))
-        except NoRoomError as error:
-            if self._temporary is None:
-                raise
-            raise NoRoomError(
-                f"{self.directory}: the disk is full. Embeddings lie there while they are scored: make room, or set "
-                "TMPDIR to a directory with more."
-            ) from error
+        with atomic_file(path) as stream:
+            stream.write(save(found))
         return load_file(path)
 
 

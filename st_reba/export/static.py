@@ -47,7 +47,6 @@ def static_model(
     *,
     layer: int | None = None,
     dimension: int | None = None,
-    vectors: Tensor | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> SentenceTransformer:
     """Make a static model of a language model, without training.
@@ -59,7 +58,6 @@ def static_model(
             the special tokens that begin a text. 0 uses the input embeddings, as a bag of input embeddings with
             :class:`IdfWeights` and :class:`WhiteningTransform` does. None uses :func:`default_layer`.
         dimension: Number k of directions to keep, those of the largest variance of the texts' vectors. None keeps all.
-        vectors: Result of :func:`token_vectors` for this layer, which takes longest. None computes it.
         on_progress: Called after each block of the vocabulary.
 
     Returns:
@@ -77,8 +75,7 @@ def static_model(
     check_count("dimension", dimension, 1, reader.get_embedding_dimension(), "the directions to keep")
     texts = list(texts)
     weights = IdfWeights.fit(reader, texts).weights
-    if vectors is None:
-        vectors = token_vectors(module, layer, on_progress)
+    vectors = _token_vectors(reader, on_progress)
     whitening = WhiteningTransform.from_moments(_moments(tokenizer, texts, vectors, weights))
     rows = weights[:, None] * linear(vectors - whitening.mean, whitening.weight)
     if dimension is not None:
@@ -107,24 +104,13 @@ def _tokenizer(module: CausalModule) -> Tokenizer:
     return tokenizer
 
 
-def token_vectors(module: CausalModule, layer: int, on_progress: Progress = lambda done, total: None) -> Tensor:
-    """Return the vectors of all entries of the vocabulary, (V, D) in float32 on the CPU, for :func:`static_model`.
-
-    Args:
-        module: Module for :func:`static_model`.
-        layer: Layer whose outputs are the vectors, or 0 for the input embeddings.
-        on_progress: Called after each block of the vocabulary.
-
-    Raises:
-        ValueError: If the layer does not exist.
-    """
-    reader = _reader(module, layer)
-    before = reader.layouter.before
-    size = reader.lm.vocabulary_size
+def _token_vectors(reader: CausalModule, on_progress: Progress) -> Tensor:
+    """Return the vectors of all entries of the vocabulary, (V, D) in float32 on the CPU."""
+    before, size = torch.tensor(reader.layouter.before, dtype=torch.long), reader.lm.vocabulary_size
     blocks = []
     for start in range(0, size, _BLOCK):
         entries = torch.arange(start, min(start + _BLOCK, size))
-        ids = torch.cat([torch.tensor(before, dtype=torch.long).expand(len(entries), -1), entries[:, None]], dim=1)
+        ids = torch.cat([before.expand(len(entries), -1), entries[:, None]], dim=1)
         copies = torch.full_like(ids, NOT_TEXT)
         copies[:, -1] = 0
         features = Layout(ids, torch.ones_like(ids, dtype=torch.bool), copies).features()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, model_info, try_to_load_from_cache
-from huggingface_hub.repocard_data import eval_results_to_model_index
+from huggingface_hub import ModelCardData, metadata_load, model_info, try_to_load_from_cache
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import BaseModelCardData
 from sentence_transformers.base.modules import Transformer
@@ -17,9 +16,6 @@ from sentence_transformers.multi_vector_encoder import MultiVectorEncoderModelCa
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from ..version import __version__
-
-if TYPE_CHECKING:
-    from mteb.results import TaskResult
 
 _PACKAGED = Path(__file__).parents[1] / "assets" / "MODEL_CARD.md"
 # In an editable install, the template is in the repository's root.
@@ -44,7 +40,6 @@ class _OurCardData(BaseModelCardData):
     origin: str = ""
     #: Values for the template of a static model.
     made: Mapping[str, Any] = {}
-    mteb_results: Sequence[EvalResult] = ()
     #: Scores of the recipe and of its controls: ``answer``, ``data``, ``date``, ``command``, ``columns``, ``rows``
     #: (each a name and a list as long as ``columns``) and ``verdict``.
     comparison: Mapping[str, Any] | None = None
@@ -122,7 +117,6 @@ class _OurCardData(BaseModelCardData):
         saved = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
         return {
             **metadata,
-            **self._evaluation(),
             "method": module.method,
             "equation": module.equation,
             "cost": module.cost or _cost(sum(copies)),
@@ -146,18 +140,6 @@ class _OurCardData(BaseModelCardData):
             "words": getattr(module, "rows", "all") == "all" and getattr(module, "has_token_vectors", True),
             "skips": any(getattr(part, "skiplist_words", None) for part in self.model.children()),
         }
-
-    def _evaluation(self) -> dict[str, Any]:
-        """Return the scores of mteb and of ST's evaluators for the front matter."""
-        if not self.mteb_results:
-            return {}
-        name = self.model_name or self.get_default_model_name()
-        index = eval_results_to_model_index(name, list(self.mteb_results))
-        if not self.eval_results_dict:
-            return {"model-index": index}
-        formatted = self.format_eval_metrics()
-        formatted["model-index"][0]["results"] += index[0]["results"]
-        return formatted
 
 
 class STRebaCardData(_OurCardData, SentenceTransformerModelCardData):
@@ -227,53 +209,6 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
     model.model_card_data = data
 
 
-def add_mteb_results(model: SentenceTransformer, results: Iterable[TaskResult]) -> None:
-    """Add scores of mteb to the front matter of a model's card, which the next save or push writes.
-
-    Args:
-        model: Model whose first module is ours. The card of a loaded model is kept, and scores of the same task, split
-            and subset are replaced.
-        results: Result of ``mteb.evaluate``, or any ``TaskResult`` objects.
-
-    Raises:
-        ValueError: If the model's first module is not ours.
-    """
-    if not _is_ours(model):
-        raise ValueError(
-            f"{type(model[0]).__name__} is not a module of st_reba, whose cards alone are written here. Use the tools "
-            "of mteb or sentence-transformers."
-        )
-    data = adopt(model)
-    added = [entry for result in results for entry in _eval_results(result)]
-    # Private in ST: the card of a loaded model, which ST writes unchanged.
-    if text := model._model_card_text:
-        card = ModelCard(text, ignore_metadata_errors=True)
-        card.data.model_name = card.data.model_name or type(model).__name__
-        card.data.eval_results = _replaced(card.data.eval_results or [], added)
-        model._model_card_text = str(card)
-    else:
-        data.mteb_results = _replaced(data.mteb_results, added)
-
-
-def _eval_results(result: TaskResult) -> list[EvalResult]:
-    """Return a result for each split and subset, with the names that MTEB's leaderboard reads."""
-    task = result.task.metadata
-    return [
-        EvalResult(
-            task_type=task.type,
-            dataset_type=task.dataset["path"],
-            dataset_name=f"MTEB {result.task_name}",
-            dataset_config=scores.get("hf_subset", "default"),
-            dataset_split=split,
-            dataset_revision=result.dataset_revision,
-            metric_type=task.main_score,
-            metric_value=scores["main_score"],
-        )
-        for split, subsets in result.scores.items()
-        for scores in subsets
-    ]
-
-
 def _cost(copies: int) -> str:
     """Return the cost of a pass over copies of a text in a sentence."""
     if copies == 1:
@@ -291,11 +226,6 @@ def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:
 
     text, _, _ = rest.partition("\n## ")
     return str(Template(f"{heading}\n{text}").render(**values)).strip()
-
-
-def _replaced(old: Sequence[EvalResult], new: list[EvalResult]) -> list[EvalResult]:
-    replaced = {(result.unique_identifier, result.metric_type) for result in new}
-    return [result for result in old if (result.unique_identifier, result.metric_type) not in replaced] + new
 
 
 def _cached(name: str, file: str) -> Path | None:

@@ -7,28 +7,22 @@ the caller are not checked here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, utils
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ..hub import saved_files
-from ..hub.saved_files import check_values, quoted, read_object, shorten
 from ..lm.llama_cpp import MODEL_TYPE
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, in_a_line
-
-#: Attention in plain PyTorch, or in an installed package. Any other name may be that of a kernel on the Hub, which is
-#: code. The last is this package's.
-_PLAIN_ATTENTION = re.compile("eager|sdpa|flex_attention|flash_attention_[234]|st_reba")
+from . import saved_files
+from .saved_files import check_values, quoted, read_object, shorten
 
 # Arguments of transformers that say where a model's files are.
 _WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
@@ -91,17 +85,6 @@ class Checkpoint(NamedTuple):
     base: Files | None
 
 
-def is_plain_attention(value: Any) -> bool:
-    """Return whether a value names attention implementations that are not downloaded."""
-    names = value.values() if isinstance(value, dict) else [value]
-    return all(name is None or (isinstance(name, str) and _PLAIN_ATTENTION.fullmatch(name)) for name in names)
-
-
-def is_dtype(value: Any) -> bool:
-    """Return whether a value names a dtype of PyTorch, or ``"auto"``."""
-    return value == "auto" or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
-
-
 def check_model(
     name_or_path: str, model_kwargs: Mapping[str, Any] | None, config_kwargs: Mapping[str, Any] | None
 ) -> Files | None:
@@ -128,7 +111,7 @@ def check_model(
         return None
     adapter, weights = Path(path), Path(path).with_name(_ADAPTER_WEIGHTS)
     settings = read_object(adapter)
-    check_values(settings, saved_files.ADAPTER, adapter)
+    check_values(settings, saved_files.Adapter, adapter)
     # An adapter's ranks are dimensions of its weights.
     rank = max([settings.get("r") or 0, *settings.get("rank_pattern", {}).values()])
     if weights.is_file() and rank > max((size for shape in _shapes(weights) for size in shape), default=0):
@@ -155,16 +138,16 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
     """Check a configuration, or an object at ``path`` within one, and all objects within that."""
     # An object that is no configuration of its own has other keys.
     if not path or path.endswith(_CONFIGS):
-        check_values(config, saved_files.LANGUAGE_MODEL, f"{file}, {path}," if path else file)
+        check_values(config, saved_files.LanguageModel, f"{file}, {path}," if path else file)
     for key, value in config.items():
         place = f"{path}.{quoted(key)}" if path else quoted(key)
         is_attention = key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen
-        if is_attention and not is_plain_attention(value):
+        if is_attention and not saved_files.is_plain_attention(value):
             raise ValueError(
                 f"{file} sets {place} to {shorten(value)}: that may be a kernel, code from the Hub. Remove it from "
                 'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
             )
-        if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not is_dtype(value):
+        if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not saved_files.is_dtype(value):
             raise ValueError(
                 f"{file} sets {place} to {shorten(value)}: give a type of PyTorch's numbers, such as float32."
             )

@@ -6,9 +6,6 @@ The rest of the package is written for the current versions. docs/internals.md l
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from tempfile import TemporaryDirectory
@@ -72,21 +69,6 @@ class ReportingTransformer(Transformer):
         )
         model, self.loading_report = loaded if reporting else (loaded, None)
         return cast(PreTrainedModel, model)
-
-
-@contextmanager
-def tokenizer_apart() -> Iterator[None]:
-    """Silence ST's advice against ``tokenizer_name_or_path``, which an adapter without a tokenizer needs."""
-
-    def is_other_advice(record: logging.LogRecord) -> bool:
-        return "tokenizer_name_or_path" not in str(record.msg)
-
-    log = logging.getLogger(Transformer.__module__)
-    log.addFilter(is_other_advice)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_other_advice)
 
 
 def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transformer:

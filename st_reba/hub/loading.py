@@ -6,24 +6,27 @@ each load, so such a checkpoint is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, utils
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from ..lm.gguf import as_directory
 from ..lm.sizes import SizeError, check_size, in_a_line, within_size
 from ..lm.views import body_of
 from ..settings import check, check_tokens
+from ..version import REQUIREMENT
 from . import compat, saved_files
 from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
-from .saved_files import check_values, fetching, read_object
-from .saved_modules import backbone_of
+from .push import loading_class
+from .saved_files import check_values, fetching, read_modules, read_object
 
 # Part of the names of weights that an adapter wraps.
 _ADAPTED = ".base_layer."
@@ -31,6 +34,8 @@ _ADAPTED = ".base_layer."
 _NAMED = 5
 # Former names of sentence-transformers' arguments, which it still reads.
 _FORMER_NAMES = {"model_kwargs": "model_args", "processor_kwargs": "tokenizer_args", "config_kwargs": "config_args"}
+# Arguments that go with a language model that the program has loaded.
+_FOR_LOADED = {"tokenizer", "max_seq_length", "disable_adapter"}
 
 # Settings of sentence-transformers that have one value here, and the advice for others.
 _TASK = 'st_reba embeds text. Load it with transformer_task="feature-extraction", or give the path of its model.'
@@ -108,19 +113,25 @@ def load(source: str | PathLike[str] | nn.Module, *, locate: Locate = as_directo
         ValueError: If the model's files ask for more than they may, it has no tokenizer, or a setting cannot be used.
     """
     source = fspath(source) if isinstance(source, PathLike) else source
+    settings = {**(vars(source) if isinstance(source, Transformer) else {}), **kwargs}
+    for setting in ("query_length", "document_length", "max_seq_length"):
+        check_tokens(setting, settings.get(setting))
+    for setting, (only, advice) in _ONLY.items():
+        value = settings.get(setting, only)
+        check(setting, value, value == only, advice)
+    if isinstance(source, str):
+        kind, unfit = "a path or Hub id", kwargs.keys() & {"tokenizer", "disable_adapter"}
+    elif isinstance(source, Transformer):
+        kind, unfit = "a Transformer that is already loaded", {*kwargs}
+    else:
+        kind, unfit = "a language model that is already loaded", kwargs.keys() - _FOR_LOADED
+    if unfit:
+        raise ValueError(f"{', '.join(sorted(unfit))} cannot be set on {kind}: leave it out.")
     if isinstance(source, nn.Module) and not isinstance(source, Transformer):
         source, kwargs = _around(source, **kwargs), {}
-    elif unfit := sorted({"tokenizer", "disable_adapter"} & kwargs.keys()):
-        kind = "a path or Hub id" if isinstance(source, str) else "a Transformer"
-        raise ValueError(
-            f"{unfit[0]} goes with a language model that is already loaded, and {source} is {kind}: leave it out."
-        )
-    _check_settings({**(vars(source) if isinstance(source, Transformer) else {}), **kwargs})
     if isinstance(source, str):
         with fetching(source):
             loaded = _load(*locate(source, kwargs))
-    elif kwargs:
-        raise ValueError(f"{sorted(kwargs)} cannot be set on a backbone that is already loaded: leave them out.")
     else:
         name, poolings = str(source.model.config.name_or_path or ""), getattr(source, "trained_poolings", None)
         if poolings is None:
@@ -134,26 +145,10 @@ def load(source: str | PathLike[str] | nn.Module, *, locate: Locate = as_directo
     return loaded
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise if a setting of sentence-transformers is one that this package has not."""
-    for name in ("query_length", "document_length", "max_seq_length"):
-        check_tokens(name, settings.get(name))
-    for name, (only, advice) in _ONLY.items():
-        value = settings.get(name, only)
-        check(name, value, value == only, advice)
-
-
 def _around(
-    model: nn.Module,
-    *,
-    tokenizer: Any = None,
-    max_seq_length: int | None = None,
-    disable_adapter: bool = False,
-    **others: Any,
+    model: nn.Module, *, tokenizer: Any = None, max_seq_length: int | None = None, disable_adapter: bool = False
 ) -> Transformer:
     """Return a ``Transformer`` around a view of a loaded language model."""
-    if others:
-        raise ValueError(f"{sorted(others)} cannot be set on a language model that is already loaded: leave them out.")
     check_tokens("max_seq_length", max_seq_length)
     body = body_of(model, disable_adapter=disable_adapter)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -183,7 +178,7 @@ def _load(name: str, kwargs: dict[str, Any]) -> Loaded:
         kwargs.pop("tokenizer_args", None)
     file = tokenizer.find(TOKENIZER_CONFIG_FILE)
     settings = {} if file is None else read_object(file)
-    check_values(settings, saved_files.TOKENIZER, file)
+    check_values(settings, saved_files.Tokenizer, file)
     if kwargs.get("max_seq_length") is None:
         # sentence-transformers compares it with the model's positions.
         length = {**settings, **processor_kwargs}.get("model_max_length")
@@ -209,7 +204,7 @@ def _within_size(name: str, checkpoint: Checkpoint, kwargs: dict[str, Any]) -> c
     """Load a model, unless its checkpoint is far too small for it."""
     if checkpoint.config is not None and checkpoint.stored is not None:
         try:
-            with compat.tokenizer_apart(), within_size(checkpoint.stored, checkpoint.file):
+            with within_size(checkpoint.stored, checkpoint.file):
                 return compat.ReportingTransformer(name, **kwargs)
         except Exception as error:
             # If the configuration describes a larger model, or none, any error may come of it.
@@ -217,8 +212,7 @@ def _within_size(name: str, checkpoint: Checkpoint, kwargs: dict[str, Any]) -> c
             if not isinstance(error, SizeError):
                 raise
     # The size is not known, or layers that share weights had weights of their own while they were built.
-    with compat.tokenizer_apart():
-        return compat.ReportingTransformer(name, **kwargs)
+    return compat.ReportingTransformer(name, **kwargs)
 
 
 def _explain_tokenizer(files: Files) -> None:
@@ -251,3 +245,80 @@ def modes_of(pooling: Pooling) -> frozenset[str]:
     """Return the modes of a pooling, which may have one or several."""
     modes = pooling.pooling_mode
     return frozenset({modes} if isinstance(modes, str) else modes)
+
+
+# Saved models
+
+
+def note_requirement(directory: Path) -> None:
+    """Note in the files that sentence-transformers has written that st_reba is needed to load the model.
+
+    A first module in a directory of its own also gets a ``config.json`` in the model's root that names st_reba, for
+    programs that look for a language model there. An existing file stays; but one of ours would be taken for the base
+    model of an adapter that is now in the root.
+
+    Args:
+        directory: Directory of the module: the model's own, or one right below it.
+    """
+    settings = "config_sentence_transformers.json"
+    root = next((root for root in (directory, directory.parent) if (root / settings).is_file()), None)
+    if root is None:
+        return
+    content = json.loads((root / settings).read_text(encoding="utf-8"))
+    content["requirements"] = {**content.get("requirements", {}), **REQUIREMENT}
+    (root / settings).write_text(json.dumps(content, indent=2, sort_keys=True), encoding="utf-8")
+    config = root / utils.CONFIG_NAME
+    if (root / "adapter_config.json").is_file():
+        if _is_noted(config):
+            config.unlink()
+    elif directory != root and directory.name.startswith("0_") and not config.exists():
+        note = {"load_with": "sentence-transformers, after import st_reba", "model_type": SavedModelConfig.model_type}
+        config.write_text(json.dumps(note, indent=2), encoding="utf-8")
+
+
+def _is_noted(config: Path) -> bool:
+    return config.is_file() and read_object(config).get("model_type") == SavedModelConfig.model_type
+
+
+class SavedModelConfig(PreTrainedConfig):
+    """Configuration in the root of a saved model, which is not a model of transformers."""
+
+    model_type = "st_reba"
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Raise an error that says how to load the model.
+
+        Raises:
+            ValueError: Always.
+        """
+        name = str(kwargs.get("name_or_path"))
+        kind = loading_class(name) or "SentenceTransformer"
+        message = f'{name} is a {kind} of st_reba, not a language model: load it with {kind}("{name}").'
+        files = Files(name, kwargs)
+        if modules := files.find("modules.json"):
+            folder = read_modules(modules)[0]["path"]
+            inner = files.find(f"{folder}/{utils.CONFIG_NAME}")
+            if inner is not None and "model_type" in read_object(inner):
+                message += f" Its language model is in the folder {folder}."
+        raise ValueError(message)
+
+
+AutoConfig.register(SavedModelConfig.model_type, SavedModelConfig, exist_ok=True)
+
+
+def backbone_of(name_or_path: str | PathLike[str]) -> str:
+    """Return the path of the language model of a saved model that has it in a directory of its own; any other as it is.
+
+    Args:
+        name_or_path: A directory, or a Hub id.
+
+    Raises:
+        ValueError: If its ``modules.json`` is malformed, or leads out of the model.
+    """
+    root = Path(name_or_path)
+    config, modules = root / utils.CONFIG_NAME, root / "modules.json"
+    if not modules.is_file() or (config.is_file() and not _is_noted(config)):
+        return fspath(name_or_path)
+    inner = root / read_modules(modules)[0]["path"]
+    return str(inner) if (inner / utils.CONFIG_NAME).is_file() else fspath(name_or_path)

@@ -15,7 +15,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer, Spars
 from sentence_transformers.util import load_file_path
 
 from .saved_files import (
-    ADAPTER,
+    Adapter,
     check_link,
     check_saved,
     check_values,
@@ -38,6 +38,11 @@ _PLACEHOLDERS = (
     "path-or-id-of-this-model", "sentence_transformers_model_id", "cross_encoder_model_id", "sparse_encoder_model_id",
     "multi_vector_encoder_model_id",
 )  # fmt: skip
+#: Remedies by the status with which the Hub refuses a push.
+_REMEDIES = {
+    401: "Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
+    403: "Use a token that may write to it, or your own name.",
+}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -77,7 +82,8 @@ def push(
     """
     root = Path(directory)
     check_saved_model(root)
-    check_repo_id(repo_id)
+    if repo_id.count("/") != 1:
+        raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
     api = HfApi(token=token)
     try:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
@@ -95,7 +101,10 @@ def push(
     except OfflineModeIsEnabled:
         raise ConnectionError("HF_HUB_OFFLINE is set: unset it to push.") from None
     except HfHubHTTPError as error:
-        raise _refusal(error, repo_id) from None
+        status = error.response.status_code
+        kind = PermissionError if status in _REMEDIES else OSError
+        reason = f"The Hub does not take {repo_id} ({status}: {_reason(error)})."
+        raise kind(" ".join(filter(None, [reason, _REMEDIES.get(status)]))) from None
     except _NO_ANSWER as error:
         raise ConnectionError(f"{api.endpoint} gives no answer ({error}). The repository is unchanged.") from None
     except RuntimeError as error:
@@ -116,30 +125,6 @@ def _operation(root: Path, path: Path, repo_id: str) -> CommitOperationAdd:
 def _reason(error: BaseException) -> str:
     """Return the Hub's message for an error, or the last line or the name of the error."""
     return getattr(error, "server_message", None) or (str(error).strip() or type(error).__name__).splitlines()[-1]
-
-
-def _refusal(error: HfHubHTTPError, repo_id: str) -> OSError:
-    """Return an error of the Hub as one with a message for the user."""
-    status = error.response.status_code
-    reason = _reason(error)
-    if status == 401:
-        return PermissionError(
-            f"The Hub does not accept the token ({reason}). Log in with `hf auth login`, or set HF_TOKEN to one that "
-            "may write."
-        )
-    if status == 403:
-        return PermissionError(f"The token may not write to {repo_id} ({reason}). Use one that may, or your own name.")
-    return OSError(f"The Hub refuses to take {repo_id} ({status}: {reason}).")
-
-
-def check_repo_id(repo_id: str) -> None:
-    """Check that a repository is named with its owner.
-
-    Raises:
-        ValueError: If the owner is missing.
-    """
-    if repo_id.count("/") != 1:
-        raise ValueError(f'"{repo_id}": a repository is "org/name" or "user/name".')
 
 
 def check_saved_model(root: Path) -> None:
@@ -216,13 +201,11 @@ def files_of(root: Path) -> list[Path]:
         if any(part.startswith(".") for part in path.relative_to(root).parts):
             continue
         if path.is_symlink():
-            if not path.exists():
-                raise ValueError(
-                    f"{path} is a link to {path.resolve()}, which does not exist. Remove it, or save the model again."
-                )
             check_link(path, root)
-            if path.is_dir():
-                raise ValueError(f"{path} is a link to a directory, which is not uploaded: put the directory there.")
+            if not path.is_file():
+                raise ValueError(
+                    f"{path} is a link to {path.resolve()}, not a file: put the file itself there, or remove it."
+                )
         if path.is_file():
             files.append(path)
     return files
@@ -244,12 +227,11 @@ def _check_backbone(folder: Path) -> None:
 def _check_adapter(folder: Path) -> None:
     """Check that the backbone of an adapter has a Hub id, and not a path on this machine."""
     config = folder / "adapter_config.json"
-    if config.is_file():
-        settings = read_object(config)
-        check_values(settings, ADAPTER, config)
-        base = Path(str(settings.get("base_model_name_or_path")))
-        if base.is_absolute() or base.is_dir():
-            raise ValueError(
-                f"{folder} is an adapter on the directory {base}, so nobody else could load it. Push the merged model, "
-                "or set base_model_name_or_path in adapter_config.json to the backbone's Hub id."
-            )
+    settings = read_object(config) if config.is_file() else {}
+    check_values(settings, Adapter, config)
+    base = Path(settings.get("base_model_name_or_path") or "none")
+    if base.is_absolute() or base.is_dir():
+        raise ValueError(
+            f"{folder} is an adapter on the directory {base}, so nobody else could load it. Push the merged model, or "
+            "set base_model_name_or_path in adapter_config.json to the backbone's Hub id."
+        )

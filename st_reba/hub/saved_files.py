@@ -6,20 +6,32 @@ Errors of downloads are also raised here, with one message.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from os import PathLike, fspath
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Annotated, Any, Literal, NoReturn
 
+import torch
 from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
+from sentence_transformers.base.modules import Module
 
 from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
 
 #: Limit of a JSON file: configurations have some kilobytes, and an index of shards may have some megabytes.
 MAX_BYTES = 2**26
 _LEVELS = 64
+#: Arguments of ``load`` that say where the files of a model on the Hub are.
+ON_THE_HUB = ("token", "cache_folder", "revision", "local_files_only")
+# Attention in plain PyTorch, or in an installed package. Any other name may be that of a kernel on the Hub, which is
+# code. The last is this package's.
+_PLAIN_ATTENTION = re.compile("eager|sdpa|flex_attention|flash_attention_[234]|st_reba")
+# Settings that earlier versions of sentence-transformers wrote.
+_FORMER_SETTINGS = ("do_lower_case", "max_seq_length", "unpad_inputs")
 
 
 # Reading
@@ -76,25 +88,30 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_values(values: Mapping[str, Any], schema: Schema, file: object, needed: Collection[str] = ()) -> None:
+def check_values(values: object, schema: type[BaseModel], file: object) -> None:
     """Check the values in a file.
 
     Args:
-        values: Values in the file.
-        schema: Settings to check. Values of other names are ignored.
+        values: Content of the file. Values of other names than the schema's are ignored.
+        schema: Model of the values.
         file: Name of the file in messages.
-        needed: Names of the required settings.
 
     Raises:
         ValueError: If a value is not allowed, or a required one is missing.
     """
-    for setting in schema:
-        name = setting.name
-        if name in values and not setting.allowed(values[name]):
-            problem = f"{file} sets {name} to {shorten(values[name])}: {setting.advice}"
-            raise ValueError(f"{problem} Correct the file, or save the model again.")
-        if name in needed and name not in values:
-            raise ValueError(f"{file} has no {name}. Save the model again.")
+    try:
+        schema.model_validate(values)
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
+        *within, name = ["", *map(str, error["loc"])]
+        place = ".".join(map(quoted, [*within[1:], name]))
+        if error["type"] == "missing":
+            raise ValueError(f"{file} has no {place}. Save the model again.") from None
+        reason, remedy = error["msg"].removeprefix("Value error, ").rstrip("."), "Correct the file"
+        if error["type"] == "extra_forbidden":
+            reason, remedy = "a file may not", "Remove it from the file, and pass it yourself if you trust the model"
+        problem = f"{file} {f'sets {place} to' if name else 'is'} {shorten(error['input'])}"
+        raise ValueError(f"{problem}: {reason}. {remedy}, or save the model again.") from None
 
 
 def shorten(value: Any) -> str:
@@ -111,107 +128,53 @@ def quoted(key: str) -> str:
 # Paths
 
 
-def is_inside(path: str) -> bool:
-    """Whether a path stays below its start, by the rules of any operating system."""
-    parts = PureWindowsPath(path)
-    return not parts.anchor and ".." not in parts.parts and "\0" not in path
-
-
-def check_inside(path: str, file: object = "modules.json", noun: str = "module") -> str:
-    """Return a path that a file names, if it stays inside the model.
+def check_inside(path: str) -> str:
+    """Return a path inside a model, by the rules of any operating system.
 
     Raises:
         ValueError: If the path leads out of the model.
     """
-    if not is_inside(path) or (noun == "file" and not path):
-        root = ', or "" for the model\'s own directory' if noun == "module" else ""
-        raise ValueError(
-            f"{file} has the path {shorten(path)}: a {noun} lies inside its model, so give a relative path without "
-            f'".."{root}.'
-        )
+    parts = PureWindowsPath(path)
+    if parts.anchor or ".." in parts.parts or "\0" in path:
+        raise ValueError(f'{shorten(path)} leads out of its model: give a relative path without ".."')
     return path
-
-
-def leaves(path: Path, root: Path) -> bool:
-    """Whether a path leads out of a directory when links are followed.
-
-    In the Hub's cache, links of a model's files to blobs, ``snapshots/<commit>/file -> ../../blobs/<hash>``, do not.
-    """
-    root = root.resolve()
-    target = path.resolve()
-    if target.is_relative_to(root):
-        return False
-    snapshot = next((folder for folder in (root, *root.parents) if folder.parent.name == "snapshots"), None)
-    return snapshot is None or target.parent != snapshot.parent.parent / "blobs"
 
 
 def check_link(path: Path, root: Path) -> None:
     """Check that a file of a model is not a link to a file outside.
 
+    In the Hub's cache, a model's files are links to blobs, ``snapshots/<commit>/file -> ../../blobs/<hash>``.
+
     Raises:
         ValueError: If the file is such a link.
     """
-    if leaves(path, root):
+    root, target = root.resolve(), path.resolve()
+    snapshot = next((folder for folder in (root, *root.parents) if folder.parent.name == "snapshots"), None)
+    is_blob = snapshot is not None and target.parent == snapshot.parent.parent / "blobs"
+    if not target.is_relative_to(root) and not is_blob:
         raise ValueError(
-            f"{path} is a link to {path.resolve()}, outside the model: put the file itself there, or remove the link."
+            f"{path} is a link to {target}, outside the model: put the file itself there, or remove the link."
         )
 
 
-# Schemas
+# Schemas: values that are checked, each with the type of its name in the file
 
 
-class Setting(NamedTuple):
-    """Setting in a file.
-
-    Attributes:
-        name: Its name.
-        allowed: Function that returns whether a value of any type is allowed.
-        advice: Allowed values, as the end of an error message.
-    """
-
-    name: str
-    allowed: Callable[[Any], bool]
-    advice: str
+def is_plain_attention(value: Any) -> bool:
+    """Return whether a value names attention implementations that are not downloaded."""
+    names = value.values() if isinstance(value, dict) else [value]
+    return all(name is None or (isinstance(name, str) and _PLAIN_ATTENTION.fullmatch(name)) for name in names)
 
 
-Schema: TypeAlias = Sequence[Setting]
-
-_KINDS: dict[type, str] = {str: "a string", dict: "an object of names and values", list: "a list"}
-
-
-def _optional(setting: Setting) -> Setting:
-    """Return the setting with None as another allowed value."""
-    return setting._replace(allowed=lambda value: value is None or setting.allowed(value))
+def is_dtype(value: Any) -> bool:
+    """Return whether a value names a dtype of PyTorch, or ``"auto"``."""
+    return value == "auto" or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
 
 
-def _int(name: str, least: int, most: int) -> Setting:
-    message = f"give a whole number from {least} to {most}."
-    return Setting(name, lambda value: type(value) is int and least <= value <= most, message)
-
-
-def _a(kind: type, name: str) -> Setting:
-    return Setting(name, lambda value: isinstance(value, kind), f"it must be {_KINDS[kind]}.")
-
-
-def _many(kind: type, setting: Setting) -> Setting:
-    """Return the setting for a list or an object of values that the given setting allows."""
-
-    def allowed(value: Any) -> bool:
-        values: Any = value.values() if isinstance(value, dict) else value
-        return isinstance(value, kind) and all(map(setting.allowed, values))
-
-    return Setting(setting.name, allowed, f"it must be {_KINDS[kind]}, and for each value, {setting.advice}")
-
-
-def _file(name: str) -> Setting:
-    message = 'a file lies inside its model, so give a relative path without "..".'
-    return Setting(name, lambda value: isinstance(value, str) and value != "" and is_inside(value), message)
-
-
-def _is_version(value: Any) -> bool:
+def _is_version(value: str) -> bool:
     try:
         Version(value)
-    except (InvalidVersion, TypeError):
+    except InvalidVersion:
         return False
     return True
 
@@ -228,72 +191,139 @@ def _is_token_id(key: str) -> bool:
     return key.isascii() and key.isdigit() and int(key[:20]) < MAX_TOKENS
 
 
-def _is_pooling(value: Any) -> bool:
-    return all(isinstance(mode, str) for mode in (value if isinstance(value, list) else [value]))
+def _only(is_allowed: Callable[[Any], bool], advice: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not is_allowed(value):
+            raise ValueError(advice)
+        return value
+
+    return AfterValidator(check)
 
 
-def _reads_text(value: Any) -> bool:
-    """Whether text is read by ``forward``, as ST calls any method of the backbone that a file names."""
-    text = value.get("text") if isinstance(value, dict) else None
-    return (
-        isinstance(text, dict) and text.get("method") == "forward" and isinstance(text.get("method_output_name"), str)
-    )
+class _Values(BaseModel):
+    model_config = ConfigDict(strict=True, protected_namespaces=())
 
 
-_MODULE = (_a(str, "type"), _a(str, "path"), _a(str, "name"))
-# Without ``requirements``, which ST checks itself.
-_SENTENCE_TRANSFORMERS = (
-    _many(dict, _optional(_a(str, "prompts"))),
-    _optional(_a(str, "default_prompt_name")),
-    _optional(_a(str, "similarity_fn_name")),
-    _a(str, "model_type"),
-    _a(dict, "__version__"),
-)
-_VERSIONS: Schema = [Setting("sentence_transformers", _is_version, "it must be a version, such as 6.2.0.")]
-#: ``config.json`` of ST's ``Pooling``. Before ST 6, each mode had its own key.
-_POOLING: Schema = (
-    _optional(_int("embedding_dimension", 1, MAX_SIZE)),
-    _optional(_int("word_embedding_dimension", 1, MAX_SIZE)),
-    Setting("pooling_mode", _is_pooling, "it must be a string, or a list of strings."),
-)
-_ROUTER: Schema = (_many(dict, _a(str, "types")),)
-_SHARDS = (_a(dict, "metadata"), _many(dict, _a(str, "weight_map")))
-#: Values of a backbone's ``config.json`` that are read before transformers loads it.
-LANGUAGE_MODEL: Schema = (
-    _optional(_many(list, _a(str, "architectures"))),
-    Setting(
-        "attention_types", _are_attention_types, f"give lists of kinds with a number each, for {MAX_LAYERS} layers."
-    ),
-    _optional(_a(dict, "text_config")),
-    _optional(_file("transformers_weights")),
-    _many(list, _file("configuration_files")),
-)
-#: ``adapter_config.json`` of peft.
-ADAPTER: Schema = (
-    _optional(_a(str, "base_model_name_or_path")),
-    _optional(_int("r", 0, MAX_SIZE)),
-    _many(dict, _int("rank_pattern", 0, MAX_SIZE)),
-    _optional(_many(list, _many(list, _int("layer_replication", 0, MAX_LAYERS)))),
-    Setting("megatron_config", lambda value: value is None, "it names a module to import: use null."),
-)
-#: ``tokenizer_config.json``.
-TOKENIZER: Schema = (
-    _many(list, _file("fast_tokenizer_files")),
-    _many(dict, _a(dict, "added_tokens_decoder")),
-    Setting(
-        "added_tokens_decoder",
-        lambda tokens: all(map(_is_token_id, tokens)),
-        f"its keys must be ids of tokens, from 0 to {MAX_TOKENS - 1}.",
-    ),
-)
-#: Values of ``sentence_bert_config.json`` that are not settings of a module. The last three are former names of ST.
-TRANSFORMER: Schema = (
-    _a(str, "module_output_name"),
-    Setting("modality_config", _reads_text, "it must have text read by the method forward, with a method_output_name."),
-    _a(str, "transformer_task"),
-    *(_a(dict, f"{kind}_kwargs") for kind in ("processing", "model", "processor", "config")),
-    *(_a(dict, f"{kind}_args") for kind in ("model", "tokenizer", "config")),
-)
+_Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+_Rank = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+_Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+_Inside = Annotated[str, AfterValidator(check_inside)]
+_File = Annotated[str, Field(min_length=1), AfterValidator(check_inside)]
+_Version = Annotated[str, _only(_is_version, "it must be a version, such as 6.2.0")]
+_AttentionTypes = Annotated[Any, _only(_are_attention_types, f"give numbers of layers, at most {MAX_LAYERS} in all")]
+_TokenId = Annotated[str, _only(_is_token_id, f"ids of tokens are from 0 to {MAX_TOKENS - 1}")]
+_Attention = Annotated[Any, _only(is_plain_attention, "it may be a kernel, code from the Hub")]
+_Dtype = Annotated[Any, _only(is_dtype, "give a type of PyTorch's numbers, such as float32")]
+
+
+class _Module(_Values):
+    type: str
+    path: _Inside
+    name: str
+
+
+class _Modules(RootModel[Annotated[list[_Module], Field(min_length=1)]]):
+    model_config = ConfigDict(strict=True)
+
+
+class _Versions(_Values):
+    sentence_transformers: _Version = "0"
+
+
+class _SentenceTransformers(_Values):
+    """``config_sentence_transformers.json`` without ``requirements``, which ST checks itself."""
+
+    prompts: dict[str, str | None] = {}
+    default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+    model_type: str = ""
+    versions: Annotated[_Versions, Field(alias="__version__")] = _Versions()
+
+
+class _Pooling(_Values):
+    """``config.json`` of ST's ``Pooling``. Before ST 6, each mode had its own key."""
+
+    embedding_dimension: _Size | None = None
+    word_embedding_dimension: _Size | None = None
+    pooling_mode: str | list[str] = ""
+
+
+class _Router(_Values):
+    types: dict[str, str] = {}
+
+
+class _Shards(_Values):
+    metadata: dict[str, Any] = {}
+    weight_map: Annotated[dict[str, _File], Field(min_length=1)]
+
+
+class LanguageModel(_Values):
+    """Values of a backbone's ``config.json`` that are read before transformers loads it."""
+
+    architectures: list[str] | None = None
+    attention_types: _AttentionTypes = None
+    text_config: dict[str, Any] | None = None
+    transformers_weights: _File | None = None
+    configuration_files: list[_File] = []
+
+
+class Adapter(_Values):
+    """``adapter_config.json`` of peft. Its ``megatron_config`` names a module to import."""
+
+    base_model_name_or_path: str | None = None
+    r: _Rank | None = None
+    rank_pattern: dict[str, _Rank] = {}
+    layer_replication: list[list[_Layer]] | None = None
+    megatron_config: None = None
+
+
+class Tokenizer(_Values):
+    """``tokenizer_config.json``."""
+
+    fast_tokenizer_files: list[_File] = []
+    added_tokens_decoder: dict[_TokenId, dict[str, Any]] = {}
+
+
+class _Text(_Values):
+    """Reading of text by ``forward``, as ST calls any method of the backbone that a file names."""
+
+    method: Literal["forward"]
+    method_output_name: str
+
+
+class _Modalities(_Values):
+    text: _Text
+
+
+class _Arguments(_Values):
+    """Arguments of transformers that a file may give."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _ModelArguments(_Arguments):
+    attn_implementation: _Attention = None
+    dtype: _Dtype = "auto"
+    torch_dtype: _Dtype = "auto"
+
+
+class _ProcessorArguments(_Arguments):
+    model_max_length: int = 0
+
+
+class _TransformerSettings(_Values):
+    """Values of ``sentence_bert_config.json`` that are not settings of a module, with their former names in ST."""
+
+    module_output_name: str = ""
+    modality_config: _Modalities | None = None
+    transformer_task: str = ""
+    processing_kwargs: dict[str, Any] = {}
+    model_kwargs: _ModelArguments = _ModelArguments()
+    model_args: _ModelArguments = _ModelArguments()
+    processor_kwargs: _ProcessorArguments = _ProcessorArguments()
+    tokenizer_args: _ProcessorArguments = _ProcessorArguments()
+    config_kwargs: _Arguments = _Arguments()
+    config_args: _Arguments = _Arguments()
 
 
 # Whole files
@@ -305,15 +335,8 @@ def read_modules(file: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: If the file is malformed, or a module lies outside the model.
     """
-    content = read_json(file)
-    if not content or not _many(list, _a(dict, "")).allowed(content):
-        raise ValueError(
-            f"{file} is {shorten(content)}: it must be a list of modules, at least one. Save the model again."
-        )
-    entries: list[dict[str, Any]] = content
-    for number, entry in enumerate(entries):
-        check_values(entry, _MODULE, f"{file}, module {number},", needed=("type", "path", "name"))
-        check_inside(entry["path"], file)
+    entries: list[dict[str, Any]] = read_json(file)
+    check_values(entries, _Modules, file)
     return entries
 
 
@@ -327,12 +350,9 @@ def shards_of(index: Path) -> dict[str, str]:
         ValueError: If the index is malformed, or names a file outside its folder.
     """
     content = read_object(index)
-    check_values(content, _SHARDS, index, needed=("weight_map",))
+    check_values(content, _Shards, index)
     shards: dict[str, str] = content["weight_map"]
-    if not shards:
-        raise ValueError(f"{index} names no file of weights. Download it again, or save the model again.")
     for name in sorted(set(shards.values())):
-        check_inside(name, index, "file")
         check_link(index.parent / name, index.parent)
     return shards
 
@@ -345,8 +365,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
     """
     file = directory / "config_sentence_transformers.json"
     settings = read_object(file) if file.is_file() else {}
-    check_values(settings, _SENTENCE_TRANSFORMERS, file)
-    check_values(settings.get("__version__", {}), _VERSIONS, file)
+    check_values(settings, _SentenceTransformers, file)
     prompts, default = settings.get("prompts", {}), settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ValueError(
@@ -374,17 +393,19 @@ def check_saved(directory: Path) -> list[dict[str, Any]]:
     if not modules.is_file():
         return []
     entries = read_modules(modules)
-    check_classes([entry["type"] for entry in entries], directory)
+    classes = [entry["type"] for entry in entries]
     read_settings(directory)
     for entry in entries:
-        config = directory / entry["path"] / "config.json"
+        config, routes = (directory / entry["path"] / name for name in ("config.json", "router_config.json"))
         if entry["type"].endswith(".Pooling") and config.is_file():
-            check_values(read_object(config), _POOLING, config)
-        routes = directory / entry["path"] / "router_config.json"
+            check_values(read_object(config), _Pooling, config)
         if entry["type"].endswith(".Router") and routes.is_file():
             router = read_object(routes)
-            check_values(router, _ROUTER, routes)
-            check_classes(router.get("types", {}).values(), directory)
+            check_values(router, _Router, routes)
+            classes += router.get("types", {}).values()
+    for name in REMOVED_CLASSES:
+        if f"st_reba.modules.{name}" in classes:
+            refuse_class(name, directory)
     return entries
 
 
@@ -392,12 +413,7 @@ def check_saved(directory: Path) -> list[dict[str, Any]]:
 
 
 #: Removed classes of ``st_reba.modules``.
-REMOVED_CLASSES = (
-    "EchoLayersModule",
-    "HierarchicalTokenPrependingModule",
-    "MoEEModule",
-    "RerankModule",
-)
+REMOVED_CLASSES = ("EchoLayersModule", "HierarchicalTokenPrependingModule", "MoEEModule", "RerankModule")
 #: Removed settings of modules, with their defaults in 0.8.
 REMOVED_SETTINGS: dict[str, Any] = {"chunk_length": None, "readout": "layer", "without_sink": False, "changes": []}
 
@@ -411,22 +427,6 @@ def refuse_class(name: str, model: object, *args: Any, **kwargs: Any) -> NoRetur
         ValueError: Always.
     """
     raise ValueError(f"{model} is of {name}, {_REMOVED}")
-
-
-def check_classes(references: Iterable[object], model: object) -> None:
-    """Check that a saved model has no removed class.
-
-    Args:
-        references: Types of its modules in its files.
-        model: Name of the model in messages.
-
-    Raises:
-        ValueError: If a class has been removed.
-    """
-    removed = {f"st_reba.modules.{name}": name for name in REMOVED_CLASSES}
-    for reference in references:
-        if isinstance(reference, str) and reference in removed:
-            refuse_class(removed[reference], model)
 
 
 def is_no_sink(settings: Mapping[str, Any]) -> bool:
@@ -458,6 +458,68 @@ def without_removed(
         if settings.get(name, default) != default:
             raise ValueError(f"{file} sets {name} to {settings[name]!r:.80}, a setting of {module}, {_REMOVED}")
     return {name: value for name, value in settings.items() if name not in removed}
+
+
+# Settings of modules
+
+
+def saved_settings(
+    module: type[Module],
+    model_name_or_path: str | PathLike[str],
+    subfolder: str,
+    kwargs: Mapping[str, Any],
+    removed: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Read the settings of a saved module without a language model.
+
+    Args:
+        module: Its class.
+        model_name_or_path: A directory or a Hub id.
+        subfolder: Path of the module in it.
+        kwargs: Arguments of ``load``; those of :data:`ON_THE_HUB` are used.
+        removed: Settings that 1.0 removed, each with its default in 0.8.
+
+    Returns:
+        The settings; the arguments that say where the module's other files are; and the name of the place.
+
+    Raises:
+        ValueError: If ``subfolder`` leads out of the model, a setting is none of this class's, or a removed one has
+            another value.
+    """
+    where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
+    name = fspath(model_name_or_path)
+    place = "/".join(filter(None, (name, subfolder)))
+    path = module.load_file_path(name, module.config_file_name, **where)
+    file = f"{place}/{module.config_file_name}"
+    settings = without_removed({} if path is None else read_object(Path(path)), module.__name__, file, removed)
+    _check_names(settings, module.config_keys, module.__name__, file)
+    return settings, where, place
+
+
+def _check_names(settings: Mapping[str, Any], known: Collection[str], module: str, file: str) -> None:
+    for name in settings:
+        if name not in known:
+            raise ValueError(
+                f"{file} sets {quoted(name)}, which is no setting of {module}: a saved one has "
+                f"{', '.join(sorted(known)) or 'none'}. Remove it from the file, or save the model again."
+            )
+
+
+def check_transformer_settings(settings: Mapping[str, Any], known: Collection[str], module: str, file: str) -> None:
+    """Check the settings of a saved module with a language model.
+
+    Args:
+        settings: The settings in its file.
+        known: Names of the class's settings.
+        module: Name of the class.
+        file: Name of the file.
+
+    Raises:
+        ValueError: If one is not known, gives an argument of transformers that a file may not give, or lets another
+            method than ``forward`` read text.
+    """
+    _check_names(settings, {*known, *_FORMER_SETTINGS, *_TransformerSettings.model_fields}, module, file)
+    check_values(settings, _TransformerSettings, file)
 
 
 # Errors of downloads

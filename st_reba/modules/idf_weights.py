@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..moments import DocumentFrequencies, in_chunks
+from ..moments import in_chunks
 from .base import CausalModule
 from .stored import FixedWeights
 
@@ -60,14 +60,17 @@ class IdfWeights(FixedWeights):
                 token alone.
         """
         check_returns_all(module, "there is nothing to weigh.")
-        frequencies = DocumentFrequencies(module.lm.vocabulary_size)
+        total, counts = 0, torch.zeros(module.lm.vocabulary_size, dtype=torch.float64)
         for chunk in in_chunks(texts, chunk_size):
             layout = module.lay_out(chunk)[0]
             counted = module.selected(layout) & ~layout.is_empty[:, None]
-            frequencies.add(counted.nonzero()[:, 0], layout.input_ids[counted])
-        if not frequencies.texts:
+            total += int(counted.any(dim=1).sum())
+            for ids, of_text in zip(layout.input_ids, counted, strict=True):
+                counts[ids[of_text].unique()] += 1
+        if not total:
             raise ValueError("No texts with tokens were given: it is in them that tokens are counted.")
-        return cls(frequencies.idf)
+        # The smooth form that scikit-learn uses: a token that is in every text has 1.
+        return cls(torch.log((1 + total) / (1 + counts)) + 1)
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Weight the tokens.

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..hub.checkpoints import Files, check_model, read_config
+from ..hub.loading import backbone_of
 from ..hub.saved_files import fetching, shards_of
-from ..hub.saved_modules import backbone_of
 from ..lm import gguf
 from ..lm.views import unwrapped
 from .stored import check_magnitudes

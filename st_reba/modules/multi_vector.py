@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
-from ..moments import Moments, in_chunks, principal_directions
-from ..progress import reading
+from ..moments import Moments, fitting_progress, in_chunks, principal_directions
 from .base import CausalModule
 from .embedding_transforms import EmbeddingTransform, check_count
 from .idf_weights import check_returns_all
@@ -76,7 +75,7 @@ def multi_vector_encoder(
 
     parts: list[nn.Module] = [module, *unit()]
     if dimension is not None:
-        with reading(module, len(fit_texts) if isinstance(fit_texts, Sized) else None):
+        with fitting_progress(module, len(fit_texts) if isinstance(fit_texts, Sized) else None):
             projection = TokenProjection.fit(model(*parts), fit_texts, dimension=dimension, batch_size=batch_size)
         parts += [projection.to(module.model.device), *unit()]
     return model(*parts)

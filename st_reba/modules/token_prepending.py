@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..hub.saved_modules import ON_THE_HUB, backbone_of
+from ..hub.loading import backbone_of
+from ..hub.saved_files import ON_THE_HUB
 from ..lm.attention.kernels import without_autocast
 from ..lm.passes import Replace, gather_positions
 from ..lm.views import depth

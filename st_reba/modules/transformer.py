@@ -14,9 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..hub import card, compat
-from ..hub.loading import load, modes_of
-from ..hub.saved_files import check_inside, read_object, without_removed
-from ..hub.saved_modules import backbone_of, check_transformer_settings, note_requirement
+from ..hub.loading import backbone_of, load, modes_of, note_requirement
+from ..hub.saved_files import check_inside, check_transformer_settings, read_object, without_removed
 from ..lm.gguf import as_directory
 from ..settings import describe
 

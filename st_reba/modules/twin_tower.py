@@ -14,8 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..hub.checkpoints import Files, check_model, read_config
+from ..hub.loading import backbone_of
 from ..hub.saved_files import fetching
-from ..hub.saved_modules import backbone_of
 from ..lm.gguf import is_gguf
 from ..settings import check_int
 from .transformer import SafeTransformer

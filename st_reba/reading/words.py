@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,18 +17,6 @@ from ..text.tokens import Span, Tokens, tokenize
 
 # Number of batches whose token embeddings are in memory at once.
 _BATCHES = 8
-
-
-class WordTokens(NamedTuple):
-    """Tokens of a word in its sentence.
-
-    Attributes:
-        indices: Indices of the tokens that contain a character of the word.
-        length: Number of tokens of the sentence.
-    """
-
-    indices: list[int]
-    length: int
 
 
 def encode_words(
@@ -59,47 +47,38 @@ def encode_words(
     module = model[0]
     if not isinstance(module, CausalModule):
         raise ValueError(f"The model's first module is {type(module).__name__}: words need a module of st_reba.")
-    word_tokens = find_words(module, sentences, words, prompt=model.prompts.get(model.default_prompt_name or ""))
+    if len(sentences) != len(words) or not sentences:
+        raise ValueError(f"{len(sentences)} sentences and {len(words)} words: give sentences with one word each.")
+    prompt = model.prompts.get(model.default_prompt_name or "")
+    word_tokens = [_tokens_of_word(module, *pair, prompt) for pair in zip(sentences, words, strict=True)]
     vectors = []
     # A few batches at a time, because a token's vector is as large as a sentence's.
     for start in range(0, len(sentences), _BATCHES * batch_size):
         part = slice(start, start + _BATCHES * batch_size)
-        tokens = cast(SentenceTransformer, model).encode(
+        encoded = cast(SentenceTransformer, model).encode(
             list(sentences[part]), output_value="token_embeddings", batch_size=batch_size, show_progress_bar=False
         )
         # The overloads of encode do not have this return type, a list of tensors.
-        vectors.append(pool_words(cast(Sequence[Tensor], tokens), word_tokens[part]).cpu())
-    return torch.cat(vectors).numpy()
+        for states, (indices, count) in zip(cast(Sequence[Tensor], encoded), word_tokens[part], strict=True):
+            if len(states) != count:
+                raise ValueError(
+                    f"The model returns {len(states)} vectors for {count} tokens of a sentence. Words need "
+                    'pool_over="text", and pool_copies="last" or rows="all" if the module has such a setting.'
+                )
+            vectors.append(states[indices].float().mean(dim=0).cpu())
+    return torch.stack(vectors).numpy()
 
 
-def find_words(
-    module: CausalModule, sentences: Sequence[str], words: Sequence[str], prompt: str | None = None
-) -> list[WordTokens]:
-    """Return the tokens of a word in each sentence, at its first occurrence.
-
-    Args:
-        module: Module with the tokenizer and its truncation.
-        sentences: B sentences.
-        words: B words, one for each sentence.
-        prompt: Prompt before each sentence.
-
-    Raises:
-        ValueError: If a word does not occur in its sentence or was truncated, or the numbers of words and sentences
-            differ.
-    """
-    if len(sentences) != len(words) or not sentences:
-        raise ValueError(f"{len(sentences)} sentences and {len(words)} words: give sentences with one word each.")
-    word_tokens = []
-    for sentence, word in zip(sentences, words, strict=True):
-        start = sentence.find(word) if word else -1
-        if start < 0:
-            raise ValueError(f"The word {word!r} does not occur in {sentence!r}.")
-        offsets = token_offsets(module, sentence, prompt)
-        indices = [index for index, (first, last) in enumerate(offsets) if first < start + len(word) and last > start]
-        if not indices:
-            raise ValueError(f"{word!r} was truncated: {sentence!r} is longer than max_seq_length. Raise the limit.")
-        word_tokens.append(WordTokens(indices, len(offsets)))
-    return word_tokens
+def _tokens_of_word(module: CausalModule, sentence: str, word: str, prompt: str | None) -> tuple[list[int], int]:
+    """Return the indices of the tokens with a character of a word, and the number of tokens of its sentence."""
+    start = sentence.find(word) if word else -1
+    if start < 0:
+        raise ValueError(f"The word {word!r} does not occur in {sentence!r}.")
+    offsets = token_offsets(module, sentence, prompt)
+    indices = [index for index, (first, last) in enumerate(offsets) if first < start + len(word) and last > start]
+    if not indices:
+        raise ValueError(f"{word!r} was truncated: {sentence!r} is longer than max_seq_length. Raise the limit.")
+    return indices, len(offsets)
 
 
 def token_offsets(module: CausalModule, text: str, prompt: str | None = None) -> list[Span]:
@@ -142,27 +121,3 @@ def _checked(module: CausalModule, spans: list[Span] | None) -> list[Span]:
     if spans is None:
         raise ValueError(f"{type(module.tokenizer).__name__} gives no offsets of its tokens. Use a fast tokenizer.")
     return spans
-
-
-def pool_words(token_embeddings: Sequence[Tensor], word_tokens: Sequence[WordTokens]) -> Tensor:
-    """Return the mean of the token embeddings of each word.
-
-    Args:
-        token_embeddings: B tensors (n_i, D), from ``encode(output_value="token_embeddings")``.
-        word_tokens: Tokens of the B words, from :func:`find_words`.
-
-    Returns:
-        Embeddings (B, D), float32, on the device of the token embeddings.
-
-    Raises:
-        ValueError: If the number of embeddings and tokens of a sentence differ.
-    """
-    vectors = []
-    for tokens, word in zip(token_embeddings, word_tokens, strict=True):
-        if len(tokens) != word.length:
-            raise ValueError(
-                f"The model returns {len(tokens)} vectors for {word.length} tokens of a sentence. Words need "
-                'pool_over="text", and pool_copies="last" or rows="all" if the module has such a setting.'
-            )
-        vectors.append(tokens[word.indices].float().mean(dim=0))
-    return torch.stack(vectors)

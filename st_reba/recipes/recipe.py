@@ -16,8 +16,7 @@ from transformers import AutoModel, PreTrainedModel
 from .. import modules
 from ..hub import compat
 from ..modules.embedding_transforms import FittedTransform
-from ..moments import Moments, embedding_moments
-from ..progress import reading
+from ..moments import Moments, embedding_moments, fitting_progress
 from ..text.presets import TEMPLATES, PromptLanguage, preset
 from ..text.templates import TEXT
 
@@ -117,7 +116,7 @@ class PostProcessor:
         if not self.fitted:
             return modules.EmbeddingFilter.from_language_model(model)
         drawn = self.drawn(texts)
-        with reading(model[0], len(drawn)):
+        with fitting_progress(model[0], len(drawn)):
             moments = embedding_moments(model, drawn, covariance=self.needs_covariance)
         return self.from_moments(moments, part_weights or cast(modules.CausalModule, model[0]).part_weights)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import itertools
 import math
 import os
@@ -28,7 +29,6 @@ from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
-from st_reba.files import NoRoomError
 from st_reba.modules import PartwiseWhitening, ValueAggregationModule
 from st_reba.reading.words import tokens_of
 from st_reba.recipes import Recipe, asked_for, default_recipes, random_weights
@@ -175,7 +175,7 @@ def test_whatever_a_recipe_raises_it_is_left_out(backbone, monkeypatch, name, er
     [
         (MemoryError(), MemoryError),
         (RuntimeError("CUDA out of memory. Tried"), RuntimeError),
-        (NoRoomError("full"), NoRoomError),
+        (OSError(errno.ENOSPC, "full"), OSError),
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )

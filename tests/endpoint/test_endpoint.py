@@ -12,9 +12,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from st_reba import EndpointTransformer, WhiteningTransform
-from st_reba import endpoint as client
-from st_reba.endpoint import EndpointError
-from st_reba.modules.endpoint import FINGERPRINTED
+from st_reba.modules import endpoint as client
+from st_reba.modules.endpoint import FINGERPRINTED, EndpointError
 from st_reba.text.presets import normalized
 
 from ..backbones import TEXTS, own

@@ -20,8 +20,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig
 
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.evaluation import DependencyEvaluator, OddOneOutEvaluator, Question, TurningPointEvaluator
-from st_reba.evaluation.layers import sentence_correlations
-from st_reba.reading.layers import LayerReader
+from st_reba.evaluation.layers import LayerReader, sentence_correlations
 
 from .. import backbones
 from ..backbones import TEXTS

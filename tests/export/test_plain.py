@@ -113,15 +113,15 @@ def filtered(path) -> SentenceTransformer:
         (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
         (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
         (lambda path: pipeline(EchoModule(path())), r'Build it with Pooling\("lasttoken"\)'),
-        (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "Use final_norm=True"),
+        (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "final_norm=True"),
         (lambda path: last(CausalTransformer(path(), template="prompteol")), r"as one string.*\(--pieces\)"),
         (
             lambda path: last(CausalTransformer(path(), template="prompteol", tokenization="pieces")),
-            r"normalize_text=True: .* with pieces \(--pieces\)",
+            r"the text is normalized, .* with pieces \(--pieces\)",
         ),
         (filtered, "is followed by Pooling, Normalize, Centering: an engine runs"),
         (lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY), '"query" is the default'),
-        (lambda path: last(EchoModule(path()), **QUERY), r"The model has the prompts \['query'\]"),
+        (lambda path: last(EchoModule(path()), **QUERY), r"Remove the prompts \['query'\]"),
     ],
 )
 def test_what_no_engine_carries_is_refused(made, message, backbone_path, tmp_path):

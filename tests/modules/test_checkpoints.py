@@ -63,7 +63,7 @@ class TestShardsOutside:
         names = json.loads(index.read_text())["weight_map"]
         names |= {key: name.format(SHARD, root=model.parent) for key, file in names.items() if file == SHARD}
         index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
-        said = 'index.json has the path .*: a file lies inside its model, so give a relative path without "..".$'
+        said = r"index.json sets weight_map\.model.* to '.*: (.* leads out of its model|String should have at least 1)"
         with pytest.raises(ValueError, match=said):
             load(str(model))
 
@@ -163,7 +163,7 @@ class TestAdapters:
         assert relative_error(SentenceTransformer(str(adapter[0]), device="cpu").encode(TEXTS), adapter[1]) < 1e-6
         path = tmp_path / "lm" / "tokenizer_config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "fast_tokenizer_files": ["../tokenizer.json"]}))
-        with pytest.raises(ValueError, match=r"lm.tokenizer_config.json sets fast_tokenizer_files to"):
+        with pytest.raises(ValueError, match=r"lm.tokenizer_config.json sets fast_tokenizer_files.0 to"):
             CausalTransformer(str(adapter[0]))
 
     def test_what_its_configuration_says(self, adapter):

@@ -341,7 +341,7 @@ class TestRegistry:
                     del family._module_classes
             before = set(sys.modules)
             import st_reba
-            print("imported", {"pydantic", "st_reba.train", "st_reba.encode"} & (set(sys.modules) - before))
+            print("imported", {"st_reba.train", "st_reba.encode"} & (set(sys.modules) - before))
         """
         assert "imported set()" in run(code)
 

@@ -9,7 +9,7 @@ from sentence_transformers.base.modules import Transformer
 from transformers import AutoModel
 
 from st_reba import BidirectionalLastLayer, CausalTransformer, EchoModule, KVReroutingModule, ReBAModule
-from st_reba.reading.layers import LayerReader
+from st_reba.evaluation.layers import LayerReader
 
 from .. import backbones, oracles
 from ..backbones import TEXTS

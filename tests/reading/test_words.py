@@ -26,7 +26,7 @@ from st_reba import (
 )
 from st_reba.reading import words
 from st_reba.reading.chunks import _cut
-from st_reba.reading.words import WordTokens, pool_words, token_offsets, untruncated_offsets
+from st_reba.reading.words import token_offsets, untruncated_offsets
 from st_reba.text.presets import normalized
 
 from .. import oracles
@@ -49,8 +49,9 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monke
         assert relative_error(vector, expected) < 1e-5
     monkeypatch.setattr(words, "_BATCHES", 1)
     assert relative_error(encode_words(model, sentences, asked, batch_size=1), vectors) < 1e-5
-    with pytest.raises(ValueError, match="returns 4 vectors for 3 tokens of a sentence"):
-        pool_words(torch.zeros(1, 4, 3), [WordTokens([1], 3)])
+    monkeypatch.setattr(words, "_tokens_of_word", lambda *_: ([1], 3))
+    with pytest.raises(ValueError, match="returns 5 vectors for 3 tokens of a sentence"):
+        encode_words(model, sentences[:1], ["brown"])
 
 
 def test_words_of_texts_that_are_normalised(backbone_path):

@@ -149,7 +149,7 @@ def test_two_processes_are_one(given, tmp_path, monkeypatch):
     env = {
         **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"
     }  # fmt: skip
-    code = "import runpy; runpy.run_module('st_reba', run_name='__main__')"
+    code = "import runpy; runpy.run_module('st_reba_cli', run_name='__main__')"
     command = ["-c", code, "train", "bellm", "--config", tmp_path / "settings.yaml", "--out", out]
     ranks: list[dict] = [{**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
     running = [processes.start(*command, out=tmp_path / f"printed-{own['RANK']}", env=own) for own in ranks]
