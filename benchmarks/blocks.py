@@ -19,7 +19,6 @@ import records
 from grid import REFERENCES, Show, cells, markdown, table
 from st_reba.compare.results import Comparison
 from st_reba.recipes import every_row
-from st_reba.recipes.rows import IN_BRIEF
 from st_reba_cli import app
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -32,6 +31,29 @@ TITLES = ("TNews", "THUCNews")
 BAG = "Bag of input embeddings"
 PROMPTEOL = ["PromptEOL", "PromptEOL, Chinese"]
 PARTWISE, SUM = "partwise whitened", "standardised sum"
+#: Descriptions in the first table of methods, by a recipe's key; each may name the row before.
+IN_BRIEF = {
+    "classical": "Pool the last hidden states: what you have without a recipe",
+    "prompteol": "Ask what the text means in one word, and keep the last token",
+    "pretended-cot": "Like PromptEOL, but the prompt says to think step by step, and a layer less is read",
+    "knowledge": "Like Pretended CoT, but the prompt says what matters in a text",
+    "ck": "The mean of Pretended CoT and Knowledge",
+    "metaeol": "The mean of eight prompts, each for another task",
+    "topic": "Like Knowledge, but ask for the topic, and add the states of a few layers below",
+    "echo-topic": "Like Topic, but with the text twice, and with the mean over its second copy added",
+    "early-late": "PromptEOL's last token, with the text's own tokens after an eighth of the layers",
+    "value-aggregation": "Like PromptEOL, but keep the output of attention, averaged over layers",
+    "contrastive-prompting": "Like PromptEOL, less what a second prompt finds irrelevant",
+    "token-prepending": "Like PromptEOL, but a slot before the text takes the last token's state from layer to layer",
+    "promptreps": "Ask for one word to find the text by; the head also gives a weight for each word",
+    "echo-2": "Read the text twice, and keep the second copy, whose tokens have seen all of it",
+    "reba-2": "Like Echo-2, but the first copy's tokens look back from what follows, weighted by the model's attention",
+    "rt-2": "Read again, with a token before the end that holds what the last token attended to",
+    "bidirectional": "Let the last layer attend both ways",
+    "no-sink": "Let half of the layers attend both ways, and hide the first token in half of these",
+    "kv-rerouting": "Let every token see the last one's key and value in the middle layers",
+    "attention-pooling": "Weight the last hidden states by the last token's attention",
+}
 #: The methods of FREEZE's paper's table.
 PAPERS_ROWS = (
     "MLP on cosines", "siamese", "autoencoder", "autoencoder, log-variance",

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import picture
-from blocks import BLOCKS, Block, Results
+from blocks import BLOCKS, IN_BRIEF, Block, Results
 from records import RESULTS, ROOT
 from st_reba.recipes import every_row, rows
-from st_reba.recipes.rows import IN_BRIEF, POST_PROCESSORS
+from st_reba.recipes.rows import POST_PROCESSORS
 from st_reba_cli.options import NAMES
 
 MARKED = re.compile(r"(<!-- table: (?P<name>[^\n]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)

@@ -37,13 +37,11 @@ class SideBySide:
     Attributes:
         task: Task that decides in the newer one.
         changes: Differences of all recipes and controls that both have, in the newer one's order.
-        paired: Whether the differences are of the same items.
         sentences: Sentences: whether anything changed, how the intervals were made, and both answers.
     """
 
     task: Measure
     changes: list[Difference]
-    paired: bool
     sentences: list[str]
 
 
@@ -87,7 +85,7 @@ def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
         # Nothing is told apart without an interval.
         changed = Estimate(value, low, high, tied=not (low > 0 or high < 0))
         changes.append(Difference(now.name, earlier, after, changed))
-    return SideBySide(task, changes, drawn is not None, _sentences(new, old, task, changes, drawn is not None))
+    return SideBySide(task, changes, _sentences(new, old, task, changes, drawn is not None))
 
 
 def _paired_replicates(new: Comparison, old: Comparison, names: Sequence[str]) -> Array | None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from sentence_transformers import SentenceTransformer
 
 from ..evaluation import OddOneOutEvaluator
 from ..modules import CausalModule
 from ..recipes import Recipe
 from .candidates import classical
 from .recipes import ModulePass, Recipes, listed_of, reason_of, tokens
+from .results import measured
 
 #: Number of texts, at most, that each recipe is timed on, and how often: enough to tell recipes apart within a tenth,
 #: few enough to take a small part of a comparison.
@@ -34,9 +34,13 @@ _LONG = 600.0
 
 
 def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) -> dict[str, float]:
-    """Return the seconds a text that each recipe takes, run alone, by result: see :func:`costs`.
+    """Return the seconds a text that each recipe takes, run alone, by result; a recipe that fails has none.
 
-    The classical embedding is timed under every pooling, compared or not: it is the unit. A recipe that fails has none.
+    On a CPU they are seconds of the processor, which hardly depend on what else runs there. Elsewhere they are seconds
+    of the clock, and so on Windows, which counts the processor's in ticks of 16 ms: a batch may take none.
+
+    All take turns in each round, and the fastest round counts. The classical embedding is timed under every pooling,
+    compared or not: it is the unit.
 
     Args:
         recipes: Recipes on one model.
@@ -45,53 +49,28 @@ def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) 
     """
     units = [classical(pooling) for pooling in dict.fromkeys(recipe.pooling for recipe in timed)]
     on_cpu = recipes.backbone.model.device.type == "cpu"
+    clock = time.process_time if on_cpu and sys.platform != "win32" else time.perf_counter
     batch = timed_batch(texts, TIMED_TEXTS if on_cpu else recipes.batch_size)
-    models, counted = {}, {}
+    models, fastest = {}, dict[str, float]()
     for recipe in [*units, *timed]:
         try:
-            models[recipe.result] = recipes.model(recipe)
-            counted[recipe.result] = tokens(recipes.modules.of(recipe), batch, recipes.backbone)
+            models[recipe.result] = recipes.model(recipe), tokens(recipes.modules.of(recipe), batch, recipes.backbone)
         except Exception as error:
             reason_of(error)
-    return costs(models, batch, lambda key: recipes.on_progress("Timing", counted.get(key, 0.0)), on_cpu=on_cpu)
-
-
-def costs(
-    models: Mapping[str, SentenceTransformer],
-    batch: list[str],
-    on_model: Callable[[str], None] = lambda name: None,
-    *,
-    on_cpu: bool = True,
-) -> dict[str, float]:
-    """Return the seconds that each model takes for a text; a model that fails has none.
-
-    On a CPU they are seconds of the processor, which hardly depend on what else runs there. Elsewhere they are seconds
-    of the clock, and so on Windows, which counts the processor's in ticks of 16 ms: a batch may take none.
-
-    All models take turns in each round. The fastest round counts.
-
-    Args:
-        models: Models by name.
-        batch: Texts, as :func:`timed_batch` returns them.
-        on_model: Called with a model's name after each of its rounds; one that is not run counts as done.
-        on_cpu: Whether the models run there.
-    """
-    clock = time.process_time if on_cpu and sys.platform != "win32" else time.perf_counter
-    fastest = dict.fromkeys(models, float("inf"))
     begun = time.perf_counter()
     for done in range(TIMED_ROUNDS):
         enough = done > 0 and time.perf_counter() - begun > TIMED_SECONDS
-        for key, model in models.items():
-            if key in fastest and not enough:
+        for key, (model, count) in list(models.items()):
+            if not enough:
                 try:
                     start = clock()
                     model.encode(batch, batch_size=len(batch), show_progress_bar=False)
-                    fastest[key] = min(fastest[key], clock() - start)
+                    fastest[key] = min(fastest.get(key, float("inf")), clock() - start)
                 except Exception as error:
                     reason_of(error)
-                    del fastest[key]
-            on_model(key)
-    return {key: spent / len(batch) for key, spent in fastest.items()}
+                    del models[key]
+            recipes.on_progress("Timing", count)
+    return {key: fastest[key] / len(batch) for key in models}
 
 
 def timed_batch(texts: Sequence[str], size: int) -> list[str]:
@@ -141,7 +120,7 @@ class Forecast:
         long = " Fewer recipes, or a part of the data, take less." if self.seconds > _LONG else ""
         return (
             f"{self.recipes} recipe{plural} on {self.texts:,} texts, with controls and timings: "
-            f"{_rounded(self.tokens)} tokens at {_rounded(self.speed)} a second here, "
+            f"{measured(self.tokens)} tokens at {measured(self.speed)} a second here, "
             f"about {_duration(self.seconds)}, of the processor's time {_duration(self.processor_seconds)}. "
             f"Memory: about {self.memory / 1e9:.1f} GB at the peak, of which {self.weights / 1e9:.1f} GB are weights."
             f"{long}"
@@ -210,23 +189,20 @@ def speed(recipes: Recipes, texts: Sequence[str]) -> tuple[float, float]:
 
 def _speed_of(run: ModulePass, ordered: Sequence[str], batch_size: int) -> tuple[float, float]:
     """Measure one pass on real batches of several lengths; on smaller ones if the model is slow."""
-
-    def measured(place: float, size: int) -> tuple[float, float, float]:
+    spent: list[tuple[float, float, float]] = []
+    size = 1
+    # The first run readies what is made once, and weights on the disk. The second gives the size of the others.
+    for number, place in enumerate((0.5, 0.5, 0.5, 0.25, 0.75, 0.1, 0.9)):
+        if number > 2 and sum(clock for _, clock, _ in spent[2:]) >= _MEASURED_SECONDS:
+            break
         start = int(place * (len(ordered) - size))
         batch = ordered[start : start + size]
         clock, processor = time.perf_counter(), time.process_time()
         run.encode(batch, None, batch_size)
-        return run.tokens(batch), time.perf_counter() - clock, time.process_time() - processor
-
-    # The first one readies what is made once, and weights on the disk.
-    measured(0.5, 1)
-    one = measured(0.5, 1)[1]
-    size = max(1, min(batch_size, len(ordered), int(_MEASURED_SECONDS / max(one, 1e-9))))
-    spent = [measured(0.5, size)]
-    for place in (0.25, 0.75, 0.1, 0.9):
-        if sum(clock for _, clock, _ in spent) < _MEASURED_SECONDS:
-            spent.append(measured(place, size))
-    counted, clock, processor = map(sum, zip(*spent, strict=True))
+        spent.append((run.tokens(batch), time.perf_counter() - clock, time.process_time() - processor))
+        if number == 1:
+            size = max(1, min(batch_size, len(ordered), int(_MEASURED_SECONDS / max(spent[1][1], 1e-9))))
+    counted, clock, processor = map(sum, zip(*spent[2:], strict=True))
     return counted / max(clock, 1e-9), counted / max(processor, 1e-9)
 
 
@@ -256,11 +232,6 @@ def memory(backbone: CausalModule, longest: int, batch_size: int, copies: float,
         # Memory of this process apart from the weights; 0 where the system has no such file.
         other = max(0, int(statm.read_text().split()[1]) * 4096 - weights)
     return weights, int(other + max(weights, fresh) + states + observed)
-
-
-def _rounded(value: float) -> str:
-    """Return a number with two significant digits."""
-    return f"{float(f'{value:.1e}'):,.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -136,6 +136,7 @@ class ModulePass:
 
     Attributes:
         module: Module that runs the model, as far as tokens are counted.
+        names: Names of the vectors, by :func:`reading`.
         settings: Settings that distinguish its vectors from those of any other pass on the same model.
     """
 
@@ -148,7 +149,8 @@ class ModulePass:
         widest = min(recipes, key=lambda recipe: recipe.pooling == "last")
         # By layer it runs all layers, also those above the recipe's own end.
         self.module: Any = modules.of(replace(widest, layer=-1) if self.by_layer else widest)
-        self.poolings = list(dict.fromkeys(recipe.pooling for recipe in recipes))
+        by_pooling = {recipe.pooling: reading(recipe) for recipe in recipes}
+        self.poolings, self.names = list(by_pooling), list(by_pooling.values())
         self.model = modules.model(widest.pipeline(self.module, tuple(map(mode_of, self.poolings))))
         weights = widest.fit_texts if widest.weighs_tokens else None
         self.settings: list[Any] = [
@@ -157,14 +159,10 @@ class ModulePass:
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
         """Return the vectors of each recipe before its filter, by :func:`reading`."""
-        names = {recipe.pooling: reading(recipe) for recipe in self.recipes}
-        return self._encoded([names[pooling] for pooling in self.poolings], texts, prompt, batch_size)
-
-    def _encoded(self, names: Sequence[str], texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
         vectors = self.model.encode(
             list(texts), prompt=prompt, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False
         )
-        return dict(zip(names, vectors.float().cpu().chunk(len(names), dim=1), strict=True))
+        return dict(zip(self.names, vectors.float().cpu().chunk(len(self.names), dim=1), strict=True))
 
     def tokens(self, texts: Sequence[str]) -> float:
         """Return the number of tokens of texts in this pass: see :func:`tokens`."""
@@ -197,6 +195,7 @@ class TopicPass(ModulePass):
     def __init__(self, modules: Modules, recipes: list[Recipe]) -> None:
         self.backbone, self.recipes = modules.backbone, recipes
         self.modules = {reading(recipe): cast(TopicModule, modules.of(recipe)) for recipe in recipes}
+        self.names = list(self.modules)
         if any(not module.final_norm or module.bidirectional_layers for module in self.modules.values()):
             raise ValueError("A module that changes how the model reads needs a pass of its own.")
         # The one that runs the most layers runs those of the others.
@@ -208,9 +207,6 @@ class TopicPass(ModulePass):
         width = len(self.modules) * self.module.get_embedding_dimension()
         self.model = modules.model([reader, Pooling(width, POOLINGS[recipes[0].pooling])])
         self.settings = ["topic", [[key, module.get_config_dict()] for key, module in self.modules.items()]]
-
-    def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
-        return self._encoded(list(self.modules), texts, prompt, batch_size)
 
     def _read(self, layout: Layout) -> TokenVectors:
         """Return the vectors of each module, side by side."""
@@ -340,7 +336,6 @@ class Recipes:
         self.asked = [*(bags_of_input_embeddings(asked) if controls else []), *asked]
         self._by_result = {recipe.result: recipe for recipe in self.asked}
         self._left_out: dict[str, str] = {}
-        self._widths: dict[str, int] = {}
         self._filters: dict[Hashable, nn.Module] = {}
         self._matrices: dict[Hashable, Tensor] = {}
         self._embedded = Embedded(self._in_batches, _BATCHES * batch_size)
@@ -392,15 +387,14 @@ class Recipes:
             try:
                 model = self.modules.model(self.modules.pipeline(recipe))
                 settings = [type(model[0]).__name__, cast(CausalModule, model[0]).get_config_dict()]
-                compute = partial(self._words, model, sentences, words)
-                found |= {recipe.name: self._computed(["words", settings, list(sentences), list(words)], compute)[""]}
+                size, computed_from = self.batch_size, ["words", settings, list(sentences), list(words)]
+                compute = partial(encode_words, model, sentences, words, batch_size=size)
+                vectors = self._computed(computed_from, lambda run=compute: {"": torch.from_numpy(run())})
+                found[recipe.name] = vectors[""]
                 self.on_progress("Words", tokens(model[0], sentences, self.backbone))
             except Exception as error:
                 self._left_out[f"Words of {recipe.name}"] = reason_of(error)
         return found
-
-    def _words(self, model: SentenceTransformer, sentences: Sequence[str], words: Sequence[str]) -> Vectors:
-        return {"": torch.from_numpy(encode_words(model, sentences, words, batch_size=self.batch_size))}
 
     @property
     def with_words(self) -> list[Recipe]:
@@ -524,20 +518,12 @@ class Recipes:
             place = self.passes.index(run)
             self.passes[place : place + 1] = parts
             return {key: own for part in parts for key, own in self._run(part, batches, prompt, what).items()}
-        for own in grouped(self._running(run.recipes), variant):
-            if fault := self._fault(variant(own[0]), vectors[reading(own[0])], len(texts)):
-                self._leave_out(own, fault)
+        for recipe in self._running(run.recipes):
+            if not vectors[reading(recipe)].isfinite().all():
+                reason = f"A value is infinite or not a number in {self.settings['precision']}."
+                self._leave_out([recipe], reason)
         self.on_progress(what, run.tokens(texts))
         return {variant(recipe): vectors[reading(recipe)] for recipe in self._running(run.recipes)}
-
-    def _fault(self, name: str, vectors: Tensor, count: int) -> str:
-        """Return what is wrong with the vectors of a variant; empty if nothing is."""
-        width = self._widths.setdefault(name, vectors.shape[-1])
-        if vectors.shape != (count, width):
-            return f"It gives an array of shape {tuple(vectors.shape)} for {count} texts, not vectors of one width."
-        return (
-            "" if vectors.isfinite().all() else f"A value is infinite or not a number in {self.settings['precision']}."
-        )
 
     # Filters and matrices
 
@@ -560,7 +546,11 @@ class Recipes:
         key = (part, variant(recipe), bool(recipe.fit_texts), place) if part.fitted else part
         if key not in self._filters:
             self._filters[key] = self._made(recipe, part, place)
-        return with_part_weights(self._filters[key], recipe.part_weights)
+        behind = self._filters[key]
+        if recipe.part_weights:
+            behind = copy.copy(behind)
+            behind.shares = check_part_weights(recipe.part_weights)  # type: ignore[assignment]
+        return behind
 
     def _made(self, recipe: Recipe, part: PostProcessor, place: int) -> nn.Module:
         if not part.fitted:
@@ -569,7 +559,7 @@ class Recipes:
         if not source.has(texts):
             source = self._to_fit
             source.add(self.texts_to_fit([recipe]))
-        moments = Moments(self._widths[name], covariance=part.needs_covariance)
+        moments = Moments(source.of(name, texts[:1]).shape[1], covariance=part.needs_covariance)
         for start in range(0, len(texts), _FITTED):
             vectors = source.of(name, texts[start : start + _FITTED])
             # Texts without tokens, which are embedded as zero vectors, do not count.
@@ -588,15 +578,6 @@ class Recipes:
         while sum(matrix.nbytes for matrix in self._matrices.values()) > _MATRICES and len(self._matrices) > 1:
             del self._matrices[next(iter(self._matrices))]
         return found
-
-
-def with_part_weights(module: nn.Module, part_weights: Sequence[float]) -> nn.Module:
-    """Return a fitted filter with other weights of its parts; with its own if there are none."""
-    if not part_weights:
-        return module
-    found = copy.copy(module)
-    found.shares = check_part_weights(part_weights)  # type: ignore[assignment]
-    return found
 
 
 @contextmanager

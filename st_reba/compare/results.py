@@ -117,9 +117,9 @@ def rank(result: Result, task: Measure) -> float:
     return -result.scores[task.name].value
 
 
-def best_of(results: Iterable[Result], task: Measure, *, control: bool = False) -> Result | None:
-    """Return the best recipe, or the best control, on a task; the earliest of equals, None if none has a number."""
-    scored = [result for result in results if result.control is control and has_number(result, task)]
+def best_of(results: Iterable[Result], task: Measure) -> Result | None:
+    """Return the best recipe on a task; the earliest of equals, None if none has a number."""
+    scored = [result for result in results if not result.control and has_number(result, task)]
     return min(scored, key=lambda result: rank(result, task), default=None)
 
 

@@ -169,13 +169,10 @@ class _Table:
         places = self._places
 
         def measured(key: str, fitted: int, half: int) -> Array:
-            matrices: dict[str | None, Tensor] = {}
-
             def look_up(texts: Sequence[str], role: Role) -> Tensor:
                 prompt = self.task.prompt(role)
-                if prompt not in matrices:
-                    matrices[prompt] = recipes.matrix(key, list(places[prompt]), prompt, fitted)
-                return matrices[prompt][[places[prompt][text] for text in texts]]
+                matrix = recipes.matrix(key, list(places[prompt]), prompt, fitted)
+                return matrix[[places[prompt][text] for text in texts]]
 
             return self.tasks[half].measure(Vectors(look_up))[self.score.of]
 

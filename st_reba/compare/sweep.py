@@ -17,6 +17,7 @@ from ..lm.views import depth
 from ..modules import CausalTransformer, ReBAModule
 from ..modules.vectors import TokenVectors, last_token_mask
 from ..recipes import every_row
+from ..settings import check_int
 from ..text.layout import Layout
 from ..text.presets import Rows
 
@@ -60,9 +61,6 @@ class RecipeSweep:
         poolings: Sequence[str] = ("mean", "lasttoken"),
         layers: Sequence[int] = (),
     ) -> None:
-        allowed = Pooling.POOLING_MODES
-        if isinstance(poolings, str) or not poolings or any(mode not in allowed for mode in poolings):
-            raise ValueError(f"poolings={poolings!r}: give a list of one or more of {sorted(allowed)}.")
         rows: Rows = "last" if set(poolings) == {"lasttoken"} else "all"
         module = ReBAModule(backbone, repetitions=repetitions, rows=rows)
         count = depth(module.model)
@@ -93,15 +91,9 @@ class RecipeSweep:
             For each (recipe, pooling), (T, D), float32, on the CPU.
 
         Raises:
-            ValueError: If ``texts`` are not strings, ``batch_size`` is not positive, or the prompt leaves no room.
+            ValueError: If ``batch_size`` is not positive, or the prompt leaves no room.
         """
-        if isinstance(texts, str):
-            raise ValueError("texts is one string: give a list of texts.")
-        for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise ValueError(f"texts[{index}] is a {type(text).__name__}: give a list of strings.")
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: give the texts to run at a time, 1 or more.")
+        check_int("batch_size", batch_size, 1)
         keys = [(recipe, pooling) for recipe in self.recipes for pooling in self.poolings]
         embeddings = torch.empty(len(keys), len(texts), self._dimension, dtype=torch.float32)
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))

@@ -26,14 +26,11 @@ class TfIdf:
 
     Args:
         backbone: Says what the tokens of a text are; its language model is not run.
-        texts: Plain texts that df and N are counted on.
-
-    Attributes:
-        texts: N.
+        texts: Plain texts that df and their number, N, are counted on.
     """
 
     def __init__(self, backbone: CausalModule, texts: Sequence[str]) -> None:
-        self.texts, self._backbone = len(texts), backbone
+        self._backbone = backbone
         vocabulary = range(backbone.lm.vocabulary_size)
         self._vectorizer = TfidfVectorizer(analyzer=list, vocabulary=vocabulary, lowercase=False)
         # Texts without tokens do not count; where there are no others, all tokens count alike.

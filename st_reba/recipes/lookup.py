@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -187,8 +186,7 @@ def register(module: _Class, *own: Row) -> _Class:
 
     Raises:
         TypeError: If it is not a class of modules.
-        ValueError: If nobody can import it, or a recipe has the key or the name of another one, or settings that its
-            class does not take.
+        ValueError: If nobody can import it, or a recipe has the key or the name of another one.
     """
     if not (isinstance(module, type) and issubclass(module, Module)):
         raise TypeError(f"register({module!r}): give a class derived from st_reba's CausalModule or from ST's Module.")
@@ -202,7 +200,6 @@ def register(module: _Class, *own: Row) -> _Class:
     # A module that is reloaded registers again.
     others = [row for row in _by_key().values() if _reference(row.module) != _reference(module)]
     for row in own:
-        _check_settings(row)
         if any(row.key == other.key or row.name == other.name for other in others):
             raise ValueError(f"There is a recipe {row.key!r} or {row.name!r} already: give another key and name.")
     compat.make_known(module)
@@ -218,26 +215,6 @@ def _default_row(module: type[CausalModule]) -> Row:
     summary = (module.__doc__ or module.__name__).strip().splitlines()[0].rstrip(".")
     name = module.method if "method" in vars(module) else module.__name__
     return Row(key, name, module, summary, cost="")
-
-
-def _check_settings(row: Row) -> None:
-    """Raise if a recipe has settings that its class does not take.
-
-    Raises:
-        ValueError: If it has, naming them.
-    """
-    taken: set[str] = set()
-    # A constructor with **settings passes them on to the next class.
-    for constructor in (vars(own)["__init__"] for own in row.module.__mro__ if "__init__" in vars(own)):
-        parameters = inspect.signature(constructor).parameters.values()
-        taken |= {parameter.name for parameter in parameters}
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    if unknown := sorted({*row.settings, *row.settings_if_last, *row.chinese} - taken):
-        raise ValueError(
-            f"Recipe {row.key!r}: {row.module.__name__} has no settings {unknown}; give arguments of its constructor. "
-            'A recipe fixes its pooling by Row(..., poolings=("last",)).'
-        )
 
 
 def _reference(module: type[Any]) -> str:

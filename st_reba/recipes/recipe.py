@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 
 from .. import modules
 from ..hub import compat
@@ -436,19 +436,18 @@ def device_of(backbone: nn.Module) -> str:
 
 
 def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
-    """Return the classical embedding of the same architecture and tokenizer with new random weights."""
-    control = modules.CausalTransformer(random_model(backbone.model, seed), tokenizer=backbone.tokenizer)
+    """Return the classical embedding of the same architecture and tokenizer with new random weights.
+
+    They are on the same device, in the same precision.
+    """
+    model = backbone.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = AutoModel.from_config(copy.deepcopy(model.config))
+    # It has no head, and that of the checkpoint is trained.
+    fresh.config.tie_word_embeddings = True
+    fresh = fresh.to(model.device, model.dtype).eval()
+    control = modules.CausalTransformer(fresh, tokenizer=backbone.tokenizer)
     # It truncates as the backbone does.
     compat.share(backbone, control)
     return control
-
-
-def random_model(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """Return the same architecture with new random weights, on the same device, in the same precision."""
-    config = copy.deepcopy(model.config)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        fresh = AutoModel.from_config(config)
-    # It has no head, and that of the checkpoint is trained.
-    fresh.config.tie_word_embeddings = True
-    return cast(PreTrainedModel, fresh.to(model.device, model.dtype).eval())

@@ -23,7 +23,7 @@ from torch import nn
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.compare import Recipes, TensorCache, compare, cost
-from st_reba.compare.candidates import with_candidates
+from st_reba.compare.candidates import classical, with_candidates
 from st_reba.compare.recipes import ModulePass, SweepPass, set_aside, unprocessed
 from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.demo import demo_pairs, demo_sentences
@@ -189,23 +189,15 @@ def test_no_recipe_is_left(backbone, monkeypatch):
         failing(monkeypatch, backbone, ValueAggregationModule, "read", raising(IndexError("x")), TRIED[1:2])
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda vectors: vectors * torch.nan, "A value is infinite or not a number in float32."),
-        (lambda vectors: vectors[1:], "It gives an array of shape (8, 32) for 16 texts, not vectors of one width."),
-        (lambda vectors: vectors[:, 0], "It gives an array of shape (16,) for 16 texts, not vectors of one width."),
-    ],
-)
-def test_vectors_that_are_none(backbone, monkeypatch, change, reason):
-    encoded = ModulePass._encoded
+def test_vectors_that_are_no_numbers(backbone, monkeypatch):
+    encode = ModulePass.encode
 
-    def other(self, names, *args):
-        found = encoded(self, names, *args)
-        return {name: change(own) if "Value" in name else own for name, own in found.items()}
+    def other(self, *args):
+        found = encode(self, *args)
+        return {name: own * torch.nan if "Value" in name else own for name, own in found.items()}
 
-    made = failing(monkeypatch, backbone, ModulePass, "_encoded", other)
-    assert made.skipped == [("Value aggregation, last", reason)]
+    made = failing(monkeypatch, backbone, ModulePass, "encode", other)
+    assert made.skipped == [("Value aggregation, last", "A value is infinite or not a number in float32.")]
 
 
 def test_a_filter_that_cannot_be_fitted_on_one_set(backbone, monkeypatch):
@@ -278,14 +270,24 @@ def test_what_else_runs_on_a_processor_is_no_cost(monkeypatch):
             now["processor"] += 0.1 * len(batch)
             now["clock"] += 0.1 * len(batch) + next(waits)
 
-    assert cost.costs({"a": Model()}, ["a", "b"])["a"] == pytest.approx(0.1)
-    assert cost.costs({"a": Model()}, ["a", "b"], on_cpu=False)["a"] == pytest.approx(0.35)
+    def seconds(texts, device):
+        recipes = SimpleNamespace(
+            backbone=SimpleNamespace(model=SimpleNamespace(device=SimpleNamespace(type=device))), batch_size=8,
+            model=lambda recipe: Model(), modules=SimpleNamespace(of=lambda recipe: None),
+            on_progress=lambda what, count: None,
+        )  # fmt: skip
+        monkeypatch.setattr(cost, "tokens", lambda *counted: 1.0)
+        [spent] = cost.seconds_of(recipes, texts, [classical("mean")]).values()
+        return spent
+
+    assert seconds(["a", "b"], "cpu") == pytest.approx(0.1)
+    assert seconds(["a", "b"], "cuda") == pytest.approx(0.35)
     # What Windows counts of a processor moves in ticks that are longer than many a batch.
     monkeypatch.setattr(sys, "platform", "win32")
-    assert cost.costs({"a": Model()}, ["a", "b"])["a"] == pytest.approx(0.35)
+    assert seconds(["a", "b"], "cpu") == pytest.approx(0.35)
     # A round that takes long is enough.
     waits = itertools.repeat(9.0)
-    assert cost.costs({"a": Model()}, ["a"], on_cpu=False)["a"] == pytest.approx(9.1)
+    assert seconds(["a"], "cuda") == pytest.approx(9.1)
 
 
 # Weights that are set aside
@@ -377,7 +379,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monke
 
     monkeypatch.setattr(ModulePass, "encode", never)
     monkeypatch.setattr(SweepPass, "encode", never)
-    monkeypatch.setattr(Recipes, "_words", never)
+    monkeypatch.setattr("st_reba.compare.recipes.encode_words", never)
     assert compared(shallow_path, tmp_path) == whole
 
 

@@ -7,8 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from st_reba.compare import report
-from st_reba.compare.pictures import apart, cost_axis, levels, pareto_front, score_axis
-from st_reba.compare.report import write_report
+from st_reba.compare.report import apart, cost_axis, levels, pareto_front, score_axis, write_report
 from st_reba.compare.results import Comparison, Control, Result
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
