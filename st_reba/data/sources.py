@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from glob import glob, has_magic
 from itertools import chain, count, islice
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -248,10 +248,7 @@ def file_system_errors(name: str, to_write: bool = False) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        # The error names the package to install, and its cause the missing module.
-        module = getattr(error.__cause__, "name", None)
-        remedy = f": pip install {module}" if module else ""
-        raise ImportError(f"{name}: fsspec cannot use it here ({str(error).strip()}){remedy}.") from None
+        raise ImportError(f"{name}: {str(error).strip()}.") from None
     except Exception as error:
         if is_full(error):
             raise
@@ -403,13 +400,8 @@ def _cells(file: File) -> Iterator[tuple[int, list[str]]]:
     sample = list(islice(lines, BATCH))
     separator = file.separator or _separator(file, "".join(text for _, text in sample))
     lines = chain(sample, lines)
-    if separator == "\t":
-        for line, text in lines:
-            if text.strip():
-                yield line, text.removesuffix("\n").removesuffix("\r").split("\t")
-        return
-    first = 1
-    reader = csv.reader((text for _, text in lines), delimiter=separator, strict=True)
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+    reader, first = csv.reader((text for _, text in lines), delimiter=separator, quoting=quoting, strict=True), 1
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):

@@ -206,7 +206,6 @@ def read_retrieval(
     queries: str | Path,
     corpus: str | Path,
     qrels: str | Path,
-    prompts: Mapping[str, str] | None = None,
     tell: Tell = lambda line: None,
 ) -> Retrieval:
     """Read a retrieval task in the layout of BEIR.
@@ -216,7 +215,6 @@ def read_retrieval(
         corpus: Table of documents with the columns ``_id`` and ``text``, and optionally ``title``.
         qrels: Table with the columns ``query-id``, ``corpus-id`` and ``score``, where a score above 0 is relevant.
             Queries without relevant documents are left out.
-        prompts: Prompts for :attr:`Retrieval.prompts`.
         tell: Called with a line that describes the data.
 
     Raises:
@@ -239,7 +237,7 @@ def read_retrieval(
     kept = {query: text for query, text in texts.items() if relevant[query]}
     if not kept:
         raise ValueError(f"{qrels}: no document is relevant, as no score is above 0.")
-    task = Retrieval(kept, documents, {query: tuple(relevant[query]) for query in kept}, prompts or {})
+    task = Retrieval(kept, documents, {query: tuple(relevant[query]) for query in kept})
     lacking, judged = len(texts) - len(kept), sum(map(len, task.relevant.values()))
     left_out = f"; left out, without relevant documents: {lacking:,} of {len(texts):,} queries" if lacking else ""
     counts = f"{len(kept):,} queries, {len(documents):,} documents, {judged:,} judged relevant"

@@ -108,19 +108,9 @@ class Encoder:
         return replace(self, model=model, revision=commit)
 
     def load(self, device: str) -> SentenceTransformer:
-        """Load the model on a device.
-
-        Raises:
-            ValueError: If the model has no prompt named ``prompt_name``.
-        """
+        """Load the model on a device."""
         kind = ENCODERS[saved_class(self.model, self.revision) or "SentenceTransformer"]
-        model: SentenceTransformer = kind(
-            self.model, revision=self.revision, device=device, model_kwargs={"dtype": self.dtype}
-        )
-        if self.prompt_name is not None and self.prompt_name not in model.prompts:
-            names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
-            raise ValueError(f'prompt_name="{self.prompt_name}": the model has {names}. Give its text as prompt.')
-        return model
+        return kind(self.model, revision=self.revision, device=device, model_kwargs={"dtype": self.dtype})
 
     def encode(
         self, model: SentenceTransformer, texts: list[str], on_texts: Callable[[int], None]

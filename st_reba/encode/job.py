@@ -224,18 +224,12 @@ def _check_settings(encoder: Encoder, kind: str, keep: Sequence[str], chunk_size
 
 def _check_apart(destination: Destination, work: Path, sources: Iterable[str | Path]) -> None:
     """Raise a ValueError if a source is or contains the output, or the other way around."""
-    for source in sources:
-        if destination.path is None or is_remote(source):
-            one, other = f"{destination}/", f"{str(source).rstrip('/')}/"
-            apart = not one.startswith(other) and not other.startswith(one)
-        else:
-            inside = Path(source).is_dir() and _within(destination.path, Path(source))
-            apart = not (inside or _within(Path(source), destination.path) or _within(Path(source), work))
-        if not apart:
-            raise ValueError(f"--out {destination} and the input {source} overlap: choose another --out.")
+    out = _folder(destination.path or str(destination))
+    for source in map(_folder, sources):
+        if source.startswith((out, _folder(work))) or out.startswith(source):
+            raise ValueError(f"--out {destination} and the input {source.rstrip('/')} overlap: choose another --out.")
 
 
-def _within(path: Path, directory: Path) -> bool:
-    """Whether a path is or lies in a directory, with links followed."""
-    real, above = os.path.realpath(path), os.path.realpath(directory)
-    return Path(real).is_relative_to(above) or (path.exists() and directory.exists() and path.samefile(directory))
+def _folder(path: str | Path) -> str:
+    """Return a URL, or the path with links followed, with a slash at its end."""
+    return f"{str(path).rstrip('/') if is_remote(path) else Path(os.path.realpath(path)).as_posix()}/"

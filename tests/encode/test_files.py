@@ -275,7 +275,7 @@ def test_refusals_of_a_url(fake, texts, memory, assets, monkeypatch):
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             encode_file(fake, source, out, overwrite="file" in out)
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ImportError, match=r"^s3://b/a.npy: fsspec cannot use it here \(Install s3fs .*\): pip inst"):
+    with pytest.raises(ImportError, match=r"^s3://b/a.npy: Install s3fs"):
         destination_of("s3://b/a.npy")
     with pytest.raises(OSError, match=r"^nonsense://a.npy cannot be written \(Protocol not known: nonsense"):
         destination_of("nonsense://a.npy")

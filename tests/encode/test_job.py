@@ -238,7 +238,7 @@ class TestInputs:
         ({"precision": "int8"}, {}, 'precision="int8": give one of float32, binary, ubinary'),
         ({"prompt": "a", "prompt_name": "query"}, {}, "Give prompt or prompt_name, not both"),
         ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
-        ({"prompt_name": "passage"}, {}, 'prompt_name="passage": the model has "query"'),
+        ({"prompt_name": "passage"}, {}, "Prompt name 'passage' not found in the configured prompts"),
         ({"model": "no/such-model"}, {}, r"nor a model on the Hub \(.+[^.]\)\. Check the name, or"),
         ({"revision": "main"}, {}, "is a directory: give a revision only for models on the Hub"),
         ({"chunk_overlap": 4}, {}, "chunk_overlap=4 needs chunk_tokens"),
