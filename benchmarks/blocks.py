@@ -360,7 +360,6 @@ def _(results: Results, page: Path) -> str:
 
 
 OWN, COSINE = c.reading == "its own similarity", (c.reading == "cosine") & SPEARMAN
-WHEN = ("date", "machine", "versions")
 
 BLOCKS |= {
     "compare-power": of_file(
@@ -416,17 +415,13 @@ BLOCKS |= {
         {"trained further by": "{method}", "steps": "{steps}"}, c.seed.is_null(), c.set == ENGLISH, split=(),
         caption=("model", "set", "precision", "texts", "date"),
     ),
-    "batches": of_file(
-        "batches", {"{precision}": Shown(grid.number("distance", ".1e"))}, fields("module"), split=["model"],
-        caption=WHEN,
-    ),
     "loaded": of_file(
         "loaded", {"{model}": Shown(grid.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
         caption=("date", "versions"),
     ),
     "llama-cpp": of_file(
         "llama_cpp", {"{contender}": Shown(grid.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
-        ~c.quantity.str.contains("cosine"), split=["model"], caption=WHEN,
+        ~c.quantity.str.contains("cosine"), split=["model"], caption=("date", "machine", "versions"),
     ),
     "removed": of_file(
         "removed", {"figure": Shown(grid.removed), "last version": Shown(lambda row: row["version"])},
@@ -436,13 +431,6 @@ BLOCKS |= {
 
 
 # Time and memory
-
-#: Columns of the table of precisions.
-PRECISION = {
-    "tokens of text/s": grid.cost, "time": grid.cost, "Spearman x 100": grid.points,
-    "change of Spearman x 100": grid.points,
-}  # fmt: skip
-HEADS = {"time": "time / float32's", "change of Spearman x 100": "less that of float32"}
 
 
 def of_cost(
@@ -469,9 +457,5 @@ BLOCKS |= {
     # Where memory is a GPU's, all contenders hold the same weights.
     "cost-gpu": of_cost(
         "repetition", RATIO, LENGTHS, c.precision == "bfloat16", caption=BOTH
-    ),
-    "speed-precision": of_cost(
-        "precision", {"recipe": "{contender}", "backbone": "{precision}"},
-        {HEADS.get(name, name): Shown(show, c.quantity == name) for name, show in PRECISION.items()}, caption=["batch"],
     ),
 }  # fmt: skip

@@ -177,15 +177,6 @@ def removed(row: Row) -> str:
     return fraction(row, "value", "low", "high") if row["unit"] == "points" else cost(row)
 
 
-def points(row: Row) -> str:
-    """A score, or a difference of scores, times 100 already."""
-    value, low, high = (
-        "" if row[name] is None else f"{round(row[name], 2) + 0:.2f}".replace("-", "−")
-        for name in ("value", "low", "high")
-    )
-    return f"{value} [{low}, {high}]" if value and low and high else value
-
-
 def number(name: str, form: str = ",.0f") -> Show:
     """A field that is a number, in a format of Python's."""
     return lambda row: "" if row[name] is None else format(row[name], form)

@@ -78,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="texts to embed")
     made.add_argument("--recipes", nargs="+", choices=names, default=names)
     made.add_argument("--some", type=int, help="so many pairs of each part of STS-B in the place of all")
-    made.add_argument("--steps", nargs="+", choices=["embed", "score"], default=["embed", "score"])
     given = options(made, arguments)
     sets = Sets(given.data, given.some)
     for model in map(MODELS.__getitem__, given.models):
@@ -88,14 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             directory = given.out / f"{model.name}, {given.precision}, {weights}{some}"
             loaded = cache(partial(load, model, path, given.precision, weights))
             kept = Kept(directory, sets, loaded, model.name if model.embedder else "")
-            if "embed" in given.steps:
-                embed(kept, given.lists, model.languages, given.recipes)
-            if "score" in given.steps:
-                # An embedder has no causal tokens: the first model that reads its languages lends its own.
-                first = next(each for each in MODELS.values() if set(model.languages) <= set(each.languages))
-                other = cache(partial(load, first, first.located(given.out / "models"), given.precision, "trained"))
-                shared = {"model": model.name, "precision": given.precision, "weights": weights, **records.today()}
-                score(kept, other if model.embedder else loaded, model, shared, given.results)
+            embed(kept, given.lists, model.languages, given.recipes)
+            # An embedder has no causal tokens: the first model that reads its languages lends its own.
+            first = next(each for each in MODELS.values() if set(model.languages) <= set(each.languages))
+            other = cache(partial(load, first, first.located(given.out / "models"), given.precision, "trained"))
+            shared = {"model": model.name, "precision": given.precision, "weights": weights, **records.today()}
+            score(kept, other if model.embedder else loaded, model, shared, given.results)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
     "bellm": ("model", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
-    "batches": ("module", "model", "precision"),
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
     "compare_errors": ("quantity", "metric", "items", "recipes", "candidates", "case"),
     "compared": ("version", "model", "set", "metric"),
@@ -56,7 +55,7 @@ TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "ahead_low", "ahead_high", "value", "control_score", "control_ahead",
          "control_low", "control_high", "plain_score", "plain_ahead", "plain_low", "plain_high", "seconds", "size",
-         "rate", "distance", "at_least", "at_most"),
+         "rate", "at_least", "at_most"),
         pl.Float64,
     ),
 }  # fmt: skip

@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -88,7 +87,7 @@ class Bench:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.language = given, given.language
-        self.path = str(given.path or MODELS[given.model].located(given.out / "models"))
+        self.path = str(MODELS[given.model].located(given.out / "models"))
         self.train = read_pairs(given.data / f"stsb_{given.language}_train.tsv")
         self.test = Sets(given.data).pairs(given.language, "test")
         self.out, self.states = given.out / f"{given.model}, {given.language}", given.out / "states"
@@ -188,7 +187,6 @@ class Bench:
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/freeze", threads=1)
     made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
-    made.add_argument("--path", type=Path, help="the language model, where it is there already")
     made.add_argument("--language", choices=["en", "zh"], default="en")
     made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     made.add_argument("--counts", nargs="+", type=int, default=[], help="labelled pairs; default: all there are")

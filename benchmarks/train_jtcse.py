@@ -83,10 +83,9 @@ def unlabelled(data: Path) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/jtcse", threads=1)
-    made.add_argument("--path", type=Path, help="the encoder, where it is there already")
     made.add_argument("--max-steps", type=int, default=60, help=f"of each training, {TEXTS_A_STEP} texts a step")
     given = options(made, arguments)
-    path = str(given.path or MODELS[ENCODER].located(given.out / "models"))
+    path = str(MODELS[ENCODER].located(given.out / "models"))
     sets = {"test": Sets(given.data).pairs("en", "test")}
     texts, out, steps = unlabelled(given.data), given.out / ENCODER, given.max_steps
     found: dict[Training, Array] = {}

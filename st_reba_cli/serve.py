@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from . import options
 from .options import API_KEY_ENV, argument, check_key, check_model, option
@@ -101,8 +101,7 @@ def serve(
                 reranker = load_reranker(_last_part(rerank), rerank, None, where, precision, truncate)
         server, url = Server(embedder, reranker, limits, keys), url_of(listener)
         if not keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
-            message = f" {host} is open to other machines, and there is no --api-key."
-            notes.say(Text.assemble(("Note:", "yellow"), message))
+            warnings.warn(f"{host} is open to other machines, and there is no --api-key.", stacklevel=1)
 
         def print_address() -> None:
             console.say(f"{', '.join(server.models)} at {url}")
