@@ -44,17 +44,13 @@ class Verdict:
         return not self.causes
 
 
-def verify(
-    endpoint: Endpoint, model: SentenceTransformer, *, prompt_name: str | None = None, tolerance: float | None = None
-) -> Verdict:
+def verify(endpoint: Endpoint, model: SentenceTransformer, *, prompt_name: str | None = None) -> Verdict:
     """Compare a server's vectors of twenty demo texts with those of its saved model.
 
     Args:
         endpoint: The server.
         model: Model that the server should run.
         prompt_name: Name of the model's prompt that the server should use. None uses the default prompt, if any.
-        tolerance: Largest allowed distance between vectors of length 1. None uses that of the model's precision in
-            :data:`TOLERANCES`.
 
     Raises:
         EndpointError: If the server does not answer.
@@ -63,9 +59,8 @@ def verify(
     if prompt_name is not None and prompt_name not in model.prompts:
         names = ", ".join(f'"{name}"' for name in model.prompts) or "none"
         raise ValueError(f"--prompt-name {prompt_name}: the model has {names}.")
-    if tolerance is None:
-        precision = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-        tolerance = TOLERANCES.get(precision, TOLERANCES[torch.float32])
+    precision = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    tolerance = TOLERANCES.get(precision, TOLERANCES[torch.float32])
     name = prompt_name or model.default_prompt_name
     prompt = (model.prompts[name] or "") if name else ""
     texts = [*demo_sentences("en")[:12], *demo_sentences("zh")[:8]]

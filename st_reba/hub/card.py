@@ -26,6 +26,8 @@ STATIC_TEMPLATE = Path(__file__).parents[1] / "assets" / "STATIC_CARD.md"
 
 # Seconds to wait for the Hub, which is asked for the licence of a base model.
 _HUB_TIMEOUT = 5
+_COST = "One pass over the text, as for the classical embedding."
+_COST_OF_COPIES = "One pass over {0} copies of the text: about {0} times the classical embedding."
 # Characters of a line in the description of a model's architecture.
 _LONGEST_LINE = 2000
 
@@ -119,7 +121,7 @@ class _OurCardData(BaseModelCardData):
             **metadata,
             "method": module.method,
             "equation": module.equation,
-            "cost": module.cost or _cost(sum(copies)),
+            "cost": module.cost or (_COST if sum(copies) == 1 else _COST_OF_COPIES.format(sum(copies))),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             # A class of another package is registered by importing that package.
@@ -207,13 +209,6 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
     data.made = {"layer": layer, "depth": depth, "fit_texts": texts}
     data.add_tags(["st-reba", "static"])
     model.model_card_data = data
-
-
-def _cost(copies: int) -> str:
-    """Return the cost of a pass over copies of a text in a sentence."""
-    if copies == 1:
-        return "One pass over the text, as for the classical embedding."
-    return f"One pass over {copies} copies of the text: about {copies} times the classical embedding."
 
 
 def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:

@@ -110,8 +110,7 @@ def check_model(
     if path is None:
         return None
     adapter, weights = Path(path), Path(path).with_name(_ADAPTER_WEIGHTS)
-    settings = read_object(adapter)
-    check_values(settings, saved_files.Adapter, adapter)
+    settings = read_object(adapter, saved_files.Adapter)
     # An adapter's ranks are dimensions of its weights.
     rank = max([settings.get("r") or 0, *settings.get("rank_pattern", {}).values()])
     if weights.is_file() and rank > max((size for shape in _shapes(weights) for size in shape), default=0):

@@ -26,7 +26,7 @@ from ..version import REQUIREMENT
 from . import compat, saved_files
 from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
 from .push import loading_class
-from .saved_files import check_values, fetching, read_modules, read_object
+from .saved_files import fetching, read_modules, read_object
 
 # Part of the names of weights that an adapter wraps.
 _ADAPTED = ".base_layer."
@@ -177,8 +177,7 @@ def _load(name: str, kwargs: dict[str, Any]) -> Loaded:
         kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": tokenizer.arguments}
         kwargs.pop("tokenizer_args", None)
     file = tokenizer.find(TOKENIZER_CONFIG_FILE)
-    settings = {} if file is None else read_object(file)
-    check_values(settings, saved_files.Tokenizer, file)
+    settings = {} if file is None else read_object(file, saved_files.Tokenizer)
     if kwargs.get("max_seq_length") is None:
         # sentence-transformers compares it with the model's positions.
         length = {**settings, **processor_kwargs}.get("model_max_length")

@@ -14,16 +14,7 @@ from safetensors import SafetensorError, safe_open
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.util import load_file_path
 
-from .saved_files import (
-    Adapter,
-    check_link,
-    check_saved,
-    check_values,
-    read_modules,
-    read_object,
-    read_settings,
-    shards_of,
-)
+from .saved_files import Adapter, check_link, check_saved, read_modules, read_object, read_settings, shards_of
 
 #: Classes of sentence-transformers that encode single texts: as a vector, sparse weights, or token vectors.
 ENCODERS: dict[str, type[Any]] = {
@@ -227,10 +218,9 @@ def _check_backbone(folder: Path) -> None:
 def _check_adapter(folder: Path) -> None:
     """Check that the backbone of an adapter has a Hub id, and not a path on this machine."""
     config = folder / "adapter_config.json"
-    settings = read_object(config) if config.is_file() else {}
-    check_values(settings, Adapter, config)
-    base = Path(settings.get("base_model_name_or_path") or "none")
-    if base.is_absolute() or base.is_dir():
+    settings = read_object(config, Adapter) if config.is_file() else {}
+    base = settings.get("base_model_name_or_path")
+    if base and (Path(base).is_absolute() or Path(base).is_dir()):
         raise ValueError(
             f"{folder} is an adapter on the directory {base}, so nobody else could load it. Push the merged model, or "
             "set base_model_name_or_path in adapter_config.json to the backbone's Hub id."

@@ -75,8 +75,12 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, schema: type[BaseModel] | None = None) -> dict[str, Any]:
     """Read a JSON object from a file of a model.
+
+    Args:
+        path: Path of the file.
+        schema: Values to check: see :func:`check_values`.
 
     Raises:
         ValueError: If the file contains anything else, or for the reasons of :func:`read_json`.
@@ -85,6 +89,8 @@ def read_object(path: Path) -> dict[str, Any]:
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is {shorten(content)}, and not an object of names and values. Save the model again.")
+    if schema is not None:
+        check_values(content, schema, path)
     return content
 
 
@@ -315,7 +321,7 @@ class _TransformerSettings(_Values):
     """Values of ``sentence_bert_config.json`` that are not settings of a module, with their former names in ST."""
 
     module_output_name: str = ""
-    modality_config: _Modalities | None = None
+    modality_config: _Modalities = Field(None)
     transformer_task: str = ""
     processing_kwargs: dict[str, Any] = {}
     model_kwargs: _ModelArguments = _ModelArguments()
@@ -349,9 +355,7 @@ def shards_of(index: Path) -> dict[str, str]:
     Raises:
         ValueError: If the index is malformed, or names a file outside its folder.
     """
-    content = read_object(index)
-    check_values(content, _Shards, index)
-    shards: dict[str, str] = content["weight_map"]
+    shards: dict[str, str] = read_object(index, _Shards)["weight_map"]
     for name in sorted(set(shards.values())):
         check_link(index.parent / name, index.parent)
     return shards
@@ -364,8 +368,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
         ValueError: If the file is malformed.
     """
     file = directory / "config_sentence_transformers.json"
-    settings = read_object(file) if file.is_file() else {}
-    check_values(settings, _SentenceTransformers, file)
+    settings = read_object(file, _SentenceTransformers) if file.is_file() else {}
     prompts, default = settings.get("prompts", {}), settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ValueError(
@@ -398,11 +401,9 @@ def check_saved(directory: Path) -> list[dict[str, Any]]:
     for entry in entries:
         config, routes = (directory / entry["path"] / name for name in ("config.json", "router_config.json"))
         if entry["type"].endswith(".Pooling") and config.is_file():
-            check_values(read_object(config), _Pooling, config)
+            read_object(config, _Pooling)
         if entry["type"].endswith(".Router") and routes.is_file():
-            router = read_object(routes)
-            check_values(router, _Router, routes)
-            classes += router.get("types", {}).values()
+            classes += read_object(routes, _Router).get("types", {}).values()
     for name in REMOVED_CLASSES:
         if f"st_reba.modules.{name}" in classes:
             refuse_class(name, directory)
