@@ -486,11 +486,13 @@ def listed(names: Iterable[str]) -> str:
 
 
 def check_characters(text: str, name: str) -> None:
-    """Check that a text consists of characters.
+    """Check that a text is not too long, and consists of characters.
 
     Raises:
-        ValueError: If the text holds half of a surrogate pair.
+        ValueError: If the text is longer than :data:`LONGEST`, or holds half of a surrogate pair.
     """
+    if len(text) > LONGEST:
+        raise ValueError(TOO_LONG)
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -17,24 +17,9 @@ from ..data.sources import ALL, files_here, files_of, is_remote, native_file
 from ..files import atomic_file
 from ..hub.push import saved_class
 from ..version import __version__
+from . import workspace
 from .chunks import Engine, LocalEngine, Plan
 from .encoder import Encoder, model_files
-from .workspace import (
-    EMBEDDING,
-    OF_CHUNKS,
-    OF_LISTS,
-    Destination,
-    Remote,
-    Settings,
-    Workspace,
-    assemble,
-    check_unchanged,
-    destination_of,
-    file_digests,
-    has_begun,
-    kind_of,
-    stat,
-)
 
 #: Called with the stage, the number of finished texts, and the number of all texts (None while it is unknown).
 OnProgress = Callable[[str, int, int | None], None]
@@ -111,35 +96,35 @@ def encode_file(
         FileExistsError: If another program wrote the output during the run. Its file and the finished work are kept.
         ChildProcessError: If a worker process dies.
     """
-    destination = destination_of(out)
+    destination = workspace.destination_of(out)
     before = destination.stat()
-    kind = kind_of(destination, before)
+    kind = workspace.kind_of(destination, before)
     encoder = encoder.pinned()
     _check_settings(encoder, kind, keep, chunk_size)
     files = files_here(texts, ALL)
-    workspace = Workspace(destination.work)
-    _check_apart(destination, workspace.path, [texts, encoder.model, *(file.path for file in files or ())])
+    folder = workspace.Workspace(destination.work)
+    _check_apart(destination, folder.path, [texts, encoder.model, *(file.path for file in files or ())])
     exists = ValueError(f"{destination} exists: choose another --out, or replace it with --overwrite.")
     # A run that was killed at its very end has already written its output.
-    if before is not None and not overwrite and not workspace.path.exists():
+    if before is not None and not overwrite and not folder.path.exists():
         raise exists
     engine = LocalEngine() if engine is None else engine
 
     def in_megabytes(stage: str, done: int, total: int) -> None:
         on_progress(stage, done // _MEGABYTE, total // _MEGABYTE)
 
-    with workspace.held():
+    with folder.held():
         if files is None:
             on_progress(COPYING, 0, None)
-            files = files_of(texts, ALL, workspace.input)
+            files = files_of(texts, ALL, folder.input)
         source = TextFiles(files, column, keep, separator)
         source.check()
         commits, weights = model_files(encoder.model, encoder.revision)
-        input_stats = {file.path: stat(file.path) for file in files}
-        model_stats = {path: stat(path) for path in weights.values()}
-        digests = file_digests([*input_stats, *model_stats], partial(in_megabytes, HASHING))
+        input_stats = {file.path: workspace.stat(file.path) for file in files}
+        model_stats = {path: workspace.stat(path) for path in weights.values()}
+        digests = workspace.file_digests([*input_stats, *model_stats], partial(in_megabytes, HASHING))
         local = [_digest(f"{name} {digests[path]}" for name, path in sorted(weights.items()))] if weights else []
-        settings: Settings = {
+        settings: workspace.Settings = {
             "input": _digest(digests[path] for path in input_stats),
             "weights": ", ".join([*commits, *local]),
             "column": column,
@@ -152,34 +137,35 @@ def encode_file(
             "st_reba": __version__,
             **{package: version(package) for package in _PACKAGES},
         }
-        finished = workspace.finished(settings)
+        finished = folder.finished(settings)
         if finished and finished["stat"] == before:
-            workspace.remove()
+            folder.remove()
             return Encoded(finished["rows"], finished["texts"], resumed=finished["texts"])
         # An interrupted upload can be resumed.
-        replace = overwrite or (isinstance(destination, Remote) and has_begun(before, finished.get("stat")))
+        uploads = isinstance(destination, workspace.Remote)
+        replace = overwrite or (uploads and workspace.has_begun(before, finished.get("stat")))
         if before is not None and not replace:
             raise exists
-        workspace.begin(settings, overwrite)
-        if not workspace.texts.exists():
+        folder.begin(settings, overwrite)
+        if not folder.texts.exists():
             on_progress("Checking", 0, None)
             sizes = (chunk_size, chunk_size) if chunk_size else (_FIRST_BATCHES * encoder.batch_size, _CHUNK_SIZE)
-            with atomic_file(workspace.texts) as stream:
+            with atomic_file(folder.texts) as stream:
                 source.copy(stream, *sizes, lambda rows: on_progress("Checking", rows, None))
                 # The digests must be those of the copied bytes.
-                check_unchanged(input_stats)
-        copy = ParquetCopy(native_file(workspace.texts))
+                workspace.check_unchanged(input_stats)
+        copy = ParquetCopy(native_file(folder.texts))
         count = copy.starts[-1]
-        parts = [workspace.part(number) for number in range(len(copy))]
-        resumed = _encode(Plan(model_stats, encoder, workspace), copy, engine, on_progress)
+        parts = [folder.part(number) for number in range(len(copy))]
+        resumed = _encode(Plan(model_stats, encoder, folder), copy, engine, on_progress)
         rows = sum(pq.read_metadata(native_file(part)).num_rows for part in parts)
         on_progress("Writing", 0, rows)
-        whole = assemble(kind, parts, rows, workspace.whole, lambda done: on_progress("Writing", done, rows))
-        workspace.finish(settings, stat=stat(whole), rows=rows, texts=count)
-        destination.commit(whole, before if replace else None, workspace.replaced, partial(in_megabytes, UPLOADING))
-        if isinstance(destination, Remote):
-            workspace.finish(settings, stat=destination.stat(), rows=rows, texts=count)
-    workspace.remove()
+        whole = workspace.assemble(kind, parts, rows, folder.whole, lambda done: on_progress("Writing", done, rows))
+        folder.finish(settings, stat=workspace.stat(whole), rows=rows, texts=count)
+        destination.commit(whole, before if replace else None, folder.replaced, partial(in_megabytes, UPLOADING))
+        if uploads:
+            folder.finish(settings, stat=destination.stat(), rows=rows, texts=count)
+    folder.remove()
     return Encoded(rows, count, resumed)
 
 
@@ -208,21 +194,21 @@ def _digest(lines: Iterable[str]) -> str:
 def _check_settings(encoder: Encoder, kind: str, keep: Sequence[str], chunk_size: int | None) -> None:
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size}: give a whole number from 1.")
-    written = [EMBEDDING] if encoder.chunk_tokens is None else [EMBEDDING, *OF_CHUNKS]
+    written = [workspace.EMBEDDING] if encoder.chunk_tokens is None else [workspace.EMBEDDING, *workspace.OF_CHUNKS]
     # Sparse and multi-vector models give a text a list of vectors.
     if (saved := saved_class(encoder.model, encoder.revision) or "SentenceTransformer") != "SentenceTransformer":
-        written = list(OF_LISTS)
+        written = list(workspace.OF_LISTS)
         names = ("truncate_dim", "normalize", "chunk_tokens", "precision")
         if unfit := [name for name in names if getattr(encoder, name) not in (None, False, "float32")]:
             raise ValueError(f"{', '.join(unfit)}: not for a {saved} such as {encoder.model}. Leave it out.")
-    if kind == ".npy" and (keep or written != [EMBEDDING]):
+    if kind == ".npy" and (keep or written != [workspace.EMBEDDING]):
         raise ValueError("An .npy holds one vector a text and nothing else: give an --out that ends in .parquet.")
     if set(keep) & set(written) or len(set(keep)) < len(keep):
         taken = f"rename those with a name of the output's columns: {', '.join(written)}"
         raise ValueError(f"keep {', '.join(keep)}: give each column once, and {taken}.")
 
 
-def _check_apart(destination: Destination, work: Path, sources: Iterable[str | Path]) -> None:
+def _check_apart(destination: workspace.Destination, work: Path, sources: Iterable[str | Path]) -> None:
     """Raise a ValueError if a source is or contains the output, or the other way around."""
     out = _folder(destination.path or str(destination))
     for source in map(_folder, sources):

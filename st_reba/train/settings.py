@@ -82,10 +82,8 @@ def default_arguments() -> dict[str, Any]:
 @cache
 def _arguments_model() -> type[BaseModel]:
     """Return a pydantic model that checks the types and ranges of arguments."""
-    types, defaults = get_type_hints(SentenceTransformerTrainingArguments), default_arguments()
-    checked: Any = {
-        name: (Annotated[types[name], _LIMITS.get(name, Field())], default) for name, default in defaults.items()
-    }
+    types = get_type_hints(SentenceTransformerTrainingArguments)
+    checked: Any = {name: (Annotated[types[name], _LIMITS.get(name, Field())], None) for name in default_arguments()}
     return create_model("Arguments", __config__=STRICT, **checked)
 
 

@@ -34,8 +34,7 @@ LINES = ["one", "", "  zwei \x00\x0b\x1c", "三\u2028\x85", "last\r"]
 
 @pytest.fixture
 def short_lines(monkeypatch):
-    for module in ("sources", "columns"):
-        monkeypatch.setattr(f"st_reba.data.{module}.LONGEST", SHORT)
+    monkeypatch.setattr("st_reba.data.sources.LONGEST", SHORT)
     before = csv.field_size_limit(SHORT)
     yield
     csv.field_size_limit(before)
