@@ -44,8 +44,8 @@ class Answer:
         plain: The better of the embeddings without a recipe; None where none was compared.
         plain_leads: Whether ``plain`` scores no less.
         ahead: Whether it is surely ahead of each of these.
-        beaten: Controls that it is surely ahead of, the best first.
-        others: The other controls.
+        controls: Number of controls.
+        others: Controls that it is not surely ahead of, the best first.
         cheaper: The cheapest recipe that is clearly cheaper and surely less than ``margin`` behind; None for none.
         margin: In the metric's own unit.
         least: The smallest difference to ``plain`` that these data can tell; NaN where none can be told.
@@ -56,7 +56,7 @@ class Answer:
     plain: Result | None
     plain_leads: bool
     ahead: bool
-    beaten: Sequence[Result]
+    controls: int
     others: Sequence[Result]
     cheaper: Result | None
     margin: float
@@ -86,7 +86,6 @@ def answer_of(
         return None
     plain = [result for result in ranked if result.name in WITHOUT]
     controls = [result for result in ranked if result.control]
-    beaten = [result for result in controls if replicated.ahead(best.name, result.name)]
 
     def is_cheaper(result: Result) -> bool:
         if result.control or result.name in WITHOUT or result.cost is None or best.cost is None:
@@ -99,8 +98,8 @@ def answer_of(
         plain=plain[0] if plain else None,
         plain_leads=bool(plain) and best_of(scored, column) is plain[0],
         ahead=bool(plain) and all(replicated.ahead(best.name, result.name) for result in plain),
-        beaten=beaten,
-        others=[result for result in controls if result not in beaten],
+        controls=len(controls),
+        others=[result for result in controls if not replicated.ahead(best.name, result.name)],
         cheaper=min(filter(is_cheaper, ranked), key=lambda result: result.cost or 0.0, default=None),
         margin=margin,
         least=replicated.least(best.name, plain[0].name) if plain and replicated.sure else float("nan"),
@@ -152,7 +151,7 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
         ahead = column.show(score.best_guess - answer.plain.scores[column.name].value)
         by = f" The recipe is {ahead} above it." if answer.ahead else ""
         found.append(f"Without a recipe you have {WITHOUT[answer.plain.name]}.{by}")
-    if not answer.beaten and not answer.others:
+    if not answer.controls:
         found.append("No control was run beside it.")
     elif not answer.others:
         found.append("It is surely ahead of every control.")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..evaluation.bootstrap import EXACT, Array, Kind, draw_weights, scorer
-from .splits import Indices, Splits
+from ..evaluation.bootstrap import EXACT, Array, Indices, Kind, draw_weights, scorer
+from .splits import Splits
 
 #: Item values of all candidates, (C, n): from what filters are fitted on and the half to score, both as numbers of
 #: :class:`CrossFit`.

@@ -387,14 +387,15 @@ class Recipes:
             try:
                 model = self.modules.model(self.modules.pipeline(recipe))
                 settings = [type(model[0]).__name__, cast(CausalModule, model[0]).get_config_dict()]
-                size, computed_from = self.batch_size, ["words", settings, list(sentences), list(words)]
-                compute = partial(encode_words, model, sentences, words, batch_size=size)
-                vectors = self._computed(computed_from, lambda run=compute: {"": torch.from_numpy(run())})
-                found[recipe.name] = vectors[""]
+                compute = partial(self._words, model, sentences, words)
+                found |= {recipe.name: self._computed(["words", settings, list(sentences), list(words)], compute)[""]}
                 self.on_progress("Words", tokens(model[0], sentences, self.backbone))
             except Exception as error:
                 self._left_out[f"Words of {recipe.name}"] = reason_of(error)
         return found
+
+    def _words(self, model: SentenceTransformer, sentences: Sequence[str], words: Sequence[str]) -> Vectors:
+        return {"": torch.from_numpy(encode_words(model, sentences, words, batch_size=self.batch_size))}
 
     @property
     def with_words(self) -> list[Recipe]:

@@ -86,7 +86,7 @@ def compare(
     table.add(recipes)
     senses = {} if words is None else _senses(recipes, words)
     built = {name: candidates[table.rows[name].built] for name, candidates in table.recipes.items()}
-    spent = seconds_of(recipes, [text for _, texts in table.inputs for text in texts], list(built.values()))
+    spent = seconds_of(recipes, texts_of(splits.data), list(built.values()))
     seconds = spent | {name: spent[own.result] for name, own in built.items() if own.result in spent}
     if random and (last := table.finalists()):
         with recipes.on_random_weights([built[name].result for name in last]) as untrained:
@@ -117,15 +117,15 @@ def prepared(
 
 def texts_of(data: Labelled) -> list[str]:
     """Return the texts to embed, each once behind its prompt."""
-    return [text for _, texts in inputs_of(data) for text in texts]
+    return [text for texts in inputs_of(data).values() for text in texts]
 
 
-def inputs_of(data: Labelled) -> list[tuple[str | None, list[str]]]:
+def inputs_of(data: Labelled) -> dict[str | None, list[str]]:
     """Return the texts to embed, each once and in an order of their own, by the prompt before them."""
-    task, found = task_of(data), dict[str | None, set[str]]()
+    task, inputs = task_of(data), dict[str | None, set[str]]()
     for role, texts in task.inputs():
-        found.setdefault(task.prompt(role), set()).update(texts)
-    return [(prompt, sorted(texts)) for prompt, texts in found.items()]
+        inputs.setdefault(task.prompt(role), set()).update(texts)
+    return {prompt: sorted(texts) for prompt, texts in inputs.items()}
 
 
 class _Table:
@@ -152,7 +152,6 @@ class _Table:
         self.score = self.task.scores[0]
         self.fit = CrossFit(splits, self.score.kind, self.score.labels)
         self.inputs = inputs_of(splits.data)
-        self._places = {prompt: {text: place for place, text in enumerate(texts)} for prompt, texts in self.inputs}
         self.rows: dict[str, CrossFitted] = {}
         self.recipes: dict[str, list[Recipe]] = {}
 
@@ -164,14 +163,14 @@ class _Table:
 
     def add(self, recipes: Recipes) -> None:
         """Embed the texts with some recipes, and score these."""
-        for prompt, texts in self.inputs:
+        for prompt, texts in self.inputs.items():
             recipes.add(texts, prompt)
-        places = self._places
+        places = {prompt: dict(zip(texts, range(len(texts)), strict=True)) for prompt, texts in self.inputs.items()}
 
         def measured(key: str, fitted: int, half: int) -> Array:
             def look_up(texts: Sequence[str], role: Role) -> Tensor:
                 prompt = self.task.prompt(role)
-                matrix = recipes.matrix(key, list(places[prompt]), prompt, fitted)
+                matrix = recipes.matrix(key, self.inputs[prompt], prompt, fitted)
                 return matrix[[places[prompt][text] for text in texts]]
 
             return self.tasks[half].measure(Vectors(look_up))[self.score.of]
@@ -239,7 +238,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
         results=results,
         verdict=[*why, *splits.notes],
         skipped=recipes.skipped,
-        lengths=[length for _, own in table.inputs for length in recipes.lengths(sorted(own, key=len, reverse=True))],
+        lengths=recipes.lengths(sorted(texts_of(splits.data), key=len, reverse=True)),
         settings=_settings(table),
         versions={
             "python": platform.python_version(),

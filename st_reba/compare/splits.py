@@ -11,14 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ..data.tables import Classes, Labelled, Pairs, Retrieval
+from ..evaluation.bootstrap import Array, Indices
 from ..evaluation.tasks import NO_LABELS
-
-Indices = NDArray[np.int64]
 
 #: Number of splits; each has two halves that choose and score in turn.
 SPLITS = 5
@@ -174,7 +172,7 @@ def _halves(data: Labelled, groups: Indices, generator: np.random.Generator) -> 
     return tuple(halves)
 
 
-def _sides(by_group: NDArray[np.float64], generator: np.random.Generator) -> Indices:
+def _sides(by_group: Array, generator: np.random.Generator) -> Indices:
     """Return the half of each group, 0 or 1: the largest groups first, each where its strata have fewer items."""
     order = generator.permutation(len(by_group))
     order = order[np.argsort(-by_group[order].sum(axis=1), kind="stable")]

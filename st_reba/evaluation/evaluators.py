@@ -212,11 +212,9 @@ class OddOneOutEvaluator(Evaluator):
             For each metric (Q,): 1 or 0, or 1 / m if the answer is one of m sentences that are equally far.
 
         Raises:
-            ValueError: If the embeddings have another shape, or are not finite.
+            ValueError: If the embeddings are not finite.
         """
         vectors = np.asarray(vectors, dtype=np.float64)
-        if vectors.ndim != 3 or vectors.shape[:2] != (len(self.questions), 4):
-            raise ValueError(f"({len(self.questions)}, 4, D) word embeddings are scored, not {vectors.shape}.")
         if not np.isfinite(vectors).all():
             raise ValueError(
                 "Some word embeddings are not finite. Half precision may have overflowed: use float32 or bfloat16."

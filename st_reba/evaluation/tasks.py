@@ -26,9 +26,8 @@ from torch.nn.functional import normalize
 
 from ..data.tables import Classes, Labelled, Pairs, Retrieval, Triplets
 from . import bootstrap
-from .bootstrap import Estimate, Items, Kind
+from .bootstrap import Array, Estimate, Items, Kind
 
-Array = NDArray[np.float64]
 #: Values of the items, (N,), by name.
 Measured = Mapping[str, Array]
 #: Role in which a text is embedded; empty if there is one role.

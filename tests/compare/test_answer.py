@@ -128,7 +128,7 @@ def test_a_cheaper_recipe_is_as_good_where_it_is_surely_within_the_margin(costs,
 
 def test_where_nothing_is_sure_nothing_is_ahead():
     found, head, said = answered({BAG: 0.1, MEAN: 0.1, PROMPT: 0.9}, sure=False)
-    assert (found.use, found.beaten, found.score.corrected) == ("", [], None)
+    assert (found.use, len(found.others), found.score.corrected) == ("", found.controls, None)
     assert head.startswith("None is surely ahead of the 10.0 that you have without a recipe: the best, PromptEOL")
     assert said.startswith("PromptEOL (last token): 90.0. The score is the mean over 5 splits: ")
     assert "can tell" not in said
