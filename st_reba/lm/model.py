@@ -335,7 +335,8 @@ class LanguageModel:
 
 def open_language_model(model: PreTrainedModel, output_layer: int | None = None) -> LanguageModel:
     """Return the language model of a model, of the class that the model names if it runs elsewhere."""
-    kind: type[LanguageModel] = getattr(model, "language_model", LanguageModel)
+    # Not "language_model", which multimodal models have.
+    kind: type[LanguageModel] = getattr(model, "language_model_class", LanguageModel)
     return kind(model, output_layer)
 
 

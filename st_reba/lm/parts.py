@@ -25,8 +25,8 @@ from .views import depth, device_of, first_layers, has_own_forward, set_attentio
 #: Errors of a model that cannot be run in some way.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
 
-#: Texts of the trials: two that share their first token and their last.
-TOKENS = ((0, 1, 2, 3), (0, 2, 1, 3))
+#: Texts of the trials: two that share their first two tokens. The first ids may be padding, which some models hide.
+TOKENS = ((5, 6, 7, 8), (5, 6, 9, 10))
 
 
 @dataclass
@@ -169,7 +169,7 @@ def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
     inside = {index: attention for index, attention in attentions.items() if 0 <= index < depth(model)}
     projections = {index: _projection(layers[index], attention, calls) for index, attention in inside.items() if layers}
     parts = ModelParts(
-        is_causal=close(*states[:, 0]),
+        is_causal=close(*states[:, :2]),
         attention_layers=tuple(sorted(inside)),
         calls_ours=calls_ours,
         needs_softmax=census.needs_softmax,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from functools import partial
@@ -30,8 +31,18 @@ PER_LAYER = (
 
 
 def depth(model: PreTrainedModel) -> int:
-    """Return the number of layers."""
-    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    """Return the number of layers.
+
+    Raises:
+        ValueError: If the configuration does not name it.
+    """
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if count is None:
+        raise ValueError(
+            f"The configuration of {type(model).__name__} has no num_hidden_layers, so it is no stack of layers. Use a "
+            "decoder-only language model, such as Llama, Qwen, GPT-2 or Mistral."
+        )
+    return int(count)
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -146,14 +157,36 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a model that gives the last hidden states of a text, without a head and without other parts.
+
+    That is its body, unless that has parts for images or sounds, has the head itself, or only wraps a decoder.
+    """
+    body: Any = getattr(model.base_model, "_orig_mod", model.base_model)
+    kind = type(body.config.get_text_config(decoder=True))
+    for part in () if body.config.is_encoder_decoder else body.modules():
+        is_text = isinstance(part, PreTrainedModel) and type(part.config) is kind
+        if is_text and part.get_output_embeddings() is None and _embeddings(part) is not None:
+            return cast(PreTrainedModel, part)
+    return cast(PreTrainedModel, body)
+
+
+def _embeddings(model: PreTrainedModel) -> nn.Module | None:
+    """Return a model's input embeddings; None if it names none."""
+    with contextlib.suppress(NotImplementedError, AttributeError):
+        return model.get_input_embeddings()
+    return None
+
+
 def body_of(model: nn.Module, *, disable_adapter: bool = False) -> PreTrainedModel:
-    """Return a view of a loaded model's body, which may generate meanwhile.
+    """Return a view of a loaded model's decoder, which may generate meanwhile.
 
     The view is in evaluation mode, whether the model trains or not, and has the adapters that are active now. Its hooks
     are called in both. Only its owner moves and casts it.
 
     Args:
-        model: With its head or without; compiled, quantised, dispatched by accelerate, or with adapters of peft.
+        model: With its head and parts that read no text, or without; compiled, quantised, dispatched by accelerate, or
+            with adapters of peft.
         disable_adapter: Whether the view is without the adapters.
 
     Raises:
@@ -161,8 +194,7 @@ def body_of(model: nn.Module, *, disable_adapter: bool = False) -> PreTrainedMod
             that can be left out.
     """
     adapters = getattr(getattr(model, "_orig_mod", model), "peft_config", None)
-    body: Any = unwrapped(model).base_model
-    body = getattr(body, "_orig_mod", body)
+    body = decoder_of(unwrapped(model))
     for path, module in body.named_modules():
         if has_own_forward(module) and not hasattr(vars(module)["forward"], _COMPILED_FROM):
             raise ValueError(

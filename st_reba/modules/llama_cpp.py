@@ -133,7 +133,7 @@ class LlamaCppModel(PreTrainedModel):
 
     config_class = LlamaCppConfig
     config: LlamaCppConfig
-    language_model = RemoteModel
+    language_model_class = RemoteModel
     layers: nn.ModuleList
     norm: nn.Module | None
     _supports_sdpa = True

@@ -257,6 +257,8 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "
     ("kind", "settings", "message"),
     [
         ("BertConfig", {**SIZE, **MLP}, "In BertModel a token sees later tokens: it is an encoder"),
+        # Its first token sees the same tokens at the same positions, if two of them change places.
+        ("RobertaConfig", {**SIZE, **MLP, "pad_token_id": 1}, "In RobertaModel a token sees later tokens"),
         ("LlamaConfig", {**SIZE, **MLP, "is_causal": False}, "In LlamaModel a token sees later tokens"),
         ("T5Config", T5, "In T5Model a token sees later tokens"),
         ("ViTConfig", {"hidden_size": 32, "num_attention_heads": 4}, "ViTModel cannot be run on token ids alone"),
@@ -265,6 +267,15 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "
 def test_models_that_are_no_decoders(kind, settings, message):
     model = randomize(AutoModel.from_config(getattr(transformers, kind)(**settings)).eval())
     with pytest.raises(ValueError, match=message):
+        LanguageModel(model)
+
+
+def test_a_model_that_is_no_stack_of_layers(monkeypatch):
+    """As BLT, whose parts have a configuration each."""
+    model = backbones.backbone("llama")
+    vars(model.config).pop("num_hidden_layers")
+    monkeypatch.delattr(type(model.config), "num_hidden_layers")
+    with pytest.raises(ValueError, match="The configuration of LlamaModel has no num_hidden_layers, so it is no stack"):
         LanguageModel(model)
 
 

@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import transformers
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
@@ -85,6 +86,39 @@ def test_it_reads_as_if_it_were_loaded_by_its_path_and_nothing_of_the_model_chan
     assert torch.equal(generated(lm), tokens)
     own = {weight.data_ptr() for weight in lm.parameters()}
     assert {weight.data_ptr() for weight in module.model.parameters()} <= own
+
+
+TEXT_SIZES = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED, **backbones.IDS}
+IMAGES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "image_size": 28,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "part"),
+    [
+        # A decoder beside a part for images; a body that is the model with its head; a body that wraps a decoder.
+        ("Gemma3", {"text_config": TEXT_SIZES, "vision_config": IMAGES}, "Gemma3TextModel"),
+        ("Llama4Text", {**TEXT_SIZES, "num_local_experts": 2, "intermediate_size_mlp": 48}, "Llama4TextModel"),
+        ("Bart", {"vocab_size": 384, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}, "BartDecoder"),
+    ],
+)
+def test_the_part_that_reads_text_alone_is_taken(kind, settings, part, tokenizer):
+    torch.manual_seed(0)
+    whole = AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**settings))
+    lm = backbones.randomize(whole.eval().float())
+    module, seen = CausalTransformer(lm, tokenizer=tokenizer), []
+    assert type(module.model).__name__ == part
+    lm.get_output_embeddings().register_forward_pre_hook(lambda head, args: seen.append(args[0][0]))
+    vectors = read(module, TEXTS)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        with torch.no_grad():
+            lm(input_ids=torch.tensor([tokenizer(text)["input_ids"]]))
+        torch.testing.assert_close(vector, seen[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_it_generates_in_another_thread_at_the_same_time(lm, tokenizer):
