@@ -77,7 +77,7 @@ def written(path: Path, rows: Sequence[Sequence[str]]) -> Path:
 def compared(model: Path, data: Path, out: Path) -> float | None:
     """Run the command; return the seconds of the processor that it took, None where it resumed a run."""
     resumed = out.with_name(f"{out.name}.partial").is_dir()
-    line = [sys.executable, "-m", "st_reba", "compare", "--model", str(model), "--data", str(data)]
+    line = [sys.executable, "-m", "st_reba_cli", "compare", "--model", str(model), "--data", str(data)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([*line, "--out", str(out), "--max-seq-length", str(TOKENS)], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -229,7 +229,9 @@ def test_process_1_ends_by_sigterm_while_it_loads(desk):
 
 
 def test_the_module_is_the_command():
-    done = subprocess.run([sys.executable, "-m", "st_reba", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "st_reba_cli", "--version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == version("st_reba")
 
 
