@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,7 @@ import transformers
 from filelock import FileLock
 from huggingface_hub import cached_assets_path, hf_hub_download, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from ..files import atomic_directory
 from ..fingerprint import digest_of_file
@@ -128,33 +120,22 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
     asked = str(dtype).removeprefix("torch.")
     # transformers rounds float32 to half precision as it would round the file.
     precisions = (asked, "float32") if asked in _HALF else ("float32",)
-    return _kept(file, digest_of(file), precisions, lambda source: _read(source, getattr(torch, precisions[0]), file))
+    return kept(file, digest_of(file), precisions, lambda source: _read(source, getattr(torch, precisions[0]), file))
 
 
-def without_weights(file: Path, digest: str, config: PreTrainedConfig) -> Path:
-    """Return the directory of a GGUF file's tokenizer and a configuration, made if need be.
-
-    Args:
-        file: File on this machine.
-        digest: Result of :func:`digest_of` for it.
-        config: Configuration by which the model is loaded.
-
-    Raises:
-        ImportError, ValueError, OSError: As for :func:`as_directory`.
-    """
-    return _kept(file, digest, [config.model_type], lambda source: config)
-
-
-def _kept(
+def kept(
     file: Path, digest: str, kinds: Sequence[str], read: Callable[[Path], PreTrainedModel | PreTrainedConfig]
 ) -> Path:
-    """Return the directory of any of some kinds that is kept of a file; the first is made if there is none.
+    """Return the directory of any of some kinds that is kept of a GGUF file; the first is made if there is none.
 
     Args:
         file: File on this machine.
         digest: Result of :func:`digest_of` for it.
         kinds: Names of what may be kept.
-        read: Reads what the directory gets besides the tokenizer out of the file, alone in a directory.
+        read: Returns what is saved with the file's tokenizer, given the file in a directory of its own.
+
+    Raises:
+        ImportError, ValueError, OSError: As for :func:`as_directory`.
     """
     place = cached_assets_path("st_reba", "gguf", digest)
     readers = f"transformers{transformers.__version__}-gguf{version('gguf')}-{_FORMAT}"
@@ -166,17 +147,8 @@ def _kept(
                 for left in filter(Path.is_dir, place.glob(".*")):
                     # A conversion that was killed leaves its directory and the lock of it.
                     shutil.rmtree(left)
-                with (
-                    tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"),
-                    atomic_directory(entries[0], "HF_ASSETS_CACHE") as scratch,
-                ):
-                    out = scratch / file.stem
-                    with _alone(file) as source, _explained(file):
-                        saved = read(source)
-                        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-                    saved.save_pretrained(out)
-                    tokenizer.save_pretrained(out)
-                    _check_tokenizer(tokenizer, out, file)
+                with atomic_directory(entries[0], "HF_ASSETS_CACHE") as scratch:
+                    _convert(file, scratch / file.stem, read)
     # An entry has one directory, named like the file for the model card.
     return next(directory for entry in entries for directory in entry.glob("*"))
 
@@ -247,16 +219,35 @@ def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
 # The conversion
 
 
-@contextmanager
-def _alone(file: Path) -> Iterator[Path]:
-    """Yield the file in a directory of its own: transformers would read a tokenizer next to it, too."""
-    with tempfile.TemporaryDirectory() as directory:
-        source = Path(directory) / f"model{SUFFIX}"
+def _convert(file: Path, out: Path, read: Callable[[Path], PreTrainedModel | PreTrainedConfig]) -> None:
+    """Save what is read of a file, and its tokenizer."""
+    with (
+        tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"),
+        tempfile.TemporaryDirectory() as alone,
+    ):
+        # transformers would read a tokenizer next to it, too.
+        source = Path(alone) / f"model{SUFFIX}"
         try:
             source.symlink_to(file.resolve())
         except OSError:  # Windows lets only some users do that.
             shutil.copyfile(file, source)
-        yield source
+        try:
+            saved = read(source)
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=source.name)
+        except (ImportError, MemoryError, SizeError):
+            raise
+        # On third-party bytes, transformers and gguf raise errors of any type.
+        except Exception as error:
+            message = str(error).strip().splitlines()
+            raise ValueError(
+                f"{file} cannot be read as a GGUF file by transformers {transformers.__version__}: "
+                f"{message[0] if message else type(error).__name__}. A file that was cut off must be fetched again; "
+                "for an architecture or a type of weights that is not supported, give the model as its authors "
+                "publish it (config.json and safetensors)."
+            ) from error
+        saved.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+        _check_tokenizer(tokenizer, out, file)
 
 
 def _stored(source: Path, file: Path) -> int:
@@ -308,24 +299,7 @@ def _read(source: Path, dtype: torch.dtype, file: Path) -> PreTrainedModel:
     return model
 
 
-@contextmanager
-def _explained(file: Path) -> Iterator[None]:
-    """Raise the errors of transformers and gguf on third-party bytes, which may be of any type, as a sentence."""
-    try:
-        yield
-    except (ImportError, MemoryError, SizeError):
-        raise
-    except Exception as error:
-        message = str(error).strip().splitlines()
-        raise ValueError(
-            f"{file} cannot be read as a GGUF file by transformers {transformers.__version__}: "
-            f"{message[0] if message else type(error).__name__}. A file that was cut off must be fetched again; for an "
-            "architecture or a type of weights that is not supported, give the model as its authors publish it "
-            "(config.json and safetensors)."
-        ) from error
-
-
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, saved: Path, file: Path) -> None:
+def _check_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, saved: Path, file: Path) -> None:
     """Raise if the saved tokenizer is another one when it is loaded."""
     again = AutoTokenizer.from_pretrained(saved)
     for text in _PROBES:

@@ -24,6 +24,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from transformers import TopPLogitsWarper
 
 from ..optional import require
 
@@ -43,8 +45,6 @@ _LAYER = re.compile(rb"l_out-(\d+)")
 
 #: Number of tokens that run at a time. More are not faster on a CPU, and llama.cpp keeps the logits of each token.
 _PART = 64
-#: The same for a prompt that is continued, of which the logits of one token are kept.
-_PROMPT_PART = 512
 #: Number of tokens that a context has room for at first.
 _ROOM = 512
 
@@ -192,13 +192,12 @@ class LlamaCpp:
                 f"{file}: llama.cpp cannot load it ({reason}). A file that was cut off must be fetched again; for an "
                 "architecture that is newer than the installed xllamacpp, use a later one."
             )
-        self._states = _States(self._library, int(self._library.llama_model_n_embd(model)))
-        self._reading = _Context(self._library, model, file, _PART, self._states)
-        self._writing = _Context(self._library, model, file, _PROMPT_PART)
+        self.hidden_size = int(self._library.llama_model_n_embd(model))
+        self._reading = _Context(self._library, model, file, self.hidden_size)
+        self._writing = _Context(self._library, model, file)
         weakref.finalize(self, _release, self._library, model, [self._reading, self._writing])
         if self._library.llama_model_has_encoder(model):
             raise ValueError(f"{file} has an encoder: st_reba needs a decoder-only (causal) language model.")
-        self.hidden_size = self._states.hidden_size
         self.layers = int(self._library.llama_model_n_layer(model))
         self.positions = int(self._library.llama_model_n_ctx_train(model))
         self._vocabulary = self._library.llama_model_get_vocab(model)
@@ -244,9 +243,8 @@ class LlamaCpp:
             RuntimeError: If llama.cpp cannot run it.
         """
         with self._reading.lock:
-            self._states.want(layers)
-            self._reading.run(ids, room=len(ids))
-            found = {layer: np.concatenate(parts) for layer, parts in self._states.kept.items() if parts}
+            self._reading.run(ids, room=len(ids), layers=layers)
+            found = {layer: np.concatenate(parts) for layer, parts in self._reading.states.items() if parts}
         for layer in layers:
             if layer not in found or len(found[layer]) != len(ids):
                 shown = "last hidden states" if layer == END else f"the states after layer {layer}"
@@ -283,86 +281,82 @@ class LlamaCpp:
                 f"{len(ids)} tokens and {max_new_tokens} new ones: {self.file.name} has {self.positions} positions, "
                 "and needs one token to go on from. Give less."
             )
-        draw = np.random.default_rng(seed)
+        generator = torch.Generator()
+        generator.manual_seed(generator.seed() if seed is None else seed)
         with self._writing.lock:
             new, room = ids, len(ids) + max_new_tokens
             for count in range(max_new_tokens):
                 self._writing.run(new, room=room, goes_on=count > 0)
-                token = _draw(self._writing.logits(self.vocabulary_size), temperature, top_p, draw)
+                token = _draw(self._writing.logits(self.vocabulary_size), temperature, top_p, generator)
                 if self._library.llama_vocab_is_eog(self._vocabulary, token):
                     return
                 yield token
                 new = [token]
 
 
-class _States:
-    """Callback that copies the states of some layers while llama.cpp computes a graph, and then ends it."""
-
-    def __init__(self, library: ctypes.CDLL, hidden_size: int) -> None:
-        self._library, self.hidden_size = library, hidden_size
-        self._seen: dict[int, NDArray[np.float32]] = {}
-        #: States of each part of a text, for each layer that is wanted.
-        self.kept: dict[int, list[NDArray[np.float32]]] = {}
-        self._last = END
-
-    def want(self, layers: Collection[int]) -> None:
-        """Copy the states of these layers from now on."""
-        # Which tensor is the input of the first layer is known where that layer ends.
-        self._last = END if END in layers else max(1, *layers)
-        self.kept = {layer: [] for layer in {*layers, self._last}}
-
-    def keep(self) -> None:
-        """Keep what was copied of a part of a text."""
-        for layer, states in self._seen.items():
-            self.kept[layer].append(states)
-        self._seen = {}
-
-    def __call__(self, tensor: int, asks: bool, _: Any) -> bool:
-        """Return whether the result of a step of a graph is wanted, where llama.cpp asks; else whether to go on."""
-        name = self._library.ggml_get_name(tensor)
-        match = _LAYER.fullmatch(name)
-        layer = int(match[1]) + 1 if match else 0 if name in _ENTERING else END if name in _ENDS else None
-        if asks:
-            return layer in self.kept
-        states = np.empty((self._library.ggml_nbytes(tensor) // 4 // self.hidden_size, self.hidden_size), np.float32)
-        self._library.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, states.nbytes)
-        self._seen[cast(int, layer)] = states
-        return layer != self._last
-
-
 class _Context:
-    """Context of llama.cpp, made when it is first used, and again when more room is needed."""
+    """Context of llama.cpp, made when it is first used, and again when more room is needed.
 
-    def __init__(self, library: ctypes.CDLL, model: int, file: Path, part: int, states: _States | None = None) -> None:
+    Args:
+        library: llama.cpp.
+        model: Its model.
+        file: Source of the model.
+        hidden_size: Number of values in a state; 0 for a context that generates, whose states are not copied.
+
+    Attributes:
+        lock: Held by the thread that runs it.
+        states: States of each part of the text that ran last, for each layer that was wanted.
+    """
+
+    def __init__(self, library: ctypes.CDLL, model: int, file: Path, hidden_size: int = 0) -> None:
         self.lock = threading.Lock()
-        self._library, self._model, self._file, self._part, self._states = library, model, file, part, states
+        self.states: dict[int, list[NDArray[np.float32]]] = {}
+        self._library, self._model, self._file, self._hidden_size = library, model, file, hidden_size
         # An attribute, because llama.cpp has its address.
-        self._watch = None if states is None else _Watch(states)
+        self._watch = _Watch(self._copy) if hidden_size else None
         self._pointer: int | None = None
-        self._room = 0
+        self._room, self._last, self._part = 0, END, 0
 
-    def run(self, ids: Sequence[int], *, room: int, goes_on: bool = False) -> None:
+    def run(self, ids: Sequence[int], *, room: int, layers: Collection[int] = (), goes_on: bool = False) -> None:
         """Run tokens, part by part: from the beginning, or after those that ran before."""
         if self._room < room:
             self._make(room)
+        # Which tensor is the input of the first layer is known where that layer ends.
+        self._last = END if END in layers else max((1, *layers))
+        self.states = {layer: [] for layer in {*layers, self._last}}
         threads = torch.get_num_threads()
         self._library.llama_set_n_threads(self._pointer, threads, threads)
         if not goes_on:
             self._library.llama_memory_clear(self._library.llama_get_memory(self._pointer), False)
-        for start in range(0, len(ids), self._part):
-            part = ids[start : start + self._part]
+        for self._part, start in enumerate(range(0, len(ids), _PART)):
+            part = ids[start : start + _PART]
             # A variable, because llama.cpp reads it when it decodes.
             tokens = (_INT * len(part))(*part)
             batch = self._library.llama_batch_get_one(tokens, len(part))
             if failed := self._library.llama_decode(self._pointer, batch):
                 raise RuntimeError(f"{self._file}: llama.cpp could not run {len(ids)} tokens (llama_decode: {failed}).")
-            if self._states is not None:
-                self._states.keep()
 
-    def logits(self, vocabulary_size: int) -> NDArray[np.float32]:
+    def _copy(self, tensor: int, asks: bool, _: Any) -> bool:
+        """Return whether the result of a step of a graph is wanted, where llama.cpp asks; else copy it.
+
+        The graph ends, by a result of False, with the last of the layers that are wanted.
+        """
+        name = self._library.ggml_get_name(tensor)
+        match = _LAYER.fullmatch(name)
+        layer = int(match[1]) + 1 if match else 0 if name in _ENTERING else END if name in _ENDS else None
+        if asks or layer is None:
+            return layer in self.states
+        rows = self._library.ggml_nbytes(tensor) // 4 // self._hidden_size
+        states = np.empty((rows, self._hidden_size), np.float32)
+        self._library.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, states.nbytes)
+        # Of several tensors that may enter the first layer, the last one does.
+        self.states[layer][self._part :] = [states]
+        return layer != self._last
+
+    def logits(self, vocabulary_size: int) -> Tensor:
         """Return the logits of the last token that ran, (V,)."""
         pointer = self._library.llama_get_logits_ith(self._pointer, -1)
-        return np.ctypeslib.as_array(pointer, (vocabulary_size,)).copy()
+        return torch.from_numpy(np.ctypeslib.as_array(pointer, (vocabulary_size,)).copy())
 
     def free(self) -> None:
         """Free its memory."""
@@ -375,7 +369,7 @@ class _Context:
         params = self._library.llama_context_default_params()
         # A power of two, to make few contexts.
         params.n_ctx = max(_ROOM, 1 << (room - 1).bit_length())
-        params.n_batch = params.n_ubatch = self._part
+        params.n_batch = params.n_ubatch = _PART
         params.pooling_type = _POOLING_NONE
         params.cb_eval = ctypes.cast(self._watch, ctypes.c_void_p) if self._watch else None
         self._pointer = self._library.llama_init_from_model(self._model, params)
@@ -384,7 +378,7 @@ class _Context:
                 f"{self._file}: llama.cpp finds no memory for {params.n_ctx} tokens. Use a smaller max_seq_length."
             )
         self._room = params.n_ctx
-        self._library.llama_set_embeddings(self._pointer, self._states is not None)
+        self._library.llama_set_embeddings(self._pointer, self._watch is not None)
 
 
 def _release(library: ctypes.CDLL, model: int, contexts: Sequence[_Context]) -> None:
@@ -394,11 +388,8 @@ def _release(library: ctypes.CDLL, model: int, contexts: Sequence[_Context]) -> 
     library.llama_model_free(model)
 
 
-def _draw(logits: NDArray[np.float32], temperature: float, top_p: float, draw: np.random.Generator) -> int:
+def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     if temperature <= 0:
         return int(logits.argmax())
-    order = np.argsort(-logits)
-    weights = np.exp((logits[order] - logits[order[0]]).astype(np.float64) / temperature)
-    before = weights.cumsum() - weights
-    kept = weights * (before < top_p * weights.sum())
-    return int(draw.choice(order, p=kept / kept.sum()))
+    scores = TopPLogitsWarper(top_p)(cast(Any, None), logits[None] / temperature)
+    return int(torch.multinomial(scores.softmax(dim=1), 1, generator=generator))

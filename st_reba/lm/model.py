@@ -17,7 +17,7 @@ from ..settings import check_layers
 from ..text.layout import Layout
 from .attention.function import ATTENTION
 from .parts import at_positions, continues_past, parts_of, shorten
-from .passes import Capture, Hook, Stop, active_pass, keep_hooks_for_checkpointing
+from .passes import Capture, Hook, Side, Stop, active_pass, keep_hooks_for_checkpointing
 from .prefixes import PastMask, PrefixCache
 from .views import depth, device_of, has_own_forward, set_attention, shallow_copy
 
@@ -117,7 +117,7 @@ class LanguageModel:
         self,
         layout: Layout,
         modules: Sequence[nn.Module],
-        side: Literal["before", "after"],
+        side: Side,
         positions: Tensor | None,
         *hooks: Hook,
         **inputs: Any,
@@ -331,13 +331,6 @@ class LanguageModel:
             replace(layout.columns(slice(len(prefix), None)), past=pasts[prefix]) if prefix in pasts else layout
             for layout, prefix in zip(layouts, ids, strict=True)
         ]
-
-
-def open_language_model(model: PreTrainedModel, output_layer: int | None = None) -> LanguageModel:
-    """Return the language model of a model, of the class that the model names if it runs elsewhere."""
-    # Not "language_model", which multimodal models have.
-    kind: type[LanguageModel] = getattr(model, "language_model_class", LanguageModel)
-    return kind(model, output_layer)
 
 
 def resolve_output_layer(depth: int, layer: int | float | None) -> int | None:

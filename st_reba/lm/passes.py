@@ -22,6 +22,10 @@ from torch import Tensor, nn
 _CHECKPOINT = "_gradient_checkpointing_func"
 
 
+#: Side of a module: its input or its output.
+Side = Literal["before", "after"]
+
+
 @dataclass
 class AttentionCall:
     """One call of a layer's attention. Hooks may change it before it is computed.
@@ -137,7 +141,7 @@ class Capture(Hook):
     """
 
     modules: Sequence[nn.Module] = field()
-    side: Literal["before", "after"] = "after"
+    side: Side = "after"
     positions: Tensor | None = None
     stops: bool = False
     _seen: dict[int, Tensor] = field(default_factory=dict, init=False)

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as modules
 from transformers import AutoModel, PreTrainedConfig
 
 # Far above what any model has: more is a mistake or an attack.
@@ -71,8 +68,8 @@ def within_size(stored: int, file: object, times: int = _TIMES) -> Iterator[None
         return watch
 
     hooks = (
-        register_module_parameter_registration_hook(watching("weights", times * stored)),
-        register_module_buffer_registration_hook(watching("buffers", times * stored + _BUFFERS)),
+        modules.register_module_parameter_registration_hook(watching("weights", times * stored)),
+        modules.register_module_buffer_registration_hook(watching("buffers", times * stored + _BUFFERS)),
     )
     try:
         yield

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..hub.loading import modes_of
 from ..lm.attention.hooks import Bidirectional
-from ..lm.model import LanguageModel, open_language_model, resolve_output_layer
+from ..lm.model import LanguageModel, resolve_output_layer
 from ..lm.passes import Hook
 from ..lm.views import depth
 from ..settings import NO_LIMIT, check, check_choice, check_flag, check_int, check_tokens, first_not_none
@@ -143,7 +143,9 @@ class CausalModule(SafeTransformer):
         if output_layer is None and isinstance(preset.output_layer, int):
             output_layer = max(preset.output_layer, -self.whole_depth)
         self.output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, preset.output_layer))
-        self._lm = open_language_model(self.model, self.output_layer)
+        # Of a model that runs elsewhere. Multimodal models have an attribute "language_model".
+        kind: type[LanguageModel] = getattr(self.model, "language_model_class", LanguageModel)
+        self._lm = kind(self.model, self.output_layer)
         self.model = self._lm.model
         self.model.config.use_cache = False
         # Weights of removed layers may be missing.

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,6 @@ from .causal import CausalTransformer
 #: End of the names of files that contain a part of a model.
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
-# Tokens on which the norm is tried.
-_TRIAL = (0, 1, 2, 3)
-
 
 class LlamaCppConfig(PreTrainedConfig):
     """Configuration of a model that llama.cpp runs: its GGUF file, by the file's content, and its size.
@@ -51,20 +48,6 @@ class LlamaCppConfig(PreTrainedConfig):
     num_hidden_layers: int = 0
     vocab_size: int = 0
     max_position_embeddings: int = 0
-
-    @classmethod
-    def of(cls, model: LlamaCpp, sha256: str) -> Self:
-        """Make the configuration of a loaded file."""
-        return cls(
-            file=_saved_name(model.file),
-            sha256=sha256,
-            size=model.file.stat().st_size,
-            hidden_size=model.hidden_size,
-            num_hidden_layers=model.layers,
-            vocab_size=model.vocabulary_size,
-            max_position_embeddings=model.positions,
-            architectures=["LlamaCppModel"],
-        )
 
 
 class RemoteModel(LanguageModel):
@@ -161,39 +144,32 @@ class LlamaCppModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls,
-        pretrained_model_name_or_path: str,
-        *,
-        config: LlamaCppConfig | None = None,
-        llama_cpp: LlamaCpp | None = None,
-        output_loading_info: bool = False,
-        **kwargs: Any,
+        cls, name: str, *, config: LlamaCppConfig | None = None, llama_cpp: LlamaCpp | None = None, **kwargs: Any
     ) -> Any:
         """Load the GGUF file in a configuration's folder, if it is the one that the configuration names.
 
         Args:
-            pretrained_model_name_or_path: Directory or Hub id.
+            name: Directory or Hub id.
             config: Its configuration; None: it is read.
             llama_cpp: The file, if it is loaded.
-            output_loading_info: Whether to return a report on missing weights, too. None are.
-            **kwargs: ``subfolder``, ``revision`` and so on. Others, for weights in transformers, are ignored.
+            **kwargs: ``subfolder``, ``revision`` and so on, and ``output_loading_info``, whether to return a report on
+                missing weights, too. None are. Others, for weights in transformers, are ignored.
 
         Raises:
             FileNotFoundError: If the file is not there.
             ValueError: If it is another one.
         """
-        files = Files(pretrained_model_name_or_path, kwargs)
-        config = config or LlamaCppConfig.from_pretrained(pretrained_model_name_or_path, **files.where)
+        files = Files(name, kwargs)
+        config = config or LlamaCppConfig.from_pretrained(name, **files.where)
         llama_cpp = llama_cpp or LlamaCpp(_checked_file(files, config))
         if not 1 <= config.num_hidden_layers <= llama_cpp.layers or config.vocab_size != llama_cpp.vocabulary_size:
             raise ValueError(
                 f"{config.num_hidden_layers} layers and {config.vocab_size} tokens: {llama_cpp.file} has "
                 f"{llama_cpp.layers} and {llama_cpp.vocabulary_size}. Build the model anew."
             )
-        config.file = _saved_name(llama_cpp.file)
         model = cls(config, llama_cpp).eval()
         report: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
-        return (model, report) if output_loading_info else model
+        return (model, report) if kwargs.get("output_loading_info") else model
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the configuration, and the GGUF file as a hard link on the same disk, else as a copy."""
@@ -241,16 +217,11 @@ def _checked_file(files: Files, config: LlamaCppConfig) -> Path:
     return file
 
 
-def _saved_name(file: Path) -> str:
-    """Return the name of a file in a saved model. Files of Ollama have no suffix."""
-    return file.with_suffix(gguf.SUFFIX).name
-
-
 def _norm(model: LlamaCpp) -> nn.Module | None:
     """Return the norm in a GGUF file that gives last hidden states from those of the last layer; None if none does."""
     weights, epsilon = model.final_norm()
     try:
-        found = model.states(_TRIAL, [0, model.layers, END])
+        found = model.states([0, 1, 2, 3], [0, model.layers, END])
     except ValueError:
         return None
     if "weight" not in weights:
@@ -296,7 +267,18 @@ class LlamaCppTransformer(CausalTransformer):
             raise ValueError(f"{file} is one part of several: merge them first, `llama-gguf-split --merge`.")
         digest = gguf.digest_of(file)
         llama_cpp = LlamaCpp(file)
-        directory = gguf.without_weights(file, digest, LlamaCppConfig.of(llama_cpp, digest))
+        config = LlamaCppConfig(
+            # Files of Ollama have no suffix.
+            file=file.with_suffix(gguf.SUFFIX).name,
+            sha256=digest,
+            size=file.stat().st_size,
+            hidden_size=llama_cpp.hidden_size,
+            num_hidden_layers=llama_cpp.layers,
+            vocab_size=llama_cpp.vocabulary_size,
+            max_position_embeddings=llama_cpp.positions,
+            architectures=["LlamaCppModel"],
+        )
+        directory = gguf.kept(file, digest, [MODEL_TYPE], lambda source: config)
         return str(directory), {**kwargs, "model_kwargs": {"llama_cpp": llama_cpp}}
 
     def generate(self, prompt: str | Sequence[Mapping[str, str]], *, max_new_tokens: int = 256, **kwargs: Any) -> str:

@@ -77,6 +77,5 @@ def _apply(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -
 
 def _without_begin(tokenizer: PreTrainedTokenizerBase, written: str) -> str:
     """Remove the beginning-of-text token if the tokenizer adds one before every text."""
-    begin = tokenizer.bos_token
-    is_added = begin and tokenizer.bos_token_id in special_tokens(tokenizer)[0]
-    return written.removeprefix(begin) if is_added else written
+    is_added = tokenizer.bos_token and tokenizer.bos_token_id in special_tokens(tokenizer)[0]
+    return written.removeprefix(tokenizer.bos_token) if is_added else written

@@ -46,13 +46,12 @@ class Template:
         allowed = f"A template is text with {TEXT} where the input goes, or one of {sorted(TEMPLATES)}."
         if len(literals) == 1:
             raise ValueError(f"The template {template!r} has no {TEXT}. {allowed}")
-        if template.count(PREPEND) > literals[0].count(PREPEND) or literals[0].count(PREPEND) > 1:
-            raise ValueError(f"The template {template!r} may have one {PREPEND}, and have it before {TEXT}.")
-        if template.count(PROMPT) > 1:
-            raise ValueError(f"The template {template!r} has {PROMPT} {template.count(PROMPT)} times: give it once.")
-        if any(brace in literal.replace(PREPEND, "").replace(PROMPT, "") for literal in literals for brace in "{}"):
+        # A line break in the place of a slot: what is around it may not become one.
+        left = "\n".join([literals[0].replace(PREPEND, "\n", 1), *literals[1:]]).replace(PROMPT, "\n", 1)
+        if "{" in left or "}" in left:
             raise ValueError(
-                f"The template {template!r} has braces other than {TEXT} and {PROMPT}. {allowed} Remove the others."
+                f"The template {template!r} has other braces than {TEXT}, one {PROMPT}, and one {PREPEND} before "
+                f"{TEXT}. {allowed} Remove the others."
             )
         return cls(tuple(literals))
 

@@ -81,25 +81,18 @@ def attention(
         for hook in hooks:
             hook.before_attention(call)
         readers = [hook for hook in hooks if hook.reads_weights]
-        if readers:
+        if readers or call.softcap is not None or call.sinks is not None:
             output, lse = with_log_sum_exp(call)
             for hook in readers:
                 output, lse = hook.after_attention(call, output, lse)
         else:
-            output = without_log_sum_exp(call)
+            whole = _whole_mask(call)
+            mask = call.mask if call.position_bias is None else whole.mask
+            output = scaled_dot_product_attention(
+                call.query, call.key, call.value, mask, call.dropout, whole.causal,
+                scale=call.scale, enable_gqa=call.key.shape[1] < call.query.shape[1],
+            )  # fmt: skip
     return output.transpose(1, 2).contiguous(), None
-
-
-def without_log_sum_exp(call: AttentionCall) -> Tensor:
-    """Return the output of attention, (B, H, N, d)."""
-    if call.softcap is not None or call.sinks is not None:
-        return with_log_sum_exp(call)[0]
-    whole = _whole_mask(call)
-    mask = call.mask if call.position_bias is None else whole.mask
-    return scaled_dot_product_attention(
-        call.query, call.key, call.value, mask, call.dropout, whole.causal,
-        scale=call.scale, enable_gqa=call.key.shape[1] < call.query.shape[1],
-    )  # fmt: skip
 
 
 def with_log_sum_exp(call: AttentionCall) -> tuple[Tensor, Tensor]:
