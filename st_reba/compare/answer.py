@@ -141,36 +141,36 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
     best, score = _in_brackets(answer.best), answer.score
     shown = f"{column.show(score.best_guess)} {column.show_interval(score)}".rstrip()
     before = f", {column.show(score.value)} before the correction for being the best of {recipes} recipes"
-    found = [f"{best}: {shown}{'' if column.show(score.value) == column.show(score.best_guess) else before}."]
+    sentences = [f"{best}: {shown}{'' if column.show(score.value) == column.show(score.best_guess) else before}."]
     if splits.chooses:
-        found.append(
+        sentences.append(
             f"The score is the mean over {SPLITS} splits: one half of the {column.unit} chooses the settings, the "
             "other is scored. What is built is chosen on all of them."
         )
     if answer.plain is not None:
         ahead = column.show(score.best_guess - answer.plain.scores[column.name].value)
         by = f" The recipe is {ahead} above it." if answer.ahead else ""
-        found.append(f"Without a recipe you have {WITHOUT[answer.plain.name]}.{by}")
+        sentences.append(f"Without a recipe you have {WITHOUT[answer.plain.name]}.{by}")
     if not answer.controls:
-        found.append("No control was run beside it.")
+        sentences.append("No control was run beside it.")
     elif not answer.others:
-        found.append("It is surely ahead of every control.")
+        sentences.append("It is surely ahead of every control.")
     else:
         first, *more = [control.name for control in answer.others]
         nor = f", nor of {len(more)} other control{'s' * (len(more) > 1)}" if more else ""
-        found.append(f"It is not surely ahead of the control {first}{nor}.")
+        sentences.append(f"It is not surely ahead of the control {first}{nor}.")
     if answer.cheaper is not None and answer.cheaper.cost and answer.best.cost:
         share = 100 * answer.cheaper.cost / answer.best.cost
-        found.append(
+        sentences.append(
             f"{_in_brackets(answer.cheaper)} is as good: it takes {share:.0f}% of the time and is surely less than "
             f"{column.show(answer.margin)} behind."
         )
     if not math.isnan(answer.least):
-        found.append(
+        sentences.append(
             f"Intervals are 95% for all rows at once. These {len(splits.data)} {column.unit} can tell differences of "
             f"{column.show(answer.least)} or more."
         )
-    return found
+    return sentences
 
 
 def build_command(

@@ -76,12 +76,12 @@ class CrossFit:
 
         total, chosen = np.zeros(len(self._weights)), []
         for choosing, scoring in self.splits.directions:
-            found = scored(choosing, scoring)
-            picked: Indices = np.zeros(len(total), dtype=np.int64)
+            on_half = scored(choosing, scoring)
+            chosen_there: Indices = np.zeros(len(total), dtype=np.int64)
             if candidates > 1:
-                picked = _best(scored(choosing, choosing))
-            chosen.append(int(picked[0]))
-            total += np.take_along_axis(found, picked[None], axis=0)[0]
+                chosen_there = _best(scored(choosing, choosing))
+            chosen.append(int(chosen_there[0]))
+            total += np.take_along_axis(on_half, chosen_there[None], axis=0)[0]
         total /= len(chosen)
         built = 0
         if candidates > 1:

@@ -180,8 +180,8 @@ class LayersPass(ModulePass):
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
         batches = [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
-        found = torch.cat([self.reader.embeddings(batch, prompt).float() for batch in batches], dim=1)
-        pooled = dict(zip(self.poolings, found.chunk(len(self.poolings), dim=2), strict=True))
+        states = torch.cat([self.reader.embeddings(batch, prompt).float() for batch in batches], dim=1)
+        pooled = dict(zip(self.poolings, states.chunk(len(self.poolings), dim=2), strict=True))
         last = self.reader.count + self.recipes[0].row.end
         return {
             reading(recipe): pooled[recipe.pooling][last if recipe.layer is None else recipe.layer]
@@ -214,12 +214,12 @@ class TopicPass(ModulePass):
         capture = Capture([lm.layers[layer - 1] for layer in self.layers])
         last = self.module.run(layout, capture)
         after = dict(zip(self.layers, capture.states, strict=True))
-        found = []
+        vectors = []
         for key, module in self.modules.items():
             states = last if self.ends[key] == self.layers[-1] else lm.final_norm(after[self.ends[key]]).to(last)
             lower = [gather_positions(after[layer], layout.ends) for layer in module.lower_layers]
-            found.append(module.vectors_of(states, lower, layout))
-        return found[0]._replace(states=torch.cat([own.states for own in found], dim=-1))
+            vectors.append(module.vectors_of(states, lower, layout))
+        return vectors[0]._replace(states=torch.cat([own.states for own in vectors], dim=-1))
 
 
 class SweepPass(ModulePass):
@@ -235,8 +235,8 @@ class SweepPass(ModulePass):
         self.settings = ["sweep", self.sweep.recipes, self.sweep.poolings]
 
     def encode(self, texts: Sequence[str], prompt: str | None, batch_size: int) -> Vectors:
-        found = self.sweep.encode(texts, prompt, batch_size)
-        return {reading(recipe): found[unprocessed(recipe).name, POOLINGS[recipe.pooling]] for recipe in self.recipes}
+        vectors = self.sweep.encode(texts, prompt, batch_size)
+        return {reading(recipe): vectors[unprocessed(recipe).name, POOLINGS[recipe.pooling]] for recipe in self.recipes}
 
 
 def passes_of(recipes: Sequence[Recipe]) -> list[tuple[type[ModulePass], list[Recipe]]]:
@@ -382,17 +382,17 @@ class Recipes:
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
         """Return the embedding of one word in each sentence, (B, D), by the recipes' names."""
-        found: Vectors = {}
+        vectors: Vectors = {}
         for recipe in self.with_words:
             try:
                 model = self.modules.model(self.modules.pipeline(recipe))
                 settings = [type(model[0]).__name__, cast(CausalModule, model[0]).get_config_dict()]
                 compute = partial(self._words, model, sentences, words)
-                found |= {recipe.name: self._computed(["words", settings, list(sentences), list(words)], compute)[""]}
+                vectors |= {recipe.name: self._computed(["words", settings, list(sentences), list(words)], compute)[""]}
                 self.on_progress("Words", tokens(model[0], sentences, self.backbone))
             except Exception as error:
                 self._left_out[f"Words of {recipe.name}"] = reason_of(error)
-        return found
+        return vectors
 
     def _words(self, model: SentenceTransformer, sentences: Sequence[str], words: Sequence[str]) -> Vectors:
         return {"": torch.from_numpy(encode_words(model, sentences, words, batch_size=self.batch_size))}
@@ -496,12 +496,12 @@ class Recipes:
 
     def _in_batches(self, texts: Sequence[str], prompt: str | None, to_fit: bool = False) -> Vectors:
         """Embed texts by all recipes, or in the passes of those that are fitted: vectors before filters, by variant."""
-        size, found = len(texts) if to_fit else self.batch_size, Vectors()
+        size, vectors = len(texts) if to_fit else self.batch_size, Vectors()
         batches = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
         for run in list(self.passes):
             if any(not to_fit or (each.filter and each.filter.fitted) for each in self._running(run.recipes)):
-                found |= self._run(run, batches, prompt, "Fitting" if to_fit else "Embedding")
-        return found
+                vectors |= self._run(run, batches, prompt, "Fitting" if to_fit else "Embedding")
+        return vectors
 
     def _run(self, run: ModulePass, batches: list[list[str]], prompt: str | None, what: str) -> Vectors:
         """Embed texts in one pass; a pass that fails is taken apart from then on."""
@@ -569,16 +569,16 @@ class Recipes:
 
     @torch.inference_mode()
     def _filtered(self, behind: nn.Module, vectors: Tensor) -> Tensor:
-        found: Tensor = behind({"sentence_embedding": vectors.to(device_of(self.backbone))})["sentence_embedding"]
-        return found.cpu()
+        filtered: Tensor = behind({"sentence_embedding": vectors.to(device_of(self.backbone))})["sentence_embedding"]
+        return filtered.cpu()
 
     def _remembered(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
         """Return a matrix, and keep it as long as there is room for those that were used last."""
-        found = self._matrices.pop(key) if key in self._matrices else compute()
-        self._matrices[key] = found
+        result = self._matrices.pop(key) if key in self._matrices else compute()
+        self._matrices[key] = result
         while sum(matrix.nbytes for matrix in self._matrices.values()) > _MATRICES and len(self._matrices) > 1:
             del self._matrices[next(iter(self._matrices))]
-        return found
+        return result
 
 
 @contextmanager

@@ -27,8 +27,8 @@ LISTED = 3
 
 def listed(names: Iterable[str], what: str) -> str:
     """Return up to three names, or their number."""
-    found = list(names)
-    return "; ".join(found) if len(found) <= LISTED else f"{len(found)} {what}"
+    entries = list(names)
+    return "; ".join(entries) if len(entries) <= LISTED else f"{len(entries)} {what}"
 
 
 def measured(value: float) -> str:
@@ -245,10 +245,10 @@ class Comparison:
         Raises:
             ValueError: If no recipe has a score there.
         """
-        found = best_of(self.results, self.tasks[0])
-        if found is None:
+        best = best_of(self.results, self.tasks[0])
+        if best is None:
             raise ValueError(f"No recipe has a score on {self.tasks[0].name!r}, which decides which is best.")
-        return found
+        return best
 
 
 # The table

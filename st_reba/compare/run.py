@@ -195,13 +195,13 @@ class _Table:
 
     def estimates(self, replicated: Replicated) -> dict[str, Estimate]:
         """Return the score and the interval of each row, of :attr:`replicated`."""
-        found = {name: Estimate(np.nan, np.nan, np.nan) for name in self.rows} | replicated.estimates()
+        estimates = {name: Estimate(np.nan, np.nan, np.nan) for name in self.rows} | replicated.estimates()
         for name in WITHOUT:
-            if name in found and replicated.best is not None:
-                found[name] = replace(found[name], tied=not replicated.ahead(replicated.best, name))
+            if name in estimates and replicated.best is not None:
+                estimates[name] = replace(estimates[name], tied=not replicated.ahead(replicated.best, name))
         if not self.score.has_interval:
-            found = {name: replace(own, low=np.nan, high=np.nan) for name, own in found.items()}
-        return found
+            estimates = {name: replace(own, low=np.nan, high=np.nan) for name, own in estimates.items()}
+        return estimates
 
     def finalists(self) -> list[str]:
         """Return the recipes that are run on random weights: the best and those tied with it, :data:`.cost.FINALISTS`
@@ -288,18 +288,19 @@ def controls_of(recipe: Recipe) -> tuple[Control, ...]:
 
 def _settings(table: _Table) -> dict[str, str]:
     recipes, splits = table.first, table.splits
-    found = {
+    values = {
         **recipes.settings,
         "intervals": f"95%, simultaneous, {bootstrap.REPLICATES} bootstrap replicates",
         **{f"{role} prompt": prompt for role, prompt in table.task.prompts.items()},
     }
     if splits.chooses:
-        found["settings"] = f"chosen on one half of {len(splits.data)} {splits.data.noun}, scored on the other, in turn"
+        half = f"one half of {len(splits.data)} {splits.data.noun}"
+        values["settings"] = f"chosen on {half}, scored on the other, in turn"
     if fitted := [recipe for recipe in recipes.all if recipe.fitted]:
         given = any(recipe.fit_texts for recipe in fitted if not recipe.weighs_tokens)
         own = "the choosing half's texts" if len(recipes.fit_on) > 1 else "sentences of the package"
-        found["filters fitted on"] = "texts that were given" if given else own
-    return found
+        values["filters fitted on"] = "texts that were given" if given else own
+    return values
 
 
 def _drawn_from(splits: Splits) -> str:

@@ -155,8 +155,8 @@ class RecipeSweep:
             reba = TokenVectors.pick(e, layout.columns(keys), words[:, keys])
             read = [echo, echo._replace(states=reba.states)]
             for states in below.states if copy else ():
-                picked = TokenVectors.pick(states, layout, selected)
-                read.append(picked._replace(states=module.lm.final_norm(picked.states).to(v)))
+                tokens = TokenVectors.pick(states, layout, selected)
+                read.append(tokens._replace(states=module.lm.final_norm(tokens.states).to(v)))
             for vectors in read:
                 yield vectors.with_zeros(layout.is_empty)
 

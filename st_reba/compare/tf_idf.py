@@ -40,13 +40,13 @@ class TfIdf:
         """For each query the documents of the highest cosine, at most so many: their indices and cosines."""
         asked, there = map(self._vectors, (queries, documents))
         there = there.T.tocsc()
-        found = []
+        hits = []
         for row in range(asked.shape[0]):
             scores = np.round((asked[row] @ there).toarray().ravel(), _DIGITS)
             # Of equals those that stand first.
             best = np.argsort(-scores, kind="stable")[:count]
-            found.append([(int(index), float(scores[index])) for index in best])
-        return found
+            hits.append([(int(index), float(scores[index])) for index in best])
+        return hits
 
     def unit_vectors(self, texts: Sequence[str]) -> Any:
         """Of each text one of length one, or 0 where it has no tokens: (B, D), sparse, of the tokens that occur."""

@@ -141,11 +141,11 @@ def scorer(kind: Kind, weights: Array, labels: ArrayLike = ()) -> Callable[[Arra
     score = _SCORERS[kind](weights, np.asarray(labels, dtype=np.float64))
 
     def scored(values: Array) -> Array:
-        found, proper = np.full((len(values), len(weights)), np.nan), ~np.isnan(values).any(axis=1)
+        scores, proper = np.full((len(values), len(weights)), np.nan), ~np.isnan(values).any(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             if proper.any():
-                found[proper] = score(values[proper])
-        return found
+                scores[proper] = score(values[proper])
+        return scores
 
     return scored
 
@@ -160,8 +160,8 @@ def _linear(weights: Array, statistic: Callable[[Array], tuple[float, Array]]) -
     mean = _mean_scorer(weights, weights)
 
     def score(values: Array) -> Array:
-        found = [statistic(own) for own in values]
-        return mean(np.stack([value + influence - influence.mean() for value, influence in found]))
+        pairs = [statistic(own) for own in values]
+        return mean(np.stack([value + influence - influence.mean() for value, influence in pairs]))
 
     return score
 
@@ -287,8 +287,8 @@ def _average_precision_influence(values: Array, labels: Array) -> tuple[float, A
     precision, share = hits / seen, float(labels.mean())
     score = float((labels * order.spread(precision)).sum() / labels.sum())
     # An item changes the precision at every value that is at most its own.
-    found = order.sums(labels) / seen
-    later = [np.cumsum(own[::-1])[::-1] for own in (found, found * precision)]
+    hit_shares = order.sums(labels) / seen
+    later = [np.cumsum(own[::-1])[::-1] for own in (hit_shares, hit_shares * precision)]
     change = labels * order.spread(later[0]) - order.spread(later[1])
     return score, (labels * (order.spread(precision) - score) + change) / share
 
@@ -353,12 +353,12 @@ class Replicated:
             corrects: Whether the best row's interval is around its corrected score.
         """
         low, high = self._intervals(self.excess if corrects else 0.0)
-        found = {}
+        rows = {}
         for place, name in enumerate(self.names):
             corrected = self.corrected if corrects and self.sure and name == self.best else None
             tied = place in self.own and self.tied(name)
-            found[name] = Estimate(float(self.scores[place]), float(low[place]), float(high[place]), tied, corrected)
-        return found
+            rows[name] = Estimate(float(self.scores[place]), float(low[place]), float(high[place]), tied, corrected)
+        return rows
 
     @property
     def corrected(self) -> float:
@@ -434,8 +434,8 @@ class Replicated:
 def _statistics(drawn: Array, two_sided: bool = False) -> Array:
     """Return centred replicates over their spread, (M, B); 0 where there is none."""
     centred, spread = drawn - drawn.mean(axis=1, keepdims=True), drawn.std(axis=1, keepdims=True)
-    found = np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 1e-12)
-    return np.abs(found) if two_sided else found
+    ratios = np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 1e-12)
+    return np.abs(ratios) if two_sided else ratios
 
 
 def _largest(drawn: Array, share: float, two_sided: bool = False) -> float:
@@ -468,15 +468,15 @@ def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estim
     scores = dict(zip(items.recipes, items.scores.tolist(), strict=True))
     drawn = dict(zip(items.recipes, items.replicates, strict=True))
     own = set(items.recipes) - set(controls)
-    found = Replicated(scores, drawn, items.kind, len(items), own, sure=len(items) > 1)
-    if not found.sure and found.names:
+    replicated = Replicated(scores, drawn, items.kind, len(items), own, sure=len(items) > 1)
+    if not replicated.sure and replicated.names:
         warnings.warn(
-            f"There is no interval for {', '.join(found.names)}: too few replicates of the {len(items)} items have a "
-            "score. More items are needed, or more that differ.",
+            f"There is no interval for {', '.join(replicated.names)}: too few replicates of the {len(items)} items "
+            "have a score. More items are needed, or more that differ.",
             stacklevel=2,
         )
     nothing = {name: Estimate(np.nan, np.nan, np.nan) for name in items.recipes}
-    return nothing | found.estimates(corrects=False)
+    return nothing | replicated.estimates(corrects=False)
 
 
 # What is scored

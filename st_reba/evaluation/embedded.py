@@ -52,9 +52,9 @@ class TensorCache:
                 return load_file(path)
             except SafetensorError:
                 path.unlink()
-        found = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
         with atomic_file(path) as stream:
-            stream.write(save(found))
+            stream.write(save(tensors))
         return load_file(path)
 
 
@@ -97,12 +97,12 @@ class Embedded:
         self.add(texts, prompt)
         chunks, rows = torch.tensor([self._places[prompt, text] for text in texts]).T
         first = self._chunks[0][variant]
-        found = first.new_empty(len(texts), *first.shape[1:])
+        embeddings = first.new_empty(len(texts), *first.shape[1:])
         order = chunks.argsort()
         numbers, counts = chunks[order].unique_consecutive(return_counts=True)
         for number, own in zip(numbers.tolist(), order.split(counts.tolist()), strict=True):
-            found[own] = self._chunks[number][variant][rows[own]]
-        return found
+            embeddings[own] = self._chunks[number][variant][rows[own]]
+        return embeddings
 
 
 class Lookup(nn.Module):

@@ -281,11 +281,11 @@ class PairScoreEvaluator(Evaluator):
         self.first, self.second, self.labels = list(first), list(second), np.asarray(labels, dtype=np.float64)
 
     def metrics_of(self, model: Any) -> dict[str, float]:
-        found = self.similarities(model)
+        similarities = self.similarities(model)
         return {
             f"{name}_{kind}": float(statistic({"": values}, self.labels).scores[0])
             for name, statistic in (("pearson", pearson), ("spearman", spearman))
-            for kind, values in found.items()
+            for kind, values in similarities.items()
         }
 
     def similarities(self, model: Any) -> dict[str, np.ndarray]:

@@ -229,15 +229,15 @@ class DependencyEvaluator(Evaluator):
         self.correlations = np.empty((0, 0))
 
     def metrics_of(self, model: BaseModel) -> dict[str, float]:
-        found = np.concatenate(list(self._batches(model)), axis=1)
-        self.correlations = found = found[:, ~np.isnan(found[-1])]
-        if not found.size:
+        rho = np.concatenate(list(self._batches(model)), axis=1)
+        self.correlations = rho = rho[:, ~np.isnan(rho[-1])]
+        if not rho.size:
             raise ValueError(
                 f"None of the {len(self.sentences)} sentences has two tokens in what {type(model[0]).__name__} returns,"
                 " so there is nothing to correlate. Give longer sentences, or a module that returns every token."
             )
-        values = np.stack([found.mean(axis=1), *np.percentile(found, [25, 50, 75], axis=1)], axis=1).tolist()
-        prefixes = [""] if self.layers == "last" else [f"layer_{layer}_" for layer in range(len(found))]
+        values = np.stack([rho.mean(axis=1), *np.percentile(rho, [25, 50, 75], axis=1)], axis=1).tolist()
+        prefixes = [""] if self.layers == "last" else [f"layer_{layer}_" for layer in range(len(rho))]
         self.primary_metric = f"{prefixes[-1]}mean"
         names = [f"{prefix}{name}" for prefix in prefixes for name in _STATISTICS]
         return dict(zip(names, chain(*values), strict=True))

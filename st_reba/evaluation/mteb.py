@@ -59,11 +59,11 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
     model = ENCODERS[kind](str(root), device="cpu")
     # Pages of text are no part of the model.
     files = [path for path in files_of(root) if path.suffix != ".md"]
-    found = getattr(ModelMeta, _KNOWN[kind][0])(model)
+    meta = getattr(ModelMeta, _KNOWN[kind][0])(model)
     weights = list(model.parameters())
     card = (metadata_load(root / "README.md") or {}) if (root / "README.md").is_file() else {}
     licence = str(card.get("license")).lower()
-    entry = found.model_copy(
+    entry = meta.model_copy(
         update={
             # mteb writes what is in loader_kwargs beside its results, where a path of this machine means nothing.
             "loader": partial(_load, directory=str(root.resolve())),
@@ -76,7 +76,7 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
             "use_instructions": any(model.prompts.values()),
             # A recipe learns from no labelled data. Of a trained model, its data's names are not mteb's.
             "training_datasets": None if "generated_from_trainer" in card.get("tags", []) else set(),
-            "adapted_from": card.get("base_model", found.adapted_from),
+            "adapted_from": card.get("base_model", meta.adapted_from),
         }
     )
     MODEL_REGISTRY[name] = MODEL_REGISTRY[str(directory)] = entry

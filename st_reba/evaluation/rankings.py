@@ -71,11 +71,11 @@ class ByModel:
         """Return indices and similarities of at most ``count`` documents for each query, the best first."""
         if list(documents) != self._documents[0]:
             self._documents = list(documents), self._embedded(self.model.encode_document, documents)
-        found: list[Hits] = []
+        hits: list[Hits] = []
         for first in range(0, len(queries), _TOGETHER):
             asked = self._embedded(self.model.encode_query, queries[first : first + _TOGETHER])
-            found += _best(self.model.similarity(asked, self._documents[1]), count)
-        return found
+            hits += _best(self.model.similarity(asked, self._documents[1]), count)
+        return hits
 
     def _embedded(self, encode: Any, texts: Sequence[str]) -> Any:
         # MultiVectorEncoder returns tensors by default, and has no such argument.
@@ -95,8 +95,8 @@ class Fusion:
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
         """Return indices and fused scores of at most ``count`` documents for each query, the best first."""
-        found = [ranker.nearest(queries, documents, max(count, _FUSED)) for ranker in self.rankers]
-        return [fused([own[:_FUSED] for own in rankings])[:count] for rankings in zip(*found, strict=True)]
+        hits = [ranker.nearest(queries, documents, max(count, _FUSED)) for ranker in self.rankers]
+        return [fused([own[:_FUSED] for own in rankings])[:count] for rankings in zip(*hits, strict=True)]
 
 
 @dataclass(frozen=True)

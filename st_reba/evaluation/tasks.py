@@ -85,8 +85,8 @@ class Vectors:
         return normalize(self.look_up(texts, "").float()).numpy()
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
-        found = semantic_search(self.look_up(queries, "query"), self.look_up(documents, "document"), top_k=count)
-        return [[(int(hit["corpus_id"]), float(hit["score"])) for hit in hits] for hits in found]
+        rankings = semantic_search(self.look_up(queries, "query"), self.look_up(documents, "document"), top_k=count)
+        return [[(int(hit["corpus_id"]), float(hit["score"])) for hit in hits] for hits in rankings]
 
 
 @dataclass(frozen=True)
@@ -288,10 +288,10 @@ class RetrievalTask(Task):
 
     def measure(self, similarity: Ranker) -> Measured:
         names = list(self.data.documents)
-        found = similarity.nearest(list(self.data.queries.values()), list(self.data.documents.values()), _FOUND)
+        rankings = similarity.nearest(list(self.data.queries.values()), list(self.data.documents.values()), _FOUND)
         gains = 1 / np.log2(np.arange(_RANKED) + 2)
         ndcg, recall = [], []
-        for query, hits in zip(self.data.queries, found, strict=True):
+        for query, hits in zip(self.data.queries, rankings, strict=True):
             relevant = set(self.data.relevant[query])
             hit = np.array([names[index] in relevant for index, _ in hits], dtype=np.float64)
             ndcg.append(hit[:_RANKED] @ gains[: len(hit)] / gains[: len(relevant)].sum())
@@ -380,11 +380,11 @@ def accuracy_shares(classes: ArrayLike, nearest: NDArray[np.int64], count: int) 
         # Of equals the first, which is the nearest.
         return np.asarray(voters[np.arange(number), votes.argmax(axis=1)] == labels, dtype=np.float64)
 
-    found = labels[nearest]
-    correct = right(found[:, :count])
+    neighbours = labels[nearest]
+    correct = right(neighbours[:, :count])
     left_out = np.zeros(number)
     for place in range(count):
-        others = np.delete(found, place, axis=1)
+        others = np.delete(neighbours, place, axis=1)
         change = right(others) - correct if others.shape[1] else -correct
         left_out += np.bincount(nearest[:, place], change, number)
     return np.asarray(correct - (left_out - left_out.mean()) / 3)
