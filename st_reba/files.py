@@ -45,7 +45,8 @@ def _full_disk_errors(path: Path) -> Iterator[None]:
         if not is_full(error) or getattr(error, "filename", None) is not None:
             raise
         code = getattr(error, "errno", None) or errno.ENOSPC
-        raise OSError(code, os.strerror(code), str(path)) from error
+        message = f"{os.strerror(code)}, and nothing is left half-written. Make room, or set another place"
+        raise OSError(code, message, str(path)) from error
 
 
 def check_free(out: Path, option: str) -> None:

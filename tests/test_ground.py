@@ -130,7 +130,7 @@ def test_every_writer_says_that_the_disk_is_full_and_leaves_nothing(writer, tmp_
             (scratch / "started").touch()
             WRITERS[writer](tmp_path / "full")
 
-    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'out'}'") as refused:
+    with pytest.raises(OSError, match=f"No space left on device, .*: '{tmp_path / 'out'}'") as refused:
         write()
     assert is_full(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
@@ -143,7 +143,7 @@ def test_what_was_there_is_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex="0"))
     (tmp_path / ".writing-0").symlink_to("/dev/full")
     with (
-        pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'a'}'"),
+        pytest.raises(OSError, match=f"No space left on device, .*: '{tmp_path / 'a'}'"),
         atomic_file(tmp_path / "a") as stream,
     ):
         np.save(stream, np.zeros(MANY))

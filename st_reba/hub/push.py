@@ -94,7 +94,7 @@ def push(
     except HfHubHTTPError as error:
         status = error.response.status_code
         kind = PermissionError if status in _REMEDIES else OSError
-        reason = f"The Hub does not take {repo_id} ({status}: {_reason(error)})."
+        reason = f"The Hub refuses to take {repo_id} ({status}: {_reason(error)})."
         raise kind(" ".join(filter(None, [reason, _REMEDIES.get(status)]))) from None
     except _NO_ANSWER as error:
         raise ConnectionError(f"{api.endpoint} gives no answer ({error}). The repository is unchanged.") from None

@@ -321,7 +321,7 @@ class _TransformerSettings(_Values):
     """Values of ``sentence_bert_config.json`` that are not settings of a module, with their former names in ST."""
 
     module_output_name: str = ""
-    modality_config: _Modalities = Field(None)
+    modality_config: Annotated[_Modalities, Field(default_factory=dict)]
     transformer_task: str = ""
     processing_kwargs: dict[str, Any] = {}
     model_kwargs: _ModelArguments = _ModelArguments()

@@ -182,9 +182,9 @@ FULL_TOO = SafetensorError("Error while serializing: I/O error: No space left on
     ("place", "error", "said", "left"),
     [
         # Its scores have been shown, nothing is left of it, and the best recipe is written.
-        ((page, "write_csv"), FULL, "report')", {"best", "report.partial"}),
-        ((SentenceTransformer, "save_pretrained"), FULL_TOO, "best')", {"report"}),
-        (("st_reba.evaluation.embedded.save",), FULL, "The disk is full ([Errno 28]", set()),
+        ((page, "write_csv"), FULL, "another place: 'report'", {"best", "report.partial"}),
+        ((SentenceTransformer, "save_pretrained"), FULL_TOO, "another place: 'best'", {"report"}),
+        (("st_reba.evaluation.embedded.save",), FULL, "No space left on device, and nothing is left", set()),
     ],
 )
 def test_a_full_disk(place, error, said, left, desk, monkeypatch):

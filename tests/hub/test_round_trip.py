@@ -148,8 +148,8 @@ def test_where_a_push_goes(outcomes, hub, workplace):
 def test_a_push_is_refused_in_a_sentence(outcomes, hub):
     for case, message in {
         "private over public": "org/built is public. Make it private on the Hub first,",
-        "wrong token": "does not accept the token (Invalid credentials in Authorization header). Log in with",
-        "a stranger": "The token may not write to org/built (You don't have write access to org/built).",
+        "wrong token": "(401: Invalid credentials in Authorization header). Log in with",
+        "a stranger": "The Hub refuses to take org/built (403: You don't have write access to org/built). Use a token",
         "a file again": f"hf://datasets/{VECTORS}/a.npy exists: choose another --out, or replace it with --overwrite.",
         "nowhere": "--out hf://datasets/org/none/a.npy: the Hub has no such repository, or you may not see it. Cre",
     }.items():

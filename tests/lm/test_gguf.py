@@ -194,7 +194,7 @@ class TestKept:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(gguf, "_check_tokenizer", full)
-        with pytest.raises(OSError, match=r"No space left on device: '.*gguf"):
+        with pytest.raises(OSError, match=r"No space left on device, .*: '.*gguf"):
             gguf.converted(files())
         assert left_in(kept) == []
 
