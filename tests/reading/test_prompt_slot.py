@@ -85,7 +85,7 @@ def test_a_prompt_that_is_blank_is_refused(shared, backbone_path, tmp_path):
 
 
 def test_a_slot_is_given_once_and_conversations_have_none(shared):
-    with pytest.raises(ValueError, match=re.escape("has {prompt} 2 times: give it once")):
+    with pytest.raises(ValueError, match=re.escape("has other braces than {text}, one {prompt}")):
         CausalTransformer(shared(), template="{prompt} {text} {prompt}")
     module = CausalTransformer(shared(), template="ponte")
     module.tokenizer.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
