@@ -43,14 +43,13 @@ def check_int(name: str, value: Any, least: int, most: int | None = None, advice
     return int(check(name, value, is_allowed, advice or f"give a whole number {bounds}."))
 
 
-def check_layers(name: str, value: Any, *, or_all: bool = True) -> Any:
-    """Return a list of layer indices, or "all" where that is allowed. The model may not have these layers."""
+def check_layers(name: str, value: Any) -> Any:
+    """Return a list of layer indices, or "all". The model may not have these layers."""
     are_indices = (
         isinstance(value, (list, tuple, range)) and len(value) > 0 and all(type(layer) is int for layer in value)
     )
-    advice = 'use "all" or ' if or_all else "use "
-    advice += "a list of layer indices, such as [-1]."
-    return check(name, value, are_indices or (or_all and value == "all"), advice)
+    advice = 'use "all" or a list of layer indices, such as [-1].'
+    return check(name, value, are_indices or value == "all", advice)
 
 
 def check_tokens(name: str, value: Any) -> int | None:

@@ -110,8 +110,7 @@ def build(
     import st_reba
     from st_reba.build import note_recipe, prompts_or_own
     from st_reba.files import atomic_directory
-    from st_reba.modules import AttentionRerankModule, PromptRepsModule
-    from st_reba.modules.attention_reranking import attention_reranker
+    from st_reba.modules import AttentionReranker, AttentionRerankModule, PromptRepsModule
     from st_reba.modules.multi_vector import multi_vector_encoder
     from st_reba.recipes import find
     from st_reba.text.presets import language_of
@@ -150,7 +149,7 @@ def build(
 
         built: Any
         if rerank:
-            built = attention_reranker(load(AttentionRerankModule, **settings), device="cpu")
+            built = AttentionReranker(modules=[load(AttentionRerankModule, **settings)], device="cpu")
         elif sparse:
             arguments = {**chosen.row.settings, **settings}
             prompts = prompts_or_own(prompts, arguments)

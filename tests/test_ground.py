@@ -47,8 +47,6 @@ def test_a_check_says_what_a_setting_may_be(name):
 def test_settings_are_described_and_huge_limits_are_none():
     assert describe(SimpleNamespace(count=2, way="a"), ["count", "way"]) == "count=2, way='a'"
     assert check_tokens("it", 1e30) is None
-    with pytest.raises(ValueError, match=re.escape(f"it='all': use {INDICES}")):
-        check_layers("it", "all", or_all=False)
 
 
 BROKEN = {

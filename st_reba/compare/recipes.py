@@ -29,7 +29,7 @@ from ..fingerprint import fingerprint
 from ..lm.passes import Capture, gather_positions
 from ..lm.views import depth
 from ..modules import CausalModule, EchoModule, InputEmbeddings, ReBAModule, TopicModule
-from ..modules.partwise import check_part_weights
+from ..modules.embedding_transforms import check_part_weights
 from ..modules.vectors import TokenVectors
 from ..moments import Moments
 from ..reading.words import encode_words, tokens_of

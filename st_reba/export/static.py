@@ -25,8 +25,8 @@ from transformers import PreTrainedTokenizerBase
 from ..hub.card import add_static
 from ..lm.views import depth
 from ..modules import CausalModule, CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform
-from ..modules.embedding_transforms import check_count
 from ..moments import Moments, principal_directions
+from ..settings import check_int
 from ..text.layout import NOT_TEXT, Layout
 
 #: Batch size for entries of the vocabulary, and for texts.
@@ -72,7 +72,8 @@ def static_model(
     tokenizer = _tokenizer(module)
     layer = default_layer(module) if layer is None else layer
     reader = _reader(module, layer)
-    check_count("dimension", dimension, 1, reader.get_embedding_dimension(), "the directions to keep")
+    if dimension is not None:
+        check_int("dimension", dimension, 1, reader.get_embedding_dimension())
     texts = list(texts)
     weights = IdfWeights.fit(reader, texts).weights
     vectors = _token_vectors(reader, on_progress)
@@ -121,7 +122,8 @@ def _token_vectors(reader: CausalModule, on_progress: Progress) -> Tensor:
 
 
 def _reader(module: CausalModule, layer: int) -> CausalModule:
-    check_count("layer", layer, 0, depth(module.model), "0 for the input embeddings, or the layer to read after")
+    last = depth(module.model)
+    check_int("layer", layer, 0, last, f"give 0 for the input embeddings, or the layer to read after, up to {last}.")
     if layer == 0:
         return InputEmbeddings(module)
     return CausalTransformer(module, output_layer=layer, final_norm=False)

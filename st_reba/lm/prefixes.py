@@ -71,7 +71,7 @@ class PastMask(Hook):
 
 
 class _Kept(DynamicLayer):
-    """Keys and values of one layer's prefix, (1, G, P, d), that a pass reads and does not extend."""
+    """Keys and values of one layer's prefixes, (R, G, P, d), that a pass of B * R rows reads and does not extend."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -79,7 +79,8 @@ class _Kept(DynamicLayer):
         self._kept = keys, values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        keys, values = (own.expand(len(key_states), -1, -1, -1) for own in self._kept)
+        rows = len(key_states) // len(self._kept[0])
+        keys, values = (own[:, None].expand(-1, rows, -1, -1, -1).flatten(0, 1) for own in self._kept)
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
@@ -143,7 +144,7 @@ def run_prefix(model: PreTrainedModel, ids: Sequence[int]) -> Past:
 
 
 def read_only_cache(layers: Iterable[tuple[Tensor, Tensor]]) -> Cache:
-    """Return a cache of keys and values, (1, G, P, d) for each layer, that passes of any number of rows can read."""
+    """Return a cache of keys and values, (R, G, P, d) for each layer, that passes of a multiple of R rows can read."""
     return Cache(layers=[_Kept(keys, values) for keys, values in layers])
 
 

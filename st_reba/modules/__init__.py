@@ -1,73 +1,44 @@
 """Methods, and the modules that follow them."""
 
-from .attention_pooling import AttentionPoolingModule
-from .attention_reranking import AttentionReranker, AttentionRerankModule
-from .base import CausalModule
-from .bidirectional import BidirectionalLastLayer
-from .causal import CausalTransformer
-from .contrastive import ContrastivePromptingModule
-from .early_late import EarlyLateModule
-from .echo import EchoModule
-from .embedding_filter import EmbeddingFilter
-from .embedding_transforms import AllButTheTop, Centering, EmbeddingTransform, Standardization, WhiteningTransform
-from .endpoint import EndpointTransformer
-from .idf_weights import IdfWeights
-from .input_embeddings import InputEmbeddings
-from .kv_rerouting import KVReroutingModule
-from .layer_states import LayerStates
-from .layerwise_autoencoder import LayerwiseAutoencoder
-from .llama_cpp import LlamaCppTransformer
-from .meta_eol import MetaEOLModule
-from .multi_vector import TokenProjection
-from .no_sink import NoSinkModule
-from .partwise import PartwiseWhitening, StandardizedSum
-from .promptreps import PromptRepsModule
-from .reba import ReBAModule
-from .refined_thought import RefinedThoughtModule
-from .token_prepending import TokenPrependingModule
-from .topic import TopicModule
-from .twin_tower import TwinTower
-from .value_aggregation import ValueAggregationModule
+from .attention_pooling import AttentionPoolingModule as AttentionPoolingModule
+from .attention_reranking import AttentionReranker as AttentionReranker
+from .attention_reranking import AttentionRerankModule as AttentionRerankModule
+from .base import CausalModule as CausalModule
+from .bidirectional import BidirectionalLastLayer as BidirectionalLastLayer
+from .causal import CausalTransformer as CausalTransformer
+from .causal import InputEmbeddings as InputEmbeddings
+from .contrastive import ContrastivePromptingModule as ContrastivePromptingModule
+from .early_late import EarlyLateModule as EarlyLateModule
+from .echo import EchoModule as EchoModule
+from .embedding_transforms import AllButTheTop as AllButTheTop
+from .embedding_transforms import Centering as Centering
+from .embedding_transforms import EmbeddingFilter as EmbeddingFilter
+from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
+from .embedding_transforms import PartwiseWhitening as PartwiseWhitening
+from .embedding_transforms import Standardization as Standardization
+from .embedding_transforms import StandardizedSum as StandardizedSum
+from .embedding_transforms import WhiteningTransform as WhiteningTransform
+from .endpoint import EndpointTransformer as EndpointTransformer
+from .idf_weights import IdfWeights as IdfWeights
+from .kv_rerouting import KVReroutingModule as KVReroutingModule
+from .layer_states import LayerStates as LayerStates
+from .layerwise_autoencoder import LayerwiseAutoencoder as LayerwiseAutoencoder
+from .llama_cpp import LlamaCppTransformer as LlamaCppTransformer
+from .meta_eol import MetaEOLModule as MetaEOLModule
+from .multi_vector import TokenProjection as TokenProjection
+from .no_sink import NoSinkModule as NoSinkModule
+from .promptreps import PromptRepsModule as PromptRepsModule
+from .reba import ReBAModule as ReBAModule
+from .refined_thought import RefinedThoughtModule as RefinedThoughtModule
+from .token_prepending import TokenPrependingModule as TokenPrependingModule
+from .topic import TopicModule as TopicModule
+from .twin_tower import TwinTower as TwinTower
+from .value_aggregation import ValueAggregationModule as ValueAggregationModule
 
 #: Bases and models, which no saved model names.
 _NOT_SAVED = ("AttentionReranker", "CausalModule", "EmbeddingTransform")
 
-__all__ = [
-    "AllButTheTop",
-    "AttentionPoolingModule",
-    "AttentionRerankModule",
-    "AttentionReranker",
-    "BidirectionalLastLayer",
-    "CausalModule",
-    "CausalTransformer",
-    "Centering",
-    "ContrastivePromptingModule",
-    "EarlyLateModule",
-    "EchoModule",
-    "EmbeddingFilter",
-    "EmbeddingTransform",
-    "EndpointTransformer",
-    "IdfWeights",
-    "InputEmbeddings",
-    "KVReroutingModule",
-    "LayerStates",
-    "LayerwiseAutoencoder",
-    "LlamaCppTransformer",
-    "MetaEOLModule",
-    "NoSinkModule",
-    "PartwiseWhitening",
-    "PromptRepsModule",
-    "ReBAModule",
-    "RefinedThoughtModule",
-    "Standardization",
-    "StandardizedSum",
-    "TokenPrependingModule",
-    "TokenProjection",
-    "TopicModule",
-    "TwinTower",
-    "ValueAggregationModule",
-    "WhiteningTransform",
-]
+__all__ = sorted(name for name, kind in globals().items() if isinstance(kind, type))
 
 #: Modules that a saved model may name.
 SAVED = [name for name in __all__ if name not in _NOT_SAVED]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from sentence_transformers import CrossEncoder
@@ -21,10 +22,7 @@ from ..settings import NO_LIMIT, check, check_flag, check_int, check_tokens
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import check_template_length
 from ..text.tokens import special_tokens, tokenize
-from .base import CausalModule
 from .transformer import SafeTransformer
-
-QUERY, DOCUMENTS = "{query}", "{documents}"
 
 #: The paper's prompt, in other words.
 TEMPLATE = (
@@ -161,48 +159,34 @@ class AttentionRerankModule(SafeTransformer):
         block_tokens: int | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        self._before, self._between, self._end = _split_template(template)
-        is_list = isinstance(heads, (list, tuple)) and all(isinstance(pair, (list, tuple)) for pair in heads)
-        are_heads = heads is None or (
-            is_list and bool(heads) and all([*map(type, pair)] == [int, int] for pair in heads)
-        )
-        advice = "give a list of pairs of a layer and a head, both counted from 0, such as [[12, 3], [14, 0]], or None."
-        check("heads", heads, are_heads, advice)
-        advice = "give how often the list is read, each time from another document on, 1 to 64."
-        self.template, self.rotations = template, check_int("rotations", rotations, 1, 64, advice)
-        self.heads = None if heads is None else [[*pair] for pair in heads]
+        check_template_length([check("template", template, isinstance(template, str), "give a string.")])
+        slots = re.fullmatch(r"([^{}]*)\{documents\}([^{}]*)\{query\}([^{}]*)", template)
+        advice = "give text with one {documents} and, behind it, one {query}; no other braces."
+        check("template", template, slots is not None, advice)
+        self._before, self._between, self._end = cast(re.Match[str], slots).groups()
+        self.template, self.rotations = template, check_int("rotations", rotations, 1, 64)
         self.together, self.block_tokens = check_flag("together", together), check_tokens("block_tokens", block_tokens)
-        if not together and (rotations > 1 or block_tokens is not None):
-            raise ValueError(
-                f"rotations={rotations}, block_tokens={block_tokens}: documents that are read alone have no order and "
-                "no blocks. Set together=True, or leave both out."
-            )
+        advice = "documents that are read alone have no order and no blocks. Set together=True, or leave it out."
+        check("rotations", rotations, together or rotations == 1, advice)
+        check("block_tokens", block_tokens, together or block_tokens is None, advice)
         super().__init__(model_name_or_path, **transformer_kwargs)
+        self.heads = None if heads is None else _check_heads(heads, self.model.config)
+        if self.heads is not None:
+            layers = [layer for layer, _ in self.heads]
+        elif layers == "middle":
+            layers = middle(self.model.config)
         self.lm = LanguageModel(self.model)
         #: Indices of the layers, which mean the same in the saved model.
-        self.layers = list(self.lm.resolve(self._named_layers(layers), "watched"))
+        self.layers = list(self.lm.resolve(layers, "watched"))
         self.lm = LanguageModel(self.lm.model, self.layers[-1] + 1)
         self.model = self.lm.model
         self.model.config.use_cache = False
-        self.check_weights()
+        self.missing_weights.check(self.model)
         if not self.lm.continues_past:
             raise ValueError(
                 f"{type(self.model).__name__}: its attention cannot be watched behind documents that it has read. Use "
                 "another architecture, such as Llama, Qwen, Mistral or Gemma."
             )
-
-    def _named_layers(self, layers: Any) -> Any:
-        """Return the layers of the chosen heads, or the middle ones if these are asked for."""
-        if self.heads is None:
-            return middle(self.model.config) if layers == "middle" else layers
-        config = self.model.config.get_text_config(decoder=True)
-        depth, count = config.num_hidden_layers, config.num_attention_heads
-        if wrong := [pair for pair in self.heads if not (0 <= pair[0] < depth and 0 <= pair[1] < count)]:
-            raise ValueError(
-                f"heads={self.heads}: the model has {depth} layers of {count} heads, counted from 0, so {wrong[0]} is "
-                "out of range."
-            )
-        return [layer for layer, _ in self.heads]
 
     def on_model_ready(self, model: Any) -> None:
         """Refuse a plain ``CrossEncoder``. sentence-transformers calls it on a complete model.
@@ -216,9 +200,6 @@ class AttentionRerankModule(SafeTransformer):
                 "batches. Load it with st_reba.AttentionReranker(path), which has the same rank and predict."
             )
         super().on_model_ready(model)
-
-    def _ids(self, text: str) -> list[int]:
-        return tokenize(self._tokenizer, [text])[0].ids
 
     def _asked(self, query: str) -> tuple[list[int], list[bool]]:
         """Return the tokens after all documents, and which of them are part of the query or follow it."""
@@ -259,13 +240,13 @@ class AttentionRerankModule(SafeTransformer):
                 "AttentionReranker.predict, which puts the pairs of each query together."
             )
         asked = [self._asked(text) for text in (*queries, CONTENT_FREE)]
-        front = [*special_tokens(self._tokenizer)[0], *self._ids((prompt or "") + self._before)]
-        separator = self._ids(SEPARATOR)
+        before, separator = tokenize(self._tokenizer, [(prompt or "") + self._before, SEPARATOR])
+        front = [*special_tokens(self._tokenizer)[0], *before.ids]
         asked_length = (processing_kwargs or {}).get("text", {}).get("max_length")
         limits = [self._tokenizer.model_max_length, check_tokens("max_length", asked_length) or NO_LIMIT]
         if self.lm.positions is not None:
             longest = max(len(ids) for ids, _ in asked)
-            limits.append(self.lm.positions - len(front) - len(separator) - longest)
+            limits.append(self.lm.positions - len(front) - len(separator.ids) - longest)
             if limits[-1] < 1:
                 raise ValueError(
                     f"A query of {len(asked[0][0])} tokens, with what precedes it, and {len(front)} tokens before the "
@@ -275,7 +256,7 @@ class AttentionRerankModule(SafeTransformer):
         limit = int(min(limits))
         kept = slice(-limit, None) if self._tokenizer.truncation_side == "left" else slice(limit)
         documents = [tokens.ids[kept] for tokens in tokenize(self._tokenizer, [document for _, document in inputs])]
-        return {"front": front, "separator": separator, "documents": documents, "asked": asked}
+        return {"front": front, "separator": separator.ids, "documents": documents, "asked": asked}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Score a list.
@@ -287,60 +268,38 @@ class AttentionRerankModule(SafeTransformer):
         Returns:
             The features with ``scores`` (N, 1), float32. A document without tokens has 0.
         """
-        count, rounds = len(features["documents"]), []
+        front, separator, documents, asked = (features[name] for name in ("front", "separator", "documents", "asked"))
+        count, rounds = len(documents), []
         for first in sorted({number * count // self.rotations for number in range(self.rotations)}):
-            order = [*range(first, count), *range(first)]
-            weights = self.token_weights(features, order)
-            scores = torch.stack([calibrated(paid.sum(dim=0)) for paid in weights])
-            rounds.append(scores.new_zeros(count).index_put((torch.tensor(order, device=scores.device),), scores))
+            parts = [[*separator, *document] for document in [*documents[first:], *documents[:first]]]
+            with torch.inference_mode():
+                read = self._read_documents(front, parts, max(len(ids) for ids, _ in asked))
+                query, nothing = self._paid(read, asked)
+            paid = (query - nothing).sum(dim=0)
+            scores = [calibrated(paid[span][len(separator) :]) for span in read.spans]
+            rounds.append(torch.stack(scores).roll(first))
         return {**features, "scores": torch.stack(rounds).mean(dim=0).float()[:, None]}
 
-    def token_weights(self, features: Mapping[str, Any], order: Sequence[int] | None = None) -> list[Tensor]:
-        """Compute the attention of each head to each token for the query, less that for the query without content.
-
-        Args:
-            features: Result of :meth:`preprocess`.
-            order: Order in which the documents are read. None: as given.
-
-        Returns:
-            For each document in that order, (heads, tokens): the heads of the chosen layers, layer by layer, or the
-            chosen heads in the order of ``heads``.
-        """
-        documents = [features["documents"][place] for place in order or range(len(features["documents"]))]
-        with torch.inference_mode():
-            read = self._read_documents(features["front"], features["separator"], documents, features["asked"])
-            query, nothing = self._paid(read, features["asked"])
-        return [(query - nothing)[:, span] for span in read.spans]
-
-    def _read_documents(
-        self, front: list[int], separator: list[int], documents: Sequence[list[int]], asked: Sequence[Any]
-    ) -> ReadDocuments:
+    def _read_documents(self, front: list[int], parts: Sequence[list[int]], asked: int) -> ReadDocuments:
         """Run the model over the documents, block by block, and put their keys and values side by side."""
-        parts = [[*separator, *document] for document in documents]
-        blocks = self._blocks(len(front), [len(part) for part in parts], max(len(ids) for ids, _ in asked))
-        rows = [[*front, *(token for place in block for token in parts[place])] for block in blocks]
-        layers: list[Sequence[tuple[Tensor, Tensor]]] = [()] * len(rows)
-        # Rows of about one length run together, which saves padding.
-        by_length = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-        size = max(1, CausalModule.TOKENS_PER_THREAD * torch.get_num_threads() // len(rows[by_length[0]]))
-        for first in range(0, len(rows), size):
-            together, cache = by_length[first : first + size], DynamicCache()
-            layout = Layout.of([[(token, NOT_TEXT) for token in rows[row]] for row in together])
-            self.lm.run(layout, **cache_arguments(self.model, cache))
-            for place, row in enumerate(together):
-                # The front is the same in all rows, and kept once.
-                used = slice(0 if row == 0 else len(front), len(rows[row]))
-                layers[row] = [(keys[place, :, used], values[place, :, used]) for keys, values, *_ in cache]
+        positions, spans, start = [torch.arange(len(front))], [], len(front)
+        layers: list[list[tuple[Tensor, Tensor]]] = []
+        for block in self._blocks(len(front), [len(part) for part in parts], asked):
+            tokens = [*front, *(token for place in block for token in parts[place])]
+            cache = DynamicCache()
+            self.lm.run(Layout.of([[(token, NOT_TEXT) for token in tokens]]), **cache_arguments(self.model, cache))
+            # The front is the same in all blocks, and kept once.
+            used = slice(len(front) if layers else 0, None)
+            layers.append([(keys[:, :, used], values[:, :, used]) for keys, values, *_ in cache])
+            positions.append(torch.arange(len(front), len(tokens)))
+            for place in block:
+                spans.append(slice(start, start + len(parts[place])))
+                start += len(parts[place])
         joined = [
-            (torch.cat([keys for keys, _ in own], dim=1)[None], torch.cat([values for _, values in own], dim=1)[None])
+            (torch.cat([keys for keys, _ in own], dim=2), torch.cat([values for _, values in own], dim=2))
             for own in zip(*layers, strict=True)
         ]
-        positions = [torch.arange(len(front)), *(torch.arange(len(front), len(row)) for row in rows)]
-        spans, reached = [], len(front)
-        for place in (place for block in blocks for place in block):
-            spans.append(slice(reached + len(separator), reached + len(parts[place])))
-            reached += len(parts[place])
-        return ReadDocuments(joined, torch.cat(positions), spans, max(map(len, rows)))
+        return ReadDocuments(joined, torch.cat(positions), spans, len(front) + max(map(len, positions[1:])))
 
     def _blocks(self, front: int, lengths: Sequence[int], asked: int) -> list[list[int]]:
         """Return the documents that are read together, given their numbers of tokens."""
@@ -379,20 +338,20 @@ class AttentionReranker(CrossEncoder):
     A score is relative to the other documents of its list.
     """
 
-    @property
-    def num_labels(self) -> int:
-        """Number of scores of a pair."""
-        return 1
+    #: Number of scores of a pair.
+    num_labels = 1
+
+    def get_default_activation_fn(self) -> Callable[[Tensor], Tensor]:
+        """Return the identity: a score is no logit."""
+        return nn.Identity()
 
     def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Save the model, with a card that loads it with this class."""
         super().save_pretrained(path, *args, **kwargs)
         card = Path(path) / "README.md"
         if card.is_file():
-            text = card.read_text("utf-8").replace("CrossEncoder(", "AttentionReranker(")
-            text = text.replace(
-                "from sentence_transformers import CrossEncoder", "from st_reba import AttentionReranker"
-            )
+            imported = "from sentence_transformers import CrossEncoder", "from st_reba import AttentionReranker"
+            text = card.read_text("utf-8").replace(*imported).replace("CrossEncoder(", "AttentionReranker(")
             card.write_text(text, "utf-8")
 
     @torch.inference_mode()
@@ -447,14 +406,21 @@ class AttentionReranker(CrossEncoder):
         return result[0] if is_one else result
 
 
-def attention_reranker(module: AttentionRerankModule, **kwargs: Any) -> AttentionReranker:
-    """Make an :class:`AttentionReranker` from a module.
+def _check_heads(heads: Any, config: Any) -> list[list[int]]:
+    """Return pairs of a layer and a head that a model has, as lists."""
+    config = config.get_text_config(decoder=True)
+    depth, count = config.num_hidden_layers, config.num_attention_heads
 
-    Args:
-        module: The module.
-        **kwargs: Arguments of ``CrossEncoder``, such as ``device``.
-    """
-    return AttentionReranker(modules=[module], activation_fn=nn.Identity(), **kwargs)
+    def is_head(pair: Any) -> bool:
+        is_pair = isinstance(pair, (list, tuple)) and [*map(type, pair)] == [int, int]
+        return is_pair and 0 <= pair[0] < depth and 0 <= pair[1] < count
+
+    advice = (
+        f"give a list of pairs of a layer and a head, such as [[1, 0], [1, 3]], or None; the model has {depth} layers "
+        f"of {count} heads, counted from 0."
+    )
+    check("heads", heads, isinstance(heads, (list, tuple)) and len(heads) > 0 and all(map(is_head, heads)), advice)
+    return [[*pair] for pair in heads]
 
 
 def middle(config: Any) -> list[int]:
@@ -477,16 +443,3 @@ def calibrated(scores: Tensor) -> Tensor:
     if len(scores) < 2:
         return scores.sum()
     return scores[scores > scores.mean() - DEVIATIONS * scores.std()].sum()
-
-
-def _split_template(template: str) -> tuple[str, str, str]:
-    """Return the text before, between and after the slots of a template."""
-    check("template", template, isinstance(template, str), "give a string.")
-    check_template_length([template])
-    before, has_documents, rest = template.partition(DOCUMENTS)
-    between, has_query, behind = rest.partition(QUERY)
-    if not (has_documents and has_query) or any(brace in before + between + behind for brace in "{}"):
-        raise ValueError(
-            f"The template {template!r}: give text with one {DOCUMENTS} and, behind it, one {QUERY}; no other braces."
-        )
-    return before, between, behind

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from os import PathLike
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..hub.loading import modes_of
 from ..lm.attention.hooks import Bidirectional
 from ..lm.model import LanguageModel, resolve_output_layer
 from ..lm.passes import Hook
@@ -83,11 +82,18 @@ class CausalModule(SafeTransformer):
     #: Whether tokens have vectors of their own.
     has_token_vectors: ClassVar[bool] = True
     #: Weights of the parts of a vector, where it is made of several.
-    part_weights: ClassVar[tuple[float, ...]] = (1.0,)
+    part_weights: tuple[float, ...] = (1.0,)
+    #: Copies of the text whose tokens are returned.
+    copies_read: range = range(1)
     #: Whether templates may have several copies of the text.
     repeats_text: ClassVar[bool] = False
     #: Whether templates have a slot of token prepending.
     prepends: ClassVar[bool] = False
+    #: Settings of a template's authors that have another default here, and those that have one value alone.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    #: Whether the output layer and norm of a template's authors are left out, because every layer is read.
+    reads_all_layers: ClassVar[bool] = False
     #: Whether each layout ends in the end-of-sequence token.
     ends_in_eos: ClassVar[bool] = False
     #: Number of tokens that the method adds to a layout in a pass.
@@ -118,45 +124,47 @@ class CausalModule(SafeTransformer):
         given: Sequence[Any] = template if isinstance(template, (list, tuple)) else [template]
         presets = [own if isinstance(own, Preset) else preset_of(own) for own in given]
         templates, preset = [Template.parse(own.template) for own in presets], agreed(presets)
+        self._templates, self.template = tuple(templates), str(templates[0])
         repeats, text = any(own.copies > 1 for own in templates), " and ".join(map(str, templates))
         advice = f"{type(self).__name__} reads one copy of the text; use EchoModule for a template with several."
         check("template", text, self.repeats_text or not repeats, advice)
         advice = f"nothing is prepended, so leave {PREPEND} out, or use TokenPrependingModule."
         check("template", text, self.prepends or PREPEND not in text, advice)
-        pool_over = check_choice(
-            "pool_over", first_not_none(pool_over, preset.pool_over, "text"), "text", "all", "whole"
-        )
-        rows = check_choice("rows", first_not_none(rows, preset.rows, "all"), "all", "last")
-        final_norm = check_flag("final_norm", first_not_none(final_norm, preset.final_norm, True))
-        normalize_text = check_flag("normalize_text", first_not_none(normalize_text, preset.normalize_text, False))
+        if self.reads_all_layers:
+            preset = replace(preset, output_layer=None, final_norm=None)
+
+        def chosen(name: str, value: Any, usual: Any = None) -> Any:
+            only = self.fixed.get(name, value)
+            check(name, value, value in (None, only), f"{type(self).__name__} has {only!r} alone; leave it out.")
+            return first_not_none(value, only, getattr(preset, name), self.defaults.get(name), usual)
+
+        pool_over = chosen("pool_over", pool_over, "text")
+        self.pool_over: PoolOver = check_choice("pool_over", pool_over, "text", "all", "whole")
+        self.rows: Rows = check_choice("rows", chosen("rows", rows, "all"), "all", "last")
+        self.final_norm = check_flag("final_norm", chosen("final_norm", final_norm, True))
+        self.normalize_text = check_flag("normalize_text", chosen("normalize_text", normalize_text, False))
         tokenization = first_not_none(tokenization, "pieces" if repeats else "whole")
-        check_choice("tokenization", tokenization, "whole", "pieces")
+        self.tokenization = check_choice("tokenization", tokenization, "whole", "pieces")
         advice = "the same tokens are put into several slots, so they are tokenized on their own; leave it out."
         check("tokenization", tokenization, tokenization == "pieces" or not repeats, advice)
-        check_choice("chat", chat, "turn", "conversation")
-        check_flag("deterministic", deterministic)
-        check_flag("prefix_caching", prefix_caching)
+        self.chat: Chat = check_choice("chat", chat, "turn", "conversation")
+        self.deterministic = check_flag("deterministic", deterministic)
+        self.prefix_caching = check_flag("prefix_caching", prefix_caching)
 
         super().__init__(model_name_or_path, **transformer_kwargs)
         #: Number of layers of the whole model.
         self.whole_depth = depth(self.model)
-        if output_layer is None and isinstance(preset.output_layer, int):
-            output_layer = max(preset.output_layer, -self.whole_depth)
-        self.output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, preset.output_layer))
+        usual = chosen("output_layer", None)
+        if isinstance(usual, int):
+            usual = max(usual, -self.whole_depth)
+        self.output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, usual))
         # Of a model that runs elsewhere. Multimodal models have an attribute "language_model".
         kind: type[LanguageModel] = getattr(self.model, "language_model_class", LanguageModel)
         self._lm = kind(self.model, self.output_layer)
         self.model = self._lm.model
         self.model.config.use_cache = False
         # Weights of removed layers may be missing.
-        self.check_weights()
-        self._templates = tuple(templates)
-        self.template = str(templates[0])
-        self.pool_over: PoolOver = pool_over
-        self.rows: Rows = rows
-        self.final_norm, self.normalize_text = final_norm, normalize_text
-        self.tokenization, self.chat = tokenization, chat
-        self.deterministic, self.prefix_caching = deterministic, prefix_caching
+        self.missing_weights.check(self.model)
         layers = depth(self.model)
         if isinstance(bidirectional_layers, float) and 0 < bidirectional_layers <= 1:
             bidirectional_layers = max(1, int(bidirectional_layers * layers))
@@ -238,12 +246,11 @@ class CausalModule(SafeTransformer):
             return {}
         own: dict[str, Any] = dict(self.processing_kwargs)
         of_task = getattr(self, f"{kwargs.get('task')}_length", None)
-        of_task = {} if of_task is None else {"max_length": of_task}
-        asked = {**own.get("text", {}), **of_task, **(processing_kwargs or {}).get("text", {})}
+        asked = {**own.get("text", {}), **({"max_length": of_task} if of_task is not None else {})}
+        asked |= (processing_kwargs or {}).get("text", {})
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: use max_length alone.')
-        length = asked.get("max_length")
-        layouts = self.lay_out(inputs, prompt or "", None if length is None else check_tokens("max_length", length))
+        layouts = self.lay_out(inputs, prompt or "", check_tokens("max_length", asked.get("max_length")))
         if not self._warned_empty and bool(_is_empty(layouts).any()):
             self._warned_empty = True
             warnings.warn("A text without tokens is embedded as a zero vector. This warning comes once.", stacklevel=2)
@@ -396,11 +403,6 @@ class CausalModule(SafeTransformer):
         hooks = self.lm.feed_forward_at(last_position(selected), selected.shape[1]) if self.rows == "last" else []
         return TokenVectors.pick(self.run(layout, *hooks), layout, selected)
 
-    @property
-    def copies_read(self) -> range:
-        """Copies of the text whose tokens are returned."""
-        return range(1)
-
     def selected(self, layout: Layout, *, every: bool = False) -> Tensor:
         """Return the tokens that ``pool_over`` and ``rows`` name, (B, N), boolean.
 
@@ -419,21 +421,6 @@ class CausalModule(SafeTransformer):
                 reached = reached | (starts == len(self.layouter.before))[:, None]
             selected = reached & real
         return last_token_mask(selected) if self.rows == "last" and not every else selected
-
-    # Pipeline
-
-    @property
-    def incompatible_poolings(self) -> Mapping[str, str]:
-        """Pooling modes that do not fit the method, each with what to do instead, for a warning."""
-        return {}
-
-    def on_model_ready(self, model: Any) -> None:
-        """Warn about pooling that does not fit the method. sentence-transformers calls it on a complete pipeline."""
-        super().on_model_ready(model)
-        for modes in (modes_of(part) for part in model.children() if isinstance(part, Pooling)):
-            for mode in sorted(self.incompatible_poolings.keys() & modes):
-                advice = self.incompatible_poolings[mode]
-                warnings.warn(f'{type(self).__name__} is followed by Pooling("{mode}"): {advice}', stacklevel=2)
 
 
 def _is_empty(layouts: Sequence[Layout]) -> Tensor:

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..settings import check, first_not_none
-from .base import PoolOver
+from ..settings import check
 from .causal import CausalTransformer
 
 
@@ -27,8 +26,7 @@ class BidirectionalLastLayer(CausalTransformer):
         model_name_or_path: As for :class:`CausalModule`.
         bidirectional_layers: Number of layers, m >= 1, or a share of the layers.
         template: Text with one slot, or a name.
-        pool_over: As for :class:`CausalModule`. None: ``"all"``.
-        **settings: As for :class:`CausalModule`.
+        **settings: As for :class:`CausalModule`. ``pool_over`` None: ``"all"``.
     """
 
     method = "Bidirectional last layer"
@@ -37,6 +35,7 @@ class BidirectionalLastLayer(CausalTransformer):
         "Xianming Li, Jing Li: BeLLM: Backward Dependency Enhanced Large Language Model for Sentence Embeddings. "
         "NAACL 2024."
     )
+    defaults = {"pool_over": "all"}
 
     def __init__(
         self,
@@ -44,15 +43,8 @@ class BidirectionalLastLayer(CausalTransformer):
         *,
         bidirectional_layers: int | float = 1,
         template: str = "representative-word",
-        pool_over: PoolOver | None = None,
         **settings: Any,
     ) -> None:
         advice = "give 1 or more, or use CausalTransformer for none."
         check("bidirectional_layers", bidirectional_layers, bidirectional_layers != 0, advice)
-        super().__init__(
-            model_name_or_path,
-            bidirectional_layers=bidirectional_layers,
-            template=template,
-            pool_over=first_not_none(pool_over, "all"),
-            **settings,
-        )
+        super().__init__(model_name_or_path, bidirectional_layers=bidirectional_layers, template=template, **settings)

@@ -15,8 +15,8 @@ from ..lm.passes import Replace, gather_positions, scatter_positions
 from ..lm.views import depth
 from ..settings import check, check_int, first_not_none
 from ..text.layout import Layout
-from ..text.presets import DEFAULT_CONTRAST, Preset, preset
-from .base import CausalModule, PoolOver
+from ..text.presets import DEFAULT_CONTRAST, preset
+from .base import CausalModule
 from .vectors import TokenVectors
 
 #: The question whose answer a text's embedding shall not have.
@@ -37,8 +37,8 @@ class ContrastivePromptingModule(CausalModule):
         scale: :math:`\alpha`, or ``"norm"``, which gives the difference the length of :math:`v_n`. None: the paper's.
         template: Text with one slot, or a name.
         auxiliary_template: The other prompt.
-        pool_over: ``"all"``: n is the last token of the layout.
-        **settings: As for :class:`CausalModule`. ``output_layer`` None: 27 of 32 layers. ``final_norm`` None: False.
+        **settings: As for :class:`CausalModule`. ``pool_over`` is ``"all"``: n is the last token of the layout.
+            ``output_layer`` None: 27 of 32 layers. ``final_norm`` None: False.
     """
 
     config_keys = [*CausalModule.config_keys, "template", "contrast_layer", "scale", "auxiliary_template"]
@@ -53,6 +53,8 @@ class ContrastivePromptingModule(CausalModule):
     )
     cost = "One pass over the text, and one over its first layers under the auxiliary prompt."
     has_token_vectors = False
+    fixed = {"pool_over": "all", "rows": "last"}
+    defaults = {"output_layer": 27 / 32, "final_norm": False}
 
     def __init__(
         self,
@@ -62,7 +64,6 @@ class ContrastivePromptingModule(CausalModule):
         scale: float | Literal["norm"] | None = None,
         template: str = "prompteol",
         auxiliary_template: str = IRRELEVANT,
-        pool_over: PoolOver = "all",
         **settings: Any,
     ) -> None:
         known = preset(template)
@@ -70,11 +71,8 @@ class ContrastivePromptingModule(CausalModule):
         scale = contrast.scale if scale is None else scale
         is_factor = scale == "norm" or (type(scale) in (int, float) and 0 < scale < math.inf)
         check("scale", scale, is_factor, 'give a number above 0, or "norm" for the length before.')
-        check("pool_over", pool_over, pool_over == "all", 'the last token answers the prompt; use "all".')
-        main = stop_early(known)
-        auxiliary = replace(main, template=preset(auxiliary_template).template)
-        settings = {**settings, "pool_over": "all", "rows": "last"}
-        super().__init__(model_name_or_path, template=[main, auxiliary], **settings)
+        auxiliary = replace(known, template=preset(auxiliary_template).template)
+        super().__init__(model_name_or_path, template=[known, auxiliary], **settings)
         run = depth(self.model)
         usual = min(contrast.index(self.whole_depth), run - 1)
         advice = f"give the index of one of {run} layers, {-run} to {run - 1}, or None for the paper's."
@@ -102,13 +100,3 @@ class ContrastivePromptingModule(CausalModule):
         same = length <= torch.finfo(v.dtype).eps ** 0.75 * before
         factor = before / length.masked_fill(same, 1) if self.scale == "norm" else self.scale
         return (factor * difference).masked_fill(same, 0)
-
-
-def stop_early(preset: Preset) -> Preset:
-    """Return a preset with settings where it has none: 27 of 32 layers, no final norm, to the end of the layout."""
-    return replace(
-        preset,
-        pool_over=preset.pool_over or "all",
-        output_layer=preset.output_layer or 27 / 32,
-        final_norm=bool(preset.final_norm),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import nn
 
 from ..lm.passes import Capture, gather_positions
 from ..lm.views import depth
-from ..settings import check, check_int, first_not_none
+from ..settings import check_int, first_not_none
 from ..text.layout import Layout
-from .base import CausalModule, PoolOver
+from .base import CausalModule
 from .vectors import TokenVectors
 
 
@@ -34,8 +34,8 @@ class EarlyLateModule(CausalModule):
         model_name_or_path: As for :class:`CausalModule`.
         template: Text with one slot, or a name.
         early_layer: The layer l, counted from 1. None: an eighth of the way up the whole model.
-        pool_over: ``"text"``: the words of the text are those that have a vector.
         **settings: As for :class:`CausalModule`. ``output_layer`` and ``final_norm`` are those of the late state.
+            ``pool_over`` is ``"text"``: the words of the text have vectors.
     """
 
     config_keys = [*CausalModule.config_keys, "template", "early_layer"]
@@ -50,7 +50,9 @@ class EarlyLateModule(CausalModule):
         "with twice the dimensions."
     )
     has_token_vectors = False
+    fixed = {"pool_over": "text", "rows": "all"}
     part_weights = (0.3, 0.7)
+    incompatible_poolings = dict.fromkeys({*Pooling.POOLING_MODES} - {"mean"}, 'a part is a mean. Use Pooling("mean").')
 
     def __init__(
         self,
@@ -58,21 +60,14 @@ class EarlyLateModule(CausalModule):
         *,
         template: str = "prompteol",
         early_layer: int | None = None,
-        pool_over: PoolOver | None = None,
         **settings: Any,
     ) -> None:
-        check("pool_over", pool_over, pool_over in (None, "text"), 'words of the text alone have vectors; use "text".')
-        super().__init__(model_name_or_path, template=template, **{**settings, "pool_over": "text", "rows": "all"})
+        super().__init__(model_name_or_path, template=template, **settings)
         run = depth(self.model)
         usual = min(run, max(1, round(self.whole_depth / 8)))
         advice = f"give a layer from 1 to {run}, or None for an eighth of the way up."
         self.early_layer = check_int("early_layer", first_not_none(early_layer, usual), 1, run, advice)
         check_widths(self, [self.early_layer])
-
-    @property
-    def incompatible_poolings(self) -> Mapping[str, str]:
-        advice = 'the early half of an embedding is the mean of the words. Use Pooling("mean").'
-        return dict.fromkeys({*Pooling.POOLING_MODES} - {"mean"}, advice)
 
     def get_embedding_dimension(self) -> int:
         return 2 * int(super().get_embedding_dimension())

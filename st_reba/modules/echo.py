@@ -59,10 +59,7 @@ class EchoModule(CausalModule):
             )
         super().__init__(model_name_or_path, template=template, **settings)
         self.repetitions, self.pool_copies = check_repetitions(copies, 2), pool_copies
-
-    @property
-    def copies_read(self) -> range:
-        return range(1 if self.pool_copies == "repeated" else self.repetitions - 1, self.repetitions)
+        self.copies_read = range(1 if pool_copies == "repeated" else copies - 1, copies)
 
 
 def check_repetitions(repetitions: Any, least: int) -> int:

@@ -1,26 +1,32 @@
-"""Maps of sentence embeddings, placed after ``Pooling``: their base, and those fitted on mean and covariance."""
+"""Maps of sentence embeddings, placed after ``Pooling``: by a language model's head, or fitted on plain texts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from os import PathLike
 from typing import Any, ClassVar, Self
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, normalize
+from transformers import PreTrainedModel
 
 from ..moments import Moments, embedding_moments, principal_directions
-from ..settings import check, check_int
+from ..settings import check, check_int, first_not_none
+from .lm_head import head_blocks
 from .stored import FixedWeights
 from .vectors import ONE_BY_ONE
 
 #: A deviation below this share of a dimension's mean is rounding error of the embeddings.
 ROUNDING = 10 * torch.finfo(torch.float32).eps
 
-#: Default of the variance that whitening adds to each direction, as a share of the mean variance.
+#: Defaults of the variance that is added to each direction, as a share of the mean variance.
 SHRINKAGE = 0.1
+PARTWISE_SHRINKAGE = 10.0
 
 
 class EmbeddingTransform(FixedWeights):
@@ -76,6 +82,80 @@ class EmbeddingTransform(FixedWeights):
     def get_embedding_dimension(self) -> int:
         """Return k."""
         return self.out_features
+
+
+class EmbeddingFilter(EmbeddingTransform):
+    r"""Keeps the part of an embedding in the middle singular directions of the language model's head.
+
+    .. math:: e' = V_{[low, high)}^\top e, \qquad W = U \Sigma V^\top \in \mathbb{R}^{|\mathcal{V}| \times D}
+
+    (EmbedFilter, arXiv 2606.07502.) Frequent, uninformative tokens use the directions with the largest and the smallest
+    singular values. The others are in the order of falling singular values, so that ``truncate_dim=n`` gives the same
+    as ``keep=(low, low + n)``.
+
+    Use :meth:`from_language_model`.
+
+    Args:
+        directions: (k, D), orthonormal rows.
+        low: Number of directions with larger singular values that were left out.
+
+    Raises:
+        ValueError: If ``directions`` are not a matrix of at most D rows, or ``low`` does not fit them.
+    """
+
+    config_keys = [*EmbeddingTransform.config_keys, "low"]
+
+    SHAPES = {"directions": "kD"}
+
+    directions: Tensor
+
+    def __init__(self, directions: Tensor, low: int = 0) -> None:
+        super().__init__(directions=directions)
+        most = self.in_features - self.out_features
+        self.low = check_int("low", low, 0, most)
+
+    @classmethod
+    def from_language_model(
+        cls,
+        model_or_path: str | PathLike[str] | SentenceTransformer | Transformer | PreTrainedModel,
+        *,
+        keep: tuple[int, int] | None = None,
+        device: str | torch.device = "cpu",
+        **hub_kwargs: Any,
+    ) -> EmbeddingFilter:
+        """Compute the filter of a language model.
+
+        The right singular vectors of W (V, D) are the eigenvectors of W^T W (D, D), which is summed over blocks of the
+        vocabulary in float64: memory does not grow with V.
+
+        Args:
+            model_or_path: Path or Hub id of a language model, of which only the head is read; or a loaded model, module
+                or pipeline.
+            keep: Range of directions to keep, (low, high), from 0 in the order of falling singular values. None: the
+                middle half, as in the authors' code.
+            device: Device on which to compute; it needs float64.
+            **hub_kwargs: ``revision``, ``token``, ``cache_folder`` and ``local_files_only`` of the checkpoint.
+
+        Raises:
+            ValueError: If there is no head, or the choice keeps nothing or is out of range.
+        """
+        blocks = head_blocks(model_or_path, **hub_kwargs)
+        first = next(blocks)
+        dimension = first.shape[1]
+        half = max(1, dimension // 2)
+        keep = first_not_none(keep, ((dimension - half) // 2, (dimension + half) // 2))
+        is_pair = isinstance(keep, (tuple, list)) and [*map(type, keep)] == [int, int]
+        advice = f"give (low, high) with 0 <= low < high <= {dimension}, the number of the head's directions."
+        low, high = check("keep", keep, is_pair and 0 <= keep[0] < keep[1] <= dimension, advice)
+        gram = torch.zeros(dimension, dimension, dtype=torch.float64, device=device)
+        for block in chain([first], blocks):
+            rows = block.to(device, torch.float64)
+            gram.addmm_(rows.mT, rows)
+        _, directions = principal_directions(gram)
+        return cls(directions[low:high].cpu(), low)
+
+    def _transform(self, embedding: Tensor) -> Tensor:
+        return linear(embedding, self.directions.to(embedding.dtype))
 
 
 class FittedTransform(EmbeddingTransform):
@@ -238,11 +318,12 @@ class WhiteningTransform(FittedTransform):
             ValueError: As for :meth:`fit`.
         """
         size = len(moments.mean)
-        check_count("dimension", dimension, 1, size, "the directions to keep")
-        check_shrinkage(shrinkage, SHRINKAGE, plain=True)
+        kept = check_int("dimension", first_not_none(dimension, size), 1, size)
+        check_shrinkage(shrinkage, SHRINKAGE, or_zero=True)
         check_that_they_vary(moments)
         variances, directions = principal_directions(moments.covariance)
-        kept = _rank_to_keep(moments.count, variances, dimension) if shrinkage == 0 else dimension or size
+        if shrinkage == 0:
+            kept = _rank_to_keep(moments.count, variances, dimension)
         # Rounding makes a variance of 0 slightly negative.
         variances = variances.clamp(min=0)
         scales = (variances + shrinkage * variances.mean()).sqrt()
@@ -254,12 +335,10 @@ class WhiteningTransform(FittedTransform):
 
 def _rank_to_keep(count: int, variances: Tensor, dimension: int | None) -> int:
     """Return the number of directions that plain whitening keeps. It divides by their variances."""
-    kept = len(variances) if dimension is None else dimension
     # Variance below this is rounding error of the embeddings.
     noise = variances[0] * len(variances) * torch.finfo(torch.float32).eps ** 2
     rank = int((variances > noise).sum())
-    if dimension is None and rank == len(variances) - 1 and count > kept:
-        return rank
+    kept = dimension or max(rank, len(variances) - 1)
     if rank < kept or count <= kept:
         raise ValueError(
             f"The embeddings of these {count} texts vary in {rank} directions only, so {kept} cannot be whitened "
@@ -307,8 +386,7 @@ class AllButTheTop(FittedTransform):
             ValueError: If ``removed`` is out of range, or the texts are too few.
         """
         size = len(moments.mean)
-        check_count("removed", removed, 0, size - 1, "the principal directions to remove")
-        count = max(1, size // 100) if removed is None else removed
+        count = check_int("removed", first_not_none(removed, max(1, size // 100)), 0, size - 1)
         # d + 1 texts vary in d directions at most, so that nothing would be left.
         if moments.count < count + 2:
             raise ValueError(
@@ -324,29 +402,222 @@ class AllButTheTop(FittedTransform):
         return centred - (centred @ directions.mT) @ directions
 
 
-def check_count(name: str, value: int | None, least: int, most: int, meaning: str) -> None:
-    """Raise unless a number of directions, or None, is within bounds."""
-    if value is not None:
-        check_int(name, value, least, most, f"give {meaning}, a whole number from {least} to {most}.")
-
-
-def check_shrinkage(value: float, default: float, *, plain: bool) -> None:
-    """Raise unless a number can be added to the variance of each direction.
+class _PartTransform(FittedTransform):
+    """Base of transforms for embeddings of P parts of equal width, each with a weight.
 
     Args:
-        value: Share of the mean variance.
-        default: Usual share, for the error message.
-        plain: Whether 0 is allowed, which means plain whitening.
+        shares: Weights of the parts.
+        mean: (P, D).
+        **weights: Other weights of the module.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    allowed, ending = ("a number, 0 or more", ", and 0 is plain whitening") if plain else ("a number above 0", "")
-    check(
-        "shrinkage",
-        value,
-        is_number and (0 < value < math.inf or (plain and value == 0)),
-        f"give {allowed}: what is added to the variance of each direction, as a share of their mean. {default:g} is "
-        f"usual{ending}.",
-    )
+
+    config_keys = [*EmbeddingTransform.config_keys, "shares"]
+    FIT_SETTINGS: ClassVar[tuple[str, ...]] = ("shares",)
+
+    mean: Tensor
+
+    def __init__(self, shares: Sequence[float], mean: Tensor, **weights: Tensor) -> None:
+        self.shares = check_part_weights(shares)
+        super().__init__(mean=mean, **weights)
+        if len(mean) != len(self.shares):
+            raise ValueError(f"shares={self.shares} for {len(mean)} parts: give one for each.")
+        self.in_features = mean.numel()
+
+    @classmethod
+    def fit(
+        cls, model: SentenceTransformer, texts: Iterable[str], *, shares: Sequence[float] | None = None, **kwargs: Any
+    ) -> Self:
+        """Fit on the embeddings that a model gives texts. They are never in memory together.
+
+        Args:
+            model: The whole model that precedes the new module: ``SentenceTransformer(modules=[*model, module])``.
+            texts: Strings; no labels are needed. Some hundreds are enough, and fifty for a sum.
+            shares: Weights of the parts, which have equal width. None: ``part_weights`` of the model's first module,
+                such as (0.3, 0.7) for :class:`EarlyLateModule`; the vectors of most modules are one part.
+            **kwargs: As for :meth:`FittedTransform.fit`.
+
+        Raises:
+            ValueError: If a setting is out of range, the embeddings cannot be divided into so many parts, or the texts
+                are too few or too similar.
+        """
+        shares = first_not_none(shares, getattr(model[0], "part_weights", (1.0,)))
+        return super().fit(model, texts, shares=check_part_weights(shares), **kwargs)
+
+
+class PartwiseWhitening(_PartTransform):
+    r"""Standardises and decorrelates each part of an embedding on its own, and scales each to a length of its own.
+
+    .. math::
+        e' = \Bigl[ \sqrt{s_p} \frac{z_p W_p}{\lVert z_p W_p \rVert} \Bigr]_{p = 1, \dots, P}, \qquad
+        z_p = (e_p - \mu_p) V_p^{-1/2}, \qquad
+        W_p = U_p (\Lambda_p + \varepsilon \bar\lambda_p I)^{-1/2}
+
+    with the means :math:`\mu_p` and variances :math:`V_p` (a diagonal matrix) of part p over a collection of texts, and
+    their correlation matrix :math:`U_p \Lambda_p U_p^\top` (PCA-cor whitening, Kessy et al., 2018, arXiv 1512.00809,
+    with shrinkage). As part p has the length :math:`\sqrt{s_p}`, the cosine of two embeddings is the mean of their
+    parts' cosines, weighted by :math:`s_p`. Dimensions that do not vary over the collection are left out.
+
+    A large :math:`\varepsilon` does little more than standardise; a small one gives all directions nearly equal
+    variances, as :class:`WhiteningTransform` does. Directions are in the order of falling variance within each part, so
+    ``truncate_dim`` would remove whole parts: do not use it.
+
+    Use :meth:`fit` or :meth:`from_moments`.
+
+    Args:
+        mean: (P, D).
+        weight: (P, D, D), the transposes of :math:`V_p^{-1/2} W_p`.
+        shares: Weights of the parts, s: P numbers above 0 whose sum is 1.
+
+    Raises:
+        ValueError: If the shapes do not fit each other, or ``shares`` are not such numbers.
+    """
+
+    SHAPES = {"mean": "PD", "weight": "PDD"}
+    FIT_SETTINGS = ("shares", "shrinkage")
+
+    weight: Tensor
+
+    def __init__(self, mean: Tensor, weight: Tensor, shares: Sequence[float]) -> None:
+        super().__init__(shares, mean, weight=weight)
+        self.out_features = self.in_features
+
+    @classmethod
+    def from_moments(cls, moments: Moments, *, shares: Sequence[float], shrinkage: float = PARTWISE_SHRINKAGE) -> Self:
+        r"""Fit on mean and covariance of embeddings.
+
+        Args:
+            moments: Moments of embeddings (P * D,).
+            shares: Weights of the P parts: numbers above 0 whose sum is 1.
+            shrinkage: :math:`\varepsilon`, above 0, added to each direction's variance as a share of their mean.
+
+        Raises:
+            ValueError: As for :meth:`fit`.
+        """
+        check_shrinkage(shrinkage, PARTWISE_SHRINKAGE)
+        mean, scales = standardization_of_parts(moments, shares)
+        width = mean.shape[1]
+        weights = []
+        for part, scale in enumerate(scales):
+            own = slice(part * width, (part + 1) * width)
+            covariance = moments.covariance[own, own]
+            variances, directions = principal_directions(scale[:, None] * covariance * scale)
+            # Rounding makes a variance of 0 slightly negative.
+            variances = variances.clamp(min=0)
+            # The mean over those dimensions that vary, as the others are left out.
+            mean_variance = variances.sum() / scale.count_nonzero()
+            weights.append(directions * scale / (variances + shrinkage * mean_variance).sqrt()[:, None])
+        return cls(mean, torch.stack(weights), shares)
+
+    def _transform(self, embedding: Tensor) -> Tensor:
+        mean, weight = self.mean.to(embedding.dtype), self.weight.to(embedding.dtype)
+        parts = embedding.unflatten(-1, tuple(mean.shape)) - mean
+        mapped = normalize(torch.einsum("...pd,pkd->...pk", parts, weight), dim=-1)
+        return (mapped * mapped.new_tensor(self.shares)[:, None].sqrt()).flatten(-2)
+
+
+class StandardizedSum(_PartTransform):
+    r"""Standardises each part of an embedding, scales it to length 1, and adds the parts.
+
+    .. math::
+        e' = \sum_{p=1}^{P} s_p \frac{z_p}{\lVert z_p \rVert}, \qquad z_{p,j} = (e_{p,j} - \mu_{p,j}) / \sigma_{p,j}
+
+    with the means :math:`\mu_p` and standard deviations :math:`\sigma_p` of part p over a collection of texts. Hidden
+    states that are read at several layers or tokens share a basis, so that they can be added: the P * D values become
+    D. Dimensions that do not vary over the collection are 0.
+
+    Use :meth:`fit` or :meth:`from_moments`.
+
+    Args:
+        mean: (P, D), :math:`\mu`.
+        scale: (P, D), :math:`1 / \sigma`; 0 leaves a dimension out.
+        shares: Weights of the parts, s: P numbers above 0 whose sum is 1.
+
+    Raises:
+        ValueError: If the shapes do not fit each other, or ``shares`` are not such numbers.
+    """
+
+    SHAPES = {"mean": "PD", "scale": "PD"}
+    NEEDS_COVARIANCE = False
+
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, scale: Tensor, shares: Sequence[float]) -> None:
+        super().__init__(shares, mean, scale=scale)
+
+    @classmethod
+    def from_moments(cls, moments: Moments, *, shares: Sequence[float]) -> Self:
+        """Fit on mean and variances of embeddings.
+
+        Args:
+            moments: Moments of embeddings (P * D,); variances are enough.
+            shares: Weights of the P parts: numbers above 0 whose sum is 1.
+
+        Raises:
+            ValueError: As for :meth:`fit`.
+        """
+        return cls(*standardization_of_parts(moments, shares), shares)
+
+    def _transform(self, embedding: Tensor) -> Tensor:
+        mean, scale = self.mean.to(embedding.dtype), self.scale.to(embedding.dtype)
+        parts = normalize((embedding.unflatten(-1, tuple(mean.shape)) - mean) * scale, dim=-1)
+        return (parts * parts.new_tensor(self.shares)[:, None]).sum(dim=-2)
+
+
+def check_part_weights(shares: Sequence[float]) -> list[float]:
+    """Return the weights of parts as a list.
+
+    Raises:
+        ValueError: If they are not numbers above 0 whose sum is 1.
+    """
+    numbers = list(shares) if isinstance(shares, Sequence) and not isinstance(shares, str) else []
+    are_positive = all(isinstance(number, (int, float)) and number > 0 for number in numbers)
+    is_whole = bool(numbers) and are_positive and math.isclose(sum(numbers), 1, abs_tol=1e-6)
+    advice = "give how much each part counts, numbers above 0 whose sum is 1, such as (0.3, 0.7)."
+    check("shares", shares, is_whole, advice)
+    return [float(number) for number in numbers]
+
+
+def standardization_of_parts(moments: Moments, shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Compute mean and scale of each part of embeddings.
+
+    Args:
+        moments: Moments of embeddings (P * D,); variances are enough.
+        shares: Weights of the P parts.
+
+    Returns:
+        The mean, (P, D), and the inverse of each dimension's deviation, (P, D), which is 0 where it does not vary.
+
+    Raises:
+        ValueError: If the embeddings cannot be divided into so many equal parts, or a part does not vary.
+    """
+    if len(moments.mean) % len(check_part_weights(shares)):
+        raise ValueError(
+            f"shares={list(shares)}: embeddings of {len(moments.mean)} values cannot be cut into {len(shares)} "
+            "equal parts. Give one share for each part of the module in front."
+        )
+    check_that_they_vary(moments)
+    mean = moments.mean.view(len(shares), -1)
+    deviation = moments.variances.sqrt().view_as(mean)
+    scales = deviation.reciprocal().masked_fill(deviation <= ROUNDING * mean.abs(), 0)
+    if not scales.any(dim=1).all():
+        raise ValueError(
+            f"A part of the embeddings is the same for all {moments.count} texts: give texts that differ, and see that "
+            "the module in front reads something of the text there."
+        )
+    return mean, scales
+
+
+def check_shrinkage(value: float, usual: float, *, or_zero: bool = False) -> None:
+    """Raise unless a number can be added to the variance of each direction, as a share of their mean.
+
+    Args:
+        value: The number.
+        usual: Usual value, for the error message.
+        or_zero: Whether 0 is allowed, which means plain whitening.
+    """
+    is_allowed = type(value) in (int, float) and (0 < value < math.inf or (or_zero and value == 0))
+    ending = " or 0 for plain whitening" if or_zero else f"such as {usual:g}"
+    check("shrinkage", value, is_allowed, f"give a number above 0, {ending}.")
 
 
 def check_that_they_vary(moments: Moments) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http.client import HTTPException
 from time import sleep
 from typing import Any, Self
@@ -17,7 +17,7 @@ import torch
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 
-from ..settings import check, check_int, describe, first_not_none
+from ..settings import check, check_flag, check_int, describe, first_not_none
 from ..text.presets import normalized, preset
 from ..text.templates import PROMPT, Template
 from .stored import StoredModule
@@ -153,28 +153,6 @@ def _is_fingerprint(value: Any) -> bool:
     return isinstance(value, list) and any(value) and all(type(row) in (int, float) and abs(row) <= 1 for row in value)
 
 
-def _is_int(value: Any, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-#: Whether a value of each setting is allowed, and what to do otherwise.
-_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "url": (_is_url, "give a server's URL that begins with http:// or https://, without a password or a query."),
-    "served_name": (lambda name: isinstance(name, str | None), "give the server's name of the model."),
-    # A saved model must not send another secret than a key.
-    "key_variable": (
-        lambda name: name is None or (str(name).isidentifier() and name.endswith("API_KEY")),
-        "name the environment variable that has the key, not the key; it ends in API_KEY, such as ST_REBA_API_KEY.",
-    ),
-    "timeout": (lambda value: type(value) in (int, float) and 0 < value < 1e9, "give seconds for an answer."),
-    "retries": (lambda value: _is_int(value, 0, 20), "give a whole number from 0 to 20."),
-    "normalize_text": (lambda value: isinstance(value, bool), "use True or False."),
-    "max_characters": (lambda value: value is None or _is_int(value, 1, 2**31), "give a number, 1 or more, or None."),
-    "dimension": (lambda value: value is None or _is_int(value, 1, 2**20), "give a whole number from 1, or None."),
-    "fingerprint": (lambda value: value is None or _is_fingerprint(value), "the module finds these; leave it out."),
-}
-
-
 class EndpointTransformer(StoredModule, InputModule):
     r"""Texts in a template, embedded by a server; the module has no weights.
 
@@ -209,7 +187,10 @@ class EndpointTransformer(StoredModule, InputModule):
         EndpointError: If the server does not answer, or answers with something other than vectors.
     """
 
-    config_keys = ["template", *_SETTINGS]
+    config_keys = [
+        *("template", "url", "served_name", "key_variable", "timeout", "retries", "normalize_text", "max_characters"),
+        *("dimension", "fingerprint"),
+    ]
     #: Settings that 1.0 removed, each with the value in OpenAI's form.
     REMOVED = {"form": "openai", "pool_over": None, "rows": None, "with_end": False, "max_seq_length": None}
     HAS_WEIGHTS = False
@@ -233,12 +214,23 @@ class EndpointTransformer(StoredModule, InputModule):
         self._template = Template.parse(template)
         self.template = str(self._template)
         check_int("copies of the text in the template", self._template.copies, 1, 1024)
-        self.url, self.served_name, self.key_variable = url, served_name, key_variable
-        self.timeout, self.retries, self.max_characters = timeout, retries, max_characters
-        self.normalize_text = first_not_none(normalize_text, preset(template).normalize_text, False)
-        self.dimension, self.fingerprint = dimension, fingerprint
-        for name, (is_allowed, advice) in _SETTINGS.items():
-            check(name, getattr(self, name), is_allowed(getattr(self, name)), advice)
+        advice = "give a server's URL that begins with http:// or https://, without a password or a query."
+        self.url = check("url", url, _is_url(url), advice)
+        is_name = isinstance(served_name, str | None)
+        self.served_name = check("served_name", served_name, is_name, "give the server's name of the model.")
+        # A saved model must not send another secret than a key.
+        is_key = key_variable is None or (str(key_variable).isidentifier() and str(key_variable).endswith("API_KEY"))
+        advice = "name the environment variable that has the key, not the key; it ends in API_KEY: ST_REBA_API_KEY."
+        self.key_variable = check("key_variable", key_variable, is_key, advice)
+        is_time = type(timeout) in (int, float) and 0 < timeout < 1e9
+        self.timeout = check("timeout", timeout, is_time, "give seconds for an answer.")
+        self.retries = check_int("retries", retries, 0, 20)
+        normalizes = first_not_none(normalize_text, preset(template).normalize_text, False)
+        self.normalize_text = check_flag("normalize_text", normalizes)
+        self.max_characters = None if max_characters is None else check_int("max_characters", max_characters, 1)
+        self.dimension = None if dimension is None else check_int("dimension", dimension, 1, 2**20)
+        is_vector = fingerprint is None or _is_fingerprint(fingerprint)
+        self.fingerprint = check("fingerprint", fingerprint, is_vector, "the module finds it; leave it out.")
         # Whether the URL comes from a file and not from the caller, and whether the server's model is known.
         self._from_file, self._checked = False, dimension is None or fingerprint is None
         if self._checked:

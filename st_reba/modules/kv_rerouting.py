@@ -11,9 +11,8 @@ from torch import nn
 
 from ..lm.attention.hooks import ExtraKey
 from ..lm.views import depth
-from ..settings import check, check_flag, check_layers, first_not_none
+from ..settings import check, check_flag, first_not_none
 from ..text.layout import Layout
-from .base import PoolOver, Rows
 from .causal import CausalTransformer
 from .vectors import TokenVectors
 
@@ -35,11 +34,9 @@ class KVReroutingModule(CausalTransformer):
         layers: Indices of the layers, negative ones from the top. None: the middle third.
         prefix_bias: b, added to the logit of the key that precedes all others.
         template: Text with one slot, or a name.
-        pool_over: As for :class:`CausalModule`. None: ``"all"``.
         hybrid: Whether two vectors are returned, the mean of the tokens and the last of them, whose mean is the paper's
             embedding. False: every token, or the last, as ``rows`` says.
-        rows: As for :class:`CausalModule`, without ``hybrid``; with it, ``"all"``.
-        **settings: As for :class:`CausalModule`.
+        **settings: As for :class:`CausalModule`. ``pool_over`` None: ``"all"``. ``rows`` counts without ``hybrid``.
     """
 
     config_keys = [*CausalTransformer.config_keys, "layers", "prefix_bias", "hybrid"]
@@ -54,6 +51,7 @@ class KVReroutingModule(CausalTransformer):
     )
     cost = "One pass over the text and the template; one more key a layer: little more than the classical embedding."
     reads_prefix = True
+    defaults = {"pool_over": "all"}
 
     def __init__(
         self,
@@ -62,24 +60,18 @@ class KVReroutingModule(CausalTransformer):
         layers: Sequence[int] | None = None,
         prefix_bias: float = 0.0,
         template: str = "compress",
-        pool_over: PoolOver | None = None,
         hybrid: bool = True,
-        rows: Rows | None = None,
         **settings: Any,
     ) -> None:
-        if layers is not None:
-            check_layers("layers", layers, or_all=False)
         is_finite = type(prefix_bias) in (int, float) and math.isfinite(prefix_bias)
         check("prefix_bias", prefix_bias, is_finite, "give a finite number; 0 changes no logit.")
-        advice = "hybrid=True needs the mean of all tokens. Set hybrid=False, or leave rows out."
-        check("rows", rows, not (check_flag("hybrid", hybrid) and rows == "last"), advice)
-        # The mean needs all tokens, whatever the template's authors read.
-        rows = "all" if hybrid else rows
-        pool_over = first_not_none(pool_over, "all")
-        super().__init__(model_name_or_path, template=template, pool_over=pool_over, rows=rows, **settings)
+        if check_flag("hybrid", hybrid):
+            # The mean needs all tokens.
+            settings["rows"] = "all"
+        super().__init__(model_name_or_path, template=template, **settings)
         run = depth(self.model)
         usual = range(run // 3, run - run // 3)
-        self.layers = list(self.lm.resolve(usual if layers is None else layers, "re-routed"))
+        self.layers = list(self.lm.resolve(first_not_none(layers, usual), "re-routed"))
         self.prefix_bias, self.hybrid = float(prefix_bias), hybrid
 
     def read(self, layout: Layout) -> TokenVectors:

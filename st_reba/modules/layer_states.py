@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..lm.passes import Capture
 from ..text.layout import Layout
-from ..text.presets import preset
-from .base import PoolOver
 from .causal import CausalTransformer
 from .vectors import TokenVectors, last_position
 
@@ -31,10 +26,8 @@ class LayerStates(CausalTransformer):
 
     Args:
         model_name_or_path: As for :class:`CausalModule`.
-        template: Text with one ``{text}``, or the name of a template.
-        pool_over: ``"text"`` for the last token of the text, ``"all"`` for that of the layout. None: ``"text"``, or as
-            the template says.
-        **settings: As for :class:`CausalModule`.
+        **settings: As for :class:`CausalModule`. ``pool_over`` is ``"text"`` for the last token of the text, ``"all"``
+            for that of the layout.
     """
 
     method = "Layer states"
@@ -45,18 +38,7 @@ class LayerStates(CausalTransformer):
     )
     # The states are those of a whole text.
     has_token_vectors = False
-
-    def __init__(
-        self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
-        *,
-        template: str = "{text}",
-        pool_over: PoolOver | None = None,
-        **settings: Any,
-    ) -> None:
-        # Every layer is read, whatever output layer and norm the prompt's authors chose.
-        known = replace(preset(template), output_layer=None, final_norm=None)
-        super().__init__(model_name_or_path, template=known, pool_over=pool_over, **settings)
+    reads_all_layers = True
 
     @property
     def depth(self) -> int:

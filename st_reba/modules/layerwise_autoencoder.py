@@ -13,7 +13,7 @@ from torch.nn.functional import layer_norm, normalize
 from ..lm.sizes import MAX_LAYERS
 from ..moments import Moments
 from ..settings import check, check_flag, check_int
-from .partwise import SHRINKAGE, PartwiseWhitening
+from .embedding_transforms import PARTWISE_SHRINKAGE, PartwiseWhitening
 from .stored import StoredModule
 
 #: Widths of the paper's bottlenecks, and their shares of D = 1,024 in its GPT-2 medium.
@@ -81,28 +81,21 @@ class LayerwiseAutoencoder(StoredModule):
         self.hidden_size = check_int("hidden_size", hidden_size, 1, _WIDEST)
         self.head_dimension = check_int("head_dimension", head_dimension, 1, _WIDEST)
         self.encoders, self.decoders = check_flag("encoders", encoders), check_flag("decoders", decoders)
-        if decoders and not encoders:
-            raise ValueError("decoders=True with encoders=False: there is nothing to decode. Leave out one of the two.")
-        if layers is not None:
-            check(
-                "layers",
-                layers,
-                _are_ints(layers, depth) and list(layers) == sorted(set(layers)),
-                f"give a rising list of layers from 1 to {depth}, such as [{max(1, depth // 2)}, {depth}], or None for "
-                "all of them.",
-            )
+        check("decoders", decoders, encoders or not decoders, "with encoders=False there is nothing to decode.")
+        is_rising = layers is None or (_are_ints(layers, depth) and list(layers) == sorted(set(layers)))
+        advice = f"give a rising list of layers from 1 to {depth}, or None for all of them."
+        check("layers", layers, is_rising, advice)
         #: Layers after which states are read, counted from 1; None for all.
         self.layers = None if layers is None else list(layers)
         count = len(self.layers or range(depth))
         if bottlenecks is None:
             bottlenecks = [min(width, max(1, int(share * hidden_size))) for width, share in PAPER_BOTTLENECKS][-count:]
-        check(
-            "bottlenecks",
-            bottlenecks,
-            _are_ints(bottlenecks, hidden_size) and len(bottlenecks) <= count,
+        advice = (
             f"give a list of widths for equal shares of the {count} layers, such as [256, 512]; at most {count}, each "
-            f"a whole number from 1 to {hidden_size}, the width of a state.",
+            f"a whole number from 1 to {hidden_size}, the width of a state."
         )
+        are_widths = _are_ints(bottlenecks, hidden_size) and len(bottlenecks) <= count
+        check("bottlenecks", bottlenecks, are_widths, advice)
         self.bottlenecks = list(bottlenecks)
         #: Widths of the encodings, (L,).
         self.widths = [hidden_size] * count
@@ -169,18 +162,13 @@ class LayerwiseAutoencoder(StoredModule):
         """Return each layer's mean squared error of reconstructing the normalised states, (L,).
 
         A normalised state has mean 0 and variance 1: the error of reconstructing zeros is 1.
-
-        Raises:
-            ValueError: If there are no decoders.
         """
-        if not self.decoders:
-            raise ValueError("There are no decoders to reconstruct states with: make the module with decoders=True.")
         expected = [layer_norm(layer, (self.hidden_size,)) for layer in self._layers_of(states)]
         decoded = [decode(layer) for decode, layer in zip(self.decoder, self.encode_layers(states), strict=True)]
         return torch.stack([(one - other).square().mean() for one, other in zip(decoded, expected, strict=True)])
 
     @torch.no_grad()
-    def whiten(self, states: Tensor, *, shrinkage: float = SHRINKAGE) -> None:
+    def whiten(self, states: Tensor, *, shrinkage: float = PARTWISE_SHRINKAGE) -> None:
         r"""Replace each encoder's random weights by a whitening of its layer's normalised states.
 
         .. math:: f_l(z) = \tanh(W_l (\mathrm{norm}(z) - \mu_l))
@@ -193,10 +181,8 @@ class LayerwiseAutoencoder(StoredModule):
             shrinkage: As for :class:`PartwiseWhitening`.
 
         Raises:
-            ValueError: If there are no encoders, or the texts are too few or too similar.
+            ValueError: If the texts are too few or too similar.
         """
-        if not self.encoders:
-            raise ValueError("There are no encoders to begin as a whitening: make the module with encoders=True.")
         texts = states[states.flatten(1).any(dim=1)]
         for encode, layer in zip(self.encoder, self._layers_of(texts), strict=True):
             moments = Moments(self.hidden_size)
@@ -217,10 +203,8 @@ class LayerwiseAutoencoder(StoredModule):
         """Return 1 - c_l for each layer, (B, L), of B pairs of embeddings, (B, E) each."""
         pairs = zip(first.split(self.widths, dim=-1), second.split(self.widths, dim=-1), strict=True)
         # Half the squared distance of unit vectors, which is exactly 0 for equal ones.
-        return torch.stack(
-            [(normalize(one, dim=-1) - normalize(other, dim=-1)).square().sum(dim=-1) / 2 for one, other in pairs],
-            dim=-1,
-        )
+        halves = [(normalize(one, dim=-1) - normalize(other, dim=-1)).square().sum(dim=-1) / 2 for one, other in pairs]
+        return torch.stack(halves, dim=-1)
 
     def scores(self, first: Tensor, second: Tensor) -> Tensor:
         """Return :meth:`score_pairs` of tensors on the module's device, with gradients."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from os import PathLike, fspath
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
@@ -32,55 +31,40 @@ _HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "embeddings.weight")
 
 
-class Head(nn.Module):
-    """Head of a language model, for a module whose backbone was loaded without it.
+def own_head(
+    backbone: PreTrainedModel, file: str, model_kwargs: Any, source: str | PathLike[str] | nn.Module
+) -> Tensor | None:
+    """Return the head of a language model that was loaded without it; None if it is the input embeddings.
 
-    The head is the input embeddings if the two are tied. Otherwise it is the one that the module saved, that of a
-    loaded language model, or that of the checkpoint.
+    Otherwise the head is the one that the module saved, that of a loaded language model, or that of the checkpoint.
 
     Args:
         backbone: Language model without its head. Its configuration has the path or Hub id of the checkpoint.
-        file: Name of the file in which the module saves the head.
+        file: Name of the file in which the module saves the head, as ``weight``.
         model_kwargs: Arguments with which the backbone was loaded.
         source: First argument of the module.
+
+    Returns:
+        (V, D), in the backbone's precision, on its device.
 
     Raises:
         ValueError: If there is no head, it has a bias, or the file contains that of another model.
     """
-
-    #: (V, D) in the backbone's precision; None if it is the input embeddings.
-    weight: Tensor | None
-
-    def __init__(
-        self, backbone: PreTrainedModel, file: str, model_kwargs: Any, source: str | PathLike[str] | nn.Module
-    ) -> None:
-        super().__init__()
-        _check_matrix(backbone.config)
-        self.file = file
-        files = Files(backbone.config.name_or_path or "", model_kwargs or {})
-        saved = files.find(file) if files.name else None
-        weight: Tensor | None = None
-        if saved is not None:
-            weight = load_file(saved).get("weight")
-            width = backbone.config.get_text_config(decoder=True).hidden_size
-            if weight is None or weight.ndim != 2 or weight.shape[1] != width:
-                raise ValueError(f"{saved} has no head of this model: save the model again.")
-            check_magnitudes({"weight": weight}, str(saved))
-        elif not _is_tied(backbone.config):
-            loaded = None if isinstance(source, str | PathLike | Transformer) else _loaded_head(unwrapped(source))
-            weight = torch.cat([*head_blocks(backbone, **files.where)]) if loaded is None else loaded
-        weight = None if weight is None else weight.to(backbone.device, backbone.dtype)
-        self.register_buffer("weight", weight, persistent=False)
-
-    def of(self, backbone: PreTrainedModel) -> Tensor:
-        """Return the head, (V, D)."""
-        return cast(Tensor, backbone.get_input_embeddings().weight) if self.weight is None else self.weight
-
-    def save(self, directory: str) -> None:
-        """Save the head in the backbone's directory, unless it is the backbone's input embeddings."""
-        if self.weight is not None:
-            weight = self.weight.detach().cpu().contiguous()
-            save_file({"weight": weight}, str(Path(directory) / self.file), metadata={"format": "pt"})
+    _check_matrix(backbone.config)
+    files = Files(backbone.config.name_or_path or "", model_kwargs or {})
+    saved = files.find(file) if files.name else None
+    if saved is not None:
+        weight = load_file(saved).get("weight")
+        width = backbone.config.get_text_config(decoder=True).hidden_size
+        if weight is None or weight.ndim != 2 or weight.shape[1] != width:
+            raise ValueError(f"{saved} has no head of this model: save the model again.")
+        check_magnitudes({"weight": weight}, str(saved))
+    elif _is_tied(backbone.config):
+        return None
+    else:
+        loaded = None if isinstance(source, str | PathLike | Transformer) else _loaded_head(unwrapped(source))
+        weight = torch.cat([*head_blocks(backbone, **files.where)]) if loaded is None else loaded
+    return weight.to(backbone.device, backbone.dtype)
 
 
 def scale_logits(logits: Tensor, config: Any) -> Tensor:
@@ -113,18 +97,13 @@ def head_blocks(
         return _checkpoint_blocks(fspath(model_or_path), where)
     first: Any = model_or_path[0] if isinstance(model_or_path, SentenceTransformer) else model_or_path
     model = first.model if isinstance(first, Transformer) else first
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"A {type(model).__name__} has no language model's head: give a language model's path or Hub id, or a "
-            "loaded one."
-        )
-    weight = _loaded_head(model)
+    weight = _loaded_head(model) if isinstance(model, PreTrainedModel) else None
     if weight is not None:
         return iter(weight.split(BLOCK))
-    if not model.config.name_or_path:
+    if not isinstance(model, PreTrainedModel) or not model.config.name_or_path:
         raise ValueError(
-            f"{type(model).__name__} was loaded without its head and does not know from where: give the "
-            "language model's path or Hub id."
+            f"{type(model).__name__} has no language model's head, and does not know from where it was loaded: give "
+            "the language model's path or Hub id, or a loaded one."
         )
     return _checkpoint_blocks(model.config.name_or_path, where)
 
@@ -150,10 +129,9 @@ def _check_matrix(config: Any) -> None:
         except ValueError:
             head = None
     if head is None or getattr(head, "bias", None) is not None:
-        why = "its head adds a bias" if head is not None else "it has no language model's head"
         raise ValueError(
-            f"{type(config).__name__}: {why}, and a head is read as a matrix. Use another model, such as Llama, Qwen "
-            "or Gemma."
+            f"{type(config).__name__} has no language model's head, or its head adds a bias, and a head is read as a "
+            "matrix. Use another model, such as Llama, Qwen or Gemma."
         )
 
 

@@ -15,8 +15,9 @@ from torch.nn.functional import linear
 from transformers import PreTrainedTokenizerBase
 
 from ..moments import Moments, fitting_progress, in_chunks, principal_directions
+from ..settings import check_int
 from .base import CausalModule
-from .embedding_transforms import EmbeddingTransform, check_count
+from .embedding_transforms import EmbeddingTransform
 from .idf_weights import check_returns_all
 
 #: Dimension of ColBERT's vectors, and of most indices made for them.
@@ -146,12 +147,9 @@ class TokenProjection(EmbeddingTransform):
         Raises:
             ValueError: If ``dimension`` is out of range, or there were too few vectors.
         """
-        check_count("dimension", dimension, 1, len(moments.mean), "the principal directions to keep")
+        check_int("dimension", dimension, 1, len(moments.mean))
         if moments.count <= dimension:
-            raise ValueError(
-                f"{moments.count} tokens vary in at most {max(0, moments.count - 1)} directions, and {dimension} are "
-                "to be kept: give more texts, or a lower dimension."
-            )
+            raise ValueError(f"{moments.count} tokens are too few for {dimension} directions: give more texts.")
         _, directions = principal_directions(moments.covariance)
         return cls(moments.mean, directions[:dimension])
 

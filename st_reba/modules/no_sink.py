@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..lm.passes import AttentionCall, Hook
-from ..settings import check_int, check_layers
+from ..settings import first_not_none
 from ..text.layout import Layout
 from .causal import CausalTransformer
 
@@ -53,7 +53,7 @@ class NoSinkModule(CausalTransformer):
         model_name_or_path: As for :class:`CausalModule`.
         layers: Indices of the layers that hide the first token; negative ones from the top. None: the upper half of
             those that attend both ways.
-        bidirectional_layers: Number of last layers that attend both ways, 1 or more. None: half of all.
+        bidirectional_layers: Number of last layers that attend both ways, or a share of the layers. None: half.
         **settings: As for :class:`CausalModule`.
 
     Raises:
@@ -73,19 +73,14 @@ class NoSinkModule(CausalTransformer):
         model_name_or_path: str | PathLike[str] | nn.Module,
         *,
         layers: Sequence[int] | None = None,
-        bidirectional_layers: int | None = None,
+        bidirectional_layers: int | float | None = None,
         **settings: Any,
     ) -> None:
-        advice = "give the number of last layers, 1 or more, or None for half of them."
-        if bidirectional_layers is not None:
-            check_int("bidirectional_layers", bidirectional_layers, 1, advice=advice)
-        if layers is not None:
-            check_layers("layers", layers, or_all=False)
-        share = 0.5 if bidirectional_layers is None else bidirectional_layers
+        share = first_not_none(bidirectional_layers, 0.5)
         super().__init__(model_name_or_path, bidirectional_layers=share, **settings)
         depth = len(self.lm.layers)
         top = range(depth - max(1, self.bidirectional_layers // 2), depth)
-        self.layers = list(self.lm.resolve(top if layers is None else layers, "changed"))
+        self.layers = list(self.lm.resolve(first_not_none(layers, top), "changed"))
 
     def own_hooks(self, layout: Layout) -> tuple[Hook, ...]:
         return (*super().own_hooks(layout), HideFirstToken(self.layers))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from ..settings import check, check_int
 from ..text.tokens import STOP_WORDS, lower_case_tokens, word_token_ids
+from .base import CausalModule
 from .causal import CausalTransformer
-from .lm_head import Head, scale_logits
+from .lm_head import own_head, scale_logits
 
 #: Number of tokens with a weight for a text that has no words except stop words.
 WORDLESS = 10
@@ -49,11 +52,10 @@ class PromptRepsModule(CausalTransformer):
     """
 
     FILE: ClassVar[str] = "lm_head.safetensors"
+    #: Head, (V, D); None if it is the input embeddings.
+    head: Tensor | None
 
-    config_keys = [
-        *(key for key in CausalTransformer.config_keys if key not in ("pool_over", "rows")),
-        *("top_k", "expansion", "stop_words"),
-    ]
+    config_keys = [*CausalModule.config_keys, "template", "top_k", "expansion", "stop_words"]
     method = "PromptReps"
     equation = r"w_t = \log(1 + \max(0, W_t v_N)), \quad t \in T(x)"
     citation: ClassVar[str] = (
@@ -65,6 +67,7 @@ class PromptRepsModule(CausalTransformer):
         "classical embedding of a text so much longer."
     )
     has_token_vectors = False
+    fixed = {"pool_over": "all", "rows": "last"}
 
     def __init__(
         self,
@@ -76,19 +79,12 @@ class PromptRepsModule(CausalTransformer):
         stop_words: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
-        check_int("top_k", top_k, 1, advice="give a number of tokens, 1 or more.")
-        check_int("expansion", expansion, 0, advice="give a number of tokens, 0 or more.")
         are_words = isinstance(stop_words, (list, tuple)) and all(isinstance(word, str) for word in stop_words)
         check("stop_words", stop_words, stop_words is None or are_words, "give a list of words, or None for English.")
-        read = {"pool_over": "all", "rows": "last"}
-        if {**read, **settings} != {**settings, **read}:
-            raise ValueError(
-                f'{type(self).__name__} reads the last token of its prompt: pool_over="all" and rows="last" are all '
-                "it can do; leave them out."
-            )
-        super().__init__(model_name_or_path, template=template, **{**settings, **read})
-        self.head = Head(self.model, self.FILE, settings.get("model_kwargs"), model_name_or_path)
-        self.top_k, self.expansion = top_k, expansion
+        self.top_k, self.expansion = check_int("top_k", top_k, 1), check_int("expansion", expansion, 0)
+        super().__init__(model_name_or_path, template=template, **settings)
+        head = own_head(self.model, self.FILE, settings.get("model_kwargs"), model_name_or_path)
+        self.register_buffer("head", head, persistent=False)
         self.stop_words = None if stop_words is None else list(stop_words)
         may_be_added = torch.zeros(len(self.head_weight), dtype=torch.bool)
         if expansion:
@@ -98,7 +94,7 @@ class PromptRepsModule(CausalTransformer):
     @property
     def head_weight(self) -> Tensor:
         """Head in the backbone's precision, (V, D)."""
-        return self.head.of(self.model)
+        return cast(Tensor, self.lm.embeddings.weight) if self.head is None else self.head
 
     def get_embedding_dimension(self) -> int:
         """Return V."""
@@ -141,7 +137,8 @@ class PromptRepsModule(CausalTransformer):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save backbone, tokenizer and settings, and the head if it is not the input embeddings."""
         super().save(output_path, *args, safe_serialization=safe_serialization, **kwargs)
-        self.head.save(output_path)
+        if self.head is not None:
+            save_file({"weight": self.head.detach().cpu().contiguous()}, Path(output_path, self.FILE), {"format": "pt"})
 
     def _weights(self, states: Tensor, word_ids: Tensor) -> Tensor:
         """Return weights (B, V), given states (B, D) and the tokens of the texts' words, (B, w)."""
@@ -167,7 +164,5 @@ class PromptRepsModule(CausalTransformer):
 
 def _highest(weights: Tensor, count: int) -> Tensor:
     """Return weights with zeros in place of all but the ``count`` highest of each row."""
-    if weights.shape[1] <= count:
-        return weights
-    values, indices = weights.topk(count, dim=1)
+    values, indices = weights.topk(min(count, weights.shape[1]), dim=1)
     return torch.zeros_like(weights).scatter(1, indices, values)

@@ -5,7 +5,7 @@ Retrieval Backward Attention without Additional Training: Enhance Embeddings of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ from torch import nn
 
 from ..lm.attention.hooks import RunningMaximum
 from ..lm.attention.kernels import weighted_sum
-from ..settings import check, check_flag, check_layers
+from ..settings import check_flag, check_layers
 from ..text.layout import Layout
-from .base import CausalModule, PoolOver
+from .base import CausalModule
 from .echo import check_repetitions
 from .vectors import TokenVectors, zero_unselected
 
@@ -37,8 +37,8 @@ class ReBAModule(CausalModule):
             ablation of the paper's appendix A.1.3.
         normalize_weights: Whether the weights of each word are divided by their sum. The paper does not. The authors'
             code first sums the rows of a word, which is the same for a word of one token.
-        pool_over: ``"text"``: other tokens have no vectors.
-        **settings: As for :class:`CausalModule`. ``rows="last"`` computes :math:`e_n` alone.
+        **settings: As for :class:`CausalModule`. ``rows="last"`` computes :math:`e_n` alone. ``pool_over`` is
+            ``"text"``: other tokens have no vectors.
     """
 
     config_keys = [*CausalModule.config_keys, "repetitions", "layers", "rows", "normalize_weights"]
@@ -51,7 +51,9 @@ class ReBAModule(CausalModule):
         "Retrieval Backward Attention without Additional Training: "
         "Enhance Embeddings of Large Language Models via Repetition."
     )
+    incompatible_poolings = {"cls": 'it returns e_1 alone. Use Pooling("mean") or Pooling("lasttoken").'}
     repeats_text = True
+    fixed = {"pool_over": "text"}
     # Maxima, weights and two steps between them, in float32.
     BYTES_PER_PAIR = 16
 
@@ -62,21 +64,15 @@ class ReBAModule(CausalModule):
         repetitions: int = 2,
         layers: Literal["all"] | Sequence[int] = "all",
         normalize_weights: bool = False,
-        pool_over: PoolOver = "text",
         **settings: Any,
     ) -> None:
         template = "{text}" * check_repetitions(repetitions, 1)
         check_layers("layers", layers)
         check_flag("normalize_weights", normalize_weights)
-        check("pool_over", pool_over, pool_over == "text", 'ReBA has vectors for text only; use "text".')
         super().__init__(model_name_or_path, template=template, **{"tokenization": "pieces", **settings})
         self.repetitions, self.normalize_weights = repetitions, normalize_weights
         self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         self._watched = self.lm.resolve(layers, "watched")
-
-    @property
-    def incompatible_poolings(self) -> Mapping[str, str]:
-        return {"cls": 'it returns e_1 alone. Use Pooling("mean") or Pooling("lasttoken").'}
 
     def read(self, layout: Layout) -> TokenVectors:
         words, text = self.selected(layout), layout.copy_index >= 0

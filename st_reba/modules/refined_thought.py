@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..lm.passes import gather_positions, scatter_positions
 from ..lm.prefixes import Past, cache_arguments
 from ..settings import check, check_int
 from ..text.layout import Layout
-from .base import CausalModule, PoolOver
+from .base import CausalModule
 from .vectors import TokenVectors, zero_unselected
 
 
@@ -35,8 +34,8 @@ class RefinedThoughtModule(CausalModule):
         iterations: Number of passes, T >= 1.
         tolerance: Cosine distance: a text whose embedding moved less stops there. None: all take T passes.
             ``encode(output_value=None)`` has the number of passes of each text, ``passes``.
-        pool_over: ``"all"``: from the text to EOS.
-        **settings: As for :class:`CausalModule`. Two passes or more need causal layers.
+        **settings: As for :class:`CausalModule`. Two passes or more need causal layers. ``pool_over`` is ``"all"``:
+            from the text to EOS.
     """
 
     config_keys = [*CausalModule.config_keys, "iterations", "tolerance"]
@@ -49,6 +48,7 @@ class RefinedThoughtModule(CausalModule):
     cost = "One pass over the text, and passes of two tokens: little more than the classical embedding."
     has_token_vectors = False
     ends_in_eos = True
+    fixed = {"pool_over": "all"}
     further_tokens = 1
 
     def __init__(
@@ -57,7 +57,6 @@ class RefinedThoughtModule(CausalModule):
         *,
         iterations: int = 2,
         tolerance: float | None = None,
-        pool_over: PoolOver = "all",
         **settings: Any,
     ) -> None:
         advice = "give a whole number of passes from 1 to 1024; 1 is the base model."
@@ -65,9 +64,11 @@ class RefinedThoughtModule(CausalModule):
         is_distance = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool) and 0 <= tolerance < 2
         advice = "give a cosine distance from 0 to 2, or None to take all passes."
         check("tolerance", tolerance, tolerance is None or is_distance, advice)
-        check("pool_over", pool_over, pool_over == "all", 'the embedding is in EOS, after the text; use "all".')
-        super().__init__(model_name_or_path, pool_over=pool_over, **settings)
+        super().__init__(model_name_or_path, **settings)
         self.iterations, self.tolerance = iterations, tolerance
+        if iterations > 1:
+            advice = 'the embedding is the state of EOS, the last token. Use Pooling("lasttoken").'
+            self.incompatible_poolings = dict.fromkeys({*Pooling.POOLING_MODES} - {"lasttoken"}, advice)
         # Raises where attention cannot be watched.
         self._last = self.lm.resolve([-1], "watched")[0] if iterations > 1 else -1
         if iterations > 1 and (self.bidirectional_layers or not self.lm.continues_past):
@@ -76,11 +77,6 @@ class RefinedThoughtModule(CausalModule):
                 f"{type(self.model).__name__}: further passes continue the keys and values of the text, which needs "
                 "causal layers. Use bidirectional_layers=0 and an architecture such as Llama, or iterations=1."
             )
-
-    @property
-    def incompatible_poolings(self) -> Mapping[str, str]:
-        advice = 'the embedding is the state of EOS, the last token. Use Pooling("lasttoken").'
-        return {} if self.iterations == 1 else dict.fromkeys({*Pooling.POOLING_MODES} - {"lasttoken"}, advice)
 
     @property
     def reads_prefix(self) -> bool:

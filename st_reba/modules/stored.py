@@ -63,7 +63,7 @@ class StoredModule(Module):
         weights = cls.load_torch_weights(name, **where) if cls.HAS_WEIGHTS else {}
         try:
             return cls.from_saved(settings, weights)
-        except (TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{place} is not a saved {cls.__name__}: {str(error).rstrip('.')}.") from error
 
     @classmethod
@@ -71,22 +71,13 @@ class StoredModule(Module):
         """Make the module from saved settings and weights.
 
         Raises:
-            TypeError, ValueError: If they are not those of this class, or do not fit each other.
+            RuntimeError, TypeError, ValueError: If they are not those of this class, or do not fit each other.
         """
         # Settings alone could ask for more memory than there is; on the meta device they take none.
         with torch.device("meta"):
             module = cls(**settings)
-        expected = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
-        saved = {name: tuple(weight.shape) for name, weight in weights.items()}
-        if expected != saved:
-            name = min(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name))
-            raise ValueError(
-                f"config.json and the weights do not fit each other ({name} is {expected.get(name, 'not there')} by "
-                f"the one and {saved.get(name, 'not there')} by the other). They are of two modules; save the model "
-                "again."
-            )
         check_magnitudes(weights, cls.__name__)
-        module.to_empty(device="cpu").load_state_dict(weights)
+        module.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
         return module
 
 

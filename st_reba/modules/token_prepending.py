@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..hub.loading import backbone_of
-from ..hub.saved_files import ON_THE_HUB
 from ..lm.attention.kernels import without_autocast
 from ..lm.passes import Replace, gather_positions
 from ..lm.views import depth
@@ -21,7 +18,6 @@ from ..text.layout import PREPENDED, Layout
 from ..text.presets import PREPENDED_ONE_WORD, Preset
 from ..text.templates import PREPEND, TEXT
 from .base import CausalModule
-from .contrastive import stop_early
 from .stored import check_magnitudes
 from .vectors import TokenVectors, fill
 
@@ -39,6 +35,7 @@ class TokenPrependingModule(CausalModule):
         prepend_layers: p, from 1 to the layers that run. None: three in ten of them, 2 at least.
         template: Text with one ``{prepend}`` before one ``{text}``. None: PromptEOL's question.
         seed: Seed of the vector.
+        initial_state: Vector in the slot, (D,), before the architecture scales it or adds positions. None: drawn.
         **settings: As for :class:`CausalModule`. ``output_layer`` None: 27 of 32 layers. ``final_norm`` None: False.
     """
 
@@ -51,6 +48,7 @@ class TokenPrependingModule(CausalModule):
     )
     cost = "One pass over the text, up to the output layer: no more than the classical embedding."
     prepends = True
+    defaults = {"pool_over": "all", "output_layer": 27 / 32, "final_norm": False}
     FILE: ClassVar[str] = "token_prepending.safetensors"
 
     def __init__(
@@ -60,21 +58,27 @@ class TokenPrependingModule(CausalModule):
         prepend_layers: int | None = None,
         template: str | None = None,
         seed: int = 0,
+        initial_state: Tensor | None = None,
         **settings: Any,
     ) -> None:
         preset = PREPENDED_ONE_WORD if template is None else Preset(template)
         has_slot = PREPEND in str(preset.template).partition(TEXT)[0]
         check("template", template, has_slot, f"give text with one {PREPEND} before {TEXT}.")
         check_int("seed", seed, 0, 2**63 - 1)
-        super().__init__(model_name_or_path, template=stop_early(preset), **settings)
+        super().__init__(model_name_or_path, template=preset, **settings)
         run = depth(self.model)
         usual = min(run, max(2, round(0.3 * run)))
         advice = f"give a number of layers from 1 to {run}, or None for three in ten."
         self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, run, advice)
         self.seed = seed
         width, generator = cast(Tensor, self.lm.embeddings.weight).shape[1], torch.Generator().manual_seed(seed)
-        #: Vector in the slot, before the architecture scales it or adds positions, (D,).
-        self.initial_state = torch.randn(width, generator=generator, dtype=torch.float32)
+        drawn = torch.randn(width, generator=generator, dtype=torch.float32)
+        self.initial_state: Tensor = first_not_none(initial_state, drawn)
+        advice = f"give {width} values, as many as the model's input embeddings, or save the model again."
+        check(
+            "shape of initial_state", tuple(self.initial_state.shape), self.initial_state.shape == drawn.shape, advice
+        )
+        check_magnitudes({"initial_state": self.initial_state}, type(self).__name__)
         self._scale = _scale_of(self.lm.embeddings)
 
     def read(self, layout: Layout) -> TokenVectors:
@@ -91,32 +95,18 @@ class TokenPrependingModule(CausalModule):
         return TokenVectors.pick(states, layout, self.selected(layout))
 
     @classmethod
-    def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
-        module = super().load(model_name_or_path, subfolder, *args, **kwargs)
-        _load_vector(module, fspath(model_name_or_path), subfolder, kwargs)
-        return module
+    def load_config(  # type: ignore[override]
+        cls, model_name_or_path: str, subfolder: str = "", **where: Any
+    ) -> dict[str, Any]:
+        config = super().load_config(model_name_or_path, subfolder, **where)
+        file = cls.load_file_path(model_name_or_path, cls.FILE, subfolder=subfolder, **where)
+        if file is not None:
+            config["initial_state"] = load_file(file).get("initial_state", torch.empty(0))
+        return config
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         super().save(output_path, *args, **kwargs)
         save_file({"initial_state": self.initial_state}, Path(output_path, self.FILE), metadata={"format": "pt"})
-
-
-def _load_vector(module: TokenPrependingModule, name: str, subfolder: str, where: Mapping[str, Any]) -> None:
-    """Replace the vector of a module by the saved one, if there is one."""
-    place = name if subfolder else backbone_of(name)
-    file = module.load_file_path(
-        place, module.FILE, subfolder=subfolder, **{key: where[key] for key in ON_THE_HUB if key in where}
-    )
-    if file is None:
-        return
-    state, own = load_file(file).get("initial_state"), module.initial_state
-    if state is None or state.shape != own.shape:
-        raise ValueError(
-            f'{file} does not have {len(own)} values under "initial_state", as many as the model\'s input embeddings. '
-            "They are of two models; save the model again."
-        )
-    check_magnitudes({"initial_state": state}, type(module).__name__)
-    own.copy_(state)
 
 
 def _scale_of(embeddings: nn.Module) -> float:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from ..lm.passes import Capture, gather_positions
 from ..lm.views import depth
-from ..settings import check, check_flag
+from ..settings import check, check_flag, first_not_none
 from ..text.layout import Layout
 from ..text.presets import preset
 from ..text.templates import Template
 from .base import CausalModule
-from .early_late import check_widths
+from .early_late import EarlyLateModule, check_widths
 from .vectors import TokenVectors
 
 # Largest number of lower layers. A configuration that asks for more is a mistake or an attack.
@@ -65,37 +64,16 @@ class TopicModule(CausalModule):
         lower_layers: Sequence[float] = (0.93,),
         **settings: Any,
     ) -> None:
-        mean = Template.parse(preset(template).template).copies > 1 if mean is None else check_flag("mean", mean)
-        are_layers = isinstance(lower_layers, (list, tuple)) and all(map(_is_layer, lower_layers))
-        advice = f"give a list of at most {_MOST} layers, each counted from 1, or from the top if negative, or a share."
-        check("lower_layers", lower_layers, are_layers and len(lower_layers) <= _MOST, advice)
-        super().__init__(model_name_or_path, template=template, **{**settings, "rows": "all" if mean else "last"})
-        self.mean: bool = mean
-        self.lower_layers = [self._counted(layer) for layer in lower_layers]
+        copies = Template.parse(preset(template).template).copies
+        self.mean = check_flag("mean", first_not_none(mean, copies > 1))
+        super().__init__(model_name_or_path, template=template, **{**settings, "rows": "all" if self.mean else "last"})
+        self.copies_read = range(copies - 1, copies)
+        if self.mean:
+            self.incompatible_poolings = EarlyLateModule.incompatible_poolings
+        self.lower_layers = _counted(lower_layers, depth(self.model))
         check_widths(self, self.lower_layers)
-
-    def _counted(self, layer: float) -> int:
-        """Return a lower layer counted from 1. A share of the layers is below the last."""
-        run = depth(self.model)
-        if isinstance(layer, float):
-            return max(1, min(round(layer * run), run - 1))
-        advice = f"{run} layers run; give 1 to {run}, -{run} to -1, or a share of them."
-        return check("lower_layers", layer, layer in range(-run, run + 1), advice) % (run + 1)
-
-    @property
-    def copies_read(self) -> range:
-        copies = self._templates[0].copies
-        return range(copies - 1, copies)
-
-    @property
-    def incompatible_poolings(self) -> Mapping[str, str]:
-        advice = 'the first part of an embedding is the mean of the words. Use Pooling("mean").'
-        return dict.fromkeys({*Pooling.POOLING_MODES} - {"mean"}, advice) if self.mean else {}
-
-    @property
-    def part_weights(self) -> tuple[float, ...]:  # type: ignore[override]
         parts = self.mean + 1 + len(self.lower_layers)
-        return (1 / parts,) * parts
+        self.part_weights = (1 / parts,) * parts
 
     def get_embedding_dimension(self) -> int:
         return len(self.part_weights) * int(super().get_embedding_dimension())
@@ -113,5 +91,15 @@ class TopicModule(CausalModule):
         return TokenVectors.one_each(end, layout, layout.ends).followed_by(*lower)
 
 
-def _is_layer(value: object) -> bool:
-    return (type(value) is int and value != 0) or (isinstance(value, float) and 0 < value <= 1)
+def _counted(layers: Sequence[float], run: int) -> list[int]:
+    """Return lower layers counted from 1. A share of the layers that run is below the last."""
+
+    def is_layer(value: object) -> bool:
+        return 0 < value <= 1 if isinstance(value, float) else type(value) is int and 0 < abs(value) <= run
+
+    are_layers = isinstance(layers, (list, tuple)) and len(layers) <= _MOST and all(map(is_layer, layers))
+    advice = f"give a list of at most {_MOST} layers, each from 1 to {run}, or -{run} to -1, or a share of them."
+    check("lower_layers", layers, are_layers, advice)
+    return [
+        layer % (run + 1) if isinstance(layer, int) else max(1, min(round(layer * run), run - 1)) for layer in layers
+    ]

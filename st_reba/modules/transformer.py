@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self, cast
@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..hub import card, compat
 from ..hub.loading import backbone_of, load, modes_of, note_requirement
@@ -23,7 +23,7 @@ from ..settings import describe
 class SafeTransformer(Transformer):
     """sentence-transformers' ``Transformer``, loaded as :func:`~st_reba.hub.loading.load` does.
 
-    A subclass calls :meth:`check_weights` when its model is complete.
+    A subclass calls ``missing_weights.check`` when its model is complete.
 
     Args:
         model_name_or_path: See :func:`~st_reba.hub.loading.load`. A loaded model's weights are shared.
@@ -33,6 +33,8 @@ class SafeTransformer(Transformer):
         ValueError: See there.
     """
 
+    #: Pooling modes that do not fit the module, each with what to do instead, for a warning.
+    incompatible_poolings: Mapping[str, str] = {}
     # Batches are padded: that is no setting here, and is not saved.
     config_keys: list[str] = [key for key in Transformer.config_keys if key != "unpad_inputs"]
 
@@ -56,7 +58,7 @@ class SafeTransformer(Transformer):
         return cast(PreTrainedTokenizerBase, self.tokenizer)
 
     def on_model_ready(self, model: Any) -> None:
-        """Give a pipeline this package's model card, and warn about a pooling that its model was not trained with.
+        """Give a pipeline this package's model card, and warn about a pooling that does not fit its model.
 
         sentence-transformers calls it on a complete pipeline.
         """
@@ -70,6 +72,9 @@ class SafeTransformer(Transformer):
                     "saved, SentenceTransformer(...), or its own pooling.",
                     stacklevel=2,
                 )
+            for mode in sorted(self.incompatible_poolings.keys() & modes):
+                advice = self.incompatible_poolings[mode]
+                warnings.warn(f'{type(self).__name__} is followed by Pooling("{mode}"): {advice}', stacklevel=2)
 
     def extra_repr(self) -> str:
         return describe(self, [key for key in self.config_keys if key not in Transformer.config_keys])
@@ -86,17 +91,6 @@ class SafeTransformer(Transformer):
         its own stay there, because transformers finds them nowhere else. Version 0.1 saved all in the root.
         """
         return hasattr(self.model, "peft_config") or bool(getattr(self.model.config, "auto_map", None))
-
-    def check_weights(self, needless: Iterable[str] = ()) -> None:
-        """Raise if the model has weights that its checkpoint lacks.
-
-        Args:
-            needless: Beginnings of the names of weights that are not needed.
-
-        Raises:
-            ValueError: If there are any, naming them.
-        """
-        self.missing_weights.check(self.model, needless)
 
     @classmethod
     def load(cls, model_name_or_path: str | PathLike[str], subfolder: str = "", *args: Any, **kwargs: Any) -> Self:
@@ -150,22 +144,13 @@ class SafeTransformer(Transformer):
         Raises:
             ValueError: If the model was quantised in a way that cannot be saved.
         """
-        _check_can_be_saved(self.model)
+        is_quantized = any(type(weight.data).__module__.startswith("torchao") for weight in self.model.parameters())
+        # A model that transformers quantised has a quantizer, which can be saved.
+        if is_quantized and getattr(self.model, "hf_quantizer", None) is None:
+            raise ValueError(
+                f"{type(self.model).__name__} was quantised after it was loaded, and its configuration does not say "
+                "how, so it cannot be saved. Quantise it on loading instead: "
+                'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
+            )
         super().save(output_path, *args, **kwargs)
         note_requirement(Path(output_path))
-
-
-def _check_can_be_saved(model: PreTrainedModel) -> None:
-    """Raise if transformers cannot write a model's weights.
-
-    Raises:
-        ValueError: If torchao's ``quantize_`` changed it after it was loaded. A model that transformers quantised has a
-            quantizer, which can.
-    """
-    is_quantized = any(type(parameter.data).__module__.startswith("torchao") for parameter in model.parameters())
-    if is_quantized and getattr(model, "hf_quantizer", None) is None:
-        raise ValueError(
-            f"{type(model).__name__} was quantised after it was loaded, and its configuration does not say how, so it "
-            "cannot be saved. Quantise it on loading instead: "
-            'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
-        )

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..hub.checkpoints import Files, check_model, read_config
-from ..hub.loading import backbone_of
-from ..hub.saved_files import fetching
-from ..lm.gguf import is_gguf
-from ..settings import check_int
+from ..settings import check, check_int
 from .transformer import SafeTransformer
 
 #: Folder of the second tower in a saved model.
@@ -43,7 +39,7 @@ class TwinTower(SafeTransformer):
     With ``Pooling(..., "cls")`` the embedding of a text is the sum of the two CLS states, as in the paper. The
     cross-attention between the towers is a side branch for training, which
     :class:`st_reba.train.losses.JTCSELoss` asks for: in every k-th layer, the attention weights of each tower weight
-    the values of the other as well (Equation 10); see :func:`cross_stream`. The branch has no weights of its own.
+    the values of the other as well (Equation 10); see :func:`cross_stream_of`. The branch has no weights of its own.
     Without it (``cross_every=0``) this is TNCSE.
 
     Args:
@@ -62,6 +58,8 @@ class TwinTower(SafeTransformer):
 
     config_keys = [*SafeTransformer.config_keys, "cross_every", "second_subfolder"]
     forward_kwargs: set[str] = {"tower_outputs", "cross_stream"}
+    #: Folder of tower II in a saved model.
+    second_subfolder = SECOND
 
     method = "JTCSE"
     equation = r"e_i = h^L_{I,i} + h^L_{II,i}"
@@ -80,46 +78,50 @@ class TwinTower(SafeTransformer):
         second_subfolder: str | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        first = fspath(model_name_or_path)
-        second = None if second_model_name_or_path is None else fspath(second_model_name_or_path)
         # The setting may come from somebody else's file, so that only this folder is allowed.
-        if second_subfolder not in (None, SECOND):
-            raise ValueError(
-                f"second_subfolder={second_subfolder!r}: the second tower of a saved TwinTower lies in {SECOND!r}. For "
-                "another encoder, give second_model_name_or_path."
-            )
-        if "subfolder" not in (transformer_kwargs.get("model_kwargs") or {}):
-            first = backbone_of(first)
-        config = _encoder_config(first, transformer_kwargs)
-        depth = config.num_hidden_layers
-        advice = (
-            f"give a number of layers from 1 to {depth}, as many as each tower has, or 0 for no cross-attention. 2, "
-            "every second layer, is the paper's choice."
-        )
-        self.cross_every = check_int("cross_every", cross_every, 0, depth, advice)
-        arguments = transformer_kwargs
+        advice = f"tower II of a saved TwinTower is in {SECOND!r}; for another, give second_model_name_or_path."
+        check("second_subfolder", second_subfolder, second_subfolder in (None, SECOND), advice)
+        super().__init__(model_name_or_path, **transformer_kwargs)
+        _check_encoder(self)
         if second_subfolder is not None:
-            second, arguments = first, _in_subfolder(second_subfolder, transformer_kwargs)
-        if second is not None:
-            _check_they_fit(config, _encoder_config(second, arguments), cross_every)
-        super().__init__(first, **transformer_kwargs)
-        self.check_weights(_TRAINED_ONLY)
-        self.second = deepcopy(self.model) if second is None else self._load_second(second, arguments)
+            second_model_name_or_path = model_name_or_path
+            for kind in ("model_kwargs", "config_kwargs"):
+                own = transformer_kwargs.get(kind) or {}
+                place = "/".join(filter(None, (own.get("subfolder"), second_subfolder)))
+                transformer_kwargs[kind] = {**own, "subfolder": place}
+        if second_model_name_or_path is None:
+            self.second = deepcopy(self.model)
+        else:
+            self.second = self._load_second(second_model_name_or_path, transformer_kwargs)
+        depth = self.model.config.num_hidden_layers
+        advice = f"give a number of layers from 1 to {depth}, or 0 for no cross-attention."
+        self.cross_every = check_int("cross_every", cross_every, 0, depth, advice)
+        shapes = [[getattr(tower.config, name) for name in _SHAPE] for tower in self.towers]
+        advice = (
+            "cross-attention needs towers of one shape (layers, heads, inner size, activation), and these differ. Use "
+            "two encoders of one shape, or cross_every=0 (TNCSE)."
+        )
+        check("cross_every", cross_every, not cross_every or shapes[0] == shapes[1], advice)
         tokenizer = self._tokenizer
         tokenizer.model_max_length = min(tokenizer.model_max_length, *map(_positions, self.towers))
 
-    def _load_second(self, name: str, arguments: dict[str, Any]) -> PreTrainedModel:
+    def _load_second(self, name: str | PathLike[str], arguments: dict[str, Any]) -> PreTrainedModel:
         """Load tower II.
 
         Raises:
-            ValueError: If its tokenizer is not that of tower I.
+            ValueError: If it has another tokenizer or hidden size than tower I.
         """
         loaded = SafeTransformer(name, **arguments)
-        loaded.check_weights(_TRAINED_ONLY)
-        if self._tokenizer.get_vocab() != loaded._tokenizer.get_vocab():
+        _check_encoder(loaded)
+        one, other = (
+            (tower.model.config.vocab_size, tower.model.config.hidden_size, tower._tokenizer.get_vocab())
+            for tower in (self, loaded)
+        )
+        if one != other:
             raise ValueError(
-                f"The tokenizer of {name} is not that of the first tower, and both towers read the same tokens. Give "
-                "two encoders with one tokenizer."
+                f"{name} has other tokens than the first tower, or another width: {other[0]} tokens and {other[1]} "
+                f"dimensions, not {one[0]} and {one[1]}. Both towers read the same tokens and are summed, so give two "
+                "encoders with one tokenizer and hidden size."
             )
         return loaded.model
 
@@ -127,11 +129,6 @@ class TwinTower(SafeTransformer):
     def towers(self) -> tuple[PreTrainedModel, PreTrainedModel]:
         """Towers I and II."""
         return self.model, self.second
-
-    @property
-    def second_subfolder(self) -> str:
-        """Folder of tower II in a saved model."""
-        return SECOND
 
     @property
     def cross_layers(self) -> list[int]:
@@ -164,18 +161,14 @@ class TwinTower(SafeTransformer):
             features["cls_states"] = torch.stack([state[:, 0] for state in states], dim=1)
             features["pooler_outputs"] = torch.stack([output.pooler_output for output in outputs], dim=1)
         if crosses:
-            hidden = [[output.hidden_states[number - 1] for number in self.cross_layers] for output in outputs]
-            features["cross_states"] = torch.stack(self._cross_states(hidden, inputs["attention_mask"].bool()), dim=1)
+            one, other = (
+                [(tower.encoder.layer[number - 1], output.hidden_states[number - 1]) for number in self.cross_layers]
+                for tower, output in zip(cast(Any, self.towers), outputs, strict=True)
+            )
+            mask = inputs["attention_mask"].bool()
+            streams = cross_stream_of(one, other, mask), cross_stream_of(other, one, mask)
+            features["cross_states"] = torch.stack([stream[:, 0] for stream in streams], dim=1)
         return features
-
-    def _cross_states(self, hidden: list[list[Tensor]], mask: Tensor) -> list[Tensor]:
-        """Return CLS at the end of each tower's cross-attention stream, (B, D)."""
-        encoders: list[Any] = [tower.encoder for tower in self.towers]
-        layers = [[encoder.layer[number - 1] for number in self.cross_layers] for encoder in encoders]
-        return [
-            cross_stream(layers[own], layers[other], hidden[own], hidden[other], mask)[:, 0]
-            for own, other in ((0, 1), (1, 0))
-        ]
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save tower I, tokenizer and settings, and tower II in a folder."""
@@ -183,9 +176,7 @@ class TwinTower(SafeTransformer):
         self.second.save_pretrained(Path(output_path) / SECOND, safe_serialization=safe_serialization)
 
 
-def cross_stream(
-    own: Sequence[Any], other: Sequence[Any], own_states: Sequence[Tensor], other_states: Sequence[Tensor], mask: Tensor
-) -> Tensor:
+def cross_stream_of(own: Sequence[tuple[Any, Tensor]], other: Sequence[tuple[Any, Tensor]], mask: Tensor) -> Tensor:
     r"""Run the cross-attention stream of one tower (JTCSE, Equation 10) through the cross layers of both.
 
     The stream starts from the tower's own states before the first of these layers. At each of them, the tower's
@@ -195,17 +186,15 @@ def cross_stream(
     .. math:: c \leftarrow \mathrm{FFN}\left(\mathrm{Norm}\left(c + O\,[SA_I \cdot V_{II} HD_{II}]\right)\right)
 
     Args:
-        own: Cross layers of the tower.
-        other: The same layers of the other tower.
-        own_states: Input of each of them, (B, N, D).
-        other_states: Input of each of the other tower's.
+        own: Cross layers of the tower, each with its input, (B, N, D).
+        other: Those of the other tower.
         mask: (B, N), boolean, True for tokens that are not padding.
 
     Returns:
         (B, N, D).
     """
-    stream = own_states[0]
-    for layer, other_layer, states, values in zip(own, other, own_states, other_states, strict=True):
+    stream = own[0][1]
+    for (layer, states), (other_layer, values) in zip(own, other, strict=True):
         attention = layer.attention.self
         query, key, value = (
             part.unflatten(2, (attention.num_attention_heads, -1)).transpose(1, 2)
@@ -225,48 +214,12 @@ def _positions(tower: PreTrainedModel) -> int:
     return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
 
-def _in_subfolder(subfolder: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``Transformer`` for an encoder in a folder of a model, which has the tokenizer."""
-    inner = dict(arguments)
-    for kind in ("model_kwargs", "config_kwargs"):
-        own = arguments.get(kind) or {}
-        inner[kind] = {**own, "subfolder": "/".join(filter(None, (own.get("subfolder"), subfolder)))}
-    return inner
-
-
-def _encoder_config(name: str, arguments: dict[str, Any]) -> PreTrainedConfig:
-    """Load the configuration of a tower, without weights.
-
-    Raises:
-        ValueError: If it is not that of an encoder like BERT, or asks for more than it may.
-    """
-    if is_gguf(name):
+def _check_encoder(tower: SafeTransformer) -> None:
+    """Raise unless a tower is an encoder like BERT, with all its weights but those of the pooler."""
+    config = tower.model.config
+    if config.model_type not in FAMILIES or config.is_decoder:
         raise ValueError(
-            f"{name} is a GGUF file: TwinTower takes encoders like BERT, which transformers does not read from one. "
-            "Give a directory or Hub id with config.json and safetensors."
+            f"{config.name_or_path} is of the architecture {config.model_type!r}, or a decoder: TwinTower takes "
+            f"encoders of the architectures {', '.join(FAMILIES)}, with is_decoder false in their configuration."
         )
-    with fetching(name):
-        check_model(name, arguments.get("model_kwargs"), arguments.get("config_kwargs"))
-        config = read_config(Files(name, arguments.get("config_kwargs") or {}))
-    if config.model_type not in FAMILIES:
-        raise ValueError(
-            f"{name} is of the architecture {config.model_type!r}: TwinTower takes encoders of the architectures "
-            f"{', '.join(FAMILIES)}."
-        )
-    if config.is_decoder:
-        raise ValueError(f"{name} is set up as a decoder (is_decoder in its configuration): TwinTower takes encoders.")
-    return config
-
-
-def _check_they_fit(first: PreTrainedConfig, second: PreTrainedConfig, cross_every: int) -> None:
-    if first.vocab_size != second.vocab_size or first.hidden_size != second.hidden_size:
-        raise ValueError(
-            f"The towers have {first.vocab_size} and {second.vocab_size} tokens, and {first.hidden_size} and "
-            f"{second.hidden_size} dimensions. They read the same tokens and are summed, so give two encoders with the "
-            "same tokenizer and hidden size."
-        )
-    if cross_every and any(getattr(first, name) != getattr(second, name) for name in _SHAPE):
-        raise ValueError(
-            f"cross_every={cross_every} needs towers of one shape (layers, heads, inner size, activation), and these "
-            "differ. Use two encoders of one shape, or cross_every=0 (TNCSE)."
-        )
+    tower.missing_weights.check(tower.model, _TRAINED_ONLY)

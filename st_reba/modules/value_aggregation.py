@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -11,10 +10,9 @@ import torch
 from torch import nn
 
 from ..lm.views import depth
-from ..settings import check, check_layers, first_not_none
+from ..settings import check, check_layers
 from ..text.layout import Layout
-from ..text.presets import preset
-from .base import CausalModule, PoolOver
+from .base import CausalModule
 from .vectors import TokenVectors, last_position
 
 
@@ -30,8 +28,8 @@ class ValueAggregationModule(CausalModule):
         model_name_or_path: As for :class:`CausalModule`.
         layers: Layers that count, :math:`\Lambda`: ``"all"``, or indices, negative ones from the top.
         template: Text with one slot, or a name.
-        pool_over: ``"all"``: n is the last token of the layout. ``"text"``: that of the text. None: ``"all"``.
-        **settings: As for :class:`CausalModule`.
+        **settings: As for :class:`CausalModule`. ``pool_over`` is ``"all"`` by default: n is the last token of the
+            layout. ``"text"``: that of the text.
     """
 
     config_keys = [*CausalModule.config_keys, "layers", "template"]
@@ -46,6 +44,8 @@ class ValueAggregationModule(CausalModule):
     )
     cost = "One pass over the text, up to the last layer that counts: no more than the classical embedding."
     has_token_vectors = False
+    defaults = {"pool_over": "all"}
+    reads_all_layers = True
 
     def __init__(
         self,
@@ -53,14 +53,10 @@ class ValueAggregationModule(CausalModule):
         *,
         layers: Literal["all"] | Sequence[int] = "all",
         template: str = "prompteol",
-        pool_over: PoolOver | None = None,
         **settings: Any,
     ) -> None:
         check_layers("layers", layers)
-        # Every layer is read, whatever output layer and norm the prompt's authors chose.
-        known = replace(preset(template), output_layer=None, final_norm=None)
-        settings = {**settings, "pool_over": first_not_none(pool_over, "all"), "rows": "all"}
-        super().__init__(model_name_or_path, template=known, **settings)
+        super().__init__(model_name_or_path, template=template, **settings)
         self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         run = depth(self.model)
         is_within = layers == "all" or all(-run <= layer < run for layer in layers)

@@ -108,8 +108,8 @@ def test_a_text_longer_than_the_language_model_takes_is_read_whole(backbone_path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layer": 4}, "layer=4: give 0 for the input embeddings, or the layer to read after, a whole number from 0"),
-        ({"dimension": 33}, "dimension=33: give the directions to keep, a whole number from 1 to 32"),
+        ({"layer": 4}, "layer=4: give 0 for the input embeddings, or the layer to read after, up to 3"),
+        ({"dimension": 33}, "dimension=33: give a whole number from 1 to 32"),
         ({"texts": "a b"}, "texts is one string"),
         ({"texts": ["a"]}, "1 texts were given, and their embeddings do not differ"),
         ({"texts": []}, "No texts with tokens were given"),

@@ -8,8 +8,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModel
 
-from st_reba import AttentionRerankModule
-from st_reba.modules.attention_reranking import attention_reranker
+from st_reba import AttentionReranker, AttentionRerankModule
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -62,9 +61,8 @@ def in_context_scores(model, front, separator, documents, asked, heads, apart=Fa
 
 
 def made(path, **more):
-    return attention_reranker(
-        AttentionRerankModule(path, **{"template": TEMPLATE, "layers": "all", "together": False, **more}), device="cpu"
-    )
+    module = AttentionRerankModule(path, **{"template": TEMPLATE, "layers": "all", "together": False, **more})
+    return AttentionReranker(modules=[module], device="cpu")
 
 
 def scores(reranker, documents=DOCUMENTS, query=QUERY):
@@ -197,8 +195,8 @@ class TestRefusals:
             ({"layers": "lowest"}, 'use "all" or a list of layer indices'),
             ({"layers": [3]}, r"has 3 layers, use -3 to 2, not \[3\]"),
             ({"heads": [[0]]}, "give a list of pairs of a layer and a head"),
-            ({"heads": [[0, 4]]}, r"3 layers of 4 heads, counted from 0, so \[0, 4\] is out of range"),
-            ({"rotations": 0}, "give how often the list is read"),
+            ({"heads": [[0, 4]]}, r"heads=\[\[0, 4\]\]: give .* 3 layers of 4 heads, counted from 0"),
+            ({"rotations": 0}, "rotations=0: give a whole number from 1 to 64"),
             ({"rotations": 2}, "documents that are read alone have no order"),
             ({"block_tokens": 8}, "documents that are read alone have no order"),
         ],

@@ -68,8 +68,12 @@ class TestHead:
             ),
             ({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, str, "is torch.int8 of shape .384, 32"),
             ({}, CausalTransformer, "no weight named lm_head.weight.*the language model that it was made"),
-            ({}, lambda path: AutoModel.from_config(backbones.config("llama")), "does not know from where: give the"),
-            ({}, lambda path: Pooling(32), "A Pooling has no language model's head"),
+            (
+                {},
+                lambda path: AutoModel.from_config(backbones.config("llama")),
+                "has no language model.s head, and does not",
+            ),
+            ({}, lambda path: Pooling(32), "Pooling has no language model's head"),
         ],
     )
     def test_what_is_refused(self, weights, source, message, tmp_path):
@@ -171,5 +175,5 @@ class TestPromptReps:
     def test_where_there_is_no_head(self, backbone_path):
         with pytest.raises(ValueError, match="so there is no language model's head"):
             PromptRepsModule(backbone_path())
-        with pytest.raises(ValueError, match="GPTJConfig: its head adds a bias"):
+        with pytest.raises(ValueError, match="GPTJConfig has no language model.s head, or its head adds a bias"):
             PromptRepsModule(backbone_path("gpt_j"))

@@ -108,8 +108,8 @@ def test_the_length_of_queries_and_of_documents(backbone_path):
     ("rows", "settings", "message"),
     [
         ("last", {}, 'ReBAModule returns one token alone, rows="last".* use rows="all"'),
-        ("all", {"dimension": 33, "fit_texts": FIT}, "dimension=33: give the principal directions to keep.* 1 to 32"),
-        ("all", {"dimension": 8, "fit_texts": ["a"]}, "1 tokens vary in at most 0 directions, and 8 are to be kept: g"),
+        ("all", {"dimension": 33, "fit_texts": FIT}, "dimension=33: give a whole number from 1 to 32"),
+        ("all", {"dimension": 8, "fit_texts": ["a"]}, "1 tokens are too few for 8 directions: give more"),
         ("all", {"dimension": 8, "fit_texts": "a b"}, "texts is one string"),
     ],
 )

@@ -32,7 +32,7 @@ REFUSED = [
     # Which vectors are handed on
     (st_reba.CausalTransformer, {"query_expansion": {"strategy": "fixed", "length": 8}}, "a causal language model was"),
     # ReBA
-    (st_reba.ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBA has vectors for text only; use \"text\""),
+    (st_reba.ReBAModule, {"pool_over": "all"}, "pool_over='all': ReBAModule has 'text' alone; leave it out"),
     (st_reba.ReBAModule, {"layers": [3]}, r"layers=\[3\]: LlamaModel has 3 layers, use -3 to 2, not \[3\]"),
     (st_reba.ReBAModule, {"layers": []}, r'layers=\[\]: use "all" or a list of layer indices'),
     (st_reba.ReBAModule, {"backend": "onnx"}, "backend='onnx': st_reba reads hidden states and attention; use"),
@@ -40,20 +40,18 @@ REFUSED = [
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": 0}, "bidirectional_layers=0: give 1 or more, or use"),
     (st_reba.BidirectionalLastLayer, {"bidirectional_layers": -1}, "bidirectional_layers=-1: give a whole number from"),
     (st_reba.EchoModule, {"bidirectional_layers": 10**30}, "give a whole number from 0 to 3"),
-    (st_reba.NoSinkModule, {"bidirectional_layers": 0}, "bidirectional_layers=0: give the number of last layers, 1 or"),
     (st_reba.NoSinkModule, {"layers": [2], "output_layer": 2}, r"layers=\[2\]: LlamaModel has 2 layers, use -2 to 1"),
     # Refined thought
     (st_reba.RefinedThoughtModule, {"iterations": 0}, "iterations=0: give a whole number of passes from 1 to 1024; 1"),
-    (st_reba.RefinedThoughtModule, {"pool_over": "text"}, "pool_over='text': the embedding is in EOS, after the text"),
+    (st_reba.RefinedThoughtModule, {"pool_over": "text"}, "pool_over='text': RefinedThoughtModule has 'all' alone"),
     # MetaEOL
-    (st_reba.MetaEOLModule, {"templates": []}, "templates: 0 of them given; give a list of 1 to 64 templates"),
-    (st_reba.MetaEOLModule, {"templates": "kc"}, r"'kc' given; give a list .* or one of \['ck', 'ck-zh',"),
+    (st_reba.MetaEOLModule, {"templates": []}, r"templates=\[\]: give a list of 1 to 64 templates"),
+    (st_reba.MetaEOLModule, {"templates": "kc"}, r"'kc': give a list .* or one of \['ck', 'ck-zh',"),
     (st_reba.MetaEOLModule, {"templates": ["x" * 40_000 + "{text}"] * 2}, "80,012 characters of templates were given,"),
-    (st_reba.MetaEOLModule, {"pool_over": "text"}, "pool_over='text': a prompt is read at its end, after the"),
+    (st_reba.MetaEOLModule, {"pool_over": "text"}, "pool_over='text': MetaEOLModule has 'all' alone"),
     # KV re-routing
-    (st_reba.KVReroutingModule, {"layers": []}, r"layers=\[\]: use a list of layer indices, such as"),
+    (st_reba.KVReroutingModule, {"layers": []}, r"layers=\[\]: use .all. or a list of layer indices"),
     (st_reba.KVReroutingModule, {"prefix_bias": float("nan")}, "prefix_bias=nan: give a finite number; 0 changes no"),
-    (st_reba.KVReroutingModule, {"rows": "last"}, "rows='last': hybrid=True needs the mean of all tokens"),
     # Token prepending
     (st_reba.TokenPrependingModule, {"prepend_layers": 0}, "prepend_layers=0: give a number of layers from 1 to 3, or"),
     (st_reba.TokenPrependingModule, {"seed": -1}, "seed=-1: give a whole number from 0 to"),
@@ -62,18 +60,18 @@ REFUSED = [
     (st_reba.ContrastivePromptingModule, {"contrast_layer": 3}, "contrast_layer=3: give the index of one of 3 layers"),
     (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{prepend}{text}"}, r"nothing is prepended, so leave"),
     (st_reba.ContrastivePromptingModule, {"scale": 0}, 'scale=0: give a number above 0, or "norm"'),
-    (st_reba.ContrastivePromptingModule, {"pool_over": "text"}, "pool_over='text': the last token answers the prompt"),
+    (st_reba.ContrastivePromptingModule, {"pool_over": "text"}, "ContrastivePromptingModule has 'all' alone; leave"),
     (st_reba.ContrastivePromptingModule, {"auxiliary_template": "{text}{text}"}, "reads one copy of the text; use"),
     # Early and late, topic, value aggregation
     (st_reba.EarlyLateModule, {"early_layer": 0}, "early_layer=0: give a layer from 1 to 3, or None for"),
-    (st_reba.EarlyLateModule, {"pool_over": "all"}, "pool_over=.all.: words of the text alone have vectors; use"),
-    (st_reba.TopicModule, {"lower_layers": [0]}, r"lower_layers=\[0\]: give a list of at most 64 layers, each counted"),
-    (st_reba.TopicModule, {"lower_layers": [4], "template": TWICE}, "lower_layers=4: 3 layers run; give 1 to 3"),
+    (st_reba.EarlyLateModule, {"pool_over": "all"}, "pool_over='all': EarlyLateModule has 'text' alone"),
+    (st_reba.TopicModule, {"lower_layers": [0]}, r"lower_layers=\[0\]: give a list of at most 64 layers, each"),
+    (st_reba.TopicModule, {"lower_layers": [4], "template": TWICE}, r"=\[4\]: give .* from 1 to 3, or -3 to -1"),
     (st_reba.TopicModule, {"tokenization": "whole"}, "tokenization='whole': the same tokens are put into several"),
     (st_reba.ValueAggregationModule, {"template": "{prepend}{text}"}, r"nothing is prepended, so leave \{prepend\}"),
     # Weights of the vocabulary's tokens
-    (st_reba.PromptRepsModule, {"top_k": 0}, "top_k=0: give a number of tokens, 1 or more"),
-    (st_reba.PromptRepsModule, {"pool_over": "text"}, "reads the last token of its prompt"),
+    (st_reba.PromptRepsModule, {"top_k": 0}, "top_k=0: give a whole number of 1 or more"),
+    (st_reba.PromptRepsModule, {"pool_over": "text"}, "PromptRepsModule has 'all' alone"),
 ]  # fmt: skip
 
 

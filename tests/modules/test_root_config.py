@@ -15,8 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel
 
 from st_reba import EchoModule, WhiteningTransform
-from st_reba.modules import AttentionRerankModule, EndpointTransformer
-from st_reba.modules.attention_reranking import attention_reranker
+from st_reba.modules import AttentionReranker, AttentionRerankModule, EndpointTransformer
 
 from .. import processes
 from ..backbones import TEXTS, own
@@ -60,7 +59,8 @@ def test_other_first_modules(backbone_path, tmp_path):
     SentenceTransformer(modules=[asks], device="cpu").save_pretrained(str(tmp_path / "asks"))
     with pytest.raises(ValueError, match=r'SentenceTransformer\(".*asks"\)\.$'):
         AutoModel.from_pretrained(str(tmp_path / "asks"))
-    attention_reranker(AttentionRerankModule(backbone_path()), device="cpu").save_pretrained(str(tmp_path / "ranks"))
+    ranker = AttentionReranker(modules=[AttentionRerankModule(backbone_path())], device="cpu")
+    ranker.save_pretrained(str(tmp_path / "ranks"))
     with pytest.raises(ValueError, match=r"st_reba\.AttentionReranker\(\".*in the folder 0_AttentionRerankModule\.$"):
         AutoModel.from_pretrained(str(tmp_path / "ranks"))
 

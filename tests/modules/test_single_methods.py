@@ -189,7 +189,7 @@ class TestTokenPrepending:
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
         for state in ({"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}):
             save_file(state, file)
-            with pytest.raises(ValueError, match='does not have 32 values under "initial_state", as many as'):
+            with pytest.raises(ValueError, match="give 32 values, as many as the model's input embeddings"):
                 SentenceTransformer(str(tmp_path), device="cpu")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoTokenizer, BertConfig
+from transformers import AutoModel, AutoTokenizer
 
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, PartwiseWhitening, TwinTower
 from st_reba.moments import Moments
@@ -68,7 +68,7 @@ def test_towers_of_two_shapes_are_tncse(encoder_paths, tmp_path):
     AutoTokenizer.from_pretrained(first).save_pretrained(tmp_path)
     module = TwinTower(first, str(tmp_path), cross_every=0)
     assert pipeline(module, "cls").encode(TEXTS).shape == (5, 32)
-    with pytest.raises(ValueError, match="cross_every=2 needs towers of one shape .* or cross_every=0"):
+    with pytest.raises(ValueError, match="cross_every=2: .* needs towers of one shape .* or cross_every=0"):
         TwinTower(first, str(tmp_path))
 
 
@@ -96,18 +96,21 @@ def test_gradient_checkpointing_changes_nothing(encoder_paths):
 
 def test_bad_settings(encoder_paths):
     for settings, message in (
-        ({"cross_every": 5}, r"cross_every=5: give a number of layers from 1 to 4, .* or 0 for no cross-attention"),
-        ({"second_subfolder": "../x"}, "'../x': the second tower of a saved TwinTower lies in 'tower_2'"),
+        ({"cross_every": 5}, "cross_every=5: give a number of layers from 1 to 4, or 0 for no cross-attention"),
+        ({"second_subfolder": "../x"}, "'../x': tower II of a saved TwinTower is in 'tower_2'"),
     ):
         with pytest.raises(ValueError, match=message):
             TwinTower(encoder_paths()[0], **settings)
 
 
 def test_other_architectures_are_refused(backbone_path, encoder_paths, tmp_path):
-    BertConfig(is_decoder=True).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is set up as a decoder"):
+    backbones.encoder("bert", is_decoder=True).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(encoder_paths()[0]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'bert', or a decoder: .* with is_decoder false"):
         TwinTower(str(tmp_path))
-    message = "is of the architecture 'llama': TwinTower takes encoders of the architectures bert, camembert, roberta"
+    message = (
+        "is of the architecture 'llama', .*: TwinTower takes encoders of the architectures bert, camembert, roberta"
+    )
     with pytest.raises(ValueError, match=message):
         TwinTower(backbone_path())
     with pytest.raises(ValueError, match=message):
@@ -116,13 +119,13 @@ def test_other_architectures_are_refused(backbone_path, encoder_paths, tmp_path)
 
 def test_towers_with_other_tokens_are_refused(encoder_paths, tmp_path):
     first, _ = encoder_paths()
-    with pytest.raises(ValueError, match="The towers have 384 and 300 tokens, and 32 and 32 dimensions"):
+    with pytest.raises(ValueError, match="300 tokens and 32 dimensions, not 384 and 32"):
         TwinTower(first, encoder_paths(vocab_size=300)[0])
     backbones.encoder("bert").save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(first)
     tokenizer.add_tokens(["another"])
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is not that of the first tower, and both towers read the same tokens"):
+    with pytest.raises(ValueError, match="has other tokens than the first tower"):
         TwinTower(first, str(tmp_path))
 
 
@@ -186,8 +189,6 @@ def test_reconstruction(states):
     assert torch.allclose(errors, oracles.reconstruction_error(module, states[0]), atol=1e-5)
     bare = module.without_decoders()
     assert torch.equal(bare.embed(states[0]), module.embed(states[0]))
-    with pytest.raises(ValueError, match="make the module with decoders=True"):
-        bare.reconstruction_errors(states[0])
 
 
 @pytest.mark.parametrize("layers", [None, [2]])
@@ -202,8 +203,6 @@ def test_encoders_can_begin_as_a_whitening(layers, states):
         expected = PartwiseWhitening.from_moments(moments, shares=[1.0])({"sentence_embedding": normed})
         found = torch.nn.functional.normalize(encode(texts[:, layer - 1]).atanh(), dim=-1)
         assert torch.allclose(found, expected["sentence_embedding"], atol=1e-4)
-    with pytest.raises(ValueError, match="There are no encoders to begin as a whitening"):
-        LayerwiseAutoencoder(3, 32, encoders=False).whiten(texts)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from st_reba.modules import AttentionRerankModule, EndpointTransformer
-from st_reba.modules.attention_reranking import attention_reranker
+from st_reba.modules import AttentionReranker, AttentionRerankModule, EndpointTransformer
 from st_reba.serve import models as served_models
 from st_reba.serve.models import Embedder, ListReranker, Reranker, TokenizerCopy, check_kind, load_reranker
 from st_reba.serve.requests import RefusedError
@@ -165,7 +164,7 @@ def lists(backbone_path, tmp_path_factory):
     """A reranker that reads all documents of a request together, saved and loaded."""
     directory = str(tmp_path_factory.mktemp("lists") / "my-lists")
     module = AttentionRerankModule(backbone_path(), rotations=2, max_seq_length=12)
-    attention_reranker(module, device="cpu").save_pretrained(directory)
+    AttentionReranker(modules=[module], device="cpu").save_pretrained(directory)
     return load_reranker("r", directory, None, "cpu", "float32", True)
 
 
