@@ -14,12 +14,12 @@ from .embedding_transforms import AllButTheTop as AllButTheTop
 from .embedding_transforms import Centering as Centering
 from .embedding_transforms import EmbeddingFilter as EmbeddingFilter
 from .embedding_transforms import EmbeddingTransform as EmbeddingTransform
+from .embedding_transforms import IdfWeights as IdfWeights
 from .embedding_transforms import PartwiseWhitening as PartwiseWhitening
 from .embedding_transforms import Standardization as Standardization
 from .embedding_transforms import StandardizedSum as StandardizedSum
 from .embedding_transforms import WhiteningTransform as WhiteningTransform
 from .endpoint import EndpointTransformer as EndpointTransformer
-from .idf_weights import IdfWeights as IdfWeights
 from .kv_rerouting import KVReroutingModule as KVReroutingModule
 from .layer_states import LayerStates as LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder as LayerwiseAutoencoder

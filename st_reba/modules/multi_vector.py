@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from ..moments import Moments, fitting_progress, in_chunks, principal_directions
 from ..settings import check_int
 from .base import CausalModule
-from .embedding_transforms import EmbeddingTransform
-from .idf_weights import check_returns_all
+from .embedding_transforms import EmbeddingTransform, check_returns_all
 
 #: Dimension of ColBERT's vectors, and of most indices made for them.
 DIMENSION = 128

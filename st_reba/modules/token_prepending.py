@@ -75,9 +75,8 @@ class TokenPrependingModule(CausalModule):
         drawn = torch.randn(width, generator=generator, dtype=torch.float32)
         self.initial_state: Tensor = first_not_none(initial_state, drawn)
         advice = f"give {width} values, as many as the model's input embeddings, or save the model again."
-        check(
-            "shape of initial_state", tuple(self.initial_state.shape), self.initial_state.shape == drawn.shape, advice
-        )
+        shape = tuple(self.initial_state.shape)
+        check("shape of initial_state", shape, shape == (width,), advice)
         check_magnitudes({"initial_state": self.initial_state}, type(self).__name__)
         self._scale = _scale_of(self.lm.embeddings)
 
@@ -95,11 +94,9 @@ class TokenPrependingModule(CausalModule):
         return TokenVectors.pick(states, layout, self.selected(layout))
 
     @classmethod
-    def load_config(  # type: ignore[override]
-        cls, model_name_or_path: str, subfolder: str = "", **where: Any
-    ) -> dict[str, Any]:
-        config = super().load_config(model_name_or_path, subfolder, **where)
-        file = cls.load_file_path(model_name_or_path, cls.FILE, subfolder=subfolder, **where)
+    def load_config(cls, model_name_or_path: str, *args: Any, **where: Any) -> dict[str, Any]:
+        config = super().load_config(model_name_or_path, *args, **where)
+        file = cls.load_file_path(model_name_or_path, cls.FILE, *args, **where)
         if file is not None:
             config["initial_state"] = load_file(file).get("initial_state", torch.empty(0))
         return config

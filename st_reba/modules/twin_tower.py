@@ -25,10 +25,8 @@ FAMILIES = ("bert", "camembert", "roberta", "xlm-roberta")
 # Settings that two encoders must share for one to read the other's values.
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps")
 
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
-# Weights that only the losses read. Encoders that were trained on masked words have none, and training starts anew.
-_TRAINED_ONLY = ("pooler.",)
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class TwinTower(SafeTransformer):
@@ -89,10 +87,21 @@ class TwinTower(SafeTransformer):
                 own = transformer_kwargs.get(kind) or {}
                 place = "/".join(filter(None, (own.get("subfolder"), second_subfolder)))
                 transformer_kwargs[kind] = {**own, "subfolder": place}
-        if second_model_name_or_path is None:
-            self.second = deepcopy(self.model)
-        else:
-            self.second = self._load_second(second_model_name_or_path, transformer_kwargs)
+        second: SafeTransformer = self
+        if second_model_name_or_path is not None:
+            second = SafeTransformer(second_model_name_or_path, **transformer_kwargs)
+            _check_encoder(second)
+        one, other = (
+            (tower.model.config.vocab_size, tower.model.config.hidden_size, tower._tokenizer.get_vocab())
+            for tower in (self, second)
+        )
+        if one != other:
+            raise ValueError(
+                f"{second_model_name_or_path} has other tokens than the first tower, or another width: {other[0]} "
+                f"tokens and {other[1]} dimensions, not {one[0]} and {one[1]}. Both towers read the same tokens and "
+                "are summed, so give two encoders with one tokenizer and hidden size."
+            )
+        self.second = deepcopy(self.model) if second is self else second.model
         depth = self.model.config.num_hidden_layers
         advice = f"give a number of layers from 1 to {depth}, or 0 for no cross-attention."
         self.cross_every = check_int("cross_every", cross_every, 0, depth, advice)
@@ -104,26 +113,6 @@ class TwinTower(SafeTransformer):
         check("cross_every", cross_every, not cross_every or shapes[0] == shapes[1], advice)
         tokenizer = self._tokenizer
         tokenizer.model_max_length = min(tokenizer.model_max_length, *map(_positions, self.towers))
-
-    def _load_second(self, name: str | PathLike[str], arguments: dict[str, Any]) -> PreTrainedModel:
-        """Load tower II.
-
-        Raises:
-            ValueError: If it has another tokenizer or hidden size than tower I.
-        """
-        loaded = SafeTransformer(name, **arguments)
-        _check_encoder(loaded)
-        one, other = (
-            (tower.model.config.vocab_size, tower.model.config.hidden_size, tower._tokenizer.get_vocab())
-            for tower in (self, loaded)
-        )
-        if one != other:
-            raise ValueError(
-                f"{name} has other tokens than the first tower, or another width: {other[0]} tokens and {other[1]} "
-                f"dimensions, not {one[0]} and {one[1]}. Both towers read the same tokens and are summed, so give two "
-                "encoders with one tokenizer and hidden size."
-            )
-        return loaded.model
 
     @property
     def towers(self) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -222,4 +211,5 @@ def _check_encoder(tower: SafeTransformer) -> None:
             f"{config.name_or_path} is of the architecture {config.model_type!r}, or a decoder: TwinTower takes "
             f"encoders of the architectures {', '.join(FAMILIES)}, with is_decoder false in their configuration."
         )
-    tower.missing_weights.check(tower.model, _TRAINED_ONLY)
+    # Only the losses read the pooler. Encoders that were trained on masked words have none, and training starts anew.
+    tower.missing_weights.check(tower.model, ("pooler.",))
