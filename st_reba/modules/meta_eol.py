@@ -76,12 +76,13 @@ def _join(layouts: Sequence[Layout]) -> Layout:
     """Return P layouts of B rows as one of P * B rows, behind a past each."""
     columns = max(layout.input_ids.shape[1] for layout in layouts)
 
-    def concatenate(name: str, padding: int) -> Tensor:
+    def padded(name: str, padding: int) -> Tensor:
         parts = [getattr(layout, name) for layout in layouts]
         return torch.cat([pad(part, (0, columns - part.shape[1]), value=padding) for part in parts])
 
     past = _join_pasts([layout.past for layout in layouts], len(layouts[0].input_ids))
-    return Layout(concatenate("input_ids", 0), concatenate("attention_mask", False), concatenate("copy_index", NOT_TEXT), past=past)
+    ids, mask, copies = padded("input_ids", 0), padded("attention_mask", False), padded("copy_index", NOT_TEXT)
+    return Layout(ids, mask, copies, past=past)
 
 
 def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
@@ -91,13 +92,13 @@ def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
         return None
     lengths = torch.cat([torch.tensor([0]) if past is None else past.lengths for past in pasts])
 
-    def joined(layer: int, side: str) -> Tensor:
+    def padded(layer: int, side: str) -> Tensor:
         nothing = getattr(known.cache.layers[layer], side)[:, :, :0]
         parts = [nothing if past is None else getattr(past.cache.layers[layer], side) for past in pasts]
         return torch.cat([pad(part, (0, 0, 0, int(lengths.max()) - part.shape[2])) for part in parts])
 
     layers = range(len(known.cache.layers))
-    cache = read_only_cache((joined(layer, "keys"), joined(layer, "values")) for layer in layers)
+    cache = read_only_cache((padded(layer, "keys"), padded(layer, "values")) for layer in layers)
     return Past(cache, lengths.repeat_interleave(rows))
 
 
