@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -11,6 +12,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from tqdm import tqdm
+
+#: Seconds between two states of a progress bar in a log.
+LOG_SECONDS = 10.0
 
 
 class Moments:
@@ -144,12 +148,13 @@ def principal_directions(symmetric: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def fitting_progress(module: nn.Module, texts: int | None) -> Iterator[None]:
-    """Show the progress of fitting on texts, by the batches of a model's first module, on a terminal."""
+    """Show the progress of fitting on texts, by the batches of a model's first module."""
 
     def update(_module: nn.Module, _args: Any, features: dict[str, Any]) -> None:
         bar.update(len(features["token_embeddings"]))
 
-    with tqdm(desc="Fitting", total=texts, unit=" texts", leave=False, delay=0.25, disable=None) as bar:
+    seconds = 0.25 if sys.stderr.isatty() else LOG_SECONDS
+    with tqdm(desc="Fitting", total=texts, unit=" texts", leave=False, delay=seconds, mininterval=seconds) as bar:
         hook = module.register_forward_hook(update)
         try:
             yield

@@ -24,7 +24,7 @@ from st_reba import (
     TokenPrependingModule,
     TopicModule,
     TwinTower,
-    progress,
+    moments,
 )
 from st_reba.compare import RecipeSweep
 from st_reba.data.demo import demo_sentences
@@ -163,9 +163,9 @@ def test_a_model_that_is_not_to_be_had(build, name, said):
 
 
 def test_a_fit_says_how_far_it_is(roomy_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(moments, "LOG_SECONDS", 0.0)
     st_reba.build(roomy_path, "topic", CORPUS, device="cpu")
     shown = capsys.readouterr().err
     multi_vector_encoder(EchoModule(roomy_path), dimension=4, fit_texts=CORPUS[:40])
     for said, texts in ((shown, 200), (capsys.readouterr().err, 40)):
-        assert re.search(rf"\nFitting: +\d+%.* 32/{texts} .*\n", said), said
+        assert re.search(rf"\rFitting: +\d+%.* 32/{texts} ", said), said
