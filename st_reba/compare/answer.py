@@ -125,7 +125,8 @@ def headline(answer: Answer, column: Measure) -> str:
     but = ""
     if answer.others:
         control = answer.others[0]
-        but = f", but not surely ahead of the control {control.name} ({column.show(control.scores[column.name].value)})"
+        value = column.show(control.scores[column.name].value)
+        but = f', but not surely ahead of the control "{control.recipe}" ({value})'
     return f"Use {best}: {score}, against {plain} without a recipe{but}."
 
 
@@ -156,9 +157,9 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
     elif not answer.others:
         sentences.append("It is surely ahead of every control.")
     else:
-        first, *more = [control.name for control in answer.others]
+        first, *more = [control.recipe for control in answer.others]
         nor = f", nor of {len(more)} other control{'s' * (len(more) > 1)}" if more else ""
-        sentences.append(f"It is not surely ahead of the control {first}{nor}.")
+        sentences.append(f'It is not surely ahead of the control "{first}"{nor}.')
     if answer.cheaper is not None and answer.cheaper.cost and answer.best.cost:
         share = 100 * answer.cheaper.cost / answer.best.cost
         sentences.append(

@@ -68,8 +68,8 @@ FIRST = (
         (
             {TF_IDF: 0.8, BAG: 0.1, MEAN: 0.3, PROMPT: 0.7}, PROMPT,
             r"Use PromptEOL \(last token\): 70\.0, against 30\.0 without a recipe, but not surely ahead of the control "
-            r"tf-idf, mean \(80\.0\)\.",
-            r"It is not surely ahead of the control tf-idf, mean\.",
+            r"\"tf-idf\" \(80\.0\)\.",
+            r"It is not surely ahead of the control \"tf-idf\"\.",
         ),
         (
             {BAG: 0.9, MEAN: 0.7, LAST: 0.2, PROMPT: 0.6}, "",
@@ -81,7 +81,7 @@ FIRST = (
             {TF_IDF: 0.8, BAG: 0.9, PROMPT: 0.5, MEAN: 0.5, LAST: 0.2}, "",
             r"None is surely ahead of the 50\.0 that you have without a recipe: the best, PromptEOL \(last token\), "
             r"has 50\.0\.",
-            r"the last hidden states\. It is not surely ahead of the control Bag of input embeddings, mean, "
+            r"the last hidden states\. It is not surely ahead of the control \"Bag of input embeddings\", "
             r"nor of 1 other control\.",
         ),
         ({PROMPT: 0.6, ECHO: 0.4}, "", r"The best is PromptEOL \(last token\): 60\.0\. Nothing without a recipe was "
