@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from sentence_transformers import SentenceTransformer
@@ -15,6 +14,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from transformers import set_seed
 
+from ..hub.adapters import merge
 from ..modules import BidirectionalLastLayer, CausalTransformer
 from ..optional import require
 from ..text.presets import TEMPLATES, PoolOver
@@ -175,17 +175,10 @@ def add_lora(model: SentenceTransformer, settings: BeLLMTraining) -> None:
 
 
 def merge_adapter(model: SentenceTransformer) -> None:
-    """Merge an adapter into the weights of the backbone, in place."""
-    require("peft", "train", "A LoRA adapter")
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    """Merge the active adapter into the weights of the backbone, in place, and remove all adapters.
 
-    adapted: Any = model[0].model
-    names = adapted.active_adapters()
-    for name, layer in list(adapted.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
-            with torch.no_grad():
-                layer.merge(safe_merge=True)
-            adapted.set_submodule(name, layer.get_base_layer())
-    adapted.delete_adapter(names)
-    for parameter in adapted.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+    Raises:
+        ValueError: If there is none, or it cannot be merged.
+        ImportError: If peft is not installed.
+    """
+    merge(model[0].model)
