@@ -1,20 +1,106 @@
-"""Adapters of peft: loaded onto a model, merged into it, and checked before they are saved."""
+"""Adapters of peft: put onto a model, merged into it, and checked before they are saved."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from ..lm.loaded import is_borrowed
 from ..lm.sizes import in_a_line
+from ..lm.views import is_borrowed
 from ..optional import require
+from .checkpoints import Files
 
-#: Names of the parts in which peft keeps what it wraps.
+CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# Beginning of the names of an adapter's weights, and the name of a loaded adapter.
+_PREFIX, _NAME = "base_model.model.", "default"
+# Parts of names in which peft keeps what it wraps.
 _WRAPPED = (".base_layer.", ".original_module.", ".token_adapter.")
-
+# Attributes of a model with adapters.
 _ATTRIBUTES = ("peft_config", "_hf_peft_config_loaded")
+
+
+class Adapter:
+    """Adapter in the files of a model.
+
+    peft loads it: of some kinds, such as DoRA, transformers leaves weights as they were initialised.
+
+    Args:
+        files: Files, among them ``adapter_config.json``.
+
+    Raises:
+        FileNotFoundError: If it has no weights.
+        ValueError: If it is a learned prompt.
+        ImportError: If peft is not installed.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self.files, self._peft = files, require("peft", "train", "An adapter")
+        weights = next(filter(None, map(files.find, _WEIGHTS)), None)
+        if weights is None:
+            raise FileNotFoundError(f"{files} has an {CONFIG} and no {_WEIGHTS[0]}: get the whole adapter.")
+        self._config = self._peft.PeftConfig.from_pretrained(str(weights.parent))
+        if self._config.is_prompt_learning or self._config.is_adaption_prompt:
+            raise ValueError(
+                f"{files} is a learned prompt, which no recipe of st_reba can read. Give the model without it, or an "
+                "adapter of its layers, such as LoRA."
+            )
+        stored = self._peft.load_peft_weights(str(weights.parent), device="cpu")
+        self._weights = {name.removeprefix(_PREFIX): weight for name, weight in stored.items()}
+        if any(isinstance(ranks, list) for ranks in (getattr(self._config, "rank_pattern", None) or {}).values()):
+            _fill_ranks(self._weights, self._config.rank_pattern)
+            self._config.rank_pattern = None
+
+    def fits(self, model: PreTrainedModel) -> bool:
+        """Return whether its weights are named as in a model, with or without its head."""
+        parts = {name for name, _ in model.named_children()}
+        return any(name.partition(".")[0] in parts for name in self._named_in(model))
+
+    def _named_in(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the weights by their names in a model without its head."""
+        prefix = "" if hasattr(model, model.base_model_prefix) else f"{model.base_model_prefix}."
+        return {name.removeprefix(prefix): weight for name, weight in self._weights.items()}
+
+    def put_on(self, model: PreTrainedModel) -> dict[str, str]:
+        """Put the adapter on a model, unless transformers did, and return the names of weights that it lacks.
+
+        Raises:
+            ValueError: If peft cannot.
+        """
+        before = {unadapted(name) for name in model.state_dict()}
+        self._config.inference_mode = False
+        try:
+            if not hasattr(model, "peft_config"):
+                self._peft.inject_adapter_in_model(self._config, model, _NAME)
+            new = {name: weight for name, weight in model.named_parameters() if unadapted(name) not in before}
+            trained = {name: weight for name, weight in new.items() if weight.requires_grad}
+            for weight in trained.values():
+                weight.data.fill_(torch.nan)
+            self._peft.set_peft_model_state_dict(model, self._named_in(model), _NAME, ignore_mismatched_sizes=True)
+        except (AttributeError, KeyError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"{self.files}: peft cannot put this adapter on {type(model).__name__} ({in_a_line(error)})."
+            ) from error
+        model._hf_peft_config_loaded = True
+        model.requires_grad_(False)
+        return {name: "" for name, weight in trained.items() if bool(weight.isnan().any())}
+
+
+def _fill_ranks(weights: dict[str, Tensor], ranks: Mapping[str, list[bool]]) -> None:
+    """Put zeros for the ranks of each layer that AdaLoRA has left out."""
+    for name, kept in ranks.items():
+        layer = name.removeprefix(_PREFIX).rpartition(".lora_E")[0]
+        for part, axis in (("lora_E", 0), ("lora_A", 0), ("lora_B", 1)):
+            weight = weights[f"{layer}.{part}"]
+            if weight.shape[axis] < len(kept):
+                shape = [len(kept) if axis == own else size for own, size in enumerate(weight.shape)]
+                left = torch.tensor(kept).nonzero()[:, 0]
+                weights[f"{layer}.{part}"] = weight.new_zeros(shape).index_copy(axis, left, weight)
 
 
 def unadapted(name: str) -> str:
@@ -77,7 +163,7 @@ def merge(model: Any) -> None:
             layer.merge(safe_merge=True)
         _tuner(peft.PEFT_TYPE_TO_TUNER_MAPPING[kinds[0]], model, names).unload()
     except (NotImplementedError, RuntimeError, ValueError) as error:
-        for layer in reversed(done):
+        for layer in (layer for layer in reversed(done) if layer.merged):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 layer.unmerge()
         raise ValueError(

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, utils
+from transformers import AutoConfig, PreTrainedConfig, utils
 from transformers.utils.hub import cached_file
-from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..lm.llama_cpp import MODEL_TYPE
@@ -30,7 +29,13 @@ _WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 _MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num_labels": MAX_LABELS}
 # Ends of the names of those parts of a config.json that are configurations of their own.
 _CONFIGS = ("config", "encoder", "decoder")
+#: ``model_type`` of the configuration in the root of a saved model.
+SAVED_MODEL = "st_reba"
+# Of the arguments that say where files are, those that belong to one model.
+_OF_ONE_MODEL = ("revision", "subfolder")
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# Ranks that are allowed whatever an adapter's weights are: in some kinds, they are no dimension.
+_LEAST_RANK = 256
 # A pickled checkpoint has no header: it holds at most half as many numbers as bytes, and these few do no harm.
 _PICKLED_LEAST = 2**24
 
@@ -64,9 +69,26 @@ class Files:
         return None if path is None else Path(path)
 
     def of_base(self, name: str) -> Files:
-        """Return those of the model that an adapter is for, which has a revision and a directory of its own."""
-        arguments = {key: value for key, value in self.arguments.items() if key not in ("revision", "subfolder")}
-        return Files(name, arguments)
+        """Return those of the model that an adapter is for, which has a revision and a directory of its own.
+
+        A saved model may have it in the folder of its first module.
+        """
+        base = Files(name, {key: value for key, value in self.arguments.items() if key not in _OF_ONE_MODEL})
+        config, modules = base.find(utils.CONFIG_NAME), base.find("modules.json")
+        is_within = config is None or read_object(config).get("model_type") == SAVED_MODEL
+        if modules is None or not is_within:
+            return base
+        folder = saved_files.read_modules(modules)[0]["path"]
+        return Files(str(Path(name, folder)), base.arguments) if Path(name).is_dir() else base.within(folder)
+
+    def within(self, folder: str) -> Files:
+        """Return those in a folder of the model."""
+        return Files(self.name, {**self.arguments, "subfolder": folder})
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Files:
+        """Return the same, with arguments that were given for another model."""
+        own = {key: self.arguments[key] for key in _OF_ONE_MODEL if key in self.arguments}
+        return Files(self.name, {key: value for key, value in arguments.items() if key not in _OF_ONE_MODEL} | own)
 
 
 class Checkpoint(NamedTuple):
@@ -112,8 +134,9 @@ def check_model(
     adapter, weights = Path(path), Path(path).with_name(_ADAPTER_WEIGHTS)
     settings = read_object(adapter, saved_files.Adapter)
     # An adapter's ranks are dimensions of its weights.
-    rank = max([settings.get("r") or 0, *settings.get("rank_pattern", {}).values()])
-    if weights.is_file() and rank > max((size for shape in _shapes(weights) for size in shape), default=0):
+    ranks = (settings.get("rank_pattern") or {}).values()
+    rank = max([settings.get("r") or 0, *(rank for rank in ranks if isinstance(rank, int))])
+    if weights.is_file() and rank > max((size for shape in _shapes(weights) for size in shape), default=_LEAST_RANK):
         raise ValueError(
             f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large: they are of two "
             "adapters. Get both from one place."
@@ -253,24 +276,15 @@ def _shapes(path: Path) -> list[list[int]]:
         ) from error
 
 
-def report_on(files: Files) -> dict[str, Any]:
-    """Return transformers' report on a checkpoint, which is not read if accelerate is installed."""
-    names = (*_WHERE, "key_mapping", "variant")
-    given = {name: value for name, value in files.arguments.items() if name in names}
-    nowhere = {"device_map": "meta"} if is_accelerate_available() else {}
-    _, report = AutoModel.from_pretrained(
-        files.name, **given, output_loading_info=True, ignore_mismatched_sizes=True, **nowhere
-    )
-    return dict(report)
-
-
-def missing_weights(report: Mapping[str, Any]) -> dict[str, str]:
+def missing_weights(report: Mapping[str, Any], part: str = "") -> dict[str, str]:
     """Return the names of the weights that a checkpoint lacks, each with what it has instead, if anything.
 
     Args:
         report: Result of ``from_pretrained`` for ``output_loading_info=True``.
+        part: Path of the part of the model whose weights are returned, by their names in it.
     """
     missing = dict.fromkeys(report["missing_keys"], "")
     for name, there, wanted in report["mismatched_keys"]:
         missing[name] = f"{tuple(there)} there, {tuple(wanted)} by its configuration"
-    return missing
+    begin = f"{part}." if part else ""
+    return {name.removeprefix(begin): instead for name, instead in missing.items() if name.startswith(begin)}

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from inspect import signature
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import sentence_transformers
 from packaging.version import Version
@@ -26,9 +25,6 @@ from .saved_files import REMOVED_CLASSES, refuse_class
 #: Whether ST leaves a backbone where accelerate placed it, on several devices or offloaded (6.2 and later).
 PLACEMENT_IS_KEPT = Version(sentence_transformers.__version__) >= Version("6.2")
 
-#: Whether ``load_adapter`` takes ``output_loading_info``.
-ADAPTERS_ARE_REPORTED = signature(PreTrainedModel.load_adapter).return_annotation not in (None, "None")
-
 _MODULE_CLASSES = "_module_classes"
 
 #: Attributes that ST's ``Transformer`` sets when it loads a model, except the backbone. Some exist only in certain
@@ -41,43 +37,22 @@ SET_BY_TRANSFORMER = (
 )  # fmt: skip
 
 
-class ReportingTransformer(Transformer):
-    """ST's ``Transformer`` that keeps the loading report of transformers.
+def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> Transformer:
+    """Make ST's ``Transformer`` of a model and its tokenizer.
 
-    It overrides a private method of ST. If a later ST loads in another way, there is no report, and
-    :func:`st_reba.hub.loading.load` makes its own.
+    Two private methods of ST are overridden. ST would load a processor from a directory, which may lack it, or have one
+    for images: so it gets a directory with a tokenizer of two tokens, and finds ours in its place.
+
+    Args:
+        model: The model. No weight is copied.
+        tokenizer: Its tokenizer, which is copied: ST changes settings of the Python object.
+        **settings: Settings of ST's ``Transformer``.
     """
-
-    #: Report of ``output_loading_info=True``, or None if there is none.
-    loading_report: dict[str, Any] | None = None
-
-    def _load_model(
-        self,
-        model_name_or_path: str,
-        transformer_task: Any,
-        config: Any,
-        backend: str,
-        is_peft_model: bool,
-        **model_kwargs: Any,
-    ) -> PreTrainedModel:
-        reporting = not is_peft_model or ADAPTERS_ARE_REPORTED
-        if reporting:
-            # Otherwise weights of another shape raise an error that does not name them.
-            model_kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        loaded: Any = super()._load_model(
-            model_name_or_path, transformer_task, config, backend, is_peft_model, **model_kwargs
-        )
-        model, self.loading_report = loaded if reporting else (loaded, None)
-        return cast(PreTrainedModel, model)
-
-
-def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transformer:
-    """Wrap a loaded model and its tokenizer in ST's ``Transformer`` without copying weights.
-
-    Two private methods of ST are overridden. ST loads a tokenizer from a directory, so it first gets one of two tokens.
-    """
+    own = copy.copy(tokenizer)
 
     class Around(Transformer):
+        processor = property(lambda self: own, lambda self, value: None)
+
         def _load_config(self, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
             return model.config, False
 
@@ -87,10 +62,8 @@ def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transf
     with TemporaryDirectory() as directory:
         smallest = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
         PreTrainedTokenizerFast(tokenizer_object=smallest).save_pretrained(directory)
-        made = Around(directory)
-    # A copy, as the module changes settings of the tokenizer's Python object.
-    made.processor = copy.copy(tokenizer)
-    made.modality_config, made.module_output_name = made.infer_modalities(model, made.processor)
+        made = Around(directory, **settings)
+    vars(made)["processor"] = own
     return made
 
 

@@ -10,26 +10,34 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, utils
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    utils,
+)
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from ..lm.gguf import as_directory
+from ..lm.parts import language_model_in
 from ..lm.sizes import SizeError, check_size, in_a_line, within_size
 from ..lm.views import body_of
 from ..settings import check, check_tokens
 from ..version import REQUIREMENT
 from . import compat, saved_files
-from .checkpoints import Checkpoint, Files, check_checkpoint, missing_weights, report_on
+from .adapters import Adapter, unadapted
+from .checkpoints import SAVED_MODEL, Checkpoint, Files, check_checkpoint, missing_weights
 from .push import loading_class
 from .saved_files import fetching, read_modules, read_object
 
-# Part of the names of weights that an adapter wraps.
-_ADAPTED = ".base_layer."
 # Number of weights that an error message names.
 _NAMED = 5
 # Former names of sentence-transformers' arguments, which it still reads.
@@ -45,6 +53,7 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "query_expansion": (None, "a causal language model was not trained to fill in masked tokens. Leave it out."),
 }
 
+_T = TypeVar("_T")
 #: Name of a model and arguments to load it with, to a directory or a Hub id and arguments.
 Locate = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
 
@@ -70,8 +79,8 @@ class MissingWeights(NamedTuple):
         Raises:
             ValueError: If it does, naming them.
         """
-        own = {name.replace(_ADAPTED, ".") for name in model.state_dict()} if self.names else set()
-        missing = {name.replace(_ADAPTED, "."): instead for name, instead in self.names.items()}
+        own = {unadapted(name) for name in model.state_dict()} if self.names else set()
+        missing = {unadapted(name): instead for name, instead in self.names.items()}
         needed = sorted(name for name in missing.keys() & own if not name.startswith(tuple(needless)))
         if not needed:
             return
@@ -156,7 +165,7 @@ def _around(
             f"tokenizer={tokenizer!r}: a loaded language model does not bring its tokenizer. Give it, such as "
             "tokenizer=AutoTokenizer.from_pretrained(...)."
         )
-    transformer = compat.around(body, tokenizer)
+    transformer = compat.around(language_model_in(body)[0], tokenizer)
     if max_seq_length is not None:
         transformer.max_seq_length = max_seq_length
     return transformer
@@ -164,71 +173,97 @@ def _around(
 
 def _load(name: str, kwargs: dict[str, Any]) -> Loaded:
     """Load a checkpoint, once its files are known to be harmless, and note which weights it lacks."""
+    kwargs = {**kwargs}
     model_kwargs, processor_kwargs, config_kwargs = (
-        {**(kwargs.get(kind) or kwargs.get(former) or {})} for kind, former in _FORMER_NAMES.items()
+        {**(kwargs.pop(former, None) or {}), **(kwargs.pop(kind, None) or {})} for kind, former in _FORMER_NAMES.items()
     )
     if "subfolder" not in model_kwargs:
         name = backbone_of(name)
     checkpoint = check_checkpoint(name, model_kwargs, config_kwargs)
-    files, tokenizer, base = Files(name, model_kwargs), Files(name, processor_kwargs), checkpoint.base
-    if base is not None and not any(map(tokenizer.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
-        # peft writes no tokenizer; the trainers of others do.
-        tokenizer = tokenizer.of_base(base.name)
-        kwargs = {"tokenizer_name_or_path": base.name, **kwargs, "processor_kwargs": tokenizer.arguments}
-        kwargs.pop("tokenizer_args", None)
-    file = tokenizer.find(TOKENIZER_CONFIG_FILE)
-    settings = {} if file is None else read_object(file, saved_files.Tokenizer)
-    if kwargs.get("max_seq_length") is None:
-        # sentence-transformers compares it with the model's positions.
-        length = {**settings, **processor_kwargs}.get("model_max_length")
-        check_tokens("the tokenizer's model_max_length", length)
-    try:
-        transformer = _within_size(name, checkpoint, {**kwargs, "unpad_inputs": False})
-    except ValueError as error:
-        # transformers drops the reason when it looks for any processor.
-        if str(error).startswith("Unrecognized processing class"):
-            _explain_tokenizer(tokenizer)
-        raise
-    report = transformer.loading_report
-    if report is None and not hasattr(transformer.model, "peft_config"):
-        report = report_on(files)
-    missing = MissingWeights(str(files), {} if report is None else missing_weights(report))
-    if base is not None and not missing.names:
-        # For an adapter, transformers reports on the adapter alone.
-        missing = MissingWeights(base.name, missing_weights(report_on(files.of_base(base.name))))
+    files = Files(name, model_kwargs)
+    tokenizer = _load_tokenizer(Files(name, processor_kwargs), checkpoint.base, kwargs.get("max_seq_length"))
+    model, missing = _load_model(files, checkpoint, config_kwargs)
+    if "model_max_length" in processor_kwargs:
+        # Then sentence-transformers does not limit it to the model's positions.
+        kwargs["processor_kwargs"] = {"model_max_length": tokenizer.model_max_length}
+    if "modality_config" in kwargs:
+        # That of a multimodal model has more.
+        config = kwargs["modality_config"]
+        kwargs["modality_config"] = {name: own for name, own in config.items() if name in ("text", "message")}
+    transformer = compat.around(model, tokenizer, **{**kwargs, "unpad_inputs": False})
     return Loaded(transformer, missing, _poolings(files))
 
 
-def _within_size(name: str, checkpoint: Checkpoint, kwargs: dict[str, Any]) -> compat.ReportingTransformer:
+def _load_tokenizer(files: Files, base: Files | None, max_seq_length: int | None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint, or of the model that it is an adapter for.
+
+    Raises:
+        ValueError: If its files ask for more than they may, or transformers cannot read them.
+    """
+    if base is not None and not any(map(files.find, (TOKENIZER_CONFIG_FILE, "tokenizer.json"))):
+        # peft writes no tokenizer; the trainers of others do.
+        files = base.with_arguments(files.arguments)
+    arguments = {**files.arguments}
+    if max_seq_length is not None:
+        arguments.setdefault("model_max_length", max_seq_length)
+    file = files.find(TOKENIZER_CONFIG_FILE)
+    settings = {} if file is None else read_object(file, saved_files.Tokenizer)
+    check_tokens("the tokenizer's model_max_length", {**settings, **arguments}.get("model_max_length"))
+    try:
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(files.name, **arguments))
+    except (ImportError, MemoryError, OSError):
+        raise
+    # Its files may be any, and so may the error.
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise ValueError(
+            f"{files}: its tokenizer cannot be read ({in_a_line(error)}). Get "
+            "tokenizer.json and tokenizer_config.json anew, or save the model again."
+        ) from error
+
+
+def _load_model(
+    files: Files, checkpoint: Checkpoint, config_kwargs: Mapping[str, Any]
+) -> tuple[PreTrainedModel, MissingWeights]:
+    """Load the language model of a checkpoint, with its adapter, and note which weights they lack."""
+    base = files if checkpoint.base is None else checkpoint.base.with_arguments(files.arguments)
+    config: Any = checkpoint.config
+    if config is None:
+        config = AutoConfig.from_pretrained(base.name, **base.with_arguments(config_kwargs).arguments)
+    # Otherwise weights of another shape raise an error that does not name them.
+    arguments = {**base.arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    # transformers would find an adapter in the root of a saved model whose own files are in a folder.
+    arguments["adapter_kwargs"] = {"subfolder": base.arguments.get("subfolder") or ""}
+    whole, report = _within_size(checkpoint, lambda: AutoModel.from_pretrained(base.name, config=config, **arguments))
+    has_adapter = hasattr(whole, "peft_config")
+    model, path = language_model_in(whole)
+    missing = MissingWeights(str(base), {} if has_adapter else missing_weights(report, path))
+    if checkpoint.base is not None or has_adapter:
+        adapter = Adapter(files)
+        adapted = model if has_adapter or adapter.fits(model) else whole
+        lacking = adapter.put_on(adapted)
+        if adapted is not model:
+            model, path = language_model_in(whole)
+            lacking = {name.removeprefix(f"{path}."): instead for name, instead in lacking.items()}
+        missing = MissingWeights(str(files if lacking else base), {**missing.names, **lacking})
+    model.name_or_path = str(base)
+    return model, missing
+
+
+def _within_size(checkpoint: Checkpoint, make: Callable[[], _T]) -> _T:
     """Load a model, unless its checkpoint is far too small for it."""
     if checkpoint.config is not None and checkpoint.stored is not None:
         try:
             with within_size(checkpoint.stored, checkpoint.file):
-                return compat.ReportingTransformer(name, **kwargs)
+                return make()
         except Exception as error:
             # If the configuration describes a larger model, or none, any error may come of it.
             check_size(checkpoint.config, checkpoint.stored, checkpoint.file)
             if not isinstance(error, SizeError):
                 raise
     # The size is not known, or layers that share weights had weights of their own while they were built.
-    return compat.ReportingTransformer(name, **kwargs)
-
-
-def _explain_tokenizer(files: Files) -> None:
-    """Raise the reason for which a tokenizer cannot be read, unless a package, memory or a file is missing.
-
-    Raises:
-        ValueError: If there is one.
-    """
-    try:
-        AutoTokenizer.from_pretrained(files.name, **files.arguments)
-    except (ImportError, MemoryError, OSError):
-        return
-    except Exception as cause:
-        raise ValueError(
-            f"{files}: its tokenizer cannot be read ({in_a_line(cause)}). Get "
-            "tokenizer.json and tokenizer_config.json anew, or save the model again."
-        ) from cause
+    return make()
 
 
 def _poolings(files: Files) -> frozenset[str]:
@@ -282,7 +317,7 @@ def _is_noted(config: Path) -> bool:
 class SavedModelConfig(PreTrainedConfig):
     """Configuration in the root of a saved model, which is not a model of transformers."""
 
-    model_type = "st_reba"
+    model_type = SAVED_MODEL
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:

@@ -278,7 +278,8 @@ class Adapter(_Values):
 
     base_model_name_or_path: str | None = None
     r: _Rank | None = None
-    rank_pattern: dict[str, _Rank] = {}
+    #: Of AdaLoRA, whether each rank of a layer is left.
+    rank_pattern: dict[str, _Rank | list[bool]] | None = None
     layer_replication: list[list[_Layer]] | None = None
     megatron_config: None = None
 

@@ -20,7 +20,17 @@ from .attention.function import ATTENTION
 from .attention.kernels import without_autocast
 from .passes import AttentionCall, Capture, Hook, Replace, Stop, active_pass, gather_positions, scatter_positions
 from .prefixes import Past, PastMask, cache_arguments
-from .views import depth, device_of, first_layers, has_own_forward, set_attention, trial_copy
+from .views import (
+    depth,
+    device_of,
+    first_layers,
+    has_own_forward,
+    language_part,
+    set_attention,
+    shallow_copy,
+    take_over,
+    trial_copy,
+)
 
 #: Errors of a model that cannot be run in some way.
 CANNOT_RUN = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
@@ -142,6 +152,28 @@ def _recorded(
     for handle in handles:
         handle.remove()
     return trial, states, calls
+
+
+def language_model_in(whole: PreTrainedModel) -> tuple[PreTrainedModel, str]:
+    """Return a view of the language model in a multimodal model, and its path; any other model as it is, and "".
+
+    It has to give the states that the whole gives for text, if the whole takes text alone.
+    """
+    if language_part(whole) is None or any(map(has_own_forward, whole.modules())):
+        return whole, ""
+    view = shallow_copy(whole)
+    part = cast(PreTrainedModel, language_part(view))
+    expected = None
+    try:
+        expected = _run(trial_copy(whole)).last_hidden_state
+        if not close(_run(trial_copy(part)).last_hidden_state, expected, times=2):
+            return whole, ""
+    except CANNOT_RUN:
+        if expected is not None:
+            return whole, ""
+    path = next(path for path, module in view.named_modules() if module is part)
+    take_over(part, view, path)
+    return part, path
 
 
 def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 # Ends of the names of a module's dictionaries of hooks.
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
@@ -112,6 +112,36 @@ def first_layers(model: PreTrainedModel, paths: tuple[str, ...], count: int) -> 
     except Exception:  # whatever a configuration's own checks raise
         return None
     return short if again.get_text_config(decoder=True).num_hidden_layers == count else None
+
+
+def language_part(whole: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the language model in a multimodal model, if transformers loads it by its own configuration."""
+    config = whole.config
+    if getattr(config, "is_encoder_decoder", False) or config.get_text_config(decoder=True) is config:
+        return None
+    part: Any = whole.get_decoder()
+    # Some have it with its head.
+    part = getattr(part, "base_model", part)
+    return part if part is not whole and MODEL_MAPPING.get(type(part.config), None) is type(part) else None
+
+
+def take_over(part: PreTrainedModel, whole: PreTrainedModel, path: str) -> None:
+    """Give a part of a model what is known of the whole: its name, adapters, devices, and how it was quantised."""
+    config: Any = part.config
+    config._name_or_path = whole.config._name_or_path
+    config.tie_word_embeddings = any(getattr(own, "tie_word_embeddings", False) for own in (config, whole.config))
+    if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
+        config.quantization_config = quantization
+    for name in ("peft_config", "_hf_peft_config_loaded", "hf_quantizer", "name_or_path"):
+        if name in vars(whole):
+            setattr(part, name, vars(whole)[name])
+    if devices := getattr(whole, "hf_device_map", None):
+        # Modules above it, or else within it.
+        above = [device for name, device in devices.items() if not name or f"{path}.".startswith(f"{name}.")]
+        own = {name.removeprefix(f"{path}."): at for name, at in devices.items() if name.startswith(f"{path}.")}
+        part.hf_device_map = {"": above[0]} if above else own  # type: ignore[assignment]
+    if is_borrowed(whole):
+        part._apply = partial(_stay, part)  # type: ignore[method-assign, assignment]
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:

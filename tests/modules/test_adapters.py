@@ -70,7 +70,10 @@ def test_it_comes_back_and_merges(kind, backbone_path, tmp_path):
     ("config", "message"),
     [
         (lambda: peft.LoraConfig(r=4, lora_bias=True, **LAYERS), "of kind LORA .* the base layer has no bias"),
-        (lambda: peft.LoraConfig(r=4, layer_replication=[[0, 2], [1, 3]], **LAYERS), "of kind LORA .*layers share weig"),
+        (
+            lambda: peft.LoraConfig(r=4, layer_replication=[[0, 2], [1, 3]], **LAYERS),
+            "of kind LORA .*layers share weig",
+        ),
     ],
 )
 def test_what_peft_does_not_merge_stays(config, message, backbone_path):
