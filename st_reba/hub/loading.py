@@ -310,6 +310,14 @@ def note_requirement(directory: Path) -> None:
         config.write_text(json.dumps(note, indent=2), encoding="utf-8")
 
 
+def drop_processor(directory: Path) -> None:
+    """Remove from a saved tokenizer's configuration which processor, of texts and images, it was a part of."""
+    path = directory / TOKENIZER_CONFIG_FILE
+    config = read_object(path) if path.is_file() else {}
+    if config.pop("processor_class", None) is not None:
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
 def _is_noted(config: Path) -> bool:
     return config.is_file() and read_object(config).get("model_type") == SavedModelConfig.model_type
 

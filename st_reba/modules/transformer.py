@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..hub import card, compat
-from ..hub.loading import backbone_of, load, modes_of, note_requirement
+from ..hub.loading import backbone_of, drop_processor, load, modes_of, note_requirement
 from ..hub.saved_files import check_inside, check_transformer_settings, read_object, without_removed
 from ..lm.gguf import as_directory
 from ..settings import describe
@@ -153,4 +153,5 @@ class SafeTransformer(Transformer):
                 'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
             )
         super().save(output_path, *args, **kwargs)
+        drop_processor(Path(output_path))
         note_requirement(Path(output_path))

@@ -10,12 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModel
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule
-from st_reba.hub import compat
 from st_reba.lm.sizes import SizeError
 from st_reba.modules.lm_head import head_blocks
 
@@ -176,21 +173,6 @@ class TestAdapters:
                 ValueError, match=r"adapter_config.json (is |sets |asks for a rank of 1000000, and no )"
             ):
                 SentenceTransformer(str(adapter[0]), device="cpu")
-
-
-def test_should_st_load_in_another_way(tmp_path, monkeypatch):
-    """Guards ``Transformer._load_model``, and what is done without it."""
-    assert hasattr(Transformer, "_load_model")
-    language_model(tmp_path, tie_word_embeddings=True)
-
-    def load(self, name, task, config, *args, **kwargs):
-        return AutoModel.from_pretrained(name, config=config)
-
-    monkeypatch.setattr(compat.ReportingTransformer, "_load_model", load)
-    ReBAModule(str(tmp_path))
-    rewrite(tmp_path, without("layers.1.mlp.up_proj"))
-    with pytest.raises(ValueError, match=r"lacks 1 weight .*: layers.1.mlp.up_proj.weight"):
-        ReBAModule(str(tmp_path))
 
 
 def test_a_larger_model_is_not_filled(tmp_path):
