@@ -115,7 +115,7 @@ def test_its_head_is_found(is_tied, tmp_path):
     backbones.tokenizer().save_pretrained(tmp_path)
     loaded, read = PromptRepsModule(lm, tokenizer=backbones.tokenizer()), PromptRepsModule(str(tmp_path))
     for module in (loaded, read):
-        assert torch.equal(module.head.of(module.model), lm.get_output_embeddings().weight)
+        assert torch.equal(module.head_weight, lm.get_output_embeddings().weight)
     vectors = [pipeline(module).encode(TEXTS) for module in (loaded, read)]
     np.testing.assert_allclose(*vectors, atol=1e-5)
 
