@@ -62,9 +62,12 @@ class Adapter:
         return any(name.partition(".")[0] in parts for name in self._named_in(model))
 
     def _named_in(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights by their names in a model without its head."""
-        prefix = "" if hasattr(model, model.base_model_prefix) else f"{model.base_model_prefix}."
-        return {name.removeprefix(prefix): weight for name, weight in self._weights.items()}
+        """Return the weights by their names in a model, which may have a head where theirs had none, or none."""
+        prefix, parts = f"{model.base_model_prefix}.", {name for name, _ in model.named_children()}
+        if not hasattr(model, model.base_model_prefix):
+            return {name.removeprefix(prefix): weight for name, weight in self._weights.items()}
+        is_body = not any(name.partition(".")[0] in parts for name in self._weights)
+        return {prefix + name if is_body else name: weight for name, weight in self._weights.items()}
 
     def put_on(self, model: PreTrainedModel) -> dict[str, str]:
         """Put the adapter on a model, unless transformers did, and return the names of weights that it lacks.

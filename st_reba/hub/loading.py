@@ -16,8 +16,10 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     AutoConfig,
     AutoModel,
+    AutoModelForMultimodalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -29,7 +31,7 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from ..lm.gguf import as_directory
 from ..lm.parts import language_model_in
 from ..lm.sizes import SizeError, check_size, in_a_line, within_size
-from ..lm.views import body_of
+from ..lm.views import body_of, is_multimodal
 from ..settings import check, check_tokens
 from ..version import REQUIREMENT
 from . import compat, saved_files
@@ -235,7 +237,10 @@ def _load_model(
     arguments = {**base.arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     # transformers would find an adapter in the root of a saved model whose own files are in a folder.
     arguments["adapter_kwargs"] = {"subfolder": base.arguments.get("subfolder") or ""}
-    whole, report = _within_size(checkpoint, lambda: AutoModel.from_pretrained(base.name, config=config, **arguments))
+    # The class that such checkpoints are saved from: its body alone may lack weights by their names.
+    is_whole = is_multimodal(config) and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+    auto: Any = AutoModelForMultimodalLM if is_whole else AutoModel
+    whole, report = _within_size(checkpoint, lambda: auto.from_pretrained(base.name, config=config, **arguments))
     has_adapter = hasattr(whole, "peft_config")
     model, path = language_model_in(whole)
     missing = MissingWeights(str(base), {} if has_adapter else missing_weights(report, path))

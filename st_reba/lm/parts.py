@@ -21,11 +21,12 @@ from .attention.kernels import without_autocast
 from .passes import AttentionCall, Capture, Hook, Replace, Stop, active_pass, gather_positions, scatter_positions
 from .prefixes import Past, PastMask, cache_arguments
 from .views import (
+    decoder_of,
     depth,
     device_of,
     first_layers,
     has_own_forward,
-    language_part,
+    is_multimodal,
     set_attention,
     shallow_copy,
     take_over,
@@ -157,23 +158,28 @@ def _recorded(
 def language_model_in(whole: PreTrainedModel) -> tuple[PreTrainedModel, str]:
     """Return a view of the language model in a multimodal model, and its path; any other model as it is, and "".
 
-    It has to give the states that the whole gives for text, if the whole takes text alone.
+    It has to give the states that the whole gives for text, if the whole takes text alone. Else it is the whole.
     """
-    if language_part(whole) is None or any(map(has_own_forward, whole.modules())):
+    if not is_multimodal(whole.config) or any(map(has_own_forward, whole.modules())):
         return whole, ""
     view = shallow_copy(whole)
-    part = cast(PreTrainedModel, language_part(view))
-    expected = None
-    try:
-        expected = _run(trial_copy(whole)).last_hidden_state
-        if not close(_run(trial_copy(part)).last_hidden_state, expected, times=2):
-            return whole, ""
-    except CANNOT_RUN:
-        if expected is not None:
-            return whole, ""
+    body: Any = view.base_model
+    part = decoder_of(view)
+    part = part if part is body or _reads_as(part, body) else body
     path = next(path for path, module in view.named_modules() if module is part)
     take_over(part, view, path)
     return part, path
+
+
+def _reads_as(part: PreTrainedModel, whole: PreTrainedModel) -> bool:
+    """Return whether a part of a model gives the same states for text, unless the whole gives none."""
+    try:
+        expected = _run(trial_copy(whole)).last_hidden_state
+    except CANNOT_RUN:
+        return True
+    with contextlib.suppress(*CANNOT_RUN):
+        return close(_run(trial_copy(part)).last_hidden_state, expected, times=2)
+    return False
 
 
 def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:

@@ -114,36 +114,6 @@ def first_layers(model: PreTrainedModel, paths: tuple[str, ...], count: int) -> 
     return short if again.get_text_config(decoder=True).num_hidden_layers == count else None
 
 
-def language_part(whole: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the language model in a multimodal model, if transformers loads it by its own configuration."""
-    config = whole.config
-    if getattr(config, "is_encoder_decoder", False) or config.get_text_config(decoder=True) is config:
-        return None
-    part: Any = whole.get_decoder()
-    # Some have it with its head.
-    part = getattr(part, "base_model", part)
-    return part if part is not whole and MODEL_MAPPING.get(type(part.config), None) is type(part) else None
-
-
-def take_over(part: PreTrainedModel, whole: PreTrainedModel, path: str) -> None:
-    """Give a part of a model what is known of the whole: its name, adapters, devices, and how it was quantised."""
-    config: Any = part.config
-    config._name_or_path = whole.config._name_or_path
-    config.tie_word_embeddings = any(getattr(own, "tie_word_embeddings", False) for own in (config, whole.config))
-    if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
-        config.quantization_config = quantization
-    for name in ("peft_config", "_hf_peft_config_loaded", "hf_quantizer", "name_or_path"):
-        if name in vars(whole):
-            setattr(part, name, vars(whole)[name])
-    if devices := getattr(whole, "hf_device_map", None):
-        # Modules above it, or else within it.
-        above = [device for name, device in devices.items() if not name or f"{path}.".startswith(f"{name}.")]
-        own = {name.removeprefix(f"{path}."): at for name, at in devices.items() if name.startswith(f"{path}.")}
-        part.hf_device_map = {"": above[0]} if above else own  # type: ignore[assignment]
-    if is_borrowed(whole):
-        part._apply = partial(_stay, part)  # type: ignore[method-assign, assignment]
-
-
 def set_attention(model: PreTrainedModel, name: str) -> None:
     """Set the attention implementation, without the log line about architectures that ignore it."""
     # A filter, not a level: to set a level makes every logger forget what it has cached.
@@ -187,18 +157,51 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
+def is_multimodal(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration is of more than a language model, whose own configuration is a part of it."""
+    return not config.is_encoder_decoder and config.get_text_config(decoder=True) is not config
+
+
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the part of a model that gives the last hidden states of a text, without a head and without other parts.
 
-    That is its body, unless that has parts for images or sounds, has the head itself, or only wraps a decoder.
+    That is its body, unless that has parts for images or sounds, has the head itself, or only wraps a decoder. Of a
+    multimodal model, the part must be one that transformers loads by its own configuration.
     """
     body: Any = getattr(model.base_model, "_orig_mod", model.base_model)
     kind = type(body.config.get_text_config(decoder=True))
     for part in () if body.config.is_encoder_decoder else body.modules():
         is_text = isinstance(part, PreTrainedModel) and type(part.config) is kind
         if is_text and part.get_output_embeddings() is None and _embeddings(part) is not None:
-            return cast(PreTrainedModel, part)
+            return cast(PreTrainedModel, part if not is_multimodal(body.config) or _loads_alone(part) else body)
     return cast(PreTrainedModel, body)
+
+
+def _loads_alone(part: PreTrainedModel) -> bool:
+    """Return whether transformers makes the same of a part's configuration."""
+    with contextlib.suppress(ValueError):
+        return MODEL_MAPPING.get(type(part.config), None) is type(part)
+    # It names a class that is not there.
+    return False
+
+
+def take_over(part: PreTrainedModel, whole: PreTrainedModel, path: str) -> None:
+    """Give a part of a model what is known of the whole: its name, adapters, devices, and how it was quantised."""
+    config: Any = part.config
+    config._name_or_path = whole.config._name_or_path
+    config.tie_word_embeddings = any(getattr(own, "tie_word_embeddings", False) for own in (config, whole.config))
+    if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
+        config.quantization_config = quantization
+    for name in ("peft_config", "_hf_peft_config_loaded", "hf_quantizer", "name_or_path"):
+        if name in vars(whole):
+            setattr(part, name, vars(whole)[name])
+    if devices := getattr(whole, "hf_device_map", None):
+        # Modules above it, or else within it.
+        above = [device for name, device in devices.items() if not name or f"{path}.".startswith(f"{name}.")]
+        own = {name.removeprefix(f"{path}."): at for name, at in devices.items() if name.startswith(f"{path}.")}
+        part.hf_device_map = {"": above[0]} if above else own  # type: ignore[assignment]
+    if is_borrowed(whole):
+        part._apply = partial(_stay, part)  # type: ignore[method-assign, assignment]
 
 
 def _embeddings(model: PreTrainedModel) -> nn.Module | None:
@@ -209,14 +212,13 @@ def _embeddings(model: PreTrainedModel) -> nn.Module | None:
 
 
 def body_of(model: nn.Module, *, disable_adapter: bool = False) -> PreTrainedModel:
-    """Return a view of a loaded model's decoder, which may generate meanwhile.
+    """Return a view of a loaded model's decoder, or of all of a multimodal model, which may generate meanwhile.
 
     The view is in evaluation mode, whether the model trains or not, and has the adapters that are active now. Its hooks
     are called in both. Only its owner moves and casts it.
 
     Args:
-        model: With its head and parts that read no text, or without; compiled, quantised, dispatched by accelerate, or
-            with adapters of peft.
+        model: With its head or without; compiled, quantised, dispatched by accelerate, or with adapters of peft.
         disable_adapter: Whether the view is without the adapters.
 
     Raises:
@@ -224,7 +226,10 @@ def body_of(model: nn.Module, *, disable_adapter: bool = False) -> PreTrainedMod
             that can be left out.
     """
     adapters = getattr(getattr(model, "_orig_mod", model), "peft_config", None)
-    body = decoder_of(unwrapped(model))
+    body: Any = unwrapped(model)
+    # The part of a multimodal model is taken when it is proven.
+    body = body.base_model if is_multimodal(body.config) else decoder_of(body)
+    body = getattr(body, "_orig_mod", body)
     for path, module in body.named_modules():
         if has_own_forward(module) and not hasattr(vars(module)["forward"], _COMPILED_FROM):
             raise ValueError(
