@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ..settings import check_layers
 from ..text.layout import Layout
 from .attention.function import ATTENTION
-from .parts import at_positions, continues_past, parts_of, shorten
+from .parts import at_positions, continues_past, parts_of, shorten, takes_embeddings
 from .passes import Capture, Hook, Side, Stop, active_pass, keep_hooks_for_checkpointing
 from .prefixes import PastMask, PrefixCache
 from .views import depth, device_of, has_own_forward, set_attention, shallow_copy
@@ -291,6 +291,31 @@ class LanguageModel:
             )
         set_attention(self.model, ATTENTION)
         return tuple(chosen)
+
+    def resolve_both_ways(self, count: int) -> None:
+        """Set the model up for ``count`` last layers that attend to later tokens too.
+
+        Raises:
+            ValueError: If hooks cannot act in their attention, or masks have a part in its scores.
+        """
+        self.resolve(range(-count, 0), "made to attend both ways")
+        if parts_of(self.model).masks_weigh:
+            raise ValueError(
+                f"The masks of {type(self.model).__name__} add to the scores of the tokens that they show, and say "
+                "nothing of later ones, so its layers cannot be made to attend both ways. Use another recipe."
+            )
+
+    def check_takes_embeddings(self) -> None:
+        """Raise if a vector cannot take the place of a token.
+
+        Raises:
+            ValueError: If the model reads more of a token than its input embedding. Tried when it is first asked for.
+        """
+        if not takes_embeddings(self.model):
+            raise ValueError(
+                f"{type(self.model).__name__} reads more of a token than its input embedding, such as one for each "
+                "layer, so no vector can take a token's place. Use another recipe, or another model."
+            )
 
     # Prefixes
 

@@ -52,9 +52,11 @@ class ModelParts:
         attention_layers: Indices of the layers with attention.
         calls_ours: Whether their attention calls our function, and that gives what the model's own gives.
         needs_softmax: Whether the fused kernels have not the softmax of some layer, as with a soft cap or sinks.
+        masks_weigh: Whether the mask of some layer adds to the scores of keys that it does not hide.
         projections: Paths of the output projection of the attention, by layer.
         feed_forward: Paths of the parts of the last layer that look at one position at a time.
         continues_past: Whether new tokens behind cached tokens get the states of the whole text; None until tried.
+        takes_embeddings: Whether input embeddings are all that a model reads of tokens; None until tried.
     """
 
     is_causal: bool
@@ -64,9 +66,11 @@ class ModelParts:
     attention_layers: tuple[int, ...] = ()
     calls_ours: bool = False
     needs_softmax: bool = False
+    masks_weigh: bool = False
     projections: Mapping[int, str] = field(default_factory=dict)
     feed_forward: tuple[str, ...] = ()
     continues_past: bool | None = None
+    takes_embeddings: bool | None = None
 
 
 class _Call(NamedTuple):
@@ -92,11 +96,13 @@ class _Census(Hook):
 
     def __init__(self) -> None:
         self.attentions: dict[int, nn.Module] = {}
-        self.needs_softmax = False
+        self.needs_softmax = self.masks_weigh = False
 
     def after_attention(self, call: AttentionCall, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         self.attentions[call.layer] = cast(nn.Module, call.module)
         self.needs_softmax |= call.softcap is not None or call.sinks is not None
+        if call.mask is not None and call.mask.dtype != torch.bool:
+            self.masks_weigh |= bool(((call.mask != 0) & (call.mask > torch.finfo(call.mask.dtype).min / 2)).any())
         return output, lse
 
 
@@ -211,6 +217,7 @@ def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
         attention_layers=tuple(sorted(inside)),
         calls_ours=calls_ours,
         needs_softmax=census.needs_softmax,
+        masks_weigh=census.masks_weigh,
         layers=layers,
         norm=_norm(layers[-1], calls, states) if layers else None,
         projections={index: path for index, path in projections.items() if path is not None},
@@ -287,8 +294,10 @@ def _projection(layer: str, attention: nn.Module | None, calls: Sequence[_Call])
         is_numbered = hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")
         if call.module is attention or (attention is None and is_numbered):
             inside = [own for own in of_layer if own.path.startswith(f"{call.path}.") and _has_weights(own.module)]
-            # Where the projection is a sibling of the attention, the last module within makes the values.
-            return None if not inside or _same(inside[-1].took, call.took) else inside[-1].path
+            # Where the projection is a sibling of the attention, the last module within makes the values. That of an
+            # expert takes states without their texts.
+            last = inside[-1] if inside and _keeps_states(inside[-1]) else None
+            return None if last is None or _same(last.took, call.took) else last.path
     return None
 
 
@@ -340,7 +349,7 @@ def _same(value: Any, wanted: Any) -> bool:
 def continues_past(model: PreTrainedModel) -> bool:
     """Return whether new tokens behind cached tokens get the states that they have in the whole text; tried once.
 
-    The trial gives the new tokens as embeddings, at positions of their own, behind rows of unequal lengths.
+    In the trial, the new tokens are behind rows of unequal lengths, at positions of their own.
     """
     parts = parts_of(model)
     if parts.continues_past is None:
@@ -360,14 +369,35 @@ def _continues_past(model: PreTrainedModel) -> bool:
     try:
         expected = _run(trial, attention=ATTENTION).last_hidden_state
         _run(trial, input_ids=ids[:, :2], **cache_arguments(trial, cache))
-        with torch.inference_mode():
-            new = trial.get_input_embeddings()(ids.gather(1, positions))
         inputs = Past(cache, lengths).inputs(trial, 2, device)
-        states = _run(trial, PastMask(lengths), inputs_embeds=new, **inputs).last_hidden_state
+        states = _run(trial, PastMask(lengths), input_ids=ids.gather(1, positions), **inputs).last_hidden_state
     except CANNOT_RUN:
         return False
     behind = positions.to(expected.device)[..., None].expand(-1, -1, expected.shape[2])
     return close(states, expected.gather(1, behind), times=2)
+
+
+def takes_embeddings(model: PreTrainedModel) -> bool:
+    """Return whether input embeddings are all that a model reads of tokens; tried once.
+
+    Some models have embeddings for each layer, too, and look tokens up by their embeddings, or leave those out.
+    """
+    parts = parts_of(model)
+    if parts.takes_embeddings is None:
+        trial = trial_copy(model)
+        own = ATTENTION if parts.calls_ours else None
+        try:
+            expected = _run(trial, attention=own).last_hidden_state
+            with torch.inference_mode():
+                embeddings = trial.get_input_embeddings()(torch.tensor(TOKENS, device=device_of(trial)))
+                # No token has these.
+                embeddings = embeddings * (1 + 4 * torch.finfo(embeddings.dtype).eps)
+            states = _run(trial, inputs_embeds=embeddings).last_hidden_state
+        except CANNOT_RUN:
+            parts.takes_embeddings = False
+        else:
+            parts.takes_embeddings = close(states, expected, times=2)
+    return parts.takes_embeddings
 
 
 def shorten(model: PreTrainedModel, count: int) -> PreTrainedModel:

@@ -170,7 +170,7 @@ class CausalModule(SafeTransformer):
             bidirectional_layers = max(1, int(bidirectional_layers * layers))
         self.bidirectional_layers = check_int("bidirectional_layers", bidirectional_layers, 0, layers)
         if self.bidirectional_layers:
-            self.lm.resolve(range(-self.bidirectional_layers, 0), "made to attend both ways")
+            self.lm.resolve_both_ways(self.bidirectional_layers)
         self._warned_empty = False
         # Raises if there is no room for a text.
         self.max_tokens()

@@ -77,6 +77,8 @@ class RefinedThoughtModule(CausalModule):
                 f"{type(self.model).__name__}: further passes continue the keys and values of the text, which needs "
                 "causal layers. Use bidirectional_layers=0 and an architecture such as Llama, or iterations=1."
             )
+        if iterations > 1:
+            self.lm.check_takes_embeddings()
 
     @property
     def reads_prefix(self) -> bool:

@@ -78,7 +78,8 @@ class TokenPrependingModule(CausalModule):
         shape = tuple(self.initial_state.shape)
         check("shape of initial_state", shape, shape == (width,), advice)
         check_magnitudes({"initial_state": self.initial_state}, type(self).__name__)
-        self._scale = _scale_of(self.lm.embeddings)
+        self._scale = _scale_of(self.lm.embeddings, type(self.model).__name__)
+        self.lm.check_takes_embeddings()
 
     def read(self, layout: Layout) -> TokenVectors:
         is_slot = layout.copy_index == PREPENDED
@@ -106,8 +107,8 @@ class TokenPrependingModule(CausalModule):
         save_file({"initial_state": self.initial_state}, Path(output_path, self.FILE), metadata={"format": "pt"})
 
 
-def _scale_of(embeddings: nn.Module) -> float:
-    """Return the factor by which input embeddings multiply their table, as in Gemma."""
+def _scale_of(embeddings: nn.Module, model: str) -> float:
+    """Return the factor by which the input embeddings of a model multiply their table, as in Gemma."""
     table = cast(Tensor, embeddings.weight)
     if table.device.type != "meta":
         with torch.inference_mode(), without_autocast(table.device):
@@ -117,6 +118,6 @@ def _scale_of(embeddings: nn.Module) -> float:
         if torch.allclose(found, rows * scale, rtol=1e-2, atol=1e-3 * float(found.abs().max())):
             return scale
     raise ValueError(
-        f"{type(embeddings).__name__} does more than to multiply a table of input embeddings, so no vector can be put "
-        "between them. Load the model without device_map, or use another model."
+        f"The {type(embeddings).__name__} of {model} does more than to multiply a table of input embeddings, so no "
+        "vector can be put between them. Load the model without device_map, or use another model."
     )

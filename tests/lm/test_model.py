@@ -180,6 +180,39 @@ def test_a_projection_beside_the_attention_is_not_taken_for_one():
         LanguageModel(model).projection(0)
 
 
+def test_a_projection_that_sees_no_texts_is_not_taken_for_one():
+    """JetMoE's experts project the tokens that are theirs, of all texts."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8, "num_key_value_heads": 2}
+    model = AutoModel.from_config(transformers.JetMoeConfig(**SIZE, **MLP, **IDS, **experts)).eval()
+    with pytest.raises(ValueError, match="output projection of the attention in layer 0 of JetMoeModel was not found"):
+        LanguageModel(model).projection(0)
+
+
+def test_a_mask_with_weights_is_not_opened():
+    """Doge's masks add to the scores of the tokens that are seen, and later ones would be hidden."""
+    lm = LanguageModel(AutoModel.from_config(transformers.DogeConfig(**SIZES)).eval())
+    assert lm.resolve("all", "watched") == (0, 1, 2)
+    with pytest.raises(ValueError, match="The masks of DogeModel add to the scores .* cannot be made to attend both"):
+        lm.resolve_both_ways(1)
+
+
+LAYERWISE = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384, "num_kv_shared_layers": 1}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 7}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("Gemma3nText", {"intermediate_size": [48] * 3}), ("Gemma4Text", {"global_head_dim": 8})]
+)
+def test_embeddings_for_each_layer(kind, settings):
+    """What goes in as an embedding has none: Gemma 3n leaves them out, and Gemma 4 looks for its token."""
+    settings = {**SIZES, **LAYERWISE, **SLIDING, **settings}
+    lm = LanguageModel(randomize(AutoModel.from_config(getattr(transformers, f"{kind}Config")(**settings)).eval()))
+    assert lm.continues_past
+    with pytest.raises(ValueError, match=f"{kind}Model reads more of a token than its input embedding, such as one"):
+        lm.check_takes_embeddings()
+    LanguageModel(backbones.backbone("gemma3")).check_takes_embeddings()
+
+
 def test_masks_in_chunks_are_not_made():
     """Tokens of Llama 4 see no further back than their chunk begins."""
     chunked = {"num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 4}
@@ -204,6 +237,19 @@ def test_keys_wider_than_values():
     seen = expected > 0
     torch.testing.assert_close(watched.maximum.exp()[seen], expected[seen], rtol=1e-4, atol=1e-5)
     assert lm.continues_past
+
+
+def test_keys_that_sparse_attention_selects():
+    """DeepSeek V3.2 gives them to attention that is not transformers' own, beside a mask that hides fewer."""
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    index = {"index_topk": 4, "index_n_heads": 16, "index_head_dim": 8}
+    settings = {**SIZE, **MLP, **IDS, **latent, **index, "first_k_dense_replace": 3, "num_key_value_heads": 4}
+    lm = LanguageModel(randomize(AutoModel.from_config(transformers.DeepseekV32Config(**settings)).eval()))
+    ids = torch.arange(5, 35).view(2, 15)
+    layout = Layout(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids))
+    plain = run(lm, layout=layout)
+    watched = RunningMaximum(slice(0, 15), slice(0, 15), lm.resolve("all", "watched"))
+    assert relative_error(run(lm, watched, layout=layout), plain) < 1e-5
 
 
 def test_layers_that_do_not_pass_on_one_state_a_token():

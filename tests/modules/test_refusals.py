@@ -125,7 +125,7 @@ class TestBackbones:
     def test_input_embeddings_that_do_more_than_look_up(self, backbone_path):
         source = st_reba.CausalTransformer(backbone_path())
         source.model.embed_tokens.register_forward_hook(lambda module, args, output: output.tanh())
-        with pytest.raises(ValueError, match="Embedding does more than to multiply a table of input embeddings"):
+        with pytest.raises(ValueError, match="The Embedding of LlamaModel does more than to multiply a table of input"):
             st_reba.TokenPrependingModule(source)
 
 

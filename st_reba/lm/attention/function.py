@@ -37,6 +37,7 @@ def attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     sliding_window: int | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention with the hooks of the active pass.
@@ -54,12 +55,16 @@ def attention(
         s_aux: Attention sinks.
         position_bias: See there.
         sliding_window: Length of the window, which the mask has already.
+        indices: (B, N, k), the keys that sparse attention selects for each query. Models put them into the masks of
+            transformers' own implementations alone.
         **kwargs: Ignored. Construction of a model proves that they change nothing.
 
     Returns:
         (B, N, H, d), and None for the weights.
     """
     hooks = hooks_at_attention(module)
+    if indices is not None and attention_mask is not None:
+        attention_mask = _selected_alone(attention_mask, indices)
     # transformers repeats cached keys for each head under a mask.
     behind_past = attention_mask is not None and query.shape[2] < key.shape[2]
     behind_past = behind_past and (query.device.type == "cpu" or query.shape[2] <= _FEW)
@@ -93,6 +98,13 @@ def attention(
                 scale=call.scale, enable_gqa=call.key.shape[1] < call.query.shape[1],
             )  # fmt: skip
     return output.transpose(1, 2).contiguous(), None
+
+
+def _selected_alone(mask: Tensor, indices: Tensor) -> Tensor:
+    """Return a mask, (B, 1, N, M), without the keys that are not selected, (B, N, k)."""
+    shape = (*indices.shape[:2], mask.shape[-1])
+    selected = torch.zeros(shape, dtype=torch.bool, device=mask.device).scatter(-1, indices.long(), True)[:, None]
+    return mask & selected if mask.dtype == torch.bool else mask.masked_fill(~selected, torch.finfo(mask.dtype).min)
 
 
 def with_log_sum_exp(call: AttentionCall) -> tuple[Tensor, Tensor]:
