@@ -25,9 +25,8 @@ from scipy.stats import norm
 import records
 from runs import options, parser
 from st_reba.compare.answer import WITHOUT, Answer, answer_of
-from st_reba.compare.crossfit import CrossFit, CrossFitted
 from st_reba.compare.results import Result
-from st_reba.compare.splits import Splits
+from st_reba.compare.splits import CrossFit, CrossFitted, Splits
 from st_reba.data.tables import Classes, Labelled, Pairs, Triplets
 from st_reba.evaluation.bootstrap import Replicated
 from st_reba.evaluation.tasks import ClassesTask, Task, Vectors, task_of

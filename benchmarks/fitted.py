@@ -29,8 +29,7 @@ from real.kept import behind
 from real.models import MODELS
 from real.sets import texts_by_class
 from runs import kept, options, parser, pooled
-from st_reba.compare.crossfit import CrossFit
-from st_reba.compare.splits import Splits
+from st_reba.compare.splits import CrossFit, Splits
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation.tasks import task_of

@@ -28,10 +28,9 @@ from real.cosines import beside
 from real.models import MODELS, USUAL, RealModel
 from real.sets import COLLECTIONS, Collection
 from runs import device, kept, now, options, parser
-from st_reba.compare.tf_idf import TfIdf
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
-from st_reba.evaluation.rankings import ByModel, Hits
+from st_reba.evaluation.rankings import ByModel, Hits, TfIdf
 from st_reba.modules import CausalTransformer
 
 #: Number of documents that are found for a query.

@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from st_reba.compare import Recipes, TensorCache
-from st_reba.compare.against import side_by_side
 from st_reba.compare.report import save_best, write_report
-from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, rows
+from st_reba.compare.results import TIED, Cell, Comparison, listed, measured, rows, side_by_side
 from st_reba.evaluation.tasks import Measure
 from st_reba.files import held
 

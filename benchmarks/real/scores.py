@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from st_reba.compare.tf_idf import TfIdf
 from st_reba.evaluation import bootstrap
+from st_reba.evaluation.rankings import TfIdf
 from st_reba.modules import CausalModule
 
 from .cosines import beside, cosines_of, places

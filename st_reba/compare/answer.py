@@ -14,7 +14,7 @@ from ..evaluation.bootstrap import Estimate, Replicated
 from ..evaluation.tasks import Measure
 from ..recipes import find
 from ..text.presets import preset
-from .candidates import classical
+from .recipes import classical
 from .results import Result, best_of
 from .splits import SPLITS, Splits
 

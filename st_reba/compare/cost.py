@@ -13,8 +13,7 @@ import torch
 from ..evaluation import OddOneOutEvaluator
 from ..modules import CausalModule
 from ..recipes import Recipe
-from .candidates import classical
-from .recipes import ModulePass, Recipes, listed_of, reason_of, tokens
+from .recipes import ModulePass, Recipes, classical, listed_of, reason_of, tokens
 from .results import measured
 
 #: Number of texts, at most, that each recipe is timed on, and how often: enough to tell recipes apart within a tenth,

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -33,9 +34,10 @@ from ..modules.embedding_transforms import check_part_weights
 from ..modules.vectors import TokenVectors
 from ..moments import Moments
 from ..reading.words import encode_words, tokens_of
-from ..recipes import PostProcessor, Recipe, default_recipes, random_weights
+from ..recipes import PostProcessor, Recipe, default_recipes, find, random_weights
 from ..recipes.lookup import bags_of_input_embeddings
 from ..recipes.recipe import POOLINGS, device_of, mode_of
+from ..recipes.rows import CLASSICAL
 from ..text.layout import Layout
 from .sweep import RecipeSweep
 
@@ -52,6 +54,9 @@ _BATCHES = 8
 _FITTED = 1024
 # Bytes of matrices that are kept to be used again.
 _MATRICES = 2**28
+# Share of the layers after which a recipe is read besides its own end and the layer below.
+_NINE_TENTHS = 0.9
+
 # Errors that say nothing about a recipe: the next one would fail, too.
 _NO_MEMORY = re.compile(r"out of memory|allocate memory", re.IGNORECASE)
 
@@ -95,6 +100,55 @@ def grouped(recipes: Iterable[Recipe], key: Callable[[Recipe], Hashable]) -> lis
     for recipe in recipes:
         groups.setdefault(key(recipe), []).append(recipe)
     return list(groups.values())
+
+
+# Free parts of a recipe: its layer, the words that its prompt ends in, and the weights of its parts
+
+
+def classical(pooling: str) -> Recipe:
+    """Return the classical embedding under a pooling: it needs no recipe, and its time is the unit of cost."""
+    return replace(find("classical"), pooling=pooling)
+
+
+def with_candidates(recipe: Recipe, depth: int) -> list[Recipe]:
+    """Return a recipe as it is, and every other combination of layer, wording and weights of its parts.
+
+    The classical embedding stays as it is, and so does a recipe that was asked for at a layer. A recipe whose last
+    layers attend both ways is read at its own end alone, as each other layer would take a pass of its own.
+
+    Args:
+        recipe: The recipe.
+        depth: Number of layers of the model.
+    """
+    row = recipe.row
+    if recipe.layer is not None or "bidirectional_layers" in row.settings or row is CLASSICAL:
+        return [recipe]
+    layers: list[int | None] = [None]
+    if reads_one_layer(row.module) or row.module is TopicModule:
+        end = depth + 1 + row.end
+        below = dict.fromkeys((end - 1, round(_NINE_TENTHS * depth)))
+        layers += [layer for layer in below if 0 < layer < end]
+    return [
+        replace(recipe, layer=layer, wording=wording, part_weights=weights, candidate_of=recipe.result)
+        for layer in layers
+        for wording in (None, *row.wordings)
+        for weights in ((), *_part_weights(row.parts))
+    ]
+
+
+def _part_weights(parts: int) -> list[tuple[float, ...]]:
+    """Return a coarse grid of weights of P parts: each in turn counts twice as much as each of the others."""
+    weights = np.ones((parts, parts)) + np.eye(parts)
+    return [tuple((own / own.sum()).tolist()) for own in weights] if parts > 1 else []
+
+
+def in_short(recipe: Recipe) -> str:
+    """Return how a candidate differs from its recipe as it is, for a column of a table; empty if it does not."""
+    layer = "" if recipe.layer is None else f"@{recipe.layer}"
+    wording = "" if recipe.wording is None else recipe.wording.name
+    # The part that counts twice.
+    part = f"part {1 + int(np.argmax(recipe.part_weights))} twice" if recipe.part_weights else ""
+    return " ".join(filter(None, (layer, wording, part)))
 
 
 # The passes

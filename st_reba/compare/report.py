@@ -16,8 +16,7 @@ from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
 from ..recipes.recipe import TF_IDF, device_of
-from .candidates import in_short
-from .recipes import Recipes
+from .recipes import Recipes, in_short
 from .results import TIED, Comparison, Result, best_of, has_number, measured, rank, rows
 
 _ASSETS = Path(__file__).parent.parent / "assets"

@@ -1,7 +1,7 @@
 """Comparison of recipes on one model and labelled texts, step by step from top to bottom of :func:`compare`.
 
 Every text is embedded once by all recipes (:mod:`.recipes`). Each recipe is scored by settings that other items chose
-(:mod:`.crossfit`). The recipes are timed (:mod:`.cost`), the best are run once more on weights that were never trained,
+(:mod:`.splits`). The recipes are timed (:mod:`.cost`), the best are run once more on weights that were never trained,
 and the answer says what is surely ahead of what (:mod:`.answer`).
 """
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..data.tables import Labelled, Retrieval
 from ..evaluation import OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Array, Estimate, Replicated
+from ..evaluation.rankings import TfIdf
 from ..evaluation.tasks import ClassesTask, Measure, Role, Vectors, task_of
 from ..fingerprint import fingerprint_of
 from ..lm.views import depth
@@ -31,13 +32,10 @@ from ..recipes.lookup import TF_IDF_RESULT, bags_of_input_embeddings, in_languag
 from ..recipes.recipe import TF_IDF
 from ..text.presets import language_of
 from .answer import MARGIN, WITHOUT, answer_of, headline, reasons
-from .candidates import classical, in_short, with_candidates
 from .cost import FINALISTS, seconds_of
-from .crossfit import CrossFit, CrossFitted
-from .recipes import Recipes, grouped, listed_of
+from .recipes import Recipes, classical, grouped, in_short, listed_of, with_candidates
 from .results import Comparison, Control, Result, SavedReplicates
-from .splits import Splits
-from .tf_idf import TfIdf
+from .splits import CrossFit, CrossFitted, Splits
 
 ABOUT_TF_IDF = "The tf-idf of the text's tokens, with no model at all: a token counts by how few texts have it."
 

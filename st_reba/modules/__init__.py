@@ -21,7 +21,7 @@ from .embedding_transforms import StandardizedSum as StandardizedSum
 from .embedding_transforms import WhiteningTransform as WhiteningTransform
 from .endpoint import EndpointTransformer as EndpointTransformer
 from .kv_rerouting import KVReroutingModule as KVReroutingModule
-from .layer_states import LayerStates as LayerStates
+from .layerwise_autoencoder import LayerStates as LayerStates
 from .layerwise_autoencoder import LayerwiseAutoencoder as LayerwiseAutoencoder
 from .llama_cpp import LlamaCppTransformer as LlamaCppTransformer
 from .meta_eol import MetaEOLModule as MetaEOLModule

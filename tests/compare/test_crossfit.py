@@ -7,9 +7,8 @@ import pytest
 import scipy.stats
 from sklearn.metrics import average_precision_score
 
-from st_reba.compare.candidates import in_short, with_candidates
-from st_reba.compare.crossfit import CrossFit
-from st_reba.compare.splits import Splits
+from st_reba.compare.recipes import in_short, with_candidates
+from st_reba.compare.splits import CrossFit, Splits
 from st_reba.data.tables import Pairs
 from st_reba.evaluation.bootstrap import draw_weights
 from st_reba.recipes import find

@@ -23,12 +23,11 @@ from torch import nn
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.compare import Recipes, TensorCache, compare, cost
-from st_reba.compare.candidates import classical, with_candidates
-from st_reba.compare.recipes import ModulePass, SweepPass, set_aside, unprocessed
-from st_reba.compare.tf_idf import TfIdf
+from st_reba.compare.recipes import ModulePass, SweepPass, classical, set_aside, unprocessed, with_candidates
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
+from st_reba.evaluation.rankings import TfIdf
 from st_reba.modules import PartwiseWhitening, ValueAggregationModule
 from st_reba.reading.words import tokens_of
 from st_reba.recipes import Recipe, asked_for, default_recipes, random_weights

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from st_reba.compare.against import side_by_side
 from st_reba.compare.report import write_report
-from st_reba.compare.results import Comparison, Result, SavedReplicates, best_of, listed, rank, rows
+from st_reba.compare.results import Comparison, Result, SavedReplicates, best_of, listed, rank, rows, side_by_side
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Estimate
 from st_reba.evaluation.tasks import Measure
