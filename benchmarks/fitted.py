@@ -156,7 +156,7 @@ def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Name
         fitted = fits(each, splits, other, lists["package"])
         scored = by_fit(splits, fitted, filtered)
         found.append({name: Drawn(*(part[[at]] for part in scored)) for at, name in enumerate(fitted)})
-        metric = task_of(each.pairs).column.metric
+        metric = task_of(each.pairs).scores[0].column.metric
         for line in rows_of(list(fitted), scored, {**about, "set": each.name, "metric": metric}):
             yield {**line, "texts": len(fitted[str(line["fitted_on"])][0])}
     if len(found) > 1:

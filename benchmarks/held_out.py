@@ -113,7 +113,7 @@ def rows(
         references: Some of the contenders.
     """
     every: dict[tuple[str, str], Any] = dict(found)
-    names = next(iter(found.values())).recipes
+    names = list(next(iter(found.values())).values)
     for title, some in means(list(found)).items():
         every[title] = mean_of([Drawn(found[key].scores, found[key].replicates) for key in some])
         texts = {**texts, title[0]: sum(texts[name] for name, _ in some)}

@@ -75,7 +75,9 @@ def build(
     if isinstance(recipe, str):
         recipe = _named(recipe, () if texts is None else tuple(texts), language, settings.get("template"))
     mode = mode_of(recipe.pooling if pooling is None else pooling)
-    check_pooling(recipe, mode, f"pooling={pooling!r}")
+    fitting = [mode_of(own) for own in recipe.poolings]
+    if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:
+        raise ValueError(f"pooling={pooling!r}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
     own = recipe.row.with_own_template({**recipe.settings, **settings})
     arguments = {**recipe.row.arguments(mode, recipe.layer), **own}
     if isinstance(model_name_or_path, str | PathLike):
@@ -121,22 +123,6 @@ def _named(name: str, texts: Sequence[str], language: PromptLanguage | None, tem
         language = language_of(texts)
     [recipe] = in_language([recipe], language or "en")
     return recipe
-
-
-def check_pooling(recipe: Recipe, mode: str, given: str) -> None:
-    """Raise if a filter does not fit a pooling.
-
-    Args:
-        recipe: The recipe.
-        mode: Name of the pooling in sentence-transformers.
-        given: The argument, for the error message.
-
-    Raises:
-        ValueError: If it does not.
-    """
-    fitting = [mode_of(pooling) for pooling in recipe.poolings]
-    if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:
-        raise ValueError(f"{given}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
 
 
 def prompts_or_own(prompts: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -16,6 +16,9 @@ from tqdm import tqdm
 #: Seconds between two states of a progress bar in a log.
 LOG_SECONDS = 10.0
 
+#: Number of texts that are encoded, and sorted by length, at a time.
+CHUNK = 1024
+
 
 class Moments:
     """Mean and covariance of any number of vectors, or their mean and variances, in float64.
@@ -82,12 +85,7 @@ class Moments:
 
 
 def embedding_moments(
-    model: SentenceTransformer,
-    texts: Iterable[str],
-    *,
-    chunk_size: int = 1024,
-    covariance: bool = True,
-    **encode_kwargs: Any,
+    model: SentenceTransformer, texts: Iterable[str], *, covariance: bool = True, **encode_kwargs: Any
 ) -> Moments:
     """Compute mean and covariance of the embeddings of texts, with one chunk of them in memory at a time.
 
@@ -96,17 +94,16 @@ def embedding_moments(
     Args:
         model: Model that embeds the texts. Its ``truncate_dim`` does not apply.
         texts: Strings, for instance a generator over the lines of a file. They are read once.
-        chunk_size: Number of texts that are encoded, and sorted by length, at a time.
         covariance: As for :class:`Moments`.
         **encode_kwargs: Arguments of ``model.encode``, such as ``batch_size`` and ``prompt_name``.
 
     Raises:
-        ValueError: If ``texts`` is a string or empty, ``chunk_size`` is below 1, or an embedding is not finite.
+        ValueError: If ``texts`` is a string or empty, or an embedding is not finite.
     """
     settings = {"show_progress_bar": False, **encode_kwargs, "convert_to_tensor": True}
     moments: Moments | None = None
     with model.truncate_embeddings(None):
-        for chunk in in_chunks(texts, chunk_size):
+        for chunk in in_chunks(texts):
             embeddings = model.encode(chunk, **settings)
             moments = moments or Moments(embeddings.shape[1], covariance=covariance)
             moments.add(embeddings[embeddings.any(dim=1)])
@@ -115,18 +112,16 @@ def embedding_moments(
     return moments
 
 
-def in_chunks(texts: Iterable[str], chunk_size: int) -> Iterator[list[str]]:
-    """Yield lists of ``chunk_size`` texts; the last one may be shorter.
+def in_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield lists of :data:`CHUNK` texts; the last one may be shorter.
 
     Raises:
-        ValueError: If ``texts`` is a string, or ``chunk_size`` is below 1.
+        ValueError: If ``texts`` is a string.
     """
     if isinstance(texts, str):
         raise ValueError("texts is one string: give an iterable of texts, such as a list or a generator.")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size={chunk_size}: give how many texts are read at a time, 1 or more.")
     remaining = iter(texts)
-    while chunk := list(islice(remaining, chunk_size)):
+    while chunk := list(islice(remaining, CHUNK)):
         yield chunk
 
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from . import options
-from .options import file, model_or_demo, option, refuse
+from .options import directory, file, model_or_demo, option, refuse, source
 from .printing import console, model_name, notes, write_json
 
 
 def compare(
     context: typer.Context,
     model: options.Model = None,
-    data: options.Data = None,
+    data: Annotated[
+        str | None,
+        source(
+            "Texts: pairs with scores, triplets, or texts with one label each. A .tsv, .csv, .jsonl or .parquet file, "
+            "a folder of shards, a remote path (s3://, hf://, https://), a dataset on the Hub, or a folder in BEIR's "
+            "layout. Default: demo texts."
+        ),
+    ] = None,
     columns: options.Columns = None,
     separator: options.Separator = None,
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
-    demo: options.Demo = None,
+    demo: Annotated[
+        Literal["pairs", "pairs-zh", "retrieval", "retrieval-zh"] | None,
+        option("Demo texts to use without --data, in English or Chinese. Default: pairs."),
+    ] = None,
     words: Annotated[
         Path | None, file("A CSV of word-sense questions to ask beside the data (columns: 问题,选项1,...,选项4,答案).")
     ] = None,
@@ -50,7 +60,14 @@ def compare(
     dry_run: options.DryRun = False,
     against: Annotated[Path | None, file("An older comparison.json: show what has changed since.")] = None,
     saved: Annotated[Path | None, file("A saved comparison.json to show. Nothing is run.")] = None,
-    out: options.Out = None,
+    out: Annotated[
+        Path | None,
+        directory(
+            "Directory to write report.html, results.csv and comparison.json to. "
+            "If a run is stopped, the same command resumes it from DIR.partial.",
+            "--out",
+        ),
+    ] = None,
     save_best: options.SaveBest = None,
     batch_size: options.BatchSize = 32,
     max_seq_length: options.MaxSeqLength = None,

@@ -16,12 +16,7 @@ from .printing import Shown, console, write_json
 def encode(
     context: typer.Context,
     model: Annotated[
-        str,
-        argument(
-            "A saved SentenceTransformer: a directory or a Hub id.",
-            "MODEL",
-            callback=check_model,
-        ),
+        str, argument("A saved SentenceTransformer: a directory or a Hub id.", "MODEL", callback=check_model)
     ],
     texts: Annotated[
         str,
@@ -47,10 +42,7 @@ def encode(
         ),
     ] = None,
     separator: options.Separator = None,
-    precision: Annotated[
-        Literal["float32", "binary", "ubinary"],
-        option("Type of the values to write."),
-    ] = "float32",
+    precision: Annotated[Literal["float32", "binary", "ubinary"], option("Type of the values to write.")] = "float32",
     truncate_dim: Annotated[int | None, option("Keep only the first values of each vector, this many.", min=1)] = None,
     normalize: Annotated[bool, option("Scale vectors to length 1.")] = False,
     prompt_name: Annotated[str | None, option("Name of a prompt of the model to put before each text.")] = None,

@@ -161,9 +161,6 @@ def check_devices(device: str | None) -> None:
         ValueError: If it cannot.
     """
     names = [] if device is None else [part.strip() for part in device.split(",")]
-    if len({name.partition(":")[0] for name in names}) > 1:
-        # Multi-process encoding raises its own error for devices of different types.
-        return
     for name in names:
         try:
             # item() needs a value from the device: "meta" accepts every tensor and computes nothing.

@@ -219,14 +219,6 @@ FitTexts = Annotated[
 ]
 NewDirectory = Annotated[Path, directory("Directory to write; it must be new or empty.", "--out")]
 
-Data = Annotated[
-    str | None,
-    source(
-        "Texts: pairs with scores, triplets, or texts with one label each. A .tsv, .csv, .jsonl or .parquet file, a "
-        "folder of shards, a remote path (s3://, hf://, https://), a dataset on the Hub, or a folder in BEIR's "
-        "layout. Default: demo texts."
-    ),
-]
 Columns = Annotated[
     str | None,
     option(
@@ -235,28 +227,15 @@ Columns = Annotated[
     ),
 ]
 Separator = Annotated[
-    str | None,
-    option('Separator of the columns of a .csv or .tsv, if it is not a comma or a tab: ";", "|", tab.'),
+    str | None, option('Separator of the columns of a .csv or .tsv, if it is not a comma or a tab: ";", "|", tab.')
 ]
 QueryPrompt = Annotated[str | None, option("Retrieval: text before each query, as in encode_query.")]
 DocumentPrompt = Annotated[str | None, option("Retrieval: text before each document, as in encode_document.")]
-Demo = Annotated[
-    Literal["pairs", "pairs-zh", "retrieval", "retrieval-zh"] | None,
-    option("Demo texts to use without --data, in English or Chinese. Default: pairs."),
-]
 PromptLanguage = Annotated[
     Literal["en", "zh"] | None,
     option(
         "Language of the prompt, for recipes with an English and a Chinese prompt. Default: the language of the "
         "texts; build: that of --fit-texts, or English."
-    ),
-]
-Out = Annotated[
-    Path | None,
-    directory(
-        "Directory to write report.html, results.csv and comparison.json to. "
-        "If a run is stopped, the same command resumes it from DIR.partial.",
-        "--out",
     ),
 ]
 SaveBest = Annotated[Path | None, directory("Directory to write the best recipe to, ready to load.", "--save-best")]

@@ -20,15 +20,10 @@ def serve(
     context: typer.Context,
     model: Annotated[
         str | None,
-        argument(
-            "SentenceTransformer for /v1/embeddings: a directory or a Hub id.",
-            "[MODEL]",
-            callback=check_model,
-        ),
+        argument("SentenceTransformer for /v1/embeddings: a directory or a Hub id.", "[MODEL]", callback=check_model),
     ] = None,
     rerank: Annotated[
-        str | None,
-        option("CrossEncoder or AttentionReranker for /rerank.", callback=check_model),
+        str | None, option("CrossEncoder or AttentionReranker for /rerank.", callback=check_model)
     ] = None,
     model_name: Annotated[str | None, option("Name of MODEL in requests. Default: the last part of its path.")] = None,
     host: Annotated[
@@ -64,8 +59,6 @@ def serve(
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
-    if model_name == "":
-        raise ValueError("--model-name is empty: give a name, or leave it out.")
     keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
 
     # Printed before imports that take seconds.
@@ -120,11 +113,7 @@ def verify(
     context: typer.Context,
     url: Annotated[str, argument("URL of the server: its root or a path (.../v1, .../v1/embeddings).", "URL")],
     model: Annotated[
-        str,
-        option(
-            "Saved SentenceTransformer that the server runs: a directory or a Hub id.",
-            callback=check_model,
-        ),
+        str, option("Saved SentenceTransformer that the server runs: a directory or a Hub id.", callback=check_model)
     ],
     model_name: Annotated[
         str | None, option("Name of the model in requests. Default: the first of the server's /v1/models.")

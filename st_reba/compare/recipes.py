@@ -32,7 +32,7 @@ from ..lm.views import depth
 from ..modules import CausalModule, EchoModule, InputEmbeddings, ReBAModule, TopicModule
 from ..modules.embedding_transforms import check_part_weights
 from ..modules.vectors import TokenVectors
-from ..moments import Moments
+from ..moments import CHUNK, Moments
 from ..reading.words import encode_words, tokens_of
 from ..recipes import PostProcessor, Recipe, default_recipes, find, random_weights
 from ..recipes.lookup import bags_of_input_embeddings
@@ -50,8 +50,6 @@ Vectors = dict[str, Tensor]
 _COUNTED = 16
 # Number of batches in a file of the cache: what a killed run loses, at most, of each pass.
 _BATCHES = 8
-# Number of texts that filters take in at a time, as in `embedding_moments`: equal embeddings give equal filters.
-_FITTED = 1024
 # Bytes of matrices that are kept to be used again.
 _MATRICES = 2**28
 # Share of the layers after which a recipe is read besides its own end and the layer below.
@@ -393,7 +391,7 @@ class Recipes:
         self._filters: dict[Hashable, nn.Module] = {}
         self._matrices: dict[Hashable, Tensor] = {}
         self._embedded = Embedded(self._in_batches, _BATCHES * batch_size)
-        self._to_fit = Embedded(partial(self._in_batches, to_fit=True), _FITTED)
+        self._to_fit = Embedded(partial(self._in_batches, to_fit=True), CHUNK)
         self.passes = [run for kind, own in passes_of(self.asked) for run in self._opened(own, kind)]
 
     @property
@@ -615,8 +613,9 @@ class Recipes:
             source = self._to_fit
             source.add(self.texts_to_fit([recipe]))
         moments = Moments(source.of(name, texts[:1]).shape[1], covariance=part.needs_covariance)
-        for start in range(0, len(texts), _FITTED):
-            vectors = source.of(name, texts[start : start + _FITTED])
+        # In the chunks of `embedding_moments`: equal embeddings give equal filters.
+        for start in range(0, len(texts), CHUNK):
+            vectors = source.of(name, texts[start : start + CHUNK])
             # Texts without tokens, which are embedded as zero vectors, do not count.
             moments.add(vectors[vectors.any(dim=1)])
         return part.from_moments(moments, self.modules.of(recipe).part_weights)

@@ -211,28 +211,27 @@ class _Table:
 
 
 def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str, Array], margin: float) -> Comparison:
-    recipes, splits, task = table.first, table.splits, table.task
+    recipes, splits, column = table.first, table.splits, table.score.column
     replicated = table.replicated
-    columns = [(table.score.column, table.estimates(replicated))]
+    columns = [(column, table.estimates(replicated))]
     if senses:
         beside = [name for name in senses if table.recipes[name][0].control]
         columns.append((_word_sense(senses), bootstrap.estimate(bootstrap.mean(senses), controls=beside)))
     scores = {
-        name: {column.name: estimates[name] for column, estimates in columns if name in estimates}
-        for name in table.rows
+        name: {own.name: estimates[name] for own, estimates in columns if name in estimates} for name in table.rows
     }
     results = [_result(table, name, scores[name], seconds) for name in table.recipes]
     if TF_IDF_RESULT in table.rows:
         results.insert(0, Result(TF_IDF, "mean", True, scores[TF_IDF_RESULT], description=ABOUT_TF_IDF))
-    answer = answer_of(results, table.score.column, replicated, margin)
+    answer = answer_of(results, column, replicated, margin)
     if answer is None:
         line, why = f"There is no answer: {_why_none(table)}", []
     else:
-        line, why = headline(answer, task.column), reasons(answer, task.column, splits, len(replicated.own))
+        line, why = headline(answer, column), reasons(answer, column, splits, len(replicated.own))
     return Comparison(
         model="",
         data="",
-        tasks=[column for column, _ in columns],
+        tasks=[own for own, _ in columns],
         results=results,
         verdict=[*why, *splits.notes],
         skipped=recipes.skipped,
@@ -246,7 +245,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
         answer=line,
         use="" if answer is None else answer.use,
         replicates=SavedReplicates.of(_drawn_from(splits), {name: row.drawn for name, row in table.rows.items()}),
-        prompts=dict(task.prompts),
+        prompts=dict(table.task.prompts),
     )
 
 

@@ -203,10 +203,7 @@ def read_pairs(source: str | Path, columns: str | None = None, tell: Tell = lamb
 
 
 def read_retrieval(
-    queries: str | Path,
-    corpus: str | Path,
-    qrels: str | Path,
-    tell: Tell = lambda line: None,
+    queries: str | Path, corpus: str | Path, qrels: str | Path, tell: Tell = lambda line: None
 ) -> Retrieval:
     """Read a retrieval task in the layout of BEIR.
 

@@ -24,6 +24,7 @@ from huggingface_hub import cached_assets_path
 
 from ..data.sources import file_system_errors, is_remote, native_file
 from ..files import acquired, atomic_file, flush_directory, remove_scratch
+from ..fingerprint import digest_of_file
 from ..optional import require
 
 #: Files of an output: name (empty for a single file), size, and a value that changes when the file is written.
@@ -371,8 +372,7 @@ def file_digests(paths: Iterable[Path], on_bytes: Callable[[int, int], None]) ->
     sizes, digests, done = {path: path.stat().st_size for path in paths}, {}, 0
     for path, size in sizes.items():
         on_bytes(done, sum(sizes.values()))
-        with path.open("rb") as stream:
-            digests[path] = hashlib.file_digest(stream, "sha256").hexdigest()
+        digests[path] = digest_of_file(path)
         done += size
     return digests
 

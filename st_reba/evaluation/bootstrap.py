@@ -86,11 +86,6 @@ class Items:
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
 
-    @property
-    def recipes(self) -> list[str]:
-        """M names."""
-        return list(self.values)
-
     @cached_property
     def scores(self) -> Array:
         """Scores on all items, (M,)."""
@@ -355,16 +350,10 @@ class Replicated:
         low, high = self._intervals(self.excess if corrects else 0.0)
         rows = {}
         for place, name in enumerate(self.names):
-            corrected = self.corrected if corrects and self.sure and name == self.best else None
-            tied = place in self.own and self.tied(name)
-            rows[name] = Estimate(float(self.scores[place]), float(low[place]), float(high[place]), tied, corrected)
+            score, tied = float(self.scores[place]), place in self.own and self.tied(name)
+            corrected = score - self.excess if corrects and self.sure and name == self.best else None
+            rows[name] = Estimate(score, float(low[place]), float(high[place]), tied, corrected)
         return rows
-
-    @property
-    def corrected(self) -> float:
-        """Score of the best row less :attr:`excess`."""
-        assert self.best is not None, "there is a best row"
-        return float(self.scores[self._place[self.best]]) - self.excess
 
     def _intervals(self, excess: float) -> tuple[Array, Array]:
         if not self.sure:
@@ -465,9 +454,9 @@ def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estim
         items: What is scored.
         controls: Recipes that are there to be beaten: never the best, never tied.
     """
-    scores = dict(zip(items.recipes, items.scores.tolist(), strict=True))
-    drawn = dict(zip(items.recipes, items.replicates, strict=True))
-    own = set(items.recipes) - set(controls)
+    scores = dict(zip(items.values, items.scores.tolist(), strict=True))
+    drawn = dict(zip(items.values, items.replicates, strict=True))
+    own = set(items.values) - set(controls)
     replicated = Replicated(scores, drawn, items.kind, len(items), own, sure=len(items) > 1)
     if not replicated.sure and replicated.names:
         warnings.warn(
@@ -475,7 +464,7 @@ def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estim
             "have a score. More items are needed, or more that differ.",
             stacklevel=2,
         )
-    nothing = {name: Estimate(np.nan, np.nan, np.nan) for name in items.recipes}
+    nothing = {name: Estimate(np.nan, np.nan, np.nan) for name in items.values}
     return nothing | replicated.estimates(corrects=False)
 
 

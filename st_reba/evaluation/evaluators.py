@@ -10,7 +10,7 @@ import logging
 import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -312,16 +312,14 @@ class PairScoreEvaluator(Evaluator):
 class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
     """Correlation of people's scores with the cosine similarity of two sentences, each read under a condition.
 
-    The condition is in a prompt of each sentence's own. For :func:`st_reba.in_context` the model's module should have
-    the template ``csts``, for :func:`st_reba.in_terms_of` the template ``ponte``. The metrics are ``spearman_cosine``,
-    the primary one and the paper's, and ``pearson_cosine``.
+    The condition is in a prompt of each sentence's own (:func:`st_reba.in_context`): the model's module should have the
+    template ``csts``. The metrics are ``spearman_cosine``, the primary one and the paper's, and ``pearson_cosine``.
 
     Args:
         sentences1: n sentences.
         sentences2: n sentences, the other of each pair.
         conditions: n conditions, such as "the number of people".
         scores: n similarities under the condition, 1 to 5 in C-STS.
-        worded: Makes the model's input from a sentence and its condition; for a trained encoder, a string.
         **kwargs: As for ST's ``EmbeddingSimilarityEvaluator``.
 
     Raises:
@@ -334,14 +332,12 @@ class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
         sentences2: Sequence[str],
         conditions: Sequence[str],
         scores: Sequence[float],
-        *,
-        worded: Callable[[str, str], Any] = in_context,
         **kwargs: Any,
     ) -> None:
         _check_pairs(scores, sentences1=sentences1, sentences2=sentences2, conditions=conditions, scores=scores)
         kwargs.setdefault("main_similarity", "cosine")
-        first: list[Any] = list(map(worded, sentences1, conditions))
-        second: list[Any] = list(map(worded, sentences2, conditions))
+        first: list[Any] = list(map(in_context, sentences1, conditions))
+        second: list[Any] = list(map(in_context, sentences2, conditions))
         super().__init__(first, second, list(scores), **kwargs)
 
     @classmethod

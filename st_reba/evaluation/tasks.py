@@ -191,11 +191,6 @@ class Task(BaseEvaluator):
     def scores(self) -> list[Score]:
         """The scores, the one that decides first."""
 
-    @property
-    def column(self) -> Measure:
-        """Column of the score that decides."""
-        return self.scores[0].column
-
     def prompt(self, role: Role) -> str | None:
         """Return the prompt of a role."""
         return self.prompts.get(role) or None

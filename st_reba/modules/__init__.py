@@ -1,6 +1,7 @@
 """Methods, and the modules that follow them."""
 
 from .attention_pooling import AttentionPoolingModule as AttentionPoolingModule
+from .attention_pooling import ValueAggregationModule as ValueAggregationModule
 from .attention_reranking import AttentionReranker as AttentionReranker
 from .attention_reranking import AttentionRerankModule as AttentionRerankModule
 from .base import CausalModule as CausalModule
@@ -33,7 +34,6 @@ from .refined_thought import RefinedThoughtModule as RefinedThoughtModule
 from .token_prepending import TokenPrependingModule as TokenPrependingModule
 from .topic import TopicModule as TopicModule
 from .twin_tower import TwinTower as TwinTower
-from .value_aggregation import ValueAggregationModule as ValueAggregationModule
 
 #: Bases and models, which no saved model names.
 _NOT_SAVED = ("AttentionReranker", "CausalModule", "EmbeddingTransform")

@@ -169,7 +169,7 @@ class FittedTransform(EmbeddingTransform):
             model: The whole model that precedes the new module: ``SentenceTransformer(modules=[*model, module])``.
             texts: Strings; no labels are needed. Two that differ are enough, some hundreds are better.
             **kwargs: Settings of :meth:`from_moments`, and arguments of :func:`~.moments.embedding_moments`, such as
-                ``chunk_size``, ``batch_size`` and ``prompt_name``.
+                ``batch_size`` and ``prompt_name``.
 
         Raises:
             ValueError: If a setting is out of range, or the texts are too few or too similar.
@@ -655,7 +655,7 @@ class IdfWeights(FixedWeights):
         self.vocabulary_size = len(weights)
 
     @classmethod
-    def fit(cls, module: CausalModule, texts: Iterable[str], *, chunk_size: int = 1024) -> Self:
+    def fit(cls, module: CausalModule, texts: Iterable[str]) -> Self:
         """Count the texts that contain each token, in one pass. The language model does not run.
 
         A token that is in none of the texts gets the largest weight. Texts without tokens do not count.
@@ -664,15 +664,13 @@ class IdfWeights(FixedWeights):
             module: The module that precedes this one. The tokens that it returns are counted, with those of its
                 template.
             texts: Strings, for instance a generator over the lines of a file. They are read once.
-            chunk_size: Number of texts that are tokenized at a time.
 
         Raises:
-            ValueError: If ``texts`` is a string or has no tokens, ``chunk_size`` is below 1, or the module returns one
-                token alone.
+            ValueError: If ``texts`` is a string or has no tokens, or the module returns one token alone.
         """
         check_returns_all(module, "there is nothing to weigh.")
         total, counts = 0, torch.zeros(module.lm.vocabulary_size, dtype=torch.float64)
-        for chunk in in_chunks(texts, chunk_size):
+        for chunk in in_chunks(texts):
             layout = module.lay_out(chunk)[0]
             counted = module.selected(layout) & ~layout.is_empty[:, None]
             total += int(counted.any(dim=1).sum())

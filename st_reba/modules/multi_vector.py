@@ -112,9 +112,7 @@ class TokenProjection(EmbeddingTransform):
         super().__init__(mean=mean, directions=directions)
 
     @classmethod
-    def fit(
-        cls, model: Any, texts: Iterable[str], *, dimension: int, chunk_size: int = 1024, **encode_kwargs: Any
-    ) -> TokenProjection:
+    def fit(cls, model: Any, texts: Iterable[str], *, dimension: int, **encode_kwargs: Any) -> TokenProjection:
         """Fit on the vectors that a model gives the tokens of texts. They are never in memory together.
 
         Args:
@@ -122,7 +120,6 @@ class TokenProjection(EmbeddingTransform):
                 its mask leaves out do not count.
             texts: Strings; no labels are needed. Some hundreds are enough.
             dimension: Number of directions to keep, k, those of largest variance.
-            chunk_size: Number of texts that are encoded at a time.
             **encode_kwargs: Arguments of ``model.encode_document``, such as ``batch_size`` and ``prompt``.
 
         Raises:
@@ -130,7 +127,7 @@ class TokenProjection(EmbeddingTransform):
         """
         settings = {"show_progress_bar": False, **encode_kwargs}
         moments = Moments(model.get_embedding_dimension())
-        for chunk in in_chunks(texts, chunk_size):
+        for chunk in in_chunks(texts):
             for vectors in model.encode_document(chunk, **settings):
                 moments.add(vectors[vectors.any(dim=1)])
         return cls.from_moments(moments, dimension=dimension)

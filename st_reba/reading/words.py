@@ -20,11 +20,7 @@ _BATCHES = 8
 
 
 def encode_words(
-    model: BaseModel,
-    sentences: Sequence[str],
-    words: Sequence[str],
-    *,
-    batch_size: int = 32,
+    model: BaseModel, sentences: Sequence[str], words: Sequence[str], *, batch_size: int = 32
 ) -> np.ndarray:
     """Return the embedding of one word in each sentence: the mean of its tokens' embeddings.
 

@@ -70,25 +70,6 @@ _PROMPTEOL = Row("prompteol", "PromptEOL", modules.CausalTransformer,
     paper="Ting Jiang et al.: Scaling Sentence Embeddings with Large Language Models. arXiv:2307.16645, 2023.",
     **_AT_ITS_END)
 
-_EARLY_LATE = Row("early-late", "Early and late", modules.EarlyLateModule,
-    "the mean of the text's tokens after an eighth of the layers, followed by the last token of the prompt around "
-    "them, which asks for one word",
-    page="topic", poolings=("mean",), tried=("mean",), post_processor=POST_PROCESSORS[PARTWISE],
-    chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2)
-
-_TOPIC = Row("topic", "Topic", modules.TopicModule,
-    "the last token of a prompt that asks for the text's topic in one word, after the last layer and a few layers "
-    "below",
-    page="topic", settings={"template": "topic"}, chinese={"template": "topic-zh"}, poolings=("last",), tried=("last",),
-    post_processor=POST_PROCESSORS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2)
-
-_ECHO_TOPIC = Row("echo-topic", "Echo topic", modules.TopicModule,
-    "the mean over the second copy of the text in a prompt that asks for its topic in one word, followed by "
-    "the last token after the last layer and a few layers below",
-    page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
-    poolings=("mean",), tried=("mean",), post_processor=POST_PROCESSORS[SUM], own_template={"normalize_text": True},
-    reworded=True, parts=3)
-
 
 def repeated(copies: int) -> list[Row]:
     """Return the rows that read ``copies`` copies of a text, two or more."""
@@ -183,9 +164,23 @@ OTHERS = (
     Row("contrastive-prompting", "Contrastive prompting", modules.ContrastivePromptingModule,
         "the end of a prompt that asks for one word, less what a second prompt finds irrelevant, from one layer on",
         page="prompts", cost="little more than 1", poolings=("last",), own_template=_AS_A_PROMPT),
-    _EARLY_LATE,
-    _TOPIC,
-    _ECHO_TOPIC,
+    Row("early-late", "Early and late", modules.EarlyLateModule,
+        "the mean of the text's tokens after an eighth of the layers, followed by the last token of the prompt around "
+        "them, which asks for one word",
+        page="topic", poolings=("mean",), tried=("mean",), post_processor=POST_PROCESSORS[PARTWISE],
+        chinese={"template": "prompteol-zh"}, own_template={"normalize_text": True}, parts=2),
+    Row("topic", "Topic", modules.TopicModule,
+        "the last token of a prompt that asks for the text's topic in one word, after the last layer and a few layers "
+        "below",
+        page="topic", settings={"template": "topic"}, chinese={"template": "topic-zh"}, poolings=("last",),
+        post_processor=POST_PROCESSORS[SUM], own_template={"normalize_text": True}, reworded=True, parts=2,
+        tried=("last",)),
+    Row("echo-topic", "Echo topic", modules.TopicModule,
+        "the mean over the second copy of the text in a prompt that asks for its topic in one word, followed by "
+        "the last token after the last layer and a few layers below",
+        page="topic", cost="about 2", settings={"template": "echo-topic"}, chinese={"template": "echo-topic-zh"},
+        poolings=("mean",), tried=("mean",), post_processor=POST_PROCESSORS[SUM], own_template={"normalize_text": True},
+        reworded=True, parts=3),
     Row("echo-springer", "Echo, Springer's prompt", modules.EchoModule,
         "a prompt asks to rewrite the text, and its second copy is read",
         page="echo", cost="about 2", settings={"template": "springer"}, compared="never", words=True),

@@ -85,14 +85,9 @@ def _without_last_layer(template: str) -> Preset:
     return replace(_prompt_eol(template, Contrast(layer=7, scale=3.0)), output_layer=-2, final_norm=False)
 
 
-def _last_token(template: str) -> Preset:
-    """Return one of Yamada and Zhang: the last token's state is the embedding, of the unchanged text."""
-    return Preset(template, pool_over="all", rows="last")
-
-
-def _prompt_reps(template: str, query: str, document: str) -> Preset:
-    """Return one of Zhuang et al., whose word is searched for among those of other texts."""
-    return Preset(template, pool_over="all", rows="last", prompts=(("query", query), ("document", document)))
+def _last_token(template: str, **prompts: str) -> Preset:
+    """Return one of Yamada and Zhang, or of Zhuang et al.: the last token's state, of the unchanged text."""
+    return Preset(template, pool_over="all", rows="last", prompts=tuple(prompts.items()))
 
 
 # Beginning of the second prompt of Zhang et al.
@@ -141,13 +136,13 @@ PRESETS = {
     "knowledge-zh": _without_last_layer(_KNOWLEDGE_ZH + "，这句话：“{text}”用一个词来概括就是：“"),
     "promptsth-zh": _prompt_eol("这句话：“{text}”表达了某种意思"),
     "promptsum-zh": _prompt_eol("这句话：“{text}”可以概括为"),
-    "promptreps": _prompt_reps(
+    "promptreps": _last_token(
         '"{text}". Use one most important word to represent it in a retrieval task. Make sure your word is in '
         'lowercase. The word is: "',
         query="Query: ",
         document="Passage: ",
     ),
-    "promptreps-zh": _prompt_reps(
+    "promptreps-zh": _last_token(
         "“{text}”。用一个最重要的词来代表它，用于检索。这个词是：“", query="问题：", document="段落："
     ),
     "ponte": _last_token('Express this text "{text}" in one word in terms of {prompt}: "'),

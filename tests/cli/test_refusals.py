@@ -93,7 +93,6 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     "serve": [
         ("", 1, "There is no model to serve: give MODEL, --rerank, or both."),
         ("./no", 1, f"./no: {NO_MODEL}"),
-        ("saved --model-name ''", 1, "--model-name is empty: give a name, or leave it out."),
         ("saved --api-key a,,b", 1, NO_KEY),
         ("saved --api-key schlüssel", 1, NO_KEY),
     ],

@@ -35,8 +35,8 @@ def answered(right, costs=None, sure=True, margin=0.01, noise=0.0):
     items = mean(scores)
     own = right.keys() - CONTROLS - {MEAN, LAST}
     replicated = Replicated(
-        dict(zip(items.recipes, items.scores, strict=True)),
-        dict(zip(items.recipes, items.replicates, strict=True)), "mean", COUNT, own, sure,
+        dict(zip(items.values, items.scores, strict=True)),
+        dict(zip(items.values, items.replicates, strict=True)), "mean", COUNT, own, sure,
     )  # fmt: skip
     estimates = replicated.estimates()
     results = [

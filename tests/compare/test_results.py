@@ -173,7 +173,7 @@ def shares(right: dict[str, float], seed: int = 0, drawn_from: str = "the data")
     items = bootstrap.mean({f"{name}, mean": (HARD + noise < share) * 1.0 for name, share in right.items()})
     found = bootstrap.estimate(items)
     results = [Result(name, "mean", False, {"STS": found[f"{name}, mean"]}) for name in right]
-    drawn = SavedReplicates.of(drawn_from, dict(zip(items.recipes, items.replicates, strict=True)))
+    drawn = SavedReplicates.of(drawn_from, dict(zip(items.values, items.replicates, strict=True)))
     return Comparison("model", "pairs", [TASK], results, replicates=drawn, use="A, mean")
 
 

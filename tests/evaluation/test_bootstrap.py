@@ -91,8 +91,8 @@ def test_the_interval_of_the_best_of_many_covers_its_truth(kind):
         labels = labels_of(kind, draw, 100)
         values = {f"row {row}": labels + 2 * draw.normal(size=100) for row in range(10)}
         items = checked_items(kind, values, labels)
-        scores = dict(zip(items.recipes, items.scores, strict=True))
-        drawn = dict(zip(items.recipes, items.replicates, strict=True))
+        scores = dict(zip(items.values, items.scores, strict=True))
+        drawn = dict(zip(items.values, items.replicates, strict=True))
         found = Replicated(scores, drawn, kind, 100)
         best = found.estimates()[found.best]
         covered += best.low <= truth <= best.high
@@ -117,8 +117,8 @@ def test_equal_rows_are_rarely_told_apart():
     for _ in range(150):
         values = draw.normal(size=(11, 60))
         items = mean({f"row {row}": own for row, own in enumerate(values)} | {"better": values[0] + 3})
-        scores = dict(zip(items.recipes, items.scores, strict=True))
-        drawn = dict(zip(items.recipes, items.replicates, strict=True))
+        scores = dict(zip(items.values, items.scores, strict=True))
+        drawn = dict(zip(items.values, items.replicates, strict=True))
         equal = Replicated(scores, drawn, own=[f"row {row}" for row in range(1, 11)])
         ahead += equal.ahead(equal.best, "row 0")
         apart += not all(map(equal.tied, (f"row {row}" for row in range(1, 11))))

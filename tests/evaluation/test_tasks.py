@@ -64,7 +64,7 @@ def test_two_classes(labels):
     classes = [number % 3 == 0 for number in range(30)]
     evaluator = BinaryClassificationEvaluator(data.first, data.second, classes, similarity_fn_names=["cosine"])
     task = check(data, evaluator, ["cosine_ap"])
-    assert task.column.chance == pytest.approx(1 / 3)
+    assert task.scores[0].column.chance == pytest.approx(1 / 3)
 
 
 def test_triplets():
@@ -152,7 +152,7 @@ def test_the_nearest_vote(labels, seed, neighbours):
     shares = task.measure(similar(vectors))["right"]
     assert shares.mean() == pytest.approx(whole.mean())
     assert shares == pytest.approx(whole - (others - np.mean(others)) / 3, abs=1e-9)
-    assert task.column.chance == max(sizes) / len(labels)
+    assert task.scores[0].column.chance == max(sizes) / len(labels)
 
 
 @pytest.mark.parametrize("labels", ["aaaa", "abcd"])

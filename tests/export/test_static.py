@@ -13,7 +13,7 @@ from transformers import AutoModel
 
 from st_reba import CausalTransformer, IdfWeights, InputEmbeddings, WhiteningTransform
 from st_reba.data.demo import demo_sentences
-from st_reba.export import default_layer, static_model
+from st_reba.export import static_model
 from st_reba.hub.push import check_saved_model
 
 from ..backbones import TEXTS
@@ -91,7 +91,6 @@ def test_texts_come_in_any_number_of_blocks(shared, monkeypatch):
     assert relative_error(blocks @ blocks.T, whole @ whole.T) < 1e-5
     assert done[-1] == (384, 384)
     assert len(done) == -(-384 // 7)
-    assert default_layer(shared()) == 1, "a quarter of the way"
 
 
 def test_a_text_longer_than_the_language_model_takes_is_read_whole(backbone_path):

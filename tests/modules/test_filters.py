@@ -323,7 +323,6 @@ def test_what_is_refused(make, message):
     [
         (lambda model: embedding_moments(model, "one text"), "texts is one string: give an iterable of texts"),
         (lambda model: embedding_moments(model, []), "No texts were given"),
-        (lambda model: embedding_moments(model, TEXTS, chunk_size=0), "chunk_size=0: give how many texts are read at"),
         (lambda model: EmbeddingFilter.from_language_model(model, keep=(20, 20)), "keep=(20, 20): give (low, high) wi"),
         (lambda model: IdfWeights.fit(model[0], []), "No texts with tokens were given"),
     ],
@@ -355,10 +354,11 @@ def test_batches_do_not_matter(seed, sizes, offset, dtype):
     assert np.allclose(found.covariance, np.cov(expected.T, bias=True), rtol=1e-6, atol=1e-9 * spread**2)
 
 
-def test_moments_of_embeddings_in_chunks(model):
+def test_moments_of_embeddings_in_chunks(model, monkeypatch):
     """Behind a prompt, too; texts without tokens do not count, and a truncation is put aside and back."""
     model.truncate_dim = 4
-    moments = embedding_moments(model, iter(["", *TEXTS * 3, ""]), chunk_size=3, batch_size=2, prompt="so: ")
+    monkeypatch.setattr("st_reba.moments.CHUNK", 3)
+    moments = embedding_moments(model, iter(["", *TEXTS * 3, ""]), batch_size=2, prompt="so: ")
     assert model.truncate_dim == 4
     model.truncate_dim = None
     vectors = model.encode(TEXTS * 3, prompt="so: ")
@@ -408,8 +408,10 @@ class TestIdfWeights:
     def test_the_language_model_is_not_run(self, shared, monkeypatch):
         module = CausalTransformer(shared())
         monkeypatch.setattr(CausalTransformer, "forward", lambda *_, **__: pytest.fail("the model was run"))
-        chunks = IdfWeights.fit(module, iter(FIT), chunk_size=3)
-        assert torch.equal(chunks.weights, IdfWeights.fit(module, FIT).weights)
+        whole = IdfWeights.fit(module, FIT)
+        monkeypatch.setattr("st_reba.moments.CHUNK", 3)
+        chunks = IdfWeights.fit(module, iter(FIT))
+        assert torch.equal(chunks.weights, whole.weights)
         assert len(chunks.weights) == VOCABULARY
 
     def test_of_early_and_late_they_are_of_the_early_half(self, shared):

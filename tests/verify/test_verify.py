@@ -10,7 +10,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from st_reba import CausalTransformer
-from st_reba.verify import Endpoint, EndpointError, verify
+from st_reba.modules.endpoint import EndpointError
+from st_reba.verify import Endpoint, verify
 
 from ..cli import typed
 from ..endpoint.server import Server
