@@ -39,6 +39,7 @@ IN_BRIEF = {
     "knowledge": "Like Pretended CoT, but the prompt says what matters in a text",
     "ck": "The mean of Pretended CoT and Knowledge",
     "metaeol": "The mean of eight prompts, each for another task",
+    "reverse-eol": "PromptEOL on the text and on its words in reverse order, added",
     "topic": "Like Knowledge, but ask for the topic, and add the states of a few layers below",
     "echo-topic": "Like Topic, but with the text twice, and with the mean over its second copy added",
     "early-late": "PromptEOL's last token, with the text's own tokens after an eighth of the layers",

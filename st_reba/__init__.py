@@ -31,6 +31,7 @@ from .modules import PartwiseWhitening as PartwiseWhitening
 from .modules import PromptRepsModule as PromptRepsModule
 from .modules import ReBAModule as ReBAModule
 from .modules import RefinedThoughtModule as RefinedThoughtModule
+from .modules import ReverseEOLModule as ReverseEOLModule
 from .modules import Standardization as Standardization
 from .modules import StandardizedSum as StandardizedSum
 from .modules import TokenPrependingModule as TokenPrependingModule

@@ -46,7 +46,7 @@ def build(
     prompt_language: options.PromptLanguage = None,
     shares: Annotated[
         str | None,
-        option('Weights of the parts of a recipe with parts (topic, echo-topic, early-late), such as "1,2,2".'),
+        option('Weights of the parts of a recipe with parts, such as echo-topic or reverse-eol: "1,2,2".'),
     ] = None,
     fit_texts: options.FitTexts = None,
     columns: options.Columns = None,

@@ -31,6 +31,7 @@ from .no_sink import NoSinkModule as NoSinkModule
 from .promptreps import PromptRepsModule as PromptRepsModule
 from .reba import ReBAModule as ReBAModule
 from .refined_thought import RefinedThoughtModule as RefinedThoughtModule
+from .reverse_eol import ReverseEOLModule as ReverseEOLModule
 from .token_prepending import TokenPrependingModule as TokenPrependingModule
 from .topic import TopicModule as TopicModule
 from .twin_tower import TwinTower as TwinTower

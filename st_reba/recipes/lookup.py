@@ -179,7 +179,7 @@ def register(module: _Class, *own: Row) -> _Class:
         module: Your class, importable under its own name, for instance derived from
             :class:`st_reba.modules.CausalModule`.
         *own: Its recipes. None: for a causal module one with its defaults, named by its ``method``, whose key is the
-            class's name in lower case, with hyphens: ``reverse-eol`` for ``ReverseEOL``; for others none.
+            class's name in lower case, with hyphens: ``double-eol`` for ``DoubleEOL``; for others none.
 
     Returns:
         The class, so that this can be a decorator.

@@ -143,6 +143,11 @@ OTHERS = (
         "the mean of what Pretended CoT and Knowledge give",
         page="prompts", cost="2 prompts", settings={"templates": "ck"}, chinese={"templates": "ck-zh"},
         poolings=("mean",), paper=_ZHANG),
+    Row("reverse-eol", "ReverseEOL", modules.ReverseEOLModule,
+        "the last token of a prompt that asks what the text means in one word, and of the same prompt around the text "
+        "in reverse order",
+        page="prompts", cost="2 prompts", settings={"average": False}, chinese={"template": "prompteol-zh"},
+        poolings=("last",), post_processor=POST_PROCESSORS[SUM], own_template=_AS_A_PROMPT, parts=2),
     Row("kv-rerouting", "KV re-routing", modules.KVReroutingModule,
         "in the middle layers every token sees the last one's key and value; the last token, or (mean) its average "
         "with the mean of all",

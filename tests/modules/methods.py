@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,6 +62,8 @@ RECIPES: dict[str, tuple[type[CausalModule], dict[str, Any]]] = {
     "thought-2": (st_reba.RefinedThoughtModule, {"iterations": 2}),
     "thought-4": (st_reba.RefinedThoughtModule, {"iterations": 4}),
     "metaeol": (st_reba.MetaEOLModule, {"templates": ["prompteol", "{text}", "promptsum-zh"]}),
+    "reverse": (st_reba.ReverseEOLModule, {}),
+    "reverse, parts": (st_reba.ReverseEOLModule, {"template": "so: {text}!", "average": False}),
     "kv re-routing": (st_reba.KVReroutingModule, {"layers": [0, 2], "prefix_bias": 1.0}),
     "kv re-routing, words": (
         st_reba.KVReroutingModule,
@@ -223,6 +226,21 @@ def meta_eol(naive, text, templates):
     return torch.stack([oracles.run(naive.model, naive.ids(template, text)[0])[0][-1] for template in templates])
 
 
+def in_reverse(naive, text):
+    """Words in reverse order; of Chinese, the characters that tokens begin and end with."""
+    if "我" not in text:
+        return " ".join(text.split()[::-1])
+    whole = naive.token_ids(text)
+    cuts = [end for end in range(len(text) + 1) if naive.token_ids(text[:end]) + naive.token_ids(text[end:]) == whole]
+    return "".join(text[first:last] for first, last in reversed([*itertools.pairwise(cuts)]))
+
+
+def reverse_eol(naive, text, template="prompteol", average=True):
+    change = normalized if template == "prompteol" else str
+    both = [classical(naive, change(own), template, "all", "last") for own in (text, in_reverse(naive, text))]
+    return (both[0] + both[1]) / 2 if average else torch.cat(both, dim=1)
+
+
 @contextlib.contextmanager
 def keys_rerouted(model, layers, bias=0.0):
     """KV-Embedding: in these layers of an eager model, K~ = [k_n; K] and V~ = [v_n; V], written out.
@@ -376,6 +394,7 @@ ORACLES: dict[type, Any] = {
     st_reba.ReBAModule: reba,
     st_reba.RefinedThoughtModule: thought,
     st_reba.MetaEOLModule: meta_eol,
+    st_reba.ReverseEOLModule: reverse_eol,
     st_reba.KVReroutingModule: rerouted,
     st_reba.TokenPrependingModule: prepended,
     st_reba.ContrastivePromptingModule: contrasted,

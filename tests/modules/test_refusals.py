@@ -48,6 +48,7 @@ REFUSED = [
     (st_reba.MetaEOLModule, {"templates": []}, r"templates=\[\]: give a list of 1 to 64 templates"),
     (st_reba.MetaEOLModule, {"templates": "kc"}, r"'kc': give a list .* or one of \['ck', 'ck-zh',"),
     (st_reba.MetaEOLModule, {"templates": ["x" * 40_000 + "{text}"] * 2}, "80,012 characters of templates were given,"),
+    (st_reba.ReverseEOLModule, {"average": "no"}, "average='no': use True or False"),
     (st_reba.MetaEOLModule, {"pool_over": "text"}, "pool_over='text': MetaEOLModule has 'all' alone"),
     # KV re-routing
     (st_reba.KVReroutingModule, {"layers": []}, r"layers=\[\]: use .all. or a list of layer indices"),

@@ -21,11 +21,14 @@ from st_reba import (
     MetaEOLModule,
     ReBAModule,
     RefinedThoughtModule,
+    ReverseEOLModule,
     TokenPrependingModule,
     ValueAggregationModule,
+    build,
 )
 from st_reba.lm.model import LanguageModel
 from st_reba.modules import CausalModule
+from st_reba.modules.reverse_eol import in_reverse
 from st_reba.modules.vectors import TokenVectors
 from st_reba.settings import NO_LIMIT
 
@@ -77,6 +80,48 @@ def test_the_papers_prompts(roomy_path):
     module = MetaEOLModule(roomy_path)
     assert (module.templates, module.normalize_text) == ([*META_TASKS], True)
     assert not MetaEOLModule(roomy_path, templates=list(META_TASKS)).normalize_text
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "expected"),
+    [
+        ("A cat sat.", None, "sat. cat A"),
+        ("  two\nlines ", None, "lines two"),
+        (" ", [(0, 1)], " "),
+        # Cut after the second word, or before it.
+        ("one two three", [(0, 3), (3, 7)], "two one"),
+        ("one two three", [(3, 7), (7, 13)], "three two"),
+        # Tokens that share a character, and a mark that normalization added.
+        ("我爱你们", [(0, 1), (0, 1), (1, 2), (2, 4), (4, 5)], "你们爱我"),
+        ("我爱你们", None, "们你爱我"),
+        ("สวัสดี", [(0, 3), (3, 6)], "สดีสวั"),
+        ("用 Python 编程", None, "编程 Python 用"),
+    ],
+)
+def test_a_text_in_reverse(text, spans, expected):
+    assert in_reverse(text, spans) == expected
+
+
+def test_a_long_text_is_cut_before_it_is_reversed(shared):
+    module = ReverseEOLModule(shared(), template="{text}")
+    layouts = module.lay_out([" ".join("abcdefghij"), {"prompt": "of: ", "text": "a b"}], length=6)
+    words = [module.tokenizer.batch_decode(layout.input_ids, skip_special_tokens=True) for layout in layouts]
+    (long, own), (turned, other) = ([text.split() for text in texts] for texts in words)
+    assert 1 < len(long) < 10
+    assert turned == long[::-1]
+    assert (own, other) == (["of:", "a", "b"], ["of:", "b", "a"])
+
+
+def test_its_parts_are_standardised_and_added(shared):
+    texts = [f"{word} and {other}" for word in "abcd" for other in "efg"]
+    model = build(shared(), "reverse-eol", texts)
+    parts = pipeline(ReverseEOLModule(shared(), average=False), "lasttoken").encode([*texts, "", "a b"])
+    fit, some = parts[:12].reshape(12, 2, -1), parts[12:].reshape(2, 2, -1)
+    scaled = (some - fit.mean(axis=0)) / fit.std(axis=0)
+    summed = (scaled / np.linalg.norm(scaled, axis=2, keepdims=True)).sum(axis=1)[1]
+    empty, found = model.encode(["", "a b"])
+    assert not empty.any()
+    assert relative_error(found, summed / np.linalg.norm(summed)) < TOLERANCE
 
 
 def ran(module) -> list[str]:

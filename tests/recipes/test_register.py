@@ -82,7 +82,7 @@ def test_recipes_of_their_own(theirs):
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("ReverseEOL", "reverse-eol"), ("KVMean2", "kv-mean2"), ("Layer_Mean", "layer-mean")]
+    ("name", "key"), [("DoubleEOL", "double-eol"), ("KVMean2", "kv-mean2"), ("Layer_Mean", "layer-mean")]
 )
 def test_capitals_stay_together_in_a_key(name, key, theirs):
     theirs(THEIRS.replace("TheirModule", name))
