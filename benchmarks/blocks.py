@@ -14,16 +14,16 @@ import polars as pl
 from polars import col as c
 from typer.main import get_command
 
-import grid
 import records
-from grid import REFERENCES, Show, cells, markdown, table
+import tabular
 from st_reba.compare.results import Comparison
 from st_reba.recipes import every_row
 from st_reba_cli import app
+from tabular import REFERENCES, Show, cells, markdown, table
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 GEMMA = "Gemma 3 270M"
-QWEN = "Qwen2.5-Coder-1.5B-Instruct"
+HALF, QWEN = "Qwen2.5-Coder-0.5B-Instruct", "Qwen2.5-Coder-1.5B-Instruct"
 ENGLISH, CHINESE = "STS-B en test", "STS-B zh test"
 PAIRS = (ENGLISH, CHINESE)
 WORDS = ("accuracy, Euclidean", "accuracy, cosine")
@@ -78,6 +78,9 @@ OTHERS = (
 FITTED_ON = (
     "the package's sentences", "another set", *(f"{count} training texts" for count in ("50", "100", "200", "1,000")),
 )  # fmt: skip
+#: Models of grid.csv by size, and the texts that its recipes are fitted on where these are not the question.
+SIZES = {"SmolLM2 135M": SMOLLM2, "Gemma 3 270M": GEMMA, "Qwen2.5-Coder 0.5B": HALF, "Qwen2.5-Coder 1.5B": QWEN}
+USUAL_FIT = "200 texts of the set"
 #: Titles of the columns of retrieval.csv, and how the sets begin.
 COLLECTIONS = {
     "CMRC 2018, Gemma": "CMRC 2018 test",
@@ -87,6 +90,8 @@ COLLECTIONS = {
 }
 
 SPEARMAN = c.metric == "Spearman"
+BY_SIZE = {title: c.model == name for title, name in SIZES.items()}
+GRID_MEANS = c.set.str.starts_with("mean")
 TRAINED = c.weights == "trained"
 EARLY_LATE = (c.recipe == "Early and late") & (c.filter == PARTWISE)
 #: The recipe as its authors read it, with the filter that belongs to it.
@@ -138,7 +143,7 @@ def labelled(rows: pl.DataFrame, named: Mapping[str, pl.Expr]) -> pl.DataFrame:
 class Shown(NamedTuple):
     """Text of a column's cells, the rows that it shows, and the field whose highest value is bold."""
 
-    show: Show = grid.score
+    show: Show = tabular.score
     where: pl.Expr = pl.lit(True)
     bold: str = ""
 
@@ -148,7 +153,7 @@ def columns(rows: pl.DataFrame, titles: Mapping[str, Shown]) -> list[pl.DataFram
     return [cells(rows.filter(own.where), title, own.show, own.bold) for title, own in titles.items()]
 
 
-def alike(named: Mapping[str, pl.Expr], show: Show = grid.score, bold: str = "") -> dict[str, Shown]:
+def alike(named: Mapping[str, pl.Expr], show: Show = tabular.score, bold: str = "") -> dict[str, Shown]:
     """Return columns that show the same of other rows."""
     return {title: Shown(show, where, bold) for title, where in named.items()}
 
@@ -161,7 +166,7 @@ def of_file(
     split: Sequence[str] = ("model", "set"),
     caption: Sequence[str] = ("precision", "date"),
 ) -> Block:
-    """Return the table of some rows of a file: see :func:`grid.table`."""
+    """Return the table of some rows of a file: see :func:`tabular.table`."""
 
     def made(results: Results, page: Path) -> str:
         return table(columns(results.of(name, *where), titles), labels, split, caption)
@@ -249,7 +254,7 @@ def first_rows(results: Results) -> pl.DataFrame:
 @block("first-screen")
 def _(results: Results, page: Path) -> str:
     # The picture above it has the intervals.
-    return table(columns(first_rows(results), alike(is_set(HELD_OUT), grid.alone)), {"read by": "{label}"})
+    return table(columns(first_rows(results), alike(is_set(HELD_OUT), tabular.alone)), {"read by": "{label}"})
 
 
 @block("scores")
@@ -272,7 +277,7 @@ def _(results: Results, page: Path) -> str:
         f"{CHINESE}, Gemma": (c.set == CHINESE) & ((c.model == GEMMA) | trained),
     }
     return table(
-        [*columns(some, alike(made)), cells(times, "time, Classical = 1, SmolLM2", grid.cost)], {"recipe": "{label}"}
+        [*columns(some, alike(made)), cells(times, "time, Classical = 1, SmolLM2", tabular.cost)], {"recipe": "{label}"}
     )
 
 
@@ -283,14 +288,14 @@ def _(results: Results, page: Path) -> str:
     for metric in WORDS:
         own = rows.filter(c.metric == metric)
         made.append(cells(own.filter(TRAINED), metric.removeprefix("accuracy, "), bold="score"))
-        made.append(cells(own.filter(~TRAINED), "random weights", grid.alone))
+        made.append(cells(own.filter(~TRAINED), "random weights", tabular.alone))
     return table(made, RECIPES, ("model", "set"))
 
 
 @block("claims")
 def _(results: Results, page: Path) -> str:
-    made = cells(one_precision(results.of("claims", c.set.str.starts_with("STS-B"))), "{set}, {model}", grid.difference)
-    return table([made], {"claim": "{claim}"})
+    rows = one_precision(results.of("claims", c.set.str.starts_with("STS-B")))
+    return table([cells(rows, "{set}, {model}", tabular.difference)], {"claim": "{claim}"})
 
 
 @block("scores-of-the-page")
@@ -346,7 +351,7 @@ def _(results: Results, page: Path) -> str:
         # The value that is nearest to an end of what is promised, or beyond it.
         room = pl.min_horizontal(c.value - c.at_least, c.at_most - c.value).fill_null(-c.value)
         worst = own.sort(room)["value"][0]
-        figures = [grid.percent(value) for value in (worst, fmean(own["value"]))]
+        figures = [tabular.percent(value) for value in (worst, fmean(own["value"]))]
         lines.append([quantity, metric, str(len(own)), f"{own['runs'].sum():,}", ", ".join(ends), *figures])
     return markdown(lines) if len(lines) > 1 else ""
 
@@ -355,7 +360,7 @@ def _(results: Results, page: Path) -> str:
 def _(results: Results, page: Path) -> str:
     """The means over the sets; the sets themselves are in the file."""
     rows = results.of("fitted", c.set == "mean")
-    others = alike({title: c.fitted_on == title for title in FITTED_ON}, grid.ahead)
+    others = alike({title: c.fitted_on == title for title in FITTED_ON}, tabular.ahead)
     made = [cells(rows.filter(c.ahead.is_null()), "{fitted_on}"), *columns(rows, others)]
     return table(made, fields("model", "recipe", "sets"))
 
@@ -375,8 +380,23 @@ BLOCKS |= {
         "held_out", alike(is_set(HELD_OUT), bold="score"), {"read by": "{recipe}"}, c.against == "", split=["model"],
     ),
     "held-out-ahead": of_file(
-        "held_out", alike(is_set(HELD_OUT), grid.ahead), {"read by": "{recipe}", "ahead of": "{against}"},
+        "held_out", alike(is_set(HELD_OUT), tabular.ahead), {"read by": "{recipe}", "ahead of": "{against}"},
         c.recipe == "echo-topic", c.against.is_in(OTHERS), split=["model"],
+    ),
+    "grid": of_file(
+        "grid", alike(BY_SIZE, bold="score"), fields("recipe", "filter"), c.against == "", GRID_MEANS, split=["set"],
+    ),
+    "grid-ahead": of_file(
+        "grid", alike(BY_SIZE, tabular.ahead), {"recipe": "{recipe}", "ahead of": "{against}"},
+        c.against.is_in(["Echo topic", "PromptEOL", "as it is"]), GRID_MEANS, split=["set"],
+    ),
+    "grid-sets": of_file(
+        "grid", {"{set}": Shown(tabular.alone, bold="score")}, fields("recipe", "filter"), c.against == "", ~GRID_MEANS,
+        c.fitted_on.is_in(["", USUAL_FIT]), split=["model"],
+    ),
+    "grid-fits": of_file(
+        "grid", {"{fitted_on}": Shown(tabular.ahead)}, fields("model", "set", "recipe"), c.against == USUAL_FIT,
+        split=(),
     ),
     "retrieval": of_file(
         "retrieval", alike({title: c.set.str.starts_with(name) for title, name in COLLECTIONS.items()}, bold="score"),
@@ -389,7 +409,7 @@ BLOCKS |= {
             **alike({
                 "ahead of BM25": c.reading == "together",
                 "ahead, the list reversed": c.reading == "together, reversed",
-            }, grid.ahead),
+            }, tabular.ahead),
         },
         fields("model", "set"), split=(), caption=("precision", "max_tokens", "date"),
     ),
@@ -397,35 +417,35 @@ BLOCKS |= {
         "freeze", alike({
             **{f"{metric} of its own similarity": OWN & (c.metric == metric) for metric in ("Pearson", "Spearman")},
             "Spearman of the cosine": COSINE,
-        }, bold="score") | {"ahead of Early and late": Shown(grid.ahead, COSINE)},
+        }, bold="score") | {"ahead of Early and late": Shown(tabular.ahead, COSINE)},
         fields("method"), c.method.is_in(PAPERS_ROWS), c.pairs > 1000, c.seed.is_null(), c.set.is_in(PAIRS),
         caption=("precision", "pairs", "date"),
     ),
     "bellm": of_file(
         "bellm", {
             "Spearman x 100": Shown(bold="score"),
-            "ahead of no layer turned": Shown(grid.ahead),
-            "trainings": Shown(grid.number("seeds")),
-            "compared": Shown(grid.number("ahead_seeds")),
+            "ahead of no layer turned": Shown(tabular.ahead),
+            "trainings": Shown(tabular.number("seeds")),
+            "compared": Shown(tabular.number("ahead_seeds")),
         },
         {**fields("method", "turned"), "read": "{reading}"}, c.seed.is_null(),
         split=("model", "set", "triplets"), caption=["date"],
     ),
     "jtcse": of_file(
-        "jtcse", {"Spearman x 100": Shown(), "ahead of SimCSE": Shown(grid.ahead)},
+        "jtcse", {"Spearman x 100": Shown(), "ahead of SimCSE": Shown(tabular.ahead)},
         {"trained further by": "{method}", "steps": "{steps}"}, c.seed.is_null(), c.set == ENGLISH, split=(),
         caption=("model", "set", "precision", "texts", "date"),
     ),
     "loaded": of_file(
-        "loaded", {"{model}": Shown(grid.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
+        "loaded", {"{model}": Shown(tabular.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
         caption=("date", "versions"),
     ),
     "llama-cpp": of_file(
-        "llama_cpp", {"{contender}": Shown(grid.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
+        "llama_cpp", {"{contender}": Shown(tabular.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
         ~c.quantity.str.contains("cosine"), split=["model"], caption=("date", "machine", "versions"),
     ),
     "removed": of_file(
-        "removed", {"figure": Shown(grid.removed), "last version": Shown(lambda row: row["version"])},
+        "removed", {"figure": Shown(tabular.removed), "last version": Shown(lambda row: row["version"])},
         {"removed": "{name}", "what it did": "{did}", "measured": "{measured}"}, split=(), caption=(),
     ),
 }  # fmt: skip
@@ -442,7 +462,7 @@ def of_cost(
     caption: Sequence[str] = (),
 ) -> Block:
     """Return one table of cost.csv, split by model and machine."""
-    every = {titles: Shown(grid.cost)} if isinstance(titles, str) else titles
+    every = {titles: Shown(tabular.cost)} if isinstance(titles, str) else titles
     more = (*caption, "how", "date", "versions")
     return of_file("cost", every, labels, c.table == name, *where, split=("model", "machine"), caption=more)
 

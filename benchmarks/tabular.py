@@ -1,0 +1,182 @@
+"""Tables in Markdown of rows of results: which row stands in which cell, and what a cell shows of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+Row = Mapping[str, Any]
+Show = Callable[[Row], str]
+#: The place of its rows among those that a table is given, and its title.
+Column = tuple[int, str]
+
+#: Trained embedders that are measured for comparison.
+REFERENCES = ("all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small")
+CAPTIONS = {
+    "batch": "batches of {}", "tokens": "texts of {} tokens", "max_tokens": "documents cut after {} tokens",
+    "queries": "{} queries", "documents": "{} documents", "pairs": "{} labelled pairs", "texts": "{} texts",
+}  # fmt: skip
+
+
+def cells(rows: pl.DataFrame, title: str, show: Show | None = None, bold: str = "") -> pl.DataFrame:
+    """Rows of results as cells of a column; of several in one cell, the last is shown.
+
+    Args:
+        rows: Of one file.
+        title: The column's head; ``{name}`` is the value of a field, so that there may be several columns.
+        show: The text of a cell; a score with its interval if None.
+        bold: The field of which the highest value in the column stands out, if any.
+    """
+    every = rows.to_dicts()
+    return rows.with_columns(
+        pl.Series("column", [filled(title, row) for row in every], pl.String),
+        pl.Series("text", [(show or score)(row) for row in every], pl.String),
+        value=pl.col(bold) if bold else pl.lit(None, pl.Float64),
+    )
+
+
+def table(
+    columns: Sequence[pl.DataFrame],
+    labels: Mapping[str, str],
+    split: Sequence[str] = (),
+    caption: Sequence[str] = ("precision", "date"),
+) -> str:
+    """A table, or one for each combination of the fields of ``split``; columns and rows without any text are left out.
+
+    Args:
+        columns: Of :func:`cells`; from left to right.
+        labels: The heads and texts of what stands before the cells; ``{name}`` is the value of a field. Rows that have
+            the same texts are one; they stand in the order of the file.
+        split: Fields, which the caption begins with.
+        caption: Fields whose values in the cells the caption says.
+    """
+    # Columns may have the same title.
+    every = pl.concat([own.with_columns(place=pl.lit(place)) for place, own in enumerate(columns)], how="diagonal")
+    titles = list(dict.fromkeys(every.select("place", "column").iter_rows()))
+    every = every.sort("at", maintain_order=True)
+    tables = []
+    for part in every.partition_by(split, maintain_order=True) if split else [every]:
+        lines: dict[tuple[str, ...], dict[Column, Row]] = {}
+        for row in part.to_dicts():
+            lines.setdefault(tuple(filled(text, row) for text in labels.values()), {})[row["place"], row["column"]] = (
+                row
+            )
+        _mark_best(lines.values())
+        tables.append(_rendered(lines, titles, list(labels), split, caption))
+    return "\n\n".join(filter(None, tables))
+
+
+def _mark_best(lines: Iterable[dict[Column, Row]]) -> None:
+    """The highest value of each column in bold, where it has several."""
+    lines = list(lines)
+    for title in {title for line in lines for title in line}:
+        values = [line[title]["value"] for line in lines if title in line and line[title]["value"] is not None]
+        for line in lines if len(values) > 1 else ():
+            if title in line and line[title]["value"] == max(values):
+                figure, _, rest = line[title]["text"].partition(" ")
+                line[title] = {**line[title], "text": f"**{figure}** {rest}".strip()}
+
+
+def _rendered(
+    lines: dict[tuple[str, ...], dict[Column, Row]],
+    titles: list[Column],
+    heads: list[str],
+    split: Sequence[str],
+    caption: Sequence[str],
+) -> str:
+    lines = {label: line for label, line in lines.items() if any(row["text"] for row in line.values())}
+    kept = [title for title in titles if any(title in line and line[title]["text"] for line in lines.values())]
+    named = [place for place in range(len(heads)) if any(label[place] for label in lines)]
+    if not kept:
+        return ""
+    shown = [[*(heads[place] for place in named), *(title for _, title in kept)]]
+    for label, line in lines.items():
+        shown.append(
+            [*(label[place] for place in named), *(line[title]["text"] if title in line else "" for title in kept)]
+        )
+    used = [line[title] for line in lines.values() for title in titles if title in line]
+    values = [str(used[0][name]) for name in split if used[0][name] not in ("", None)]
+    said = [", ".join([f"**{values[0]}**", *values[1:]])] if values else []
+    for name in caption:
+        values = list(dict.fromkeys(str(row[name]) for row in used if row[name] not in ("", None)))
+        if name == "date" and len(values) > 1:
+            values = [f"{min(values)} to {max(values)}"]
+        if values:
+            said.append(CAPTIONS.get(name, "{}").format(" and ".join(values)))
+    return f"{'; '.join(said)}\n\n{markdown(shown)}".strip()
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """A table whose first line is the head; what stands in a cell stays in it."""
+    escaped = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
+    rows = [f"| {' | '.join(line)} |" for line in escaped]
+    return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
+
+
+def filled(template: str, row: Row) -> str:
+    """A text with the values of fields in the place of ``{name}``: no value is empty, no filter "as it is"."""
+
+    def value(match: re.Match[str]) -> str:
+        found = row[match[1]]
+        if match[1] == "filter":
+            return found or "as it is"
+        return "" if found is None else f"{found:,}" if isinstance(found, int) else str(found)
+
+    return re.sub(r"\{(\w+)\}", value, template)
+
+
+def percent(value: float | None) -> str:
+    """A fraction as tables show it: 73.8, with a true minus."""
+    # Adding 0 makes -0.0 what it is.
+    return "" if value is None else f"{round(100 * value, 1) + 0:.1f}".replace("-", "−")
+
+
+def fraction(row: Row, value: str, low: str, high: str) -> str:
+    """A fraction with its interval, where it has one."""
+    if row[value] is None or row[low] is None or row[high] is None:
+        return percent(row[value])
+    return f"{percent(row[value])} [{percent(row[low])}, {percent(row[high])}]"
+
+
+def score(row: Row) -> str:
+    return fraction(row, "score", "low", "high")
+
+
+def alone(row: Row) -> str:
+    """Return a score without its interval."""
+    return percent(row["score"])
+
+
+def difference(row: Row, value: str = "difference", low: str = "low", high: str = "high") -> str:
+    """A paired difference: bold where the first is ahead, with = where its interval holds 0."""
+    text = fraction(row, value, low, high)
+    if row[value] is None or row[low] is None or row[high] is None:
+        return text
+    if row[low] > 0:
+        return f"**{percent(row[value])}** {text.partition(' ')[2]}"
+    return f"{text} =" if row[high] >= 0 else text
+
+
+def ahead(row: Row) -> str:
+    return difference(row, "ahead", "ahead_low", "ahead_high")
+
+
+def cost(row: Row) -> str:
+    """Time of a row, as a ratio, or another quantity; with the range of what was seen."""
+    digits = ".2f" if row["unit"] else ",.0f"
+    value, low, high = ("" if row[name] is None else f"{row[name]:{digits}}" for name in ("value", "low", "high"))
+    range_ = f"{low} to {high}" if low and high else ""
+    return f"{value} ({range_})" if value and range_ else value or range_
+
+
+def removed(row: Row) -> str:
+    """Return a figure of removed.csv: a score or difference, or a ratio of times."""
+    return fraction(row, "value", "low", "high") if row["unit"] == "points" else cost(row)
+
+
+def number(name: str, form: str = ",.0f") -> Show:
+    """A field that is a number, in a format of Python's."""
+    return lambda row: "" if row[name] is None else format(row[name], form)
