@@ -21,10 +21,7 @@ from .splits import SPLITS, Splits
 #: Embeddings that need no recipe: the names of their results, and what they are.
 WITHOUT = {
     classical(pooling).result: what
-    for pooling, what in {
-        "mean": "the mean of the last hidden states",
-        "last": "the last token's hidden state",
-    }.items()
+    for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
 }
 
 #: Default of ``--margin``: a cheaper recipe is as good where it is surely less than this behind.

@@ -35,11 +35,7 @@ ENDINGS: dict[PromptLanguage, dict[str, str]] = {
         "summary": '" and its summary in one word is:"',
         "domain": '" and its domain in one word is:"',
     },
-    "zh": {
-        "topic": "”，它的主题是：“",
-        "meaning": "”，它的意思是：“",
-        "summary": "”，用一个词概括就是：“",
-    },
+    "zh": {"topic": "”，它的主题是：“", "meaning": "”，它的意思是：“", "summary": "”，用一个词概括就是：“"},
 }
 
 
