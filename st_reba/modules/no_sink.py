@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..lm.attention.hooks import see_something
 from ..lm.passes import AttentionCall, Hook
 from ..settings import first_not_none
 from ..text.layout import Layout
@@ -35,8 +36,7 @@ class HideFirstToken(Hook):
             mask = (key <= query if call.causal else torch.ones_like(hidden))[None, None]
         call.causal = False
         if mask.dtype == torch.bool:
-            # Padding sees itself: a softmax over nothing would be NaN.
-            call.mask = mask & ~hidden | (key == query)
+            call.mask = see_something(mask & ~hidden)
         else:
             call.mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 

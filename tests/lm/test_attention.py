@@ -21,6 +21,7 @@ from st_reba.lm.attention.function import attention as registered
 from st_reba.lm.attention.hooks import Bidirectional, ExtraKey, RunningMaximum
 from st_reba.lm.attention.kernels import FoldKind, LogWeights, fold_kernel, trusted_fold, update_running_max
 from st_reba.lm.passes import AttentionCall, Hook, active_pass
+from st_reba.modules.no_sink import HideFirstToken
 
 CAUSAL = torch.ones(9, 9).tril().bool()
 WINDOW = torch.ones(9, 9).triu(-3).bool()
@@ -154,15 +155,31 @@ def call_of(query, key, value, mask=None):
     return AttentionCall(0, query, key, value, mask, True, 8**-0.5)
 
 
-def test_a_window_opens_to_both_sides_and_padding_sees_itself():
+def test_a_window_opens_to_both_sides_and_padding_alone_sees_itself():
     real = torch.ones(1, 9).bool()
     real[:, 7:] = False
     windowed, plain = call_of(*problem(), (WINDOW & CAUSAL)[None, None]), call_of(*problem())
     Bidirectional({0}, real).before_attention(windowed)
-    assert torch.equal(windowed.mask[0, 0], (WINDOW & WINDOW.T & real) | torch.eye(9).bool())
+    assert torch.equal(windowed.mask[0, 0], WINDOW & WINDOW.T & real)
+    nothing = call_of(*problem())
+    Bidirectional({0}, torch.zeros(1, 9).bool()).before_attention(nothing)
+    assert torch.equal(nothing.mask[0, 0], torch.eye(9).bool())
     Bidirectional({0}, torch.ones(1, 9).bool()).before_attention(plain)
     assert plain.mask is None
     assert not plain.causal
+
+
+def test_a_query_does_not_see_itself_where_its_key_is_not_selected():
+    """Sparse attention may leave it out."""
+    sparse = CAUSAL & ~torch.eye(9).bool()
+    sparse[0, 0] = True
+    for hook, expected in (
+        (Bidirectional({0}, torch.ones(1, 9).bool()), sparse | sparse.T),
+        (HideFirstToken({0}), (sparse & (torch.arange(9) > 0)) | torch.diag(torch.arange(9) < 2)),
+    ):
+        call = call_of(*problem(), sparse[None, None])
+        hook.before_attention(call)
+        assert torch.equal(call.mask[0, 0], expected)
 
 
 def test_values_of_another_size_go_the_explicit_way():

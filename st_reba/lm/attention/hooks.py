@@ -33,8 +33,13 @@ class Bidirectional(Hook):
         if call.mask is not None:
             past = call.mask if call.mask.dtype == torch.bool else call.mask == 0
             seen = seen & (past | past.mT)
-        # Padding sees itself: a softmax over nothing would be NaN.
-        call.mask = seen | torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+        call.mask = see_something(seen)
+
+
+def see_something(seen: Tensor) -> Tensor:
+    """Return a mask, (..., N, N), in which queries that see no key see themselves: a softmax over nothing is NaN."""
+    own = torch.eye(seen.shape[-1], dtype=torch.bool, device=seen.device)
+    return seen | (own & ~seen.any(dim=-1, keepdim=True))
 
 
 @dataclass(eq=False)
