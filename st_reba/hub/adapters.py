@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,35 +26,47 @@ _ATTRIBUTES = ("peft_config", "_hf_peft_config_loaded")
 
 
 class Adapter:
-    """Adapter in the files of a model.
+    """Adapter of a model.
 
     peft loads it: of some kinds, such as DoRA, transformers leaves weights as they were initialised.
 
     Args:
-        files: Files, among them ``adapter_config.json``.
+        name: Name in messages.
+        config: Its configuration, of peft.
+        weights: Its weights, named as peft saves them.
 
     Raises:
-        FileNotFoundError: If it has no weights.
         ValueError: If it is a learned prompt.
-        ImportError: If peft is not installed.
     """
 
-    def __init__(self, files: Files) -> None:
-        self.files, self._peft = files, require("peft", "train", "An adapter")
+    def __init__(self, name: str, config: Any, weights: Mapping[str, Tensor]) -> None:
+        if config.is_prompt_learning or config.is_adaption_prompt:
+            raise ValueError(
+                f"{name} is a learned prompt, which no recipe of st_reba can read. Give the model without it, or an "
+                "adapter of its layers, such as LoRA."
+            )
+        self._name, self._config = name, config
+        self._weights = {name.removeprefix(_PREFIX): weight for name, weight in weights.items()}
+        if any(isinstance(ranks, list) for ranks in (getattr(config, "rank_pattern", None) or {}).values()):
+            _fill_ranks(self._weights, config.rank_pattern)
+            config.rank_pattern = None
+
+    @classmethod
+    def of(cls, files: Files) -> Self:
+        """Read an adapter.
+
+        Raises:
+            FileNotFoundError: If it has no weights.
+            ValueError: If it is a learned prompt.
+            ImportError: If peft is not installed.
+        """
+        peft = _peft()
         weights = next(filter(None, map(files.find, _WEIGHTS)), None)
         if weights is None:
             raise FileNotFoundError(f"{files} has an {CONFIG} and no {_WEIGHTS[0]}: get the whole adapter.")
-        self._config = self._peft.PeftConfig.from_pretrained(str(weights.parent))
-        if self._config.is_prompt_learning or self._config.is_adaption_prompt:
-            raise ValueError(
-                f"{files} is a learned prompt, which no recipe of st_reba can read. Give the model without it, or an "
-                "adapter of its layers, such as LoRA."
-            )
-        stored = self._peft.load_peft_weights(str(weights.parent), device="cpu")
-        self._weights = {name.removeprefix(_PREFIX): weight for name, weight in stored.items()}
-        if any(isinstance(ranks, list) for ranks in (getattr(self._config, "rank_pattern", None) or {}).values()):
-            _fill_ranks(self._weights, self._config.rank_pattern)
-            self._config.rank_pattern = None
+        folder = str(weights.parent)
+        config, stored = peft.PeftConfig.from_pretrained(folder), peft.load_peft_weights(folder, device="cpu")
+        return cls(f"the adapter {files}", config, stored)
 
     def fits(self, model: PreTrainedModel) -> bool:
         """Return whether its weights are named as in a model, with or without its head."""
@@ -72,26 +84,36 @@ class Adapter:
     def put_on(self, model: PreTrainedModel) -> dict[str, str]:
         """Put the adapter on a model, unless transformers did, and return the names of weights that it lacks.
 
+        Args:
+            model: The model. If it has no memory for its weights, the adapter's are taken as they are.
+
         Raises:
             ValueError: If peft cannot.
+            NotImplementedError: If it reads weights for which the model has no memory.
         """
+        peft, is_empty = _peft(), next(model.parameters()).is_meta
         before = {unadapted(name) for name in model.state_dict()}
         self._config.inference_mode = False
         try:
             if not hasattr(model, "peft_config"):
-                self._peft.inject_adapter_in_model(self._config, model, _NAME)
-            new = {name: weight for name, weight in model.named_parameters() if unadapted(name) not in before}
-            trained = {name: weight for name, weight in new.items() if weight.requires_grad}
-            for weight in trained.values():
-                weight.data.fill_(torch.nan)
-            self._peft.set_peft_model_state_dict(model, self._named_in(model), _NAME, ignore_mismatched_sizes=True)
-        except (AttributeError, KeyError, NotImplementedError, RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"{self.files}: peft cannot put this adapter on {type(model).__name__} ({in_a_line(error)})."
-            ) from error
+                peft.inject_adapter_in_model(self._config, model, _NAME, low_cpu_mem_usage=is_empty)
+            saved = peft.get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+            result = peft.set_peft_model_state_dict(
+                model, self._named_in(model), _NAME, ignore_mismatched_sizes=True, low_cpu_mem_usage=is_empty
+            )
+        except NotImplementedError:
+            raise
+        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
+            raise ValueError(f"peft cannot put {self._name} on {type(model).__name__} ({in_a_line(error)})") from error
         model._hf_peft_config_loaded = True
         model.requires_grad_(False)
-        return {name: "" for name, weight in trained.items() if bool(weight.isnan().any())}
+        names = {name: name.replace(f".{_NAME}", "") for name in result.missing_keys if unadapted(name) not in before}
+        # DoRA's names are saved without their end.
+        return {name: "" for name, own in names.items() if own in saved or own.removesuffix(".weight") in saved}
+
+
+def _peft() -> Any:
+    return require("peft", "train", "An adapter")
 
 
 def _fill_ranks(weights: dict[str, Tensor], ranks: Mapping[str, list[bool]]) -> None:
@@ -113,6 +135,16 @@ def unadapted(name: str) -> str:
     return name
 
 
+def weights_with(model: Any, name: str) -> dict[str, Tensor]:
+    """Return the weights of a model with one of its adapters, named as if that were loaded."""
+    others = [f".{other}." for other in model.peft_config if other != name]
+    return {
+        f"{weight}.".replace(f".{name}.", f".{_NAME}.").removesuffix("."): value
+        for weight, value in model.state_dict().items()
+        if not any(other in f"{weight}." for other in others)
+    }
+
+
 def active(model: Any) -> list[str]:
     """Return the names of the adapters that a model has and uses.
 
@@ -124,7 +156,7 @@ def active(model: Any) -> list[str]:
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     if any(layer.disable_adapters for layer in layers):
         raise ValueError(
-            "The adapter is disabled, and would be active when the model is loaded again. Call enable_adapters(), or "
+            "The adapter is disabled, and would be active in the saved model. Call enable_adapters(), or "
             "delete_adapter() to leave it out."
         )
     return list(dict.fromkeys(name for layer in layers for name in layer.active_adapters))
@@ -141,7 +173,7 @@ def merge(model: Any) -> None:
             loaded. The model is then as it was.
         ImportError: If peft is not installed.
     """
-    peft = require("peft", "train", "An adapter")
+    peft = _peft()
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     if not getattr(model, "peft_config", None):
@@ -170,7 +202,7 @@ def merge(model: Any) -> None:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 layer.unmerge()
         raise ValueError(
-            f"peft cannot merge this adapter of kind {kind} ({in_a_line(error)}). Save it as an adapter."
+            f"peft cannot merge this adapter of kind {kind} ({in_a_line(error)}). It stays as it was."
         ) from error
     for name in _ATTRIBUTES:
         vars(model).pop(name, None)

@@ -6,7 +6,6 @@ each load, so such a checkpoint is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
@@ -33,7 +32,6 @@ from ..lm.parts import language_model_in
 from ..lm.sizes import SizeError, check_size, in_a_line, within_size
 from ..lm.views import body_of, is_multimodal
 from ..settings import check, check_tokens
-from ..version import REQUIREMENT
 from . import compat, saved_files
 from .adapters import Adapter, unadapted
 from .checkpoints import SAVED_MODEL, Checkpoint, Files, check_checkpoint, missing_weights
@@ -100,12 +98,14 @@ class Loaded(NamedTuple):
     """A model that was loaded, or whose weights are shared.
 
     Attributes:
-        transformer: The model, its tokenizer and sentence-transformers' settings.
+        transformer: Its tokenizer and sentence-transformers' settings.
+        model: The language model.
         missing: Weights that its checkpoint lacks.
         poolings: Modes of the pooling with which it was trained as an embedder; none if its files name none.
     """
 
     transformer: Transformer
+    model: PreTrainedModel
     missing: MissingWeights
     poolings: frozenset[str]
 
@@ -147,8 +147,13 @@ def load(source: str | PathLike[str] | nn.Module, *, locate: Locate = as_directo
         name, poolings = str(source.model.config.name_or_path or ""), getattr(source, "trained_poolings", None)
         if poolings is None:
             poolings = _poolings(Files(name, {})) if name else frozenset()
-        loaded = Loaded(source, MissingWeights(name, {}), poolings)
-    compat.check_placement(loaded.transformer.model)
+        model: Any = source.model
+        if hasattr(model, "get_base_model"):
+            model = body_of(model)
+            # Unlike a model that the program has loaded, it is moved and cast with the module.
+            del model._apply
+        loaded = Loaded(source, language_model_in(model)[0], MissingWeights(name, {}), poolings)
+    compat.check_placement(loaded.model)
     tokenizer = loaded.transformer.tokenizer
     if tokenizer is None:
         raise ValueError(f"{source} has no tokenizer: st_reba embeds text.")
@@ -188,12 +193,8 @@ def _load(name: str, kwargs: dict[str, Any]) -> Loaded:
     if "model_max_length" in processor_kwargs:
         # Then sentence-transformers does not limit it to the model's positions.
         kwargs["processor_kwargs"] = {"model_max_length": tokenizer.model_max_length}
-    if "modality_config" in kwargs:
-        # That of a multimodal model has more.
-        config = kwargs["modality_config"]
-        kwargs["modality_config"] = {name: own for name, own in config.items() if name in ("text", "message")}
     transformer = compat.around(model, tokenizer, **{**kwargs, "unpad_inputs": False})
-    return Loaded(transformer, missing, _poolings(files))
+    return Loaded(transformer, model, missing, _poolings(files))
 
 
 def _load_tokenizer(files: Files, base: Files | None, max_seq_length: int | None) -> PreTrainedTokenizerBase:
@@ -245,7 +246,7 @@ def _load_model(
     model, path = language_model_in(whole)
     missing = MissingWeights(str(base), {} if has_adapter else missing_weights(report, path))
     if checkpoint.base is not None or has_adapter:
-        adapter = Adapter(files)
+        adapter = Adapter.of(files)
         adapted = model if has_adapter or adapter.fits(model) else whole
         lacking = adapter.put_on(adapted)
         if adapted is not model:
@@ -289,41 +290,8 @@ def modes_of(pooling: Pooling) -> frozenset[str]:
 # Saved models
 
 
-def note_requirement(directory: Path) -> None:
-    """Note in the files that sentence-transformers has written that st_reba is needed to load the model.
-
-    A first module in a directory of its own also gets a ``config.json`` in the model's root that names st_reba, for
-    programs that look for a language model there. An existing file stays; but one of ours would be taken for the base
-    model of an adapter that is now in the root.
-
-    Args:
-        directory: Directory of the module: the model's own, or one right below it.
-    """
-    settings = "config_sentence_transformers.json"
-    root = next((root for root in (directory, directory.parent) if (root / settings).is_file()), None)
-    if root is None:
-        return
-    content = json.loads((root / settings).read_text(encoding="utf-8"))
-    content["requirements"] = {**content.get("requirements", {}), **REQUIREMENT}
-    (root / settings).write_text(json.dumps(content, indent=2, sort_keys=True), encoding="utf-8")
-    config = root / utils.CONFIG_NAME
-    if (root / "adapter_config.json").is_file():
-        if _is_noted(config):
-            config.unlink()
-    elif directory != root and directory.name.startswith("0_") and not config.exists():
-        note = {"load_with": "sentence-transformers, after import st_reba", "model_type": SavedModelConfig.model_type}
-        config.write_text(json.dumps(note, indent=2), encoding="utf-8")
-
-
-def drop_processor(directory: Path) -> None:
-    """Remove from a saved tokenizer's configuration which processor, of texts and images, it was a part of."""
-    path = directory / TOKENIZER_CONFIG_FILE
-    config = read_object(path) if path.is_file() else {}
-    if config.pop("processor_class", None) is not None:
-        path.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
-
-
-def _is_noted(config: Path) -> bool:
+def is_noted(config: Path) -> bool:
+    """Return whether a ``config.json`` is that of the root of a saved model, not of a language model."""
     return config.is_file() and read_object(config).get("model_type") == SavedModelConfig.model_type
 
 
@@ -365,7 +333,7 @@ def backbone_of(name_or_path: str | PathLike[str]) -> str:
     """
     root = Path(name_or_path)
     config, modules = root / utils.CONFIG_NAME, root / "modules.json"
-    if not modules.is_file() or (config.is_file() and not _is_noted(config)):
+    if not modules.is_file() or (config.is_file() and not is_noted(config)):
         return fspath(name_or_path)
     inner = root / read_modules(modules)[0]["path"]
     return str(inner) if (inner / utils.CONFIG_NAME).is_file() else fspath(name_or_path)

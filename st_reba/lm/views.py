@@ -180,14 +180,15 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
 def _loads_alone(part: PreTrainedModel) -> bool:
     """Return whether transformers makes the same of a part's configuration."""
     with contextlib.suppress(ValueError):
-        return MODEL_MAPPING.get(type(part.config), None) is type(part)
+        made: Any = MODEL_MAPPING.get(type(part.config), None)
+        return made is type(part)
     # It names a class that is not there.
     return False
 
 
-def take_over(part: PreTrainedModel, whole: PreTrainedModel, path: str) -> None:
+def take_over(part: Any, whole: PreTrainedModel, path: str) -> None:
     """Give a part of a model what is known of the whole: its name, adapters, devices, and how it was quantised."""
-    config: Any = part.config
+    config = part.config
     config._name_or_path = whole.config._name_or_path
     config.tie_word_embeddings = any(getattr(own, "tie_word_embeddings", False) for own in (config, whole.config))
     if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
@@ -199,9 +200,9 @@ def take_over(part: PreTrainedModel, whole: PreTrainedModel, path: str) -> None:
         # Modules above it, or else within it.
         above = [device for name, device in devices.items() if not name or f"{path}.".startswith(f"{name}.")]
         own = {name.removeprefix(f"{path}."): at for name, at in devices.items() if name.startswith(f"{path}.")}
-        part.hf_device_map = {"": above[0]} if above else own  # type: ignore[assignment]
+        part.hf_device_map = {"": above[0]} if above else own
     if is_borrowed(whole):
-        part._apply = partial(_stay, part)  # type: ignore[method-assign, assignment]
+        part._apply = partial(_stay, part)
 
 
 def _embeddings(model: PreTrainedModel) -> nn.Module | None:
@@ -265,22 +266,33 @@ def _stay(view: PreTrainedModel, *args: Any, **kwargs: Any) -> PreTrainedModel:
 
 
 def _remove_adapters(view: PreTrainedModel) -> None:
-    """Put the layers back that adapters wrap.
+    """Put the modules back that adapters wrap.
 
     Raises:
-        ValueError: If there are none, or they are merged into the layers' weights.
+        ValueError: If there are none, or they are merged into the weights of their layers.
     """
-    adapted = {path: module for path, module in view.named_modules() if hasattr(module, "get_base_layer")}
-    if not adapted:
+    if not _unwrap_children(view):
         raise ValueError("disable_adapter=True: this model has no adapter. Leave it out.")
-    for path, module in adapted.items():
-        layer: Any = module
-        if getattr(layer, "merged", False):
-            raise ValueError(
-                f"disable_adapter=True: the adapter is merged into the weights of {path}. Call unmerge_adapter() on "
-                "the model, or leave disable_adapter out."
-            )
-        parent, _, name = path.rpartition(".")
-        setattr(view.get_submodule(parent), name, layer.get_base_layer())
     for name in ("peft_config", "_hf_peft_config_loaded"):
         vars(view).pop(name, None)
+
+
+def _unwrap_children(parent: nn.Module, path: str = "") -> bool:
+    """Put back what is wrapped within a module, and return whether anything is."""
+    is_any = False
+    for name, child in list(parent.named_children()):
+        place, module = f"{path}.{name}".strip("."), child
+        while hasattr(module, "original_module") or hasattr(module, "get_base_layer"):
+            if getattr(module, "merged", False):
+                raise ValueError(
+                    f"disable_adapter=True: the adapter is merged into the weights of {place}. Call unmerge_adapter() "
+                    "on the model, or leave disable_adapter out."
+                )
+            # The first is of a module that is trained as a whole.
+            wrapper: Any = module
+            module = wrapper.original_module if hasattr(wrapper, "original_module") else wrapper.get_base_layer()
+        if module is not child:
+            setattr(parent, name, module)
+            is_any = True
+        is_any |= _unwrap_children(module, place)
+    return is_any

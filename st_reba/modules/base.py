@@ -192,9 +192,7 @@ class CausalModule(SafeTransformer):
     def max_seq_length(self, value: int | None) -> None:
         check_tokens("max_seq_length", value)
         # Modules that share the tokenizer keep their own length.
-        self.processor = copy.copy(self.processor)
-        if self.processor is not self._tokenizer:
-            self.processor.tokenizer = copy.copy(self._tokenizer)
+        self.processor = copy.copy(self._tokenizer)
         self._tokenizer.model_max_length = NO_LIMIT if value is None else value
 
     @property

@@ -12,8 +12,8 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from ..hub.loading import note_requirement
 from ..hub.saved_files import saved_settings
+from ..hub.saving import note_requirement
 from ..settings import describe
 
 #: Largest absolute value of a weight: the square of a much larger one overflows in float32. Whitening needs at most

@@ -14,8 +14,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..hub import card, compat
-from ..hub.loading import backbone_of, drop_processor, load, modes_of, note_requirement
+from ..hub.loading import backbone_of, load, modes_of
 from ..hub.saved_files import check_inside, check_transformer_settings, read_object, without_removed
+from ..hub.saving import complete, saving
 from ..lm.gguf import as_directory
 from ..settings import describe
 
@@ -43,7 +44,10 @@ class SafeTransformer(Transformer):
         nn.Module.__init__(self)
         compat.share(loaded.transformer, self)
         self.unpad_inputs = False
-        self.model = loaded.transformer.model
+        # Of a multimodal model, what reads text.
+        self.processor = self.tokenizer
+        self.modality_config = {name: own for name, own in self.modality_config.items() if name in ("text", "message")}
+        self.model = loaded.model
         #: Weights that the checkpoint lacks.
         self.missing_weights = loaded.missing
         #: Modes of the pooling with which the model was trained as an embedder; none if its checkpoint names none.
@@ -142,7 +146,7 @@ class SafeTransformer(Transformer):
         """Save the model, its tokenizer and the settings, and note that this package is needed to load them.
 
         Raises:
-            ValueError: If the model was quantised in a way that cannot be saved.
+            ValueError: If it would not load again, with the remedy.
         """
         is_quantized = any(type(weight.data).__module__.startswith("torchao") for weight in self.model.parameters())
         # A model that transformers quantised has a quantizer, which can be saved.
@@ -152,6 +156,6 @@ class SafeTransformer(Transformer):
                 "how, so it cannot be saved. Quantise it on loading instead: "
                 'model_kwargs={"quantization_config": TorchAoConfig(...)}, with TorchAoConfig from transformers.'
             )
-        super().save(output_path, *args, **kwargs)
-        drop_processor(Path(output_path))
-        note_requirement(Path(output_path))
+        with saving(self.model):
+            super().save(output_path, *args, **kwargs)
+        complete(Path(output_path))

@@ -7,13 +7,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from transformers import AutoModel, AutoModelForCausalLM
 
+import st_reba
 from st_reba import CausalTransformer
 from st_reba.train import merge_adapter
 
+from .. import backbones, processes
 from ..backbones import TEXTS
-from ..conftest import long, pipeline
+from ..conftest import long, pipeline, relative_error
 
 peft = pytest.importorskip("peft")
 
@@ -36,9 +40,9 @@ KINDS = {
 FEW_KINDS = [name if name in ("dora", "with norms and embeddings", "adalora", "ia3") else long(name) for name in KINDS]
 
 
-def adapted(path: str, config) -> SentenceTransformer:
+def adapted(path: str, config, load=lambda path: pipeline(CausalTransformer(path))) -> SentenceTransformer:
     """Return a model with an adapter as after a training."""
-    model = pipeline(CausalTransformer(path))
+    model = load(path)
     model.add_adapter(config)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -79,7 +83,7 @@ def test_it_comes_back_and_merges(kind, backbone_path, tmp_path):
 def test_what_peft_does_not_merge_stays(config, message, backbone_path):
     model = adapted(backbone_path(), config())
     expected = model.encode(TEXTS)
-    with pytest.raises(ValueError, match=rf"peft cannot merge this adapter {message}.*Save it as an adapter"):
+    with pytest.raises(ValueError, match=rf"peft cannot merge this adapter {message}.*It stays as it was"):
         merge_adapter(model)
     np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)
     with pytest.raises(ValueError, match="has no adapter to merge"):
@@ -87,8 +91,134 @@ def test_what_peft_does_not_merge_stays(config, message, backbone_path):
 
 
 def test_ranks_that_adalora_has_chosen(backbone_path, tmp_path):
-    """peft writes null before the training, and then which of the ranks are left."""
-    model = adapted(backbone_path(), KINDS["adalora"]())
-    saved(model, tmp_path)
-    config = tmp_path / "adapter_config.json"
-    assert json.loads(config.read_text())["rank_pattern"] is None
+    """peft writes null before the training, and then which of the ranks are left: its own training cuts the others."""
+    whole = peft.get_peft_model(AutoModel.from_pretrained(backbone_path()), KINDS["adalora"]()).eval()
+    layers = [layer for layer in whole.modules() if hasattr(layer, "lora_E")]
+    kept = [True, False, True, True, False, True]
+    with torch.no_grad():
+        for layer in layers:
+            layer.lora_E["default"].copy_(torch.tensor(kept)[:, None] * torch.arange(1.0, 7)[:, None])
+    expected = pipeline(CausalTransformer(whole, tokenizer=backbones.tokenizer())).encode(TEXTS)
+    names = [name for name, _ in whole.get_base_model().named_parameters() if "lora_E" in name]
+    whole.peft_config["default"].rank_pattern = dict.fromkeys(names, kept)
+    viewed = pipeline(CausalTransformer(whole, tokenizer=backbones.tokenizer()))
+    found = [saved(viewed, tmp_path / "view")]
+    whole.save_pretrained(tmp_path / "peft")
+    backbones.tokenizer().save_pretrained(tmp_path / "peft")
+    found.append(pipeline(CausalTransformer(str(tmp_path / "peft"))))
+    stored = load_file(tmp_path / "peft/adapter_model.safetensors")
+    assert {weight.shape[0] for name, weight in stored.items() if "lora_A" in name} == {4}
+    for model in (*found, saved(found[1], tmp_path / "again")):
+        np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from sentence_transformers import SentenceTransformer
+import st_reba
+model, texts, vectors = sys.argv[1:]
+np.save(vectors, SentenceTransformer(model, device="cpu").encode(np.load(texts).tolist()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["lora", long("ia3"), long("with norms and embeddings")])
+@pytest.mark.parametrize("way", ["in its folder", long("over the model"), long("by a trainer")])
+def test_it_comes_back_on_a_model_that_was_saved(way, kind, backbone_path, tmp_path, monkeypatch):
+    """Built, saved, loaded, adapted, saved, and loaded by another program from another directory."""
+    base = st_reba.build(backbone_path(), "classical")
+    base.save_pretrained(str(tmp_path / "base"))
+    monkeypatch.chdir(tmp_path)
+    model = adapted("base", KINDS[kind](), load=SentenceTransformer)
+    expected = model.encode(TEXTS)
+    out = tmp_path / ("base" if way == "over the model" else "adapter")
+    if way == "by a trainer":
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path / "run"), report_to="none")
+        SentenceTransformerTrainer(model, arguments).save_model(str(out))
+    else:
+        model.save_pretrained(str(out))
+    named = json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == str(tmp_path / "base/0_CausalTransformer")
+    np.save("texts.npy", TEXTS)
+    done = processes.run("-c", SCRIPT, out, "texts.npy", "vectors.npy", out=tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
+    np.testing.assert_allclose(np.load("vectors.npy"), expected, atol=1e-6)
+
+    merge_adapter(model)
+    np.testing.assert_allclose(saved(model, out).encode(TEXTS), expected, atol=1e-5)
+
+
+def test_what_would_not_load_is_not_saved(backbone_path, tmp_path):
+    """Nothing is written. What is merged first is saved."""
+    # One for all, which names the model that it was given last.
+    lora = peft.LoraConfig(r=2, init_lora_weights=False, **LAYERS)
+    merge = r"Merge it first, with st_reba.train.merge_adapter\(\), or use LoRA"
+
+    def with_two(model):
+        model.add_adapter(peft.LoraConfig(r=2, init_lora_weights=False, **LAYERS), "b")
+        model.set_adapter(["default", "b"])
+
+    nameless = AutoModel.from_config(backbones.config("llama"))
+    nameless.add_adapter(peft.LoraConfig(r=2, init_lora_weights=False, **LAYERS))
+    cases = {
+        "vocabulary": (lambda model: model.resize_token_embeddings(400), rf"embed_tokens.weight is of .*\. {merge}"),
+        "two": (with_two, rf"The adapter cannot be saved: default and b are active, and one can be saved\. {merge}"),
+        "disabled": (lambda model: model.disable_adapters(), r"disabled, .* active .*Call enable_adapters\(\)"),
+    }
+    for name, (change, message) in cases.items():
+        model = pipeline(CausalTransformer(backbone_path()))
+        if name == "vocabulary":
+            change(model[0].model)
+        model.add_adapter(lora)
+        if name != "vocabulary":
+            change(model[0].model)
+        with pytest.raises(ValueError, match=message):
+            model[0].save(str(tmp_path))
+        if name == "disabled":
+            model[0].model.enable_adapters()
+            saved(model, tmp_path / name)
+        else:
+            expected = model.encode(TEXTS)
+            merge_adapter(model)
+            np.testing.assert_allclose(saved(model, tmp_path / name).encode(TEXTS), expected, atol=1e-5)
+    module = CausalTransformer(nameless, tokenizer=backbones.tokenizer())
+    with pytest.raises(ValueError, match=r"was not loaded from files.*Merge it first, where the model was loaded"):
+        module.save(str(tmp_path))
+    with pytest.raises(ValueError, match=r"belongs to a model that the program has loaded.*merge_and_unload\(\)"):
+        merge_adapter(pipeline(module))
+    assert {path.name for path in tmp_path.iterdir()} == {*cases}
+
+
+def test_kinds_that_peft_keeps_apart(backbone_path, tmp_path):
+    """They are read, and not saved: shared weights, and what the layers' own modules do not hold."""
+    for config in (peft.VeraConfig(r=4, **LAYERS), peft.RandLoraConfig(r=4, **LAYERS)):
+        whole = peft.get_peft_model(AutoModel.from_pretrained(backbone_path()), config).eval()
+        module = CausalTransformer(whole, tokenizer=backbones.tokenizer())
+        tokens = pipeline(module).encode(TEXTS[0], output_value="token_embeddings")
+        ids = backbones.tokenizer()(TEXTS[0], return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            assert relative_error(tokens, whole(input_ids=ids).last_hidden_state[0]) < 1e-6
+        with pytest.raises(ValueError, match="The adapter cannot be saved: .*Merge it first, where the model was lo"):
+            module.save(str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_left_out_with_the_modules_that_it_trains(backbone_path):
+    bare = pipeline(CausalTransformer(backbone_path())).encode(TEXTS)
+    for name in ("with norms and embeddings", "with tokens"):
+        whole = peft.get_peft_model(AutoModel.from_pretrained(backbone_path()), KINDS[name]())
+        for parameter in whole.parameters():
+            if parameter.requires_grad:
+                parameter.data.add_(torch.randn_like(parameter))
+        module = CausalTransformer(whole, tokenizer=backbones.tokenizer(), disable_adapter=True)
+        np.testing.assert_array_equal(pipeline(module).encode(TEXTS), bare)
+
+
+def test_a_learned_prompt_is_refused(backbone_path, tmp_path):
+    lm = AutoModelForCausalLM.from_config(backbones.config("llama"))
+    config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    peft.get_peft_model(lm, config).save_pretrained(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": backbone_path()}))
+    with pytest.raises(ValueError, match="is a learned prompt, which no recipe of st_reba can read. Give the"):
+        CausalTransformer(str(tmp_path))

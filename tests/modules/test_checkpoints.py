@@ -1,4 +1,4 @@
-"""A checkpoint that lacks weights is refused."""
+"""A checkpoint that lacks weights is refused, and not written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModel, GPTNeoXJapaneseConfig
 
 from st_reba import CausalTransformer, EmbeddingFilter, ReBAModule
 from st_reba.lm.sizes import SizeError
 from st_reba.modules.lm_head import head_blocks
 
+from .. import backbones
 from ..backbones import TEXTS
 from ..conftest import pipeline, relative_error
 from .methods import language_model
@@ -173,6 +175,26 @@ class TestAdapters:
                 ValueError, match=r"adapter_config.json (is |sets |asks for a rank of 1000000, and no )"
             ):
                 SentenceTransformer(str(adapter[0]), device="cpu")
+
+
+def test_what_would_not_load_is_not_saved(backbone_path, tmp_path):
+    """Other sizes than those of the configuration, and a layer that has more weights if it is the last."""
+    sizes = {"intermediate_multiple_size": 2, "max_position_embeddings": backbones.POSITIONS}
+    config = GPTNeoXJapaneseConfig(**backbones.SIZE, **backbones.IDS, **sizes)
+    path = backbones.save(AutoModel.from_config(config), tmp_path / "lm")
+    saved = tmp_path / "saved"
+    CausalTransformer(path).save(str(saved / "whole"))
+    message = "GPTNeoXJapaneseModel cannot be saved, .*layers.1.attention.dense_bias .* Use output_layer=None, or"
+    with pytest.raises(ValueError, match=message):
+        CausalTransformer(path, output_layer=2).save(str(saved / "cut"))
+    module = CausalTransformer(backbone_path())
+    module.model.set_input_embeddings(torch.nn.Embedding(400, 32))
+    with pytest.raises(ValueError, match=r"embed_tokens.weight is of shape \(400, 32\), and of \(384, 32\) there"):
+        module.save(str(saved / "replaced"))
+    module.model.config.vocab_size = 400
+    module.save(str(saved / "resized"))
+    assert {path.name for path in saved.iterdir()} == {"whole", "resized"}
+    CausalTransformer.load(str(saved / "resized"))
 
 
 def test_a_larger_model_is_not_filled(tmp_path):
