@@ -50,7 +50,7 @@ def test_a_word_is_the_mean_of_its_tokens(backbone_path, eager, token_ids, monke
     monkeypatch.setattr(words, "_BATCHES", 1)
     assert relative_error(encode_words(model, sentences, asked, batch_size=1), vectors) < 1e-5
     monkeypatch.setattr(words, "_tokens_of_word", lambda *_: ([1], 3))
-    with pytest.raises(ValueError, match="returns 5 vectors for 3 tokens of a sentence"):
+    with pytest.raises(ValueError, match="returns 14 vectors for 3 tokens of a sentence"):
         encode_words(model, sentences[:1], ["brown"])
 
 
