@@ -166,11 +166,11 @@ def measure(language: str, key: str, own: Sequence[Domain], given: argparse.Name
         yield from rows_of(names, mean, {**about, "set": MEAN, "metric": MEAN, "sets": len(found)})
 
 
+@torch.no_grad()
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/fitted", labelled=True, models="build/models")
     made.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
     given = options(made, arguments)
-    torch.set_grad_enabled(False)
     # The next set, whose texts a set is fitted on, has texts of about the same length.
     every = sorted(domains(given), key=lambda own: sum(map(len, own.train)))
     for key in given.recipes:

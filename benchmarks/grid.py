@@ -443,6 +443,7 @@ def plan(stage: str, every: Sequence[Part], reader: Reader, planned: set[Path]) 
     return float(seconds.total())
 
 
+@torch.no_grad()
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/grid", labelled=True, models="build/models")
     own = [each.name for each in MODELS.values() if not each.embedder]
@@ -455,7 +456,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--texts", type=int, default=300, help="of each part of a labelled set")
     made.add_argument("--plan", action="store_true", help="run a few texts, and print how long the others will take")
     given = options(made, arguments)
-    torch.set_grad_enabled(False)
     encoders = [Reader(each, given) for each in MODELS.values() if each.embedder]
     total, planned = 0.0, set[Path]()
     for stage in given.stages or ("",):

@@ -154,6 +154,7 @@ def measure(model: RealModel, language: PromptLanguage, given: argparse.Namespac
     yield from rows(found, texts, about, [*overlap, *(each.name for each in trained), *given.recipes])
 
 
+@torch.no_grad()
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, labelled=True)
     made.add_argument("--out", type=Path, default=Path("build/held_out"), help="directory of models and vectors")
@@ -166,7 +167,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--pairs", type=int, default=300)
     made.add_argument("--texts", type=int, default=300, help="of each set of labelled texts")
     given = options(made, arguments)
-    torch.set_grad_enabled(False)
     for name in given.models:
         for language in (each for each in given.languages if each in MODELS[name].languages):
             records.rewrite("held_out", list(measure(MODELS[name], language, given)), given.results)
