@@ -100,6 +100,8 @@ class CausalModule(SafeTransformer):
     further_tokens: ClassVar[int] = 0
     #: Number of tokens that a thread of a CPU runs at a time: activations of more do not fit its caches.
     TOKENS_PER_THREAD: ClassVar[int] = 1024
+    #: Number of tokens of a text above which a warning asks for ``max_seq_length``.
+    LONG_TEXT: ClassVar[int] = 8192
     #: Bytes that a pass keeps for each pair of a returned position and any other, and the most that it may keep.
     BYTES_PER_PAIR: ClassVar[int] = 0
     PASS_BYTES: ClassVar[int] = 2**30
@@ -172,6 +174,9 @@ class CausalModule(SafeTransformer):
         if self.bidirectional_layers:
             self.lm.resolve_both_ways(self.bidirectional_layers)
         self._warned_empty = False
+        length = (transformer_kwargs.get("processor_kwargs") or {}).get("model_max_length")
+        is_limited = first_not_none(transformer_kwargs.get("max_seq_length"), length) is not None
+        self._warns_long = getattr(model_name_or_path, "_warns_long", True) and not is_limited
         # Raises if there is no room for a text.
         self.max_tokens()
 
@@ -194,6 +199,7 @@ class CausalModule(SafeTransformer):
         # Modules that share the tokenizer keep their own length.
         self.processor = copy.copy(self._tokenizer)
         self._tokenizer.model_max_length = NO_LIMIT if value is None else value
+        self._warns_long = False
 
     @property
     def modalities(self) -> list[Any]:
@@ -248,11 +254,26 @@ class CausalModule(SafeTransformer):
         asked |= (processing_kwargs or {}).get("text", {})
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: use max_length alone.')
-        layouts = self.lay_out(inputs, prompt or "", check_tokens("max_length", asked.get("max_length")))
+        length = check_tokens("max_length", asked.get("max_length"))
+        layouts = self.lay_out(inputs, prompt or "", length)
+        if self._warns_long and length is None and any(own.input_ids.shape[1] > self.LONG_TEXT for own in layouts):
+            self._warn_if_long(layouts)
         if not self._warned_empty and bool(_is_empty(layouts).any()):
             self._warned_empty = True
             warnings.warn("A text without tokens is embedded as a zero vector. This warning comes once.", stacklevel=2)
         return {name: part for number, own in enumerate(layouts) for name, part in own.features(number).items()}
+
+    def _warn_if_long(self, layouts: Sequence[Layout]) -> None:
+        """Warn about a text that runs for minutes, the first time."""
+        longest = max(int((layout.copy_index == 0).sum(dim=1).max()) for layout in layouts)
+        if longest > self.LONG_TEXT:
+            self._warns_long = False
+            warnings.warn(
+                f"A text of {longest:,} tokens is read as a whole, because max_seq_length is not set: on a CPU, that "
+                f"takes minutes. Set max_seq_length={self.LONG_TEXT} or less to read its beginning, or a larger number "
+                "to read all of it without this warning, which comes once.",
+                stacklevel=3,
+            )
 
     def lay_out(self, inputs: Sequence[Any], prompt: str = "", length: int | None = None) -> list[Layout]:
         """Return a layout of B inputs for each template.

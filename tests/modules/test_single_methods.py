@@ -265,6 +265,31 @@ def test_one_warning_for_empty_texts(shared):
         encode([""])
 
 
+def test_one_warning_for_a_long_text_whose_length_is_nobodys_choice(roomy_path, monkeypatch):
+    monkeypatch.setattr(CausalModule, "LONG_TEXT", 50)
+    long, message = (
+        "a " * 60,
+        r"A text of \d+ tokens is read as a whole, because max_seq_length is not set.*=50 or",
+    )
+    module = EchoModule(roomy_path)
+    with pytest.warns(UserWarning, match=message) as caught:
+        pipeline(module).encode(["short", long, long], batch_size=1)
+    assert len(caught) == 1
+    shared = EchoModule(CausalTransformer(roomy_path))
+    with pytest.warns(UserWarning, match=message):
+        shared.preprocess([long])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EchoModule(shared).preprocess([long])
+        EchoModule(roomy_path).preprocess([long], processing_kwargs={"text": {"max_length": 500}})
+        EchoModule(roomy_path).preprocess(["short"], prompt=long)
+        for settings in ({"max_seq_length": 500}, {"processor_kwargs": {"model_max_length": 500}}):
+            EchoModule(roomy_path, **settings).preprocess([long])
+        model = pipeline(EchoModule(roomy_path))
+        model.max_seq_length = 500
+        model.encode([long])
+
+
 class Both(CausalModule):
     """The sum of a text and of another, the part of the input behind a bar."""
 
