@@ -88,15 +88,17 @@ class Adapter:
             model: The model. If it has no memory for its weights, the adapter's are taken as they are.
 
         Raises:
-            ValueError: If peft cannot.
+            ValueError: If peft cannot, or it has weights of layers that the model has not.
             NotImplementedError: If it reads weights for which the model has no memory.
         """
-        peft, is_empty = _peft(), next(model.parameters()).is_meta
+        peft, is_empty, name = _peft(), next(model.parameters()).is_meta, type(model).__name__
         before = {unadapted(name) for name in model.state_dict()}
         self._config.inference_mode = False
         try:
             if not hasattr(model, "peft_config"):
-                peft.inject_adapter_in_model(self._config, model, _NAME, low_cpu_mem_usage=is_empty)
+                inner = self._named_alike(model)
+                peft.inject_adapter_in_model(self._config, inner, _NAME, low_cpu_mem_usage=is_empty)
+                model.peft_config = inner.peft_config
             saved = peft.get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
             result = peft.set_peft_model_state_dict(
                 model, self._named_in(model), _NAME, ignore_mismatched_sizes=True, low_cpu_mem_usage=is_empty
@@ -104,12 +106,34 @@ class Adapter:
         except NotImplementedError:
             raise
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
-            raise ValueError(f"peft cannot put {self._name} on {type(model).__name__} ({in_a_line(error)})") from error
+            raise ValueError(f"peft cannot put {self._name} on {name} ({in_a_line(error)})") from error
+        parts = dict(model.named_children())
+        kind = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING.get(self._config.peft_type, "")
+        # Others may be of the head.
+        if lost := [own for own in result.unexpected_keys if own.partition(".")[0] in parts and kind in own]:
+            raise ValueError(f"{self._name} has weights of layers that {name} has not, such as {min(lost)}")
         model._hf_peft_config_loaded = True
         model.requires_grad_(False)
         names = {name: name.replace(f".{_NAME}", "") for name in result.missing_keys if unadapted(name) not in before}
         # DoRA's names are saved without their end.
         return {name: "" for name, own in names.items() if own in saved or own.removesuffix(".weight") in saved}
+
+    def _named_alike(self, model: PreTrainedModel) -> Any:
+        """Return what has the modules of a model under the names that the configuration knows."""
+        prefix, parts = model.base_model_prefix, dict(model.named_children())
+        if hasattr(model, prefix):
+            return model if any(name.partition(".")[0] in parts for name in self._weights) else getattr(model, prefix)
+        is_of_head = any(name.startswith(f"{prefix}.") for name in self._weights)
+        return _Holder(model) if is_of_head and names_paths(self._config) else model
+
+
+class _Holder(nn.Module):
+    """Model around a body, as one with a head is."""
+
+    def __init__(self, body: PreTrainedModel) -> None:
+        super().__init__()
+        self.config = body.config
+        setattr(self, body.base_model_prefix, body)
 
 
 def _peft() -> Any:
@@ -143,6 +167,22 @@ def weights_with(model: Any, name: str) -> dict[str, Tensor]:
         for weight, value in model.state_dict().items()
         if not any(other in f"{weight}." for other in others)
     }
+
+
+def names_paths(config: Any) -> bool:
+    """Return whether an adapter's configuration names paths of layers, or patterns of them, not ends of their names."""
+    targets = getattr(config, "target_modules", None) or ()
+    is_path = isinstance(targets, str) or any("." in target for target in targets)
+    return is_path or getattr(config, "layers_to_transform", None) is not None
+
+
+def adapted_modules(model: Any) -> list[str]:
+    """Return the paths of the modules whose own layers are adapted."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    parts = dict(model.named_modules())
+    wrapped = tuple(f"{path}." for path, part in parts.items() if hasattr(part, "original_module"))
+    return [path for path, part in parts.items() if isinstance(part, BaseTunerLayer) and not path.startswith(wrapped)]
 
 
 def active(model: Any) -> list[str]:

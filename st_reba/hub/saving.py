@@ -64,6 +64,10 @@ def _saving_adapter(model: Any) -> Iterator[None]:
     names = adapters.active(model)
     config = model.peft_config[names[0]]
     as_saved: dict[str, Any] = {}
+    if adapters.names_paths(config) and not getattr(config, "target_parameters", None):
+        # They may be those in a model with its head.
+        as_saved = {name: None for name in ("layers_to_transform", "layers_pattern") if hasattr(config, name)}
+        as_saved["target_modules"] = {*adapters.adapted_modules(model)}
     if any(isinstance(ranks, list) for ranks in (getattr(config, "rank_pattern", None) or {}).values()):
         # AdaLoRA's ranks that are left out are zero: peft would cut them off, and needs a class of its own for that.
         as_saved["rank_pattern"] = None

@@ -222,3 +222,32 @@ def test_a_learned_prompt_is_refused(backbone_path, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": backbone_path()}))
     with pytest.raises(ValueError, match="is a learned prompt, which no recipe of st_reba can read. Give the"):
         CausalTransformer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        {"target_modules": ["model.layers.1.self_attn.q_proj", "v_proj"]},
+        long({"target_modules": r"model\.layers\.\d\.self_attn\.(q|k)_proj"}),
+        long({"target_modules": ["q_proj"], "layers_to_transform": [0, 2]}),
+    ],
+)
+def test_of_a_model_with_its_head(targets, tmp_path):
+    """Its configuration names paths there, which are others in the body."""
+    lm, tokenizer = AutoModelForCausalLM.from_config(backbones.config("llama")), backbones.tokenizer()
+    lm.save_pretrained(tmp_path / "lm")
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
+    whole = peft.get_peft_model(lm, peft.LoraConfig(r=2, init_lora_weights=False, **targets)).eval()
+    whole.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    with torch.inference_mode():
+        output = whole(tokenizer(TEXTS[0], return_tensors="pt")["input_ids"], output_hidden_states=True)
+    view = pipeline(CausalTransformer(whole, tokenizer=tokenizer))
+    read = pipeline(CausalTransformer(str(tmp_path / "adapter")))
+    for number, model in enumerate((view, read, saved(view, tmp_path / "view"), saved(read, tmp_path / "read"))):
+        tokens = model.encode(TEXTS[0], output_value="token_embeddings")
+        assert relative_error(tokens, output.hidden_states[-1][0]) < 1e-6, number
+    # Of another model, which has fewer layers.
+    backbones.save(backbones.backbone("llama", num_hidden_layers=1), tmp_path / "lm")
+    with pytest.raises(ValueError, match=r"has weights of layers that LlamaModel has not, such as layers|cannot put"):
+        CausalTransformer(str(tmp_path / "adapter"))
