@@ -132,7 +132,7 @@ def check_model(
     if path is None:
         return None
     adapter, weights = Path(path), Path(path).with_name(_ADAPTER_WEIGHTS)
-    settings = read_object(adapter, saved_files.Adapter)
+    settings = read_object(adapter, saved_files.AdapterConfig)
     # An adapter's ranks are dimensions of its weights.
     ranks = (settings.get("rank_pattern") or {}).values()
     rank = max([settings.get("r") or 0, *(rank for rank in ranks if isinstance(rank, int))])
@@ -160,7 +160,7 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
     """Check a configuration, or an object at ``path`` within one, and all objects within that."""
     # An object that is no configuration of its own has other keys.
     if not path or path.endswith(_CONFIGS):
-        check_values(config, saved_files.LanguageModel, f"{file}, {path}," if path else file)
+        check_values(config, saved_files.LanguageModelConfig, f"{file}, {path}," if path else file)
     for key, value in config.items():
         place = f"{path}.{quoted(key)}" if path else quoted(key)
         is_attention = key in ("attn_implementation", "_attn_implementation") and not attention_is_chosen

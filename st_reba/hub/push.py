@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.util import load_file_path
 
-from .saved_files import Adapter, check_link, check_saved, read_modules, read_object, read_settings, shards_of
+from .saved_files import AdapterConfig, check_link, check_saved, read_modules, read_object, read_settings, shards_of
 
 #: Classes of sentence-transformers that encode single texts: as a vector, sparse weights, or token vectors.
 ENCODERS: dict[str, type[Any]] = {
@@ -218,7 +218,7 @@ def _check_backbone(folder: Path) -> None:
 def _check_adapter(folder: Path) -> None:
     """Check that the backbone of an adapter has a Hub id, and not a path on this machine."""
     config = folder / "adapter_config.json"
-    settings = read_object(config, Adapter) if config.is_file() else {}
+    settings = read_object(config, AdapterConfig) if config.is_file() else {}
     base = settings.get("base_model_name_or_path")
     if base and (Path(base).is_absolute() or Path(base).is_dir()):
         raise ValueError(

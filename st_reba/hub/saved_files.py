@@ -263,7 +263,7 @@ class _Shards(_Values):
     weight_map: Annotated[dict[str, _File], Field(min_length=1)]
 
 
-class LanguageModel(_Values):
+class LanguageModelConfig(_Values):
     """Values of a backbone's ``config.json`` that are read before transformers loads it."""
 
     architectures: list[str] | None = None
@@ -273,7 +273,7 @@ class LanguageModel(_Values):
     configuration_files: list[_File] = []
 
 
-class Adapter(_Values):
+class AdapterConfig(_Values):
     """``adapter_config.json`` of peft. Its ``megatron_config`` names a module to import."""
 
     base_model_name_or_path: str | None = None

@@ -77,12 +77,12 @@ def _saving_adapter(model: Any) -> Iterator[None]:
             raise ValueError(f"{' and '.join(names)} are active, and one can be saved")
         # Not the name in the adapter's configuration first, which may have been given to several models.
         place, base = _base_of(model.name_or_path or config.base_model_name_or_path, model.config)
-        vars(config).update(as_saved, base_model_name_or_path=place)
+        _set(config, {**as_saved, "base_model_name_or_path": place})
         if not getattr(base, "auto_map", None) and getattr(model, "hf_quantizer", None) is None:
             _check_adapter(model, names[0], base)
     # KeyError is raised by peft, for weights that it keeps outside of the layers.
     except (KeyError, ValueError) as error:
-        vars(config).update(before)
+        _set(config, before)
         reason = str(error).rstrip(".") if type(error) is ValueError else in_a_line(error)
         here = "with st_reba.train.merge_adapter()"
         how = "where the model was loaded, with merge_and_unload()" if is_borrowed(model) else here
@@ -90,7 +90,13 @@ def _saving_adapter(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        vars(config).update(before)
+        _set(config, before)
+
+
+def _set(config: Any, values: Mapping[str, Any]) -> None:
+    """Set attributes of an adapter's configuration."""
+    for name, value in values.items():
+        setattr(config, name, value)
 
 
 def _base_of(name: str, config: PreTrainedConfig) -> tuple[str, PreTrainedConfig]:
