@@ -46,6 +46,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeConfig",
         {**SIZE, **MLP, **GROUPED, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    "deepseek_latent": (
+        "DeepseekV3Config",
+        {**SIZE, **MLP, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
+         "qk_nope_head_dim": 8, "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+         "topk_group": 1, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    ),
     "gpt_oss_sinks": (
         "GptOssConfig",
         {**SIZE, **MLP, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7,

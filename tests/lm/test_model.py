@@ -222,15 +222,11 @@ def test_masks_in_chunks_are_not_made():
 
 def test_keys_wider_than_values():
     """Latent attention, as of DeepSeek: hooks see its weights, and it continues a past."""
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
-    settings = {**SIZE, **MLP, **IDS, **latent, **experts, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
-    kind = transformers.DeepseekV3Config(**settings, num_key_value_heads=4)
-    lm = LanguageModel(randomize(AutoModel.from_config(kind).eval()))
+    lm = LanguageModel(backbones.backbone("deepseek_latent"))
     watched = RunningMaximum(slice(0, 4), slice(0, 4), lm.resolve("all", "watched"))
     plain = run(lm)
     assert relative_error(run(lm, watched), plain) < 1e-5
-    eager = AutoModel.from_config(kind, attn_implementation="eager").eval()
+    eager = AutoModel.from_config(config("deepseek_latent"), attn_implementation="eager").eval()
     eager.load_state_dict(lm.model.state_dict())
     maps = torch.stack(eager(TOKENS, output_attentions=True).attentions)
     expected = maps.amax(dim=(0, 2)).mT
