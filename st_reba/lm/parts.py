@@ -358,11 +358,8 @@ def continues_past(model: PreTrainedModel) -> bool:
 
 
 def _continues_past(model: PreTrainedModel) -> bool:
-    # PastMask has windows, and not the chunks of Llama 4.
-    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    if "chunked_attention" in kinds:
-        return False
     trial, cache = trial_copy(model), DynamicCache()
+    _shorten_reach(trial)
     device = device_of(trial)
     ids, lengths = torch.tensor(TOKENS, device=device), torch.tensor([2, 1])
     positions = (lengths[:, None] + torch.arange(2)).to(device)
@@ -375,6 +372,22 @@ def _continues_past(model: PreTrainedModel) -> bool:
         return False
     behind = positions.to(expected.device)[..., None].expand(-1, -1, expected.shape[2])
     return close(states, expected.gather(1, behind), times=2)
+
+
+def _shorten_reach(trial: PreTrainedModel) -> None:
+    """Let tokens see no further than the texts of the trials show: one token back, or within chunks of two.
+
+    PastMask has no chunks, and windows alone that attention is told, as Phi-3.5-MoE's is not.
+    """
+    config = trial.config.get_text_config(decoder=True)
+    for name in ("sliding_window", "attention_chunk_size"):
+        reach = getattr(config, name, None)
+        if isinstance(reach, int):
+            for owner in (config, *trial.modules()):
+                own = vars(owner).get(name)
+                # ModernBERT's modules count one more.
+                if isinstance(own, int):
+                    setattr(owner, name, own - reach + 2)
 
 
 def takes_embeddings(model: PreTrainedModel) -> bool:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer, FalconH1Config, Llama4TextConfig, MambaConfig
+from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer, FalconH1Config, MambaConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -213,11 +213,21 @@ def test_embeddings_for_each_layer(kind, settings):
     LanguageModel(backbones.backbone("gemma3")).check_takes_embeddings()
 
 
-def test_masks_in_chunks_are_not_made():
-    """Tokens of Llama 4 see no further back than their chunk begins."""
-    chunked = {"num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 4}
-    model = AutoModel.from_config(Llama4TextConfig(**SIZES, **chunked, max_position_embeddings=64))
-    assert not LanguageModel(randomize(model.eval())).continues_past
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Llama4Text", {"intermediate_size_mlp": 48, "attention_chunk_size": 64}),
+        ("Phimoe", {"num_key_value_heads": 2, "sliding_window": 64}),
+    ],
+)
+def test_masks_that_are_not_made(kind, settings):
+    """Tokens of Llama 4 see no further back than their chunk begins; Phi-3.5-MoE does not say how long windows are."""
+    settings = {**SIZES, "num_local_experts": 2, "max_position_embeddings": 128, **settings}
+    model = AutoModel.from_config(getattr(transformers, f"{kind}Config")(**settings))
+    lm = LanguageModel(randomize(model.eval()))
+    assert lm.attention_layers == (0, 1, 2)
+    assert not lm.continues_past
+    assert LanguageModel(backbones.backbone("mistral_window", sliding_window=64)).continues_past
 
 
 def test_keys_wider_than_values():

@@ -61,6 +61,8 @@ def test_every_recipe(key, roomy_path):
 
 def test_a_prompt_is_run_once(shared, token_ids):
     module = EarlyLateModule(shared())
+    # Tried once.
+    assert module.lm.continues_past
     prefix = len(token_ids('This sentence : "'))
     with shapes_of(module) as shapes:
         encoded(module, TEXTS, "")
