@@ -37,7 +37,7 @@ class LanguageModel:
         prefixes: Keys and values of the prefixes that were run last.
 
     Raises:
-        ValueError: If the model is not causal, or cannot end after ``output_layer``.
+        ValueError: If the model is not causal, draws random numbers, or cannot end after ``output_layer``.
     """
 
     def __init__(self, model: PreTrainedModel, output_layer: int | None = None) -> None:
@@ -48,6 +48,11 @@ class LanguageModel:
             raise ValueError(
                 f"In {type(model).__name__} a token sees later tokens: it is an encoder. Use a decoder-only (causal) "
                 "language model, such as Llama, Qwen, GPT-2 or Mistral."
+            )
+        if parts_of(self.model).is_random:
+            raise ValueError(
+                f"{type(model).__name__} draws random numbers to read a long text, so its embedding would be another "
+                "in each call. Use another decoder-only language model, such as Llama, Qwen, GPT-2 or Mistral."
             )
         if output_layer is not None:
             self.model = shorten(self.model, output_layer)

@@ -49,6 +49,7 @@ class ModelParts:
         layers: Paths of the layers, in order; empty if no modules were found that take and give states (B, N, D).
         norm: Paths of the modules between the last layer and the last hidden state; None if these are not all.
         widths: Number of values in a state after each layer, and in a last hidden state.
+        is_random: Whether states of longer texts depend on random numbers.
         attention_layers: Indices of the layers with attention.
         calls_ours: Whether their attention calls our function, and that gives what the model's own gives.
         needs_softmax: Whether the fused kernels have not the softmax of some layer, as with a soft cap or sinks.
@@ -63,6 +64,7 @@ class ModelParts:
     layers: tuple[str, ...]
     norm: tuple[str, ...] | None
     widths: tuple[int, ...]
+    is_random: bool = False
     attention_layers: tuple[int, ...] = ()
     calls_ours: bool = False
     needs_softmax: bool = False
@@ -214,6 +216,7 @@ def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
     projections = {index: _projection(layers[index], attention, calls) for index, attention in inside.items() if layers}
     parts = ModelParts(
         is_causal=close(*states[:, :2]),
+        is_random=not calls_ours and bool(attentions) and _draws_random_numbers(model, own),
         attention_layers=tuple(sorted(inside)),
         calls_ours=calls_ours,
         needs_softmax=census.needs_softmax,
@@ -234,6 +237,16 @@ def _is_own(states: Tensor, model: PreTrainedModel, needs_softmax: bool) -> bool
         with contextlib.suppress(*CANNOT_RUN):
             return close(states, _run(trial_copy(model), attention=name).last_hidden_state, times=2)
     return False
+
+
+def _draws_random_numbers(model: PreTrainedModel, attention: str | None) -> bool:
+    """Return whether a model draws random numbers for longer texts, as Reformer does to choose keys."""
+    device = device_of(model)
+    generator: Any = torch if device.type == "cpu" else torch.get_device_module(device)
+    before = generator.get_rng_state()
+    with contextlib.suppress(*CANNOT_RUN):
+        _run(trial_copy(model), attention=attention, input_ids=torch.full((1, 96), TOKENS[0][0], device=device))
+    return not torch.equal(generator.get_rng_state(), before)
 
 
 def _attending(model: PreTrainedModel) -> list[int]:
@@ -294,10 +307,12 @@ def _projection(layer: str, attention: nn.Module | None, calls: Sequence[_Call])
         is_numbered = hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")
         if call.module is attention or (attention is None and is_numbered):
             inside = [own for own in of_layer if own.path.startswith(f"{call.path}.") and _has_weights(own.module)]
-            # Where the projection is a sibling of the attention, the last module within makes the values. That of an
-            # expert takes states without their texts.
+            # Those of experts take the states of their tokens, without texts. Where the projection is a sibling of the
+            # attention, the last module within makes the values.
             last = inside[-1] if inside and _keeps_states(inside[-1]) else None
-            return None if last is None or _same(last.took, call.took) else last.path
+            shape = call.gave.shape if isinstance(call.gave, Tensor) else None
+            is_found = last is not None and last.gave.shape == shape and not _same(last.took, call.took)
+            return cast(_Call, last).path if is_found else None
     return None
 
 

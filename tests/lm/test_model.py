@@ -57,7 +57,7 @@ def lm():
 
 
 def test_a_model_is_run_when_it_is_loaded_and_its_views_are_not():
-    for architecture, count in (("llama", 2), ("bloom", 3)):
+    for architecture, count in (("llama", 2), ("bloom", 4)):
         model = backbones.backbone(architecture)
         with forward_passes() as passes:
             first = LanguageModel(model)
@@ -312,6 +312,7 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "
         # Its first token sees the same tokens at the same positions, if two of them change places.
         ("RobertaConfig", {**SIZE, **MLP, "pad_token_id": 1}, "In RobertaModel a token sees later tokens"),
         ("LlamaConfig", {**SIZE, **MLP, "is_causal": False}, "In LlamaModel a token sees later tokens"),
+        ("ReformerConfig", {"is_decoder": True, "vocab_size": 64}, "ReformerModel draws random numbers to read"),
         ("T5Config", T5, "In T5Model a token sees later tokens"),
         ("ViTConfig", {"hidden_size": 32, "num_attention_heads": 4}, "ViTModel cannot be run on token ids alone"),
     ],
