@@ -68,12 +68,13 @@ class Files:
             return None
         return None if path is None else Path(path)
 
-    def of_base(self, name: str) -> Files:
+    def of_base(self, name: str, revision: str | None = None) -> Files:
         """Return those of the model that an adapter is for, which has a revision and a directory of its own.
 
         A saved model may have it in the folder of its first module.
         """
-        base = Files(name, {key: value for key, value in self.arguments.items() if key not in _OF_ONE_MODEL})
+        arguments = {key: value for key, value in self.arguments.items() if key not in _OF_ONE_MODEL}
+        base = Files(name, arguments if revision is None else {**arguments, "revision": revision})
         config, modules = base.find(utils.CONFIG_NAME), base.find("modules.json")
         is_within = config is None or read_object(config).get("model_type") == SAVED_MODEL
         if modules is None or not is_within:
@@ -141,7 +142,7 @@ def check_model(
             f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large: they are of two "
             "adapters. Get both from one place."
         )
-    base = files.of_base(str(settings.get("base_model_name_or_path")))
+    base = files.of_base(str(settings.get("base_model_name_or_path")), settings.get("revision"))
     _check_config(base, is_chosen)
     return None if adapter.with_name(utils.CONFIG_NAME).is_file() else base
 

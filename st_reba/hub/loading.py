@@ -253,7 +253,9 @@ def _load_model(
             model, path = language_model_in(whole)
             lacking = {name.removeprefix(f"{path}."): instead for name, instead in lacking.items()}
         missing = MissingWeights(str(files if lacking else base), {**missing.names, **lacking})
-    model.name_or_path = str(base)
+    # Where an adapter that is added to it will look for it.
+    model.name_or_path = str(base) if Path(base.name).is_dir() else base.name
+    model.st_reba_revision = base.arguments.get("revision")
     return model, missing
 
 

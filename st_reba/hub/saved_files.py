@@ -277,6 +277,7 @@ class AdapterConfig(_Values):
     """``adapter_config.json`` of peft. Its ``megatron_config`` names a module to import."""
 
     base_model_name_or_path: str | None = None
+    revision: str | None = None
     r: _Rank | None = None
     #: Of AdaLoRA, whether each rank of a layer is left.
     rank_pattern: dict[str, _Rank | list[bool]] | None = None

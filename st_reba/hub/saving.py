@@ -71,12 +71,14 @@ def _saving_adapter(model: Any) -> Iterator[None]:
     if any(isinstance(ranks, list) for ranks in (getattr(config, "rank_pattern", None) or {}).values()):
         # AdaLoRA's ranks that are left out are zero: peft would cut them off, and needs a class of its own for that.
         as_saved["rank_pattern"] = None
+    as_saved["revision"] = getattr(model, "st_reba_revision", config.revision)
     before = {name: getattr(config, name) for name in ("base_model_name_or_path", *as_saved)}
     try:
         if len(names) > 1:
             raise ValueError(f"{' and '.join(names)} are active, and one can be saved")
         # Not the name in the adapter's configuration first, which may have been given to several models.
-        place, base = _base_of(model.name_or_path or config.base_model_name_or_path, model.config)
+        name = model.name_or_path or config.base_model_name_or_path
+        place, base = _base_of(name, as_saved["revision"], model.config)
         _set(config, {**as_saved, "base_model_name_or_path": place})
         if not getattr(base, "auto_map", None) and getattr(model, "hf_quantizer", None) is None:
             _check_adapter(model, names[0], base)
@@ -99,13 +101,13 @@ def _set(config: Any, values: Mapping[str, Any]) -> None:
         setattr(config, name, value)
 
 
-def _base_of(name: str, config: PreTrainedConfig) -> tuple[str, PreTrainedConfig]:
+def _base_of(name: str, revision: str | None, config: PreTrainedConfig) -> tuple[str, PreTrainedConfig]:
     """Return the place of the model that an adapter is for, and its configuration, or the given one if it is away.
 
     Raises:
         ValueError: If it has no place.
     """
-    files = Files("", {}).of_base(name or "")
+    files = Files("", {}).of_base(name or "", revision)
     if Path(files.name).is_dir() and name:
         return str(Path(files.name).resolve()), read_config(files)
     if not name or Path(name).is_absolute():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from typer.testing import CliRunner
@@ -63,6 +64,10 @@ def push() -> dict[str, Any]:
     command("new", "push", places["two"], "org/built")
     command("again", "push", places["two"], "org/built")
     command("branch", "push", places["three"], "org/built", "--revision", "three-copies", "--message", "Three copies")
+    # An adapter of a saved model, whose language model is in a folder.
+    adapted = SentenceTransformer("org/built", revision="three-copies", device="cpu")
+    adapted.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.push_to_hub("org/adapted")
     command("pull request", "push", places["echo"], "org/built", "--create-pr")
     command("private", "push", places["two"], "org/built-secret", "--private")
     command("private over public", "push", places["two"], "org/built", "--private")

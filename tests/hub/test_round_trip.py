@@ -43,6 +43,7 @@ GGUF = [
 LOADED = {
     "made in Python": ({"model_name_or_path": "org/made"}, "CausalTransformer", "made"),
     "new": ({"model_name_or_path": BUILT}, "ReBAModule", "two"),
+    "adapter": ({"model_name_or_path": "org/adapted"}, "ReBAModule", "three"),
     "branch": ({"model_name_or_path": BUILT, "revision": "three-copies"}, "ReBAModule", "three"),
     "pull request": ({"model_name_or_path": BUILT, "revision": "refs/pr/1"}, "EchoModule", "echo"),
     "private": ({"model_name_or_path": "org/built-secret", "token": "hf_owner"}, "ReBAModule", "two"),
@@ -157,6 +158,14 @@ def test_a_push_is_refused_in_a_sentence(outcomes, hub):
         assert (outcome["code"], outcome["trace"], outcome["output"].count("Error: ")) == (1, None, 1), outcome
         assert message in outcome["output"]
     assert "org/built-other" not in hub.repositories
+
+
+def test_an_adapter_names_the_model_that_it_is_for(outcomes, hub):
+    files = hub.repositories["org/adapted"].files()
+    config = json.loads(files["adapter_config.json"])
+    assert config["base_model_name_or_path"] == BUILT
+    assert hub.repositories[BUILT].resolve(config["revision"]) == hub.repositories[BUILT].resolve("three-copies")
+    assert "0_ReBAModule/model.safetensors" not in files
 
 
 def test_encode_writes_to_a_data_set(outcomes, hub, workplace):
