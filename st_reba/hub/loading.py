@@ -53,6 +53,8 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "query_expansion": (None, "a causal language model was not trained to fill in masked tokens. Leave it out."),
 }
 
+# Beginning of the names of a language model's weights in multimodal checkpoints.
+_PART = r"^(?:model\.)?language_model\.(?:model\.)?"
 _T = TypeVar("_T")
 #: Name of a model and arguments to load it with, to a directory or a Hub id and arguments.
 Locate = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
@@ -241,7 +243,19 @@ def _load_model(
     # The class that such checkpoints are saved from: its body alone may lack weights by their names.
     is_whole = is_multimodal(config) and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
     auto: Any = AutoModelForMultimodalLM if is_whole else AutoModel
-    whole, report = _within_size(checkpoint, lambda: auto.from_pretrained(base.name, config=config, **arguments))
+    try:
+        whole, report = _within_size(checkpoint, lambda: auto.from_pretrained(base.name, config=config, **arguments))
+    except ImportError:
+        if not is_multimodal(config):
+            raise
+        # A package for images or sounds is not there, and a language model does not need it.
+        text, arguments["key_mapping"] = config.get_text_config(decoder=True), {_PART: ""}
+        whole, report = AutoModel.from_pretrained(base.name, config=text, **arguments)
+        if missing_weights(report):
+            raise
+    if "key_mapping" in arguments:
+        # Saved under the names that it was loaded by, it would not load without them.
+        vars(whole).pop("_weight_conversions", None)
     has_adapter = hasattr(whole, "peft_config")
     model, path = language_model_in(whole)
     missing = MissingWeights(str(base), {} if has_adapter else missing_weights(report, path))
@@ -255,7 +269,7 @@ def _load_model(
         missing = MissingWeights(str(files if lacking else base), {**missing.names, **lacking})
     # Where an adapter that is added to it will look for it.
     model.name_or_path = str(base) if Path(base.name).is_dir() else base.name
-    model.st_reba_revision = base.arguments.get("revision")
+    model.st_reba_revision = base.arguments.get("revision")  # type: ignore[assignment]
     return model, missing
 
 

@@ -177,6 +177,15 @@ class TestAdapters:
                 SentenceTransformer(str(adapter[0]), device="cpu")
 
 
+def test_weights_of_other_names_are_saved_under_their_own(tmp_path):
+    language_model(tmp_path / "lm", tie_word_embeddings=True)
+    expected = pipeline(CausalTransformer(str(tmp_path / "lm"))).encode(TEXTS)
+    rewrite(tmp_path / "lm", lambda weights: {f"x.{name}": weight for name, weight in weights.items()})
+    model = pipeline(CausalTransformer(str(tmp_path / "lm"), model_kwargs={"key_mapping": {r"^x\.model\.": ""}}))
+    model.save_pretrained(str(tmp_path / "saved"))
+    assert relative_error(SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(TEXTS), expected) < 1e-6
+
+
 def test_what_would_not_load_is_not_saved(backbone_path, tmp_path):
     """Other sizes than those of the configuration, and a layer that has more weights if it is the last."""
     sizes = {"intermediate_multiple_size": 2, "max_position_embeddings": backbones.POSITIONS}

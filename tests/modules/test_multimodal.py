@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoTokenizer
 
 from st_reba import CausalTransformer, PromptRepsModule, ReBAModule
 
@@ -95,6 +97,31 @@ def test_its_language_model_is_read_and_saved(name, tmp_path):
         # Without st_reba's safe loading, too.
         assert Transformer(str(own(tmp_path / way))).modalities == ["text"]
     np.testing.assert_array_equal(*vectors)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", long("language_model.model.")])
+def test_its_language_model_needs_no_package_for_images(prefix, tmp_path, monkeypatch):
+    """As Gemma 3n without timm."""
+    lm, tokenizer = multimodal("Gemma3"), backbones.tokenizer()
+    lm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    expected = pipeline(CausalTransformer(str(tmp_path))).encode(TEXTS)
+    file = tmp_path / "model.safetensors"
+    weights = {re.sub("^.*language_model.(model.)?", prefix, name): own for name, own in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+
+    def lacking(*args, **kwargs):
+        raise ImportError("TimmWrapperModel requires the timm library")
+
+    monkeypatch.setattr(AutoModelForMultimodalLM, "from_pretrained", lacking)
+    model = pipeline(CausalTransformer(str(tmp_path)))
+    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)
+    model.save_pretrained(str(tmp_path / "saved"))
+    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-6)
+    save_file({name: own for name, own in weights.items() if "up_proj" not in name}, file, metadata={"format": "pt"})
+    with pytest.raises(ImportError, match="requires the timm library"):
+        CausalTransformer(str(tmp_path))
 
 
 def test_of_a_transformer_with_its_processor(tmp_path):
