@@ -137,7 +137,7 @@ def check_model(
     # An adapter's ranks are dimensions of its weights.
     ranks = (settings.get("rank_pattern") or {}).values()
     rank = max([settings.get("r") or 0, *(rank for rank in ranks if isinstance(rank, int))])
-    if weights.is_file() and rank > max((size for shape in _shapes(weights) for size in shape), default=_LEAST_RANK):
+    if weights.is_file() and rank > max([_LEAST_RANK, *(size for shape in _shapes(weights) for size in shape)]):
         raise ValueError(
             f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large: they are of two "
             "adapters. Get both from one place."

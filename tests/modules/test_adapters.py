@@ -34,6 +34,7 @@ KINDS = {
     "loha": lambda: peft.LoHaConfig(r=4, **LAYERS),
     "lokr": lambda: peft.LoKrConfig(r=4, **LAYERS),
     "oft": lambda: peft.OFTConfig(oft_block_size=4, r=0, **LAYERS),
+    "adamss": lambda: peft.AdamssConfig(**LAYERS),  # its rank of 100 is no dimension of a weight
     "norms": lambda: peft.LNTuningConfig(target_modules=["norm", "input_layernorm"]),
 }
 #: Those of different build; ``make test-long`` takes all.
