@@ -356,6 +356,28 @@ def _(results: Results, page: Path) -> str:
     return markdown(lines) if len(lines) > 1 else ""
 
 
+@block("architectures")
+def _(results: Results, page: Path) -> str:
+    """How many architectures run each recipe, and how many refuse it."""
+    rows = results.of("architectures")
+    if rows.is_empty():
+        return ""
+    names, shared = rows["architecture"].n_unique(), rows.filter(c.recipe == "all")
+    refused, unbuilt = (shared.filter(c.verdict == verdict).height for verdict in ("refused", "not built"))
+    release = rows["transformers"].max()
+    text = (
+        f"transformers {release} has {names} causal architectures. {names - refused - unbuilt} run recipes, {refused} "
+        f"are refused as a whole, and {unbuilt} could not be built from the defaults of their configurations."
+    )
+    counted = (
+        rows.filter(c.recipe != "all")
+        .group_by("recipe")
+        .agg(*((c.verdict == verdict).sum().alias(verdict) for verdict in ("right", "refused")))
+    )
+    lines = [list(map(str, row)) for row in counted.sort("right", "recipe", descending=[True, False]).rows()]
+    return f"{text}\n\n{markdown([counted.columns, *lines])}"
+
+
 @block("fitted")
 def _(results: Results, page: Path) -> str:
     """The means over the sets; the sets themselves are in the file."""

@@ -28,6 +28,7 @@ Record = dict[str, Value]
 
 #: What decides whether two rows of a file measure the same.
 KEYS: dict[str, tuple[str, ...]] = {
+    "architectures": ("architecture", "recipe"),
     "scores": ("model", "weights", "precision", "set", "metric", "recipe", "pooling", "filter"),
     "claims": ("claim", "model", "precision", "set", "first", "second"),
     "cost": ("table", "quantity", "contender", "unit", "model", "precision", "tokens", "batch"),
