@@ -364,7 +364,7 @@ def _(results: Results, page: Path) -> str:
         return ""
     names, shared = rows["architecture"].n_unique(), rows.filter(c.recipe == "all")
     refused, unbuilt = (shared.filter(c.verdict == verdict).height for verdict in ("refused", "not built"))
-    release = rows["transformers"].max()
+    release = max(rows["transformers"].to_list())
     text = (
         f"transformers {release} has {names} causal architectures. {names - refused - unbuilt} run recipes, {refused} "
         f"are refused as a whole, and {unbuilt} could not be built from the defaults of their configurations."
