@@ -204,8 +204,9 @@ class LanguageModel:
     def positions(self) -> int | None:
         """Number of positions; None if the configuration names no limit."""
         config = self.model.config.get_text_config(decoder=True)
-        # The second is MPT's name.
-        limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+        # The second is MPT's name. xLSTM runs longer texts in parts, layer by layer.
+        names = ("max_position_embeddings", "max_seq_len", "max_inference_chunksize")
+        limits = [getattr(config, name, None) for name in names]
         rotary = getattr(config, "rope_parameters", None) or {}
         if rotary.get("rope_type") == "longrope":
             # Beyond it, one long text changes how all texts of its batch are read.

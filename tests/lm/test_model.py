@@ -172,6 +172,16 @@ def test_layers_without_attention():
         mamba.projection(0)
 
 
+def test_attention_without_a_number():
+    """Zamba's layers share one, so no layer's can be told from another's."""
+    kinds = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "use_mamba_kernels": False}
+    sizes = {"attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2, "mamba_dt_rank": 4}
+    config = transformers.ZambaConfig(**SIZE, **MLP, **IDS, **kinds, **sizes, num_key_value_heads=4)
+    lm = LanguageModel(randomize(AutoModel.from_config(config).eval()))
+    assert lm.attention_layers == ()
+    assert torch.isfinite(real(run(lm))).all()
+
+
 def test_a_projection_beside_the_attention_is_not_taken_for_one():
     model = backbones.backbone("llama")
     for layer in model.layers:
@@ -245,6 +255,7 @@ def test_keys_wider_than_values():
     assert lm.continues_past
 
 
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="an older transformers")
 def test_keys_that_sparse_attention_selects():
     """DeepSeek V3.2 gives them to attention that is not transformers' own, beside a mask that hides fewer."""
     latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
@@ -300,6 +311,14 @@ def test_long_range_rotary_embeddings_limit_positions():
     }  # fmt: skip
     phi3.original_max_position_embeddings = 32
     assert LanguageModel(AutoModel.from_config(phi3).eval()).positions == 32
+
+
+def test_a_part_of_a_text_limits_positions():
+    """xLSTM calls each layer once for each part, which would be taken for the whole."""
+    xlstm = transformers.xLSTMConfig(
+        vocab_size=384, hidden_size=128, num_heads=2, num_hidden_layers=2, max_inference_chunksize=32
+    )
+    assert LanguageModel(AutoModel.from_config(xlstm).eval()).positions == 32
 
 
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}

@@ -76,8 +76,10 @@ def attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if attention_mask is not None:
         attention_mask = attention_mask[: 1 if attention_mask.stride(0) == 0 else None, ..., : key.shape[2]]
+    # That of Zamba's layers is one module, without a number.
+    layer = getattr(module, "layer_idx", None)
     call = AttentionCall(
-        getattr(module, "layer_idx", -1), query, key, value, attention_mask,
+        -1 if layer is None else layer, query, key, value, attention_mask,
         getattr(module, "is_causal", True) if is_causal is None else is_causal,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window, softcap, s_aux, position_bias, dropout, module=module,
