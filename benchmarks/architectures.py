@@ -92,6 +92,9 @@ _LATENT = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
     "v_head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
 }  # fmt: skip
+_HYBRID = {
+    "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_hidden_size": 64, "attention_head_dim": 16,
+}  # fmt: skip
 _SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
 #: Settings that other settings of an architecture ask for, by the type of its configuration.
 OWN: Mapping[str, dict[str, Any]] = {
@@ -120,10 +123,12 @@ OWN: Mapping[str, dict[str, Any]] = {
     "glm_ocr_text": _SECTIONS,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "hunyuan_vl_text": {**_SECTIONS, "head_dim": 8},
     "kosmos_2_text_model": {"pad_token_id": 1},
     "kosmos_2_5_text_model": {"pad_token_id": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 4, "head_dim": 16},
+    "mistral4": {"head_dim": 16},
     "molmo2_adapter": {"vision_feature_layer": [3, 1]},
     "paddleocr_vl_text": _SECTIONS,
     "qwen2_vl_text": _SECTIONS,
@@ -133,8 +138,8 @@ OWN: Mapping[str, dict[str, Any]] = {
     "unlimited_ocr_text": {"num_key_value_heads": 4},
     "xglm": {"pad_token_id": 1},
     "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_heads": 2, "max_inference_chunksize": 16384},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 16},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "n_mamba_heads": 4},
+    "zamba": _HYBRID,
+    "zamba2": {**_HYBRID, "n_mamba_heads": 4},
 }
 
 
@@ -167,7 +172,7 @@ def tiny(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _small(name: str, value: int, free: int) -> dict[str, int]:
     """Return the small value of a setting; ``free`` is a token id that no text has."""
-    if re.fullmatch(r".*(_token_id|_token_index|_id|_token|_index)", name):
+    if re.fullmatch(r"(?!num_).*(_id|_token|_index)", name):
         special = {"pad_token_id": value if 0 <= value < 3 else 320, "bos_token_id": 0, "eos_token_id": 0}
         return {name: special.get(name, free)}
     for pattern, size in ((LAYERS, DEPTH), (POSITIONS, 1024)):
@@ -551,6 +556,8 @@ def prepended(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
 
 ROWS = {row.key: row for row in every_row()}
 _SHORT = {"output_layer": 2}
+#: The ends of the usual prompts look alike through a short window.
+_CONTRAST = {"auxiliary_template": "irrelevant: {text}"}
 #: Recipes that differ in kind, and two settings of the classical one: class, settings, standard.
 RECIPES: Mapping[str, tuple[type[modules.CausalModule], dict[str, Any], Standard]] = {
     **{
@@ -560,10 +567,11 @@ RECIPES: Mapping[str, tuple[type[modules.CausalModule], dict[str, Any], Standard
             ("ck", "mean", layer_ends), ("metaeol", "mean", ends), ("echo-2", "mean", words),
             ("reba-2", "mean", reba), ("rt-2", "last", thought), ("attention-pooling", "last", attention_pooled),
             ("bidirectional", "mean", both_ways), ("no-sink", "mean", both_ways), ("kv-rerouting", "mean", rerouted),
-            ("value-aggregation", "last", values), ("contrastive-prompting", "last", contrasted),
-            ("token-prepending", "last", prepended), ("topic", "last", topic), ("early-late", "mean", early_late),
+            ("value-aggregation", "last", values), ("token-prepending", "last", prepended), ("topic", "last", topic),
+            ("early-late", "mean", early_late),
         )
     },
+    "contrastive-prompting": (modules.ContrastivePromptingModule, _CONTRAST, contrasted),
     "classical@2": (CausalTransformer, _SHORT, short_words),
     "classical@2, final_norm=False": (CausalTransformer, {**_SHORT, "final_norm": False}, layer_words),
     "layer-states": (modules.LayerStates, {}, all_layers),
