@@ -128,6 +128,11 @@ OWN: Mapping[str, dict[str, Any]] = {
     "kosmos_2_5_text_model": {"pad_token_id": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 4, "head_dim": 16},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        "index_topk_blocks": 2,
+        "index_block_size": 4,
+    },
     "mistral4": {"head_dim": 16},
     "molmo2_adapter": {"vision_feature_layer": [3, 1]},
     "paddleocr_vl_text": _SECTIONS,
@@ -698,6 +703,7 @@ def replace(directory: Path, name: str, found: Mapping[str, Verdict]) -> None:
     rows = [
         {"architecture": name, "recipe": key, "transformers": release, **own._asdict()} for key, own in found.items()
     ]
+    directory.mkdir(parents=True, exist_ok=True)
     with atomic_file(directory / FILE, "w") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -56,7 +56,8 @@ class LanguageModel:
             )
         if output_layer is not None:
             self.model = shorten(self.model, output_layer)
-        if self.model.config._attn_implementation == "sdpa" and parts_of(self.model).needs_softmax:
+        parts = parts_of(self.model)
+        if self.model.config._attn_implementation == "sdpa" and parts.needs_softmax and parts.calls_ours:
             # Some versions of transformers' own implementation drop a soft cap.
             set_attention(self.model, ATTENTION)
 
@@ -290,7 +291,11 @@ class LanguageModel:
         able = self.attention_layers
         chosen = [*able] if layers == "all" and able else sorted({layer % count for layer in indices})
         if missing := [layer for layer in chosen if layer not in able]:
-            reason = "does not call transformers' attention interface" if not able else f"is in layers {[*able]} alone"
+            reason = (
+                "does not call transformers' attention interface, or gives it more than is known"
+                if not able
+                else f"is in layers {[*able]} alone"
+            )
             raise ValueError(
                 f"The attention of {name} in layers {missing} cannot be {purpose}: it {reason}. Use EchoModule or "
                 "CausalTransformer, or an architecture such as Llama, Qwen, Mistral, Gemma or GPT-2."

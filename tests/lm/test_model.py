@@ -370,20 +370,19 @@ def test_the_choice_of_attention_stays_until_hooks_need_ours(architecture, chose
     assert model.config._attn_implementation == (chosen or "sdpa")
 
 
-@pytest.mark.parametrize("harmless", [True, False])
-def test_arguments_that_are_new_to_us(harmless, monkeypatch):
-    """One that changes nothing is passed over; attention that gives other results is not used."""
+@pytest.mark.parametrize(("trick", "gives", "harmless"), [(1, 1, True), (1, 1.5, False), (torch.ones(1), 1, False)])
+def test_arguments_that_are_new_to_us(trick, gives, harmless, monkeypatch):
+    """A number that changes nothing is passed over. What gives other results, or may in longer texts, is not used."""
     model = backbones.backbone("llama")
     kind = type(model.layers[0].self_attn)
     original = kind.forward
-    monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: original(*args, **kwargs, new_trick=1))
-    if not harmless:
+    monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: original(*args, **kwargs, new_trick=trick))
 
-        def deaf(*args, **kwargs):
-            output, nothing = function.attention(*args, **kwargs)
-            return output * 1.5, nothing
+    def deaf(*args, **kwargs):
+        output, nothing = function.attention(*args, **kwargs)
+        return output * gives, nothing
 
-        monkeypatch.setitem(transformers.AttentionInterface._global_mapping, ATTENTION, deaf)
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, ATTENTION, deaf)
     assert bool(LanguageModel(model).attention_layers) == harmless
 
 

@@ -20,6 +20,9 @@ from .kernels import autocast_dtype, explicit_attention, trusted_kernel, without
 #: Name of the implementation in transformers.
 ATTENTION = "st_reba"
 
+# Tensors that models tell attention, and that its scores do not depend on.
+_OF_NO_SCORES = {"cache_position", "input_ids", "position_ids"}
+
 # Number of queries for which an accelerator may form all scores, as it does where heads share keys under a mask.
 _FEW = 16
 
@@ -61,7 +64,12 @@ def attention(
 
     Returns:
         (B, N, H, d), and None for the weights.
+
+    Raises:
+        TypeError: If there is a tensor of a name that is not known, which may matter in longer texts alone.
     """
+    if unknown := [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in _OF_NO_SCORES]:
+        raise TypeError(f"{type(module).__name__} gives attention {unknown}, which st_reba does not know.")
     hooks = hooks_at_attention(module)
     if indices is not None and attention_mask is not None:
         attention_mask = _selected_alone(attention_mask, indices)
