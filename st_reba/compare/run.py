@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from os import PathLike
 from typing import Any
@@ -166,10 +167,13 @@ class _Table:
         places = {prompt: dict(zip(texts, range(len(texts)), strict=True)) for prompt, texts in self.inputs.items()}
 
         def measured(key: str, fitted: int, half: int) -> Array:
+            @cache
+            def matrix(prompt: str | None) -> Tensor:
+                return recipes.matrix(key, self.inputs[prompt], prompt, fitted)
+
             def look_up(texts: Sequence[str], role: Role) -> Tensor:
                 prompt = self.task.prompt(role)
-                matrix = recipes.matrix(key, self.inputs[prompt], prompt, fitted)
-                return matrix[[places[prompt][text] for text in texts]]
+                return matrix(prompt)[[places[prompt][text] for text in texts]]
 
             return self.tasks[half].measure(Vectors(look_up))[self.score.of]
 

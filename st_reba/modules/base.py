@@ -201,6 +201,9 @@ class CausalModule(SafeTransformer):
         self._tokenizer.model_max_length = NO_LIMIT if value is None else value
         self._warns_long = False
 
+    def get_embedding_dimension(self) -> int:
+        return len(self.part_weights) * int(super().get_embedding_dimension())
+
     @property
     def modalities(self) -> list[Any]:
         return ["text", "message"] if getattr(self.tokenizer, "chat_template", None) else ["text"]
@@ -378,7 +381,8 @@ class CausalModule(SafeTransformer):
             The features with ``token_embeddings`` (B, n, D), and ``attention_mask`` and ``input_ids`` (B, n) to match.
             A text without tokens in any layout has one zero vector.
         """
-        given = [Layout.from_features(features, number) for number in range(len(self._templates))]
+        count = sum(name.startswith("copy_index") for name in features)
+        given = [Layout.from_features(features, number) for number in range(count)]
         # Special tokens alone are not worth it.
         least = len(self.layouter.before)
         layouts = self.lm.behind_prefix(*given, least=least) if self.caches_prefixes else given

@@ -69,9 +69,6 @@ class EarlyLateModule(CausalModule):
         self.early_layer = check_int("early_layer", first_not_none(early_layer, usual), 1, run, advice)
         check_widths(self, [self.early_layer])
 
-    def get_embedding_dimension(self) -> int:
-        return 2 * int(super().get_embedding_dimension())
-
     def read(self, layout: Layout) -> TokenVectors:
         early = Capture([self.lm.layers[self.early_layer - 1]], "after")
         v = self.run(layout, early)

@@ -60,21 +60,18 @@ class ReverseEOLModule(CausalModule):
         average: bool = True,
         **settings: Any,
     ) -> None:
-        super().__init__(model_name_or_path, template=[template, template], **settings)
+        super().__init__(model_name_or_path, template=template, **settings)
         self.average = check_flag("average", average)
         self.part_weights = (1.0,) if average else (0.5, 0.5)
 
-    def get_embedding_dimension(self) -> int:
-        return len(self.part_weights) * int(super().get_embedding_dimension())
-
     def lay_out(self, inputs: Sequence[Any], prompt: str = "", length: int | None = None) -> list[Layout]:
-        layout, _ = super().lay_out(inputs, prompt, length)
+        [layout] = super().lay_out(inputs, prompt, length)
         pairs = [self.split_input(given, prompt, index) for index, given in enumerate(inputs)]
         turned = [
             {"prompt": own, "text": in_reverse(text, spans)}
             for (own, text), spans in zip(pairs, layout.spans, strict=True)
         ]
-        return [layout, super().lay_out(turned, "", length)[1]]
+        return [layout, *super().lay_out(turned, "", length)]
 
     def read(self, layout: Layout, turned: Layout) -> TokenVectors:  # type: ignore[override]
         forward, reverse = super().read(layout), super().read(turned)

@@ -75,9 +75,6 @@ class TopicModule(CausalModule):
         parts = self.mean + 1 + len(self.lower_layers)
         self.part_weights = (1 / parts,) * parts
 
-    def get_embedding_dimension(self) -> int:
-        return len(self.part_weights) * int(super().get_embedding_dimension())
-
     def read(self, layout: Layout) -> TokenVectors:
         lower = Capture([self.lm.layers[layer - 1] for layer in self.lower_layers], "after", layout.ends)
         v = self.run(layout, lower)
