@@ -257,7 +257,8 @@ class CausalModule(SafeTransformer):
         asked |= (processing_kwargs or {}).get("text", {})
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: use max_length alone.')
-        length = check_tokens("max_length", asked.get("max_length"))
+        if (length := asked.get("max_length")) is not None:
+            length = check_tokens("max_length", length)
         layouts = self.lay_out(inputs, prompt or "", length)
         if self._warns_long and length is None and any(own.input_ids.shape[1] > self.LONG_TEXT for own in layouts):
             self._warn_if_long(layouts)
