@@ -25,6 +25,13 @@ def serve(
     rerank: Annotated[
         str | None, option("CrossEncoder or AttentionReranker for /rerank.", callback=check_model)
     ] = None,
+    chat: Annotated[
+        bool, option("Generate with MODEL's language model, too: the same weights chat and embed.")
+    ] = False,
+    lm: Annotated[
+        str | None,
+        option("For --chat, if MODEL has only a part of its language model: the whole one.", callback=check_model),
+    ] = None,
     model_name: Annotated[str | None, option("Name of MODEL in requests. Default: the last part of its path.")] = None,
     host: Annotated[
         str, option("Address to listen on. 127.0.0.1: only for this machine; 0.0.0.0: for others, too.")
@@ -54,11 +61,13 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API.
 
-    The paths are /v1/embeddings, /rerank, /v1/models, /health and /metrics. On SIGTERM the server answers all requests
-    that it has received, and stops.
+    The paths are /v1/embeddings, /rerank, /v1/models, /health and /metrics; with --chat also /v1/chat/completions and
+    /v1/completions. On SIGTERM the server answers all requests that it has received, and stops.
     """
     if model is None and rerank is None:
         raise ValueError("There is no model to serve: give MODEL, --rerank, or both.")
+    if (chat and model is None) or (lm is not None and not chat):
+        raise ValueError("--chat needs MODEL, whose language model it runs, and --lm needs --chat: give both.")
     keys = [] if api_key is None else [key.strip() for key in api_key.split(",")]
 
     # Printed before imports that take seconds.
@@ -74,7 +83,7 @@ def serve(
 
     from st_reba.serve.app import Server, bind, url_of
     from st_reba.serve.app import serve as answer_requests
-    from st_reba.serve.models import Embedder, check_kind, load_reranker
+    from st_reba.serve.models import Embedder, ListReranker, check_kind, load_reranker, share
     from st_reba.serve.requests import Limits
 
     with bind(host, port) as listener:
@@ -82,17 +91,25 @@ def serve(
             body_bytes=max_body * MIB, inputs=max_inputs, batch_tokens=batch_tokens, batch_texts=batch_size,
             queue_tokens=queue_tokens,
         )  # fmt: skip
-        embedder = reranker = None
+        embedder = reranker = talking = None
         if model is not None:
             with usable(model, device):
                 check_kind(model, revision, "SentenceTransformer")
                 loaded = load_saved(model, revision, dtype=dtype, device=device)
                 embedder = Embedder(model_name or _last_part(model), loaded, truncate)
+            if chat:
+                from st_reba.serve.chat import Chat, load_whole
+
+                with usable(lm or model):
+                    talking = Chat(embedder, None if lm is None else load_whole(lm, embedder))
         if rerank is not None:
             with usable(rerank, device):
                 where, precision = placement(device, dtype)
                 reranker = load_reranker(_last_part(rerank), rerank, None, where, precision, truncate)
-        server, url = Server(embedder, reranker, limits, keys), url_of(listener)
+        if embedder is not None and isinstance(reranker, ListReranker):
+            # An in-context reranker of the same language model has no weights of its own then.
+            share(reranker.model[0], embedder.model[0])
+        server, url = Server(embedder, reranker, limits, keys, talking), url_of(listener)
         if not keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             warnings.warn(f"{host} is open to other machines, and there is no --api-key.", stacklevel=1)
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from packaging import version
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 #: A small trained language model, English and Chinese, of 8.4M parameters: see its README.md.
 DEMO_MODEL = Path(__file__).parent / "demo_lm"
@@ -179,6 +179,25 @@ def save(model, directory: Path, kind: str = "bytes", **kwargs) -> str:
     model.save_pretrained(directory)
     tokenizer(kind, **kwargs).save_pretrained(directory)
     return str(directory)
+
+
+#: For chat: each message in a line of its own, behind its role.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+
+
+def save_talking(directory: Path, name: str = "llama", tied: bool = True, **settings) -> str:
+    """Save a language model with its head, which generates up to its limit, and a tokenizer with a chat template."""
+    torch.manual_seed(1 if tied else 2)
+    made = randomize(
+        AutoModelForCausalLM.from_config(config(name, tie_word_embeddings=tied, **settings)).eval().float()
+    )
+    made.generation_config.eos_token_id = made.config.eos_token_id = None
+    return save(
+        made,
+        directory,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=settings.get("max_position_embeddings", POSITIONS),
+    )
 
 
 #: Encoders of BERT's build.

@@ -13,10 +13,15 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import st_reba
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import read_data, read_pairs
+from st_reba.serve.app import Server
+from st_reba.serve.models import Embedder
 
-from .backbones import DEMO_MODEL, TEXTS
+from .backbones import CHAT_TEMPLATE, DEMO_MODEL, TEXTS, save_talking
+from .conftest import long
+from .serve.conftest import serving
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -75,6 +80,23 @@ def test_a_chat_recalls_what_was_said(run, roomy_path, monkeypatch):
     assert [line for line in shown.splitlines() if line.startswith("(")] == [
         "(recalls: )", "(recalls: ice is cold)", "(recalls: ice is cold)"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_tiny", [True, long(False)])
+def test_an_agent_recalls_what_it_was_told_by_the_server(is_tiny, run, tmp_path, monkeypatch):
+    chat = pytest.importorskip("st_reba.serve.chat")
+    path = save_talking(tmp_path / "lm", max_position_embeddings=2048) if is_tiny else DEMO_MODEL
+    lm = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(path, chat_template=CHAT_TEMPLATE)
+    embedder = Embedder("my-model", st_reba.build(lm, "echo-2", tokenizer=tokenizer))
+    said = "the bank raised its rates\nrain is expected in the north\nthe bank raised its rates\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    with serving(Server(embedder, chat=chat.Chat(embedder))) as url:
+        shown = run("memory_server.py", f"--url {url}/v1 --recalled 1")
+    assert [line for line in shown.splitlines() if line.startswith("(recalls")] == [
+        "(recalls: )", "(recalls: the bank raised its rates)", "(recalls: the bank raised its rates)"
+    ]  # fmt: skip
+    assert len(shown) > 200
 
 
 @pytest.mark.parametrize("name", RUNS)

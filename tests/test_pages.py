@@ -46,7 +46,7 @@ FENCE = re.compile(
 )
 
 #: Blocks that are not run.
-NOT_RUN = 24
+NOT_RUN = 27
 
 #: What stands for a name or a number of the pages. The tiny language model has 3 layers, and 32 values a token.
 STANDS_FOR = {
@@ -196,6 +196,7 @@ class Reader:
         elif "--out" in words:
             shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
         elif command == "serve":
+            self.close()
             self._server = self._script.start(*words, "--port", "0", cwd=Path.cwd())
             self._server.until("at http://")
             return

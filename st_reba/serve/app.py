@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import uvicorn
@@ -24,6 +24,10 @@ from starlette.requests import ClientDisconnect
 from ..version import __version__
 from .models import Embedder, Reranker, SizedItem
 from .requests import Batches, EmbeddingsForm, FormT, Limits, Metrics, RefusedError, RerankForm, parse, shorten
+
+if TYPE_CHECKING:
+    # It needs another extra.
+    from .chat import Chat
 
 T = TypeVar("T")
 
@@ -46,6 +50,7 @@ class Server:
         reranker: Model of ``/rerank``.
         limits: Limits of requests and the queue.
         keys: API keys, one of which a request must have; empty: no key is needed.
+        chat: Chat of the embedder's language model.
 
     Raises:
         ValueError: If both models have the same name.
@@ -57,14 +62,15 @@ class Server:
         reranker: Reranker | None = None,
         limits: Limits | None = None,
         keys: Sequence[str] = (),
+        chat: Chat | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits, self.chat = limits or Limits(), chat
         models = [model for model in (embedder, reranker) if model is not None]
         self.models = {name: (model, name[len(model.name) + 1 :]) for model in models for name in model.names}
         if len(self.models) < sum(len(model.names) for model in models):
             raise ValueError(f"Both models have the name {models[0].name}: give another --model-name.")
         self.metrics = Metrics()
-        self.batches = Batches(self.limits, self.metrics)
+        self.batches = Batches(self.limits, self.metrics, None if chat is None else chat.idle)
         self._keys = [key.encode() for key in keys]
         self._created = int(time.time())
 
@@ -216,15 +222,17 @@ def make_app(server: Server) -> FastAPI:
     app = FastAPI(title="st_reba", version=__version__, lifespan=lifespan, openapi_url=None)
     guarded: Any = {"dependencies": [Depends(server.check_key)]}
 
-    @app.post("/v1/embeddings", **guarded)
-    async def embeddings(request: Request) -> Response:
-        return await server.answer(request, EmbeddingsForm, server.embeddings)
+    def post(path: str, form: Any, answer: Callable[[Any], Coroutine[Any, Any, Response]]) -> None:
+        @app.post(path, **guarded)
+        async def handle(request: Request) -> Response:
+            return await server.answer(request, form, answer)
 
-    async def rerank(request: Request) -> Response:
-        return await server.answer(request, RerankForm, server.rerank)
-
+    post("/v1/embeddings", EmbeddingsForm, server.embeddings)
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        app.post(path, **guarded)(rerank)
+        post(path, RerankForm, server.rerank)
+    if server.chat is not None:
+        for path, form in server.chat.forms.items():
+            post(path, form, server.chat.answer)
     app.get("/v1/models", **guarded)(server.list_models)
     app.get("/metrics", **guarded)(server.show_metrics)
 

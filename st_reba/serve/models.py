@@ -12,6 +12,7 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 from tokenizers import Tokenizer
+from torch import nn
 
 from ..hub.push import BY_ATTENTION, loading_class, saved_class
 from ..modules import AttentionReranker, AttentionRerankModule, CausalModule, EndpointTransformer
@@ -272,18 +273,21 @@ class TokenizerCopy:
 
     Args:
         tokenizer: Tokenizer of transformers, or of ``tokenizers`` as in ``StaticEmbedding``.
+
+    Attributes:
+        tokenizer: The copy.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._from_end = getattr(tokenizer, "truncation_side", "right") == "left"
-        self._tokenizer: Any = copy.deepcopy(tokenizer)
+        self.tokenizer: Any = copy.deepcopy(tokenizer)
         if isinstance(tokenizer, Tokenizer):
-            self._tokenizer.no_truncation()
-            self._tokenizer.no_padding()
+            self.tokenizer.no_truncation()
+            self.tokenizer.no_padding()
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without truncation and special tokens."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return getattr(encoding, "ids", encoding)
 
     def cut(self, text: str, limit: int, where: str, count_all: bool = False) -> tuple[str, int]:
@@ -339,6 +343,22 @@ def check_kind(path: str, revision: str | None, expected: str) -> None:
         hints = {"CrossEncoder": "Give it as --rerank", "SentenceTransformer": "Give it as MODEL, without --rerank"}
         hint = hints.get(kind, f"Give a {' or a '.join(hints)}, or use it in your own program")
         raise ValueError(f"The model {path} is a saved {kind}. {hint}.")
+
+
+def share(model: nn.Module, whole: nn.Module) -> str:
+    """Let a model read the weights of another, if all of its own are equal to them.
+
+    Returns:
+        Name of the first weight that differs; empty if none does.
+    """
+    others = dict(whole.named_parameters())
+    for name, weight in model.named_parameters():
+        other = others.get(name)
+        if other is None or other.dtype != weight.dtype or not torch.equal(other, weight):
+            return name
+    for name, weight in model.named_parameters():
+        weight.data = others[name].data
+    return ""
 
 
 def _too_long(where: str, reason: str) -> RefusedError:

@@ -68,29 +68,31 @@ def _has_text(document: dict[str, Any]) -> str:
 
 
 # An empty text has no vector.
-_Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
 
 
-class _Form(BaseModel):
+class Form(BaseModel):
+    """Base of the bodies of requests."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class EmbeddingsForm(_Form):
+class EmbeddingsForm(Form):
     """Body of ``/v1/embeddings``."""
 
     model: str
     # fail_fast: a list may have a million wrong elements.
-    input: _Text | Annotated[list[_Text], Field(fail_fast=True, min_length=1)]
+    input: Text | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
 
 
-class RerankForm(_Form):
+class RerankForm(Form):
     """Body of ``/rerank``, in the format of Cohere and Jina."""
 
     model: str
-    query: _Text
+    query: Text
     documents: Annotated[
         list[str | Annotated[dict[str, Any], AfterValidator(_has_text)]], Field(fail_fast=True, min_length=1)
     ]
@@ -98,12 +100,13 @@ class RerankForm(_Form):
     return_documents: bool | None = None
 
 
-FormT = TypeVar("FormT", bound=_Form)
+FormT = TypeVar("FormT", bound=Form)
 
 #: Messages that replace pydantic's, which are about Python types.
 _ALLOWED = {
     "input": "give a text, or a list of texts; token ids are not read (LangChain: check_embedding_ctx_length=False)",
     "documents": "give a list of texts, or of objects with a text",
+    "messages": "give a list of objects with a role and a content",
 }
 
 
@@ -217,10 +220,11 @@ class Batches:
     Args:
         limits: Limits of the queue and of batches.
         metrics: Metrics of batches.
+        may_start: Event without which no batch starts; None: batches always start.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self._limits, self._metrics = limits, metrics
+    def __init__(self, limits: Limits, metrics: Metrics, may_start: threading.Event | None = None) -> None:
+        self._limits, self._metrics, self._may_start = limits, metrics, may_start
         #: Requests in the order of their turns.
         self._queue: list[QueuedRequest] = []
         self._changed = threading.Condition()
@@ -299,6 +303,8 @@ class Batches:
 
     def _work(self) -> None:
         while batch := self._next():
+            if self._may_start is not None:
+                self._may_start.wait()
             start = time.perf_counter()
             results = self._run(batch)
             self._metrics.batch_seconds.observe(time.perf_counter() - start)

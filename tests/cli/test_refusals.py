@@ -94,6 +94,8 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("", 1, "There is no model to serve: give MODEL, --rerank, or both."),
         ("./no", 1, f"./no: {NO_MODEL}"),
         ("saved --api-key a,,b", 1, NO_KEY),
+        ("--rerank saved --chat", 1, "--chat needs MODEL, whose language model it runs"),
+        ("saved --lm lm", 1, "--lm needs --chat: give both."),
         ("saved --api-key schlüssel", 1, NO_KEY),
     ],
     "train": [

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 
 import mteb
 import numpy as np
 import openai
 import pytest
-import uvicorn
 from bertopic import BERTopic
 from datasets import Dataset
 from haystack import Document
@@ -29,12 +26,13 @@ from mteb.abstasks import AbsTaskRetrieval
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
-from st_reba.serve.app import Server, bind, make_app, url_of
+from st_reba.serve.app import Server
 from st_reba.serve.models import Embedder
 from st_reba.serve.requests import Limits
 
 from ..backbones import TEXTS
 from ..conftest import PROMPTS
+from ..serve.conftest import serving
 
 QUERY = "Who chased the mouse?"
 QUERIES = ["What is language processing?", QUERY]
@@ -168,16 +166,8 @@ def test_retrieval_of_mteb_takes_the_prompts_that_are_saved(own, right, score):
 @pytest.fixture(scope="module")
 def url(own):
     server = Server(Embedder("my-model", own), limits=Limits(inputs=100), keys=["secret"])
-    with bind("127.0.0.1", 0) as listening:
-        running = uvicorn.Server(uvicorn.Config(make_app(server), log_level="error"))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-        thread.start()
-        while not running.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"{url_of(listening)}/v1"
-        running.should_exit = True
-        thread.join()
+    with serving(server) as address:
+        yield f"{address}/v1"
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
 import pytest
 import torch
+import uvicorn
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from starlette.testclient import TestClient
 
 from st_reba import ReBAModule
-from st_reba.serve.app import Server, make_app
+from st_reba.serve.app import Server, bind, make_app, url_of
 from st_reba.serve.models import Embedder, Reranker
 
 from ..conftest import PROMPTS
+
+
+@contextlib.contextmanager
+def serving(server: Server) -> Iterator[str]:
+    """Run a server in a thread within the block, and return its URL."""
+    with bind("127.0.0.1", 0) as listening:
+        running = uvicorn.Server(uvicorn.Config(make_app(server), log_level="error"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not running.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield url_of(listening)
+        running.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="session")
