@@ -5,6 +5,7 @@ After ``import st_reba``, ``SentenceTransformer("path-or-id")`` loads models wit
 
 from . import modules
 from .build import build
+from .data.demo import demo_model
 from .hub.compat import make_known
 from .lm.attention import function
 from .modules import AllButTheTop as AllButTheTop
@@ -54,6 +55,7 @@ __all__ = [
     "Row",
     "__version__",
     "build",
+    "demo_model",
     "encode_chunks",
     "encode_words",
     "in_context",

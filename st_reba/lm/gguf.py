@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..files import atomic_directory
 from ..fingerprint import digest_of_file
+from ..moments import LOG_SECONDS
 from ..optional import require
 from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
@@ -219,10 +223,29 @@ def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
 # The conversion
 
 
+@contextmanager
+def _seconds_shown(what: str) -> Iterator[None]:
+    """Show for how long the block has been running: every second, in a log every ten."""
+    ended = Event()
+
+    def refresh() -> None:
+        while not ended.wait(1 if sys.stderr.isatty() else LOG_SECONDS):
+            bar.refresh()
+
+    with tqdm(desc=what, bar_format="{desc} ({elapsed})") as bar:
+        thread = Thread(target=refresh, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
 def _convert(file: Path, out: Path, read: Callable[[Path], PreTrainedModel | PreTrainedConfig]) -> None:
     """Save what is read of a file, and its tokenizer."""
     with (
-        tqdm(desc=f"Converting {file.name}, once", bar_format="{desc} ({elapsed})"),
+        _seconds_shown(f"Converting {file.name}, once"),
         tempfile.TemporaryDirectory() as alone,
     ):
         # transformers would read a tokenizer next to it, too.

