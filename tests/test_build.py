@@ -13,19 +13,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 import st_reba
-from st_reba import (
-    CausalTransformer,
-    EchoModule,
-    EmbeddingFilter,
-    IdfWeights,
-    LlamaCppTransformer,
-    PromptRepsModule,
-    StandardizedSum,
-    TokenPrependingModule,
-    TopicModule,
-    TwinTower,
-    moments,
-)
 from st_reba.compare import RecipeSweep
 from st_reba.data.demo import demo_sentences
 from st_reba.encode import Encoder, encode_file
@@ -74,15 +61,15 @@ def test_a_path_is_any_path(roomy_path, encoder_paths, tmp_path):
     built = st_reba.build(model, "classical", device="cpu")
     assert np.array_equal(built.encode(TEXTS), st_reba.build(roomy_path, "classical", device="cpu").encode(TEXTS))
     for made in (
-        EchoModule(model), TwinTower(*towers),
-        TokenPrependingModule(model), CausalTransformer(model), IdfWeights(torch.ones(9)),
+        st_reba.EchoModule(model), st_reba.TwinTower(*towers),
+        st_reba.TokenPrependingModule(model), st_reba.CausalTransformer(model), st_reba.IdfWeights(torch.ones(9)),
     ):  # fmt: skip
         place = tmp_path / type(made).__name__
         place.mkdir()
         made.save(place)
         assert type(type(made).load(place)) is type(made)
     assert RecipeSweep(model, 1).recipes
-    for of_head in (EmbeddingFilter.from_language_model, PromptRepsModule):
+    for of_head in (st_reba.EmbeddingFilter.from_language_model, st_reba.PromptRepsModule):
         with pytest.raises(ValueError, match="has no weight named lm_head"):
             of_head(model)
     built.save_pretrained(str(tmp_path / "built"))
@@ -96,11 +83,11 @@ def test_a_path_is_any_path(roomy_path, encoder_paths, tmp_path):
 
 def test_a_topic_is_summed_behind_its_pooling(roomy_path):
     model = st_reba.build(roomy_path, "topic", CORPUS, device="cpu")
-    assert [type(part) for part in model] == [TopicModule, Pooling, StandardizedSum, Normalize]
+    assert [type(part) for part in model] == [st_reba.TopicModule, Pooling, st_reba.StandardizedSum, Normalize]
     assert model.get_embedding_dimension() == 32
     # Evenly drawn, so many as are enough.
     pooled = SentenceTransformer(modules=[*model][:2], device="cpu")
-    few = StandardizedSum.fit(pooled, [CORPUS[number * len(CORPUS) // 200] for number in range(200)])
+    few = st_reba.StandardizedSum.fit(pooled, [CORPUS[number * len(CORPUS) // 200] for number in range(200)])
     assert np.allclose(model[2].mean, few.mean, atol=1e-6)
 
 
@@ -149,10 +136,10 @@ HUB, PATH = (
     [
         (st_reba.build, "org/name", HUB),
         (st_reba.build, "./nowhere", PATH),
-        (EchoModule, "a/b/c", PATH),
-        (TwinTower, "org/name", HUB),
-        (LlamaCppTransformer, "org/name:Q4_K_M", HUB),
-        (EmbeddingFilter.from_language_model, "org/name", HUB),
+        (st_reba.EchoModule, "a/b/c", PATH),
+        (st_reba.TwinTower, "org/name", HUB),
+        (st_reba.LlamaCppTransformer, "org/name:Q4_K_M", HUB),
+        (st_reba.EmbeddingFilter.from_language_model, "org/name", HUB),
     ],
 )
 def test_a_model_that_is_not_to_be_had(build, name, said):
@@ -163,9 +150,9 @@ def test_a_model_that_is_not_to_be_had(build, name, said):
 
 
 def test_a_fit_says_how_far_it_is(roomy_path, monkeypatch, capsys):
-    monkeypatch.setattr(moments, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(st_reba.moments, "LOG_SECONDS", 0.0)
     st_reba.build(roomy_path, "topic", CORPUS, device="cpu")
     shown = capsys.readouterr().err
-    multi_vector_encoder(EchoModule(roomy_path), dimension=4, fit_texts=CORPUS[:40])
+    multi_vector_encoder(st_reba.EchoModule(roomy_path), dimension=4, fit_texts=CORPUS[:40])
     for said, texts in ((shown, 200), (capsys.readouterr().err, 40)):
         assert re.search(rf"\rFitting: +\d+%.* 32/{texts} ", said), said

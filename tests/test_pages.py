@@ -41,8 +41,7 @@ METHODS = ROOT / "docs" / "methods"
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted(METHODS.glob("*.md"))]
 PAGES = [ROOT / "README.md", *DOCS]
 FENCE = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?```(?P<language>[^\n]*)\n(?P<code>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
+    r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?```(?P<language>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 
 #: Blocks that are not run.

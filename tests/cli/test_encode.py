@@ -24,9 +24,10 @@ def test_every_option():
     Path("records.jsonl").write_text(records)
     output = typed(
         "encode saved records.jsonl --out a.parquet --column body --keep id --keep x "
-        "--truncate-dim 12 --normalize --prompt 'find: ' --batch-size 2 --chunk-size 2"
+        "--truncate-dim 12 --normalize --prompt 'find: ' --batch-size 2 --chunk-size 2 --json"
     )
     assert "Wrote 5 vectors of 5 texts to a.parquet." in output
+    assert '"schema": "st-reba/encode/1", "path": "a.parquet", "rows": 5, "texts": 5, "resumed": 0' in output
     table = pq.read_table("a.parquet")
     assert table.column_names == ["id", "x", "embedding"]
     assert table.schema.field("embedding").type.list_size == 12

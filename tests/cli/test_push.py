@@ -55,8 +55,9 @@ def test_what_is_sent(model, hub):
     (model / "LICENSE").symlink_to("modules.json")
     path = model / "config_sentence_transformers.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "MultiVectorEncoder"}))
-    output = typed("push model org/name")
+    output = typed("push model org/name --json")
     assert "Pushed model to org/name: https://hub/[a]" in output
+    assert '"schema": "st-reba/push/1"' in output
     assert (
         'import st_reba; from sentence_transformers import MultiVectorEncoder; MultiVectorEncoder("org/name")' in output
     )
@@ -138,11 +139,7 @@ REFUSED = HfHubHTTPError("500 Server Error", response=RESPONSE, server_message="
         (REFUSED, None, "The Hub refuses to take org/name (500: Nope.)."),
         (RuntimeError("Data processing error: closed"), None, "A large file was not uploaded (Data processing error: "),
         # The client says which; why is the cause of that.
-        (
-            RuntimeError("Error while uploading 'a' to the Hub."),
-            TimeoutError(),
-            "not uploaded (TimeoutError).",
-        ),
+        (RuntimeError("Error while uploading 'a' to the Hub."), TimeoutError(), "not uploaded (TimeoutError)."),
         (OfflineModeIsEnabled("offline"), None, "HF_HUB_OFFLINE is set: unset it to push"),
     ],
 )

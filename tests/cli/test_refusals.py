@@ -124,10 +124,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data pairs.tsv --device gpu", "--device gpu: PyTorch"),
         ("--data pairs.tsv --recipes reba-2 --recipes rebba-2,all", "There is no recipe 'rebba-2'. Near it: reba-2"),
         ("--data pairs.tsv --query-prompt find:", "--query-prompt and --document-prompt are for retrieval"),
-        (
-            "--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls",
-            "--fit-texts: it is for tf-idf",
-        ),
+        ("--data pairs.tsv --fit-texts texts.txt --recipes reba-2 --no-controls", "--fit-texts: it is for tf-idf"),
         ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
         ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "there is no Chinese prompt for classic"),
     ],
@@ -137,9 +134,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("damaged texts.txt", DAMAGED),
         ("saved texts.txt --device meta", "Give cpu or another available device; the default is "),
     ],
-    "verify": [
-        ("--model saved", "http://127.0.0.1:9/v1/models does not answer ("),
-    ],
+    "verify": [("--model saved", "http://127.0.0.1:9/v1/models does not answer (")],
 }
 
 #: Packages that take from a tenth of a second to several seconds to import.
@@ -174,7 +169,7 @@ def test_what_needs_no_model_is_answered_at_once(desk):
     ]
     every = [
         ("--version", 0, "."), ("--help", 0, "compare"), ("", 2, "Usage"), ("nonsense", 2, "No such command"),
-        *help_pages, *refusals,
+        ("recipes", 0, "reba-2"), *help_pages, *refusals,
     ]  # fmt: skip
     Path("gone.yaml").touch()
     before = written(desk)
@@ -224,7 +219,7 @@ def test_process_1_ends_by_sigterm_while_it_loads(desk):
     code = "import os; os.getpid = lambda: 1; from st_reba_cli import app; app()"
     command = [sys.executable, "-c", code, "serve", "saved", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert "Loading saved" in process.stderr.readline()
+        assert "Loading saved; the address follows" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
         assert "Traceback" not in process.stderr.read()

@@ -21,8 +21,7 @@ def backbone(roomy_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["classical", "reba-2", "prompteol", "knowledge", "value-aggregation", "early-late", "classical@1"],
+    "name", ["classical", "reba-2", "prompteol", "knowledge", "value-aggregation", "early-late", "classical@1"]
 )
 def test_the_tokens_of_a_pass_are_those_that_run(backbone, name):
     """Counted where they enter each layer."""

@@ -110,11 +110,7 @@ def test_whatever_a_file_holds_is_shown_or_refused_by_its_key(comparison, saved)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[" * 100_000, "recursion limit exceeded"),
-        ("[]", "Input should be an object"),
-    ],
+    ("text", "message"), [("[" * 100_000, "recursion limit exceeded"), ("[]", "Input should be an object")]
 )
 def test_what_is_no_comparison(text, message, tmp_path):
     path = tmp_path / "other.json"

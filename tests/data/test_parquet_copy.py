@@ -98,67 +98,52 @@ def test_json_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("t.txt", b"a\n\xff\n", "t.txt, line 2: not UTF-8 (invalid start byte). Save the file as UTF-8."),
+        ("t.csv", b"PK\x03\x04", "t.csv is an Excel workbook or another ZIP file. Save a sheet as .csv, in UTF-8."),
+        ("t.xls", b"\xd0\xcf\x11\xe0", "t.xls is an Excel workbook. Save a sheet as .csv, in UTF-8."),
+        ("t.csv", COMPRESS[".zst"](b"a"), "t.csv is compressed. End its name so, as in table.csv.zst."),
+        ("t", b"PAR1", "t is a Parquet file. End its name in .parquet."),
+        ("t.txt", "a".encode("utf-16"), "t.txt is UTF-16. Save the file as UTF-8."),
+        ("t.tsv", "a\tb\n".encode("utf-16-le"), "t.tsv is UTF-16. Save the file as UTF-8."),
+        ("t.csv", b"text;id;x\na;1;2\n", 't.csv: columns are separated by ";". Give --separator ";", or save it'),
+        ("t.txt.gz", b"", "t.txt.gz holds no texts."),
+        ("t.csv", b"text\n", "t.csv holds no texts"),
+        ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', "t.jsonl, line 3: not JSON (Expecting value"),
+        ("t.jsonl", b"[1]\n", "row 1: 1 is JSON, but a row is a JSON object."),
+        ("t.json", b'[\n{"a": 1}\n{"a": 2}]', "t.json, line 1: not JSON (Expecting ',' delimiter: line 3 column 1"),
+        ("t.json", b'[\n{"text": "a"},\n', "t.json, line 1: not JSON (Expecting value: line 3 column 1"),
+        ("t.json", b'[]\n{"text": "a"}', "t.json, line 1: not JSON (Extra data: line 2 column 1"),
+        ("t.json", b"[\n]\n", "t.json holds no texts"),
+        ("t.jsonl", b"[" * 100_000, "line 1: not JSON ("),
+        ("t.jsonl", b'{"a": 1, "a": 2}\n', 'line 1: not JSON ("a" more than once)'),
+        ("t.jsonl", b'{"a": 1e999}\n', "line 1: not JSON (1e999 is a number beyond the range"),
+        ("t.jsonl", b'{"body": "a", "id": 1}\n', "line 1 lacks text (texts); its columns are body, id. A row is text"),
+        ("t.jsonl", b'{"text": null}\n', "line 1: text: None is not text. A row is text."),
+        ("t.csv", b"a,b\n", "t.csv, line 1: 2 columns, and no header that names them. A row is text. If"),
+        ("t.csv", b"review,label\na,b\n", "A row is text. If the column has another name, give it as --column."),
+        ("t.csv.zst", b'text,b\n1,2\n3,"4\n', "t.csv.zst, line 3: unexpected end of data"),
+        ("t.parquet", b"PAR1", "is not a Parquet file"),
+    ],
+)
+def test_refusals(name, data, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        copied(write(tmp_path / name, data))
+
+
+@pytest.mark.parametrize(
     ("name", "data", "options", "message"),
     [
-        ("t.txt", b"a\n\xff\n", {}, "t.txt, line 2: not UTF-8 (invalid start byte). Save the file as UTF-8."),
-        (
-            "t.csv",
-            b"PK\x03\x04\x14\x00",
-            {},
-            "t.csv is an Excel workbook or another ZIP file. Save a sheet as .csv, in UTF-8.",
-        ),
-        ("t.xls", b"\xd0\xcf\x11\xe0", {}, "t.xls is an Excel workbook. Save a sheet as .csv, in UTF-8."),
-        ("t.csv", COMPRESS[".zst"](b"a"), {}, "t.csv is compressed. End its name so, as in table.csv.zst."),
-        ("t", b"PAR1", {}, "t is a Parquet file. End its name in .parquet."),
-        ("t.txt", "a".encode("utf-16"), {}, "t.txt is UTF-16. Save the file as UTF-8."),
-        ("t.tsv", "a\tb\n".encode("utf-16-le"), {}, "t.tsv is UTF-16. Save the file as UTF-8."),
-        (
-            "t.csv",
-            b"text;id;x\na;1;2\n",
-            {},
-            't.csv: columns are separated by ";". Give --separator ";", or save it with commas.',
-        ),
-        ("t.txt.gz", b"", {}, "t.txt.gz holds no texts."),
-        ("t.csv", b"text\n", {}, "t.csv holds no texts"),
-        ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', {}, "t.jsonl, line 3: not JSON (Expecting value"),
-        ("t.jsonl", b"[1]\n", {}, "row 1: 1 is JSON, but a row is a JSON object."),
-        (
-            "t.json",
-            b'[\n{"text": "a"}\n{"text": "b"}]',
-            {},
-            "t.json, line 1: not JSON (Expecting ',' delimiter: line 3 column 1",
-        ),
-        ("t.json", b'[\n{"text": "a"},\n', {}, "t.json, line 1: not JSON (Expecting value: line 3 column 1"),
-        ("t.json", b'[]\n{"text": "a"}', {}, "t.json, line 1: not JSON (Extra data: line 2 column 1"),
-        ("t.json", b"[\n]\n", {}, "t.json holds no texts"),
-        ("t.jsonl", b"[" * 100_000, {}, "line 1: not JSON ("),
-        ("t.jsonl", b'{"a": 1, "a": 2}\n', {}, 'line 1: not JSON ("a" more than once)'),
-        ("t.jsonl", b'{"a": 1e999}\n', {}, "line 1: not JSON (1e999 is a number beyond the range"),
-        ("t.jsonl", b'{"body": "a", "id": 1}\n', {}, "line 1 lacks text (texts); its columns are body, id. A row is t"),
-        ("t.jsonl", b'{"text": null}\n', {}, "line 1: text: None is not text. A row is text."),
-        ("t.csv", b"a,b\n", {}, "t.csv, line 1: 2 columns, and no header that names them. A row is text. If"),
-        (
-            "t.csv",
-            b"review,label\na,b\n",
-            {},
-            "and no header that names them. A row is text. If the column has another name, give it as --column.",
-        ),
-        ("t.csv.zst", b'text,b\n1,2\n3,"4\n', {}, "t.csv.zst, line 3: unexpected end of data"),
-        ("t.parquet", b"PAR1", {}, "is not a Parquet file"),
         ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
         ("t.txt", b"a", {"keep": ["id"]}, 'plain text has no columns to keep such as "id". Keep "text"'),
-        (
-            "t.csv",
-            b"a,b\n",
-            {"column": "c"},
-            "line 1 lacks c (texts); its columns are a, b. A row is c. If the column has another name, give it",
-        ),
+        ("t.csv", b"a,b\n", {"column": "c"}, "line 1 lacks c (texts); its columns are a, b. A row is c. If the column"),
         # The kept column has the usual name of the texts.
         ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
         ("t.jsonl", b'{"sentence": "a"}\n', {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
     ],
 )
-def test_refusals(name, data, options, message, tmp_path):
+def test_columns_that_are_not_there(name, data, options, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         copied(write(tmp_path / name, data), **options)
 

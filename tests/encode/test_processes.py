@@ -152,11 +152,7 @@ class Acting(Fake):
     ("text", "error", "said"),
     [
         ("refuse", ValueError, r"^There is no such thing\.$"),
-        (
-            "die",
-            ChildProcessError,
-            "A process on cpu has died; it may have run out of memory. Finished chunks are",
-        ),
+        ("die", ChildProcessError, "A process on cpu has died; it may have run out of memory. Finished chunks are"),
     ],
 )
 def test_what_goes_wrong_in_a_process_is_told_in_its_parent(text, error, said, fake, tmp_path, spawned_by_fork):

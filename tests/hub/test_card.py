@@ -12,12 +12,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from st_reba import (
-    CausalTransformer,
-    EchoModule,
-    ReBAModule,
-    modules,
-)
+from st_reba import CausalTransformer, EchoModule, ReBAModule, modules
 from st_reba.hub import card
 from st_reba.modules import SAVED, CausalModule, PromptRepsModule
 from st_reba.recipes import find

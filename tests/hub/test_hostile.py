@@ -147,10 +147,7 @@ def test_arguments_that_a_file_may_not_give(kind, key, module_class, originals, 
     saved, file = own(originals[module_class]) / OWN_SETTINGS, tmp_path / OWN_SETTINGS
     for changes, said in (
         ({kind: {key: 1}}, f"sets {kind}.{quoted(key)} to 1: a file may not"),
-        (
-            {"tokenizer_args": {"tokenizer_file": "/x"}},
-            "sets tokenizer_args.tokenizer_file to '/x': a file may not",
-        ),
+        ({"tokenizer_args": {"tokenizer_file": "/x"}}, "sets tokenizer_args.tokenizer_file to '/x': a file may not"),
         ({"\x1b[2Jx": "/x"}, f"sets {quoted(chr(27) + '[2Jx')}, which is no setting of {module_class.__name__}"),
         ({"backend": "onnx"}, "sets backend, which is no setting of"),
     ):

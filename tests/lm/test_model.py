@@ -12,7 +12,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer, FalconH1Config, MambaConfig
+from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -29,14 +29,13 @@ from st_reba.lm.views import PER_LAYER
 from st_reba.text.layout import NOT_TEXT, Layout
 
 from .. import backbones, oracles
-from ..backbones import ARCHITECTURES, DEMO_MODEL, FEW, IDS, MLP, OWN_ATTENTION, SIZE, TEXTS, config, randomize
+from ..backbones import ARCHITECTURES, DEMO_MODEL, FEW, MLP, OWN_ATTENTION, SIZE, TEXTS, config, randomize
 from ..conftest import forward_passes, pipeline, relative_error
 
 TOKENS = torch.tensor([[5, 6, 7, 3], [5, 6, 10, 0]])
 MASK = torch.tensor([[True] * 4, [True, True, True, False]])
 #: Two tokens before each text, which all rows share.
 LAYOUT = Layout(TOKENS, MASK, torch.where(torch.arange(4) < 2, NOT_TEXT, 0).expand(2, 4).masked_fill(~MASK, NOT_TEXT))
-SIZES = {**SIZE, **MLP, **backbones.GROUPED, **IDS}
 
 
 def run(lm, *hooks, layout=LAYOUT, **inputs):
@@ -113,17 +112,6 @@ def test_parts_of_every_architecture(architecture):
     assert parts_of(in_half.model).projections == parts_of(lm.model).projections
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "opt", "gpt_oss_sinks", "bloom", "mpt"])
-def test_a_short_model_ends_as_the_whole_one_does_after_that_layer(architecture):
-    lm = LanguageModel(backbones.backbone(architecture))
-    short = LanguageModel(lm.model, 2)
-    [left] = lm.states_at(LAYOUT, lm.layers[1:2], "after", None)
-    assert relative_error(run(short), lm.final_norm(left)) < 1e-5
-    assert relative_error(run(short, final_norm=False), left) < 1e-5
-    assert len(short.layers) == short.model.config.get_text_config().num_hidden_layers == 2
-    assert len(lm.layers) == 3
-
-
 def test_facts_do_not_keep_a_model_nor_the_layers_above():
     whole = LanguageModel(backbones.backbone("llama"))
     weights = [layer.mlp.up_proj.weight for layer in whole.layers]
@@ -144,161 +132,12 @@ def test_in_half_precision_the_parts_are_found_too():
     assert parts.calls_ours
 
 
-def test_a_state_space_beside_attention():
-    """It has the layer's number and a projection, too, and keeps what no cache of keys and values has."""
-    mamba = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8}
-    both = FalconH1Config(**{**SIZES, **mamba, "mamba_chunk_size": 16, "pad_token_id": 0})
-    lm = LanguageModel(AutoModel.from_config(both).eval())
-    parts = parts_of(lm.model)
-    assert parts.projections == {layer: f"layers.{layer}.self_attn.o_proj" for layer in range(3)}
-    # The embedding of a padding token is zero, and the token after it is as if it were alone.
-    assert parts.feed_forward == ("layers.2.feed_forward",)
-    assert not lm.continues_past
-
-
-def test_layers_without_attention():
-    jamba = transformers.JambaConfig(
-        **SIZE, **MLP, **IDS, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1,
-        mamba_d_state=4, mamba_d_conv=2, mamba_expand=1, use_mamba_kernels=False, num_experts=2,
-    )  # fmt: skip
-    lm = LanguageModel(randomize(AutoModel.from_config(jamba).eval()))
-    assert lm.resolve("all", "watched") == lm.attention_layers == (1,)
-    with pytest.raises(ValueError, match=r"JambaModel in layers \[0\] cannot be watched: it is in layers \[1\] alone"):
-        lm.resolve([0], "watched")
-    mamba = LanguageModel(AutoModel.from_config(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)).eval())
-    with pytest.raises(ValueError, match="MambaModel .*cannot be watched: .* does not call transformers' attention"):
-        mamba.resolve("all", "watched")
-    with pytest.raises(ValueError, match="output projection of the attention in layer 0 of MambaModel was not found"):
-        mamba.projection(0)
-
-
-def test_attention_without_a_number():
-    """Zamba's layers share one, so no layer's can be told from another's."""
-    kinds = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "use_mamba_kernels": False}
-    sizes = {"attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2, "mamba_dt_rank": 4}
-    config = transformers.ZambaConfig(**SIZE, **MLP, **IDS, **kinds, **sizes, num_key_value_heads=4)
-    lm = LanguageModel(randomize(AutoModel.from_config(config).eval()))
-    assert lm.attention_layers == ()
-    assert torch.isfinite(real(run(lm))).all()
-
-
 def test_a_projection_beside_the_attention_is_not_taken_for_one():
     model = backbones.backbone("llama")
     for layer in model.layers:
         layer.self_attn.o_proj = nn.Identity()
     with pytest.raises(ValueError, match="output projection of the attention in layer 0 of LlamaModel was not found"):
         LanguageModel(model).projection(0)
-
-
-def test_a_projection_that_sees_no_texts_is_not_taken_for_one():
-    """JetMoE's experts project the tokens that are theirs, of all texts."""
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8, "num_key_value_heads": 2}
-    model = AutoModel.from_config(transformers.JetMoeConfig(**SIZE, **MLP, **IDS, **experts)).eval()
-    with pytest.raises(ValueError, match="output projection of the attention in layer 0 of JetMoeModel was not found"):
-        LanguageModel(model).projection(0)
-
-
-def test_a_mask_with_weights_is_not_opened():
-    """Doge's masks add to the scores of the tokens that are seen, and later ones would be hidden."""
-    lm = LanguageModel(AutoModel.from_config(transformers.DogeConfig(**SIZES)).eval())
-    assert lm.resolve("all", "watched") == (0, 1, 2)
-    with pytest.raises(ValueError, match="The masks of DogeModel add to the scores .* cannot be made to attend both"):
-        lm.resolve_both_ways(1)
-
-
-LAYERWISE = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384, "num_kv_shared_layers": 1}
-SLIDING = {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 7}
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"), [("Gemma3nText", {"intermediate_size": [48] * 3}), ("Gemma4Text", {"global_head_dim": 8})]
-)
-def test_embeddings_for_each_layer(kind, settings):
-    """What goes in as an embedding has none: Gemma 3n leaves them out, and Gemma 4 looks for its token."""
-    settings = {**SIZES, **LAYERWISE, **SLIDING, **settings}
-    lm = LanguageModel(randomize(AutoModel.from_config(getattr(transformers, f"{kind}Config")(**settings)).eval()))
-    assert lm.continues_past
-    with pytest.raises(ValueError, match=f"{kind}Model reads more of a token than its input embedding, such as one"):
-        lm.check_takes_embeddings()
-    LanguageModel(backbones.backbone("gemma3")).check_takes_embeddings()
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("Llama4Text", {"intermediate_size_mlp": 48, "attention_chunk_size": 64}),
-        ("Phimoe", {"num_key_value_heads": 2, "sliding_window": 64}),
-    ],
-)
-def test_masks_that_are_not_made(kind, settings):
-    """Tokens of Llama 4 see no further back than their chunk begins; Phi-3.5-MoE does not say how long windows are."""
-    settings = {**SIZES, "num_local_experts": 2, "max_position_embeddings": 128, **settings}
-    model = AutoModel.from_config(getattr(transformers, f"{kind}Config")(**settings))
-    lm = LanguageModel(randomize(model.eval()))
-    assert lm.attention_layers == (0, 1, 2)
-    assert not lm.continues_past
-    assert LanguageModel(backbones.backbone("mistral_window", sliding_window=64)).continues_past
-
-
-def test_keys_wider_than_values():
-    """Latent attention, as of DeepSeek: hooks see its weights, and it continues a past."""
-    lm = LanguageModel(backbones.backbone("deepseek_latent"))
-    watched = RunningMaximum(slice(0, 4), slice(0, 4), lm.resolve("all", "watched"))
-    plain = run(lm)
-    assert relative_error(run(lm, watched), plain) < 1e-5
-    eager = AutoModel.from_config(config("deepseek_latent"), attn_implementation="eager").eval()
-    eager.load_state_dict(lm.model.state_dict())
-    maps = torch.stack(eager(TOKENS, output_attentions=True).attentions)
-    expected = maps.amax(dim=(0, 2)).mT
-    seen = expected > 0
-    torch.testing.assert_close(watched.maximum.exp()[seen], expected[seen], rtol=1e-4, atol=1e-5)
-    assert lm.continues_past
-
-
-@pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="an older transformers")
-def test_keys_that_sparse_attention_selects():
-    """DeepSeek V3.2 gives them to attention that is not transformers' own, beside a mask that hides fewer."""
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
-    index = {"index_topk": 4, "index_n_heads": 16, "index_head_dim": 8}
-    settings = {**SIZE, **MLP, **IDS, **latent, **index, "first_k_dense_replace": 3, "num_key_value_heads": 4}
-    lm = LanguageModel(randomize(AutoModel.from_config(transformers.DeepseekV32Config(**settings)).eval()))
-    ids = torch.arange(5, 35).view(2, 15)
-    layout = Layout(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids))
-    plain = run(lm, layout=layout)
-    watched = RunningMaximum(slice(0, 15), slice(0, 15), lm.resolve("all", "watched"))
-    assert relative_error(run(lm, watched, layout=layout), plain) < 1e-5
-
-
-def test_layers_that_do_not_pass_on_one_state_a_token():
-    """As those of Gemma 3n: what needs no layer works."""
-    model = backbones.backbone("llama")
-
-    class Wide(nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer, self.attention_type = layer, getattr(layer, "attention_type", None)
-
-        def forward(self, states, **kwargs):
-            states = states[0] if states.dim() == 4 else states
-            return torch.stack([self.layer(states, **kwargs)] * 2)
-
-    class Narrow(nn.Module):
-        def __init__(self, norm):
-            super().__init__()
-            self.norm = norm
-
-        def forward(self, states):
-            return self.norm(states[0])
-
-    expected = run(LanguageModel(model))
-    model.layers = nn.ModuleList(map(Wide, model.layers))
-    model.norm = Narrow(model.norm)
-    lm = LanguageModel(model)
-    assert torch.equal(run(lm), expected)
-    assert lm.attention_layers == (0, 1, 2)
-    for use in (lambda: lm.layers, lambda: LanguageModel(model, 2)):
-        with pytest.raises(ValueError, match="layers .*were not found"):
-            use()
 
 
 def test_long_range_rotary_embeddings_limit_positions():
@@ -339,15 +178,6 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "
 def test_models_that_are_no_decoders(kind, settings, message):
     model = randomize(AutoModel.from_config(getattr(transformers, kind)(**settings)).eval())
     with pytest.raises(ValueError, match=message):
-        LanguageModel(model)
-
-
-def test_a_model_that_is_no_stack_of_layers(monkeypatch):
-    """As BLT, whose parts have a configuration each."""
-    model = backbones.backbone("llama")
-    vars(model.config).pop("num_hidden_layers")
-    monkeypatch.delattr(type(model.config), "num_hidden_layers")
-    with pytest.raises(ValueError, match="The configuration of LlamaModel has no num_hidden_layers, so it is no stack"):
         LanguageModel(model)
 
 

@@ -82,11 +82,7 @@ class TestShardsOutside:
     [
         ("pytorch_model.bin", {"use_safetensors": False}, None),
         ("model.fp16.safetensors", {"variant": "fp16"}, None),
-        (
-            "model.fp16.safetensors",
-            {},
-            r"none of model.safetensors, .*index.json is there\. Give a directory with",
-        ),
+        ("model.fp16.safetensors", {}, r"none of model.safetensors, .*index.json is there\. Give a directory with"),
         ("q4.gguf", {}, r"none of model.safetensors, .* is there\. Give the GGUF file in it: .*q4\.gguf\.$"),
     ],
 )

@@ -61,11 +61,7 @@ class TestHead:
     @pytest.mark.parametrize(
         ("weights", "source", "message"),
         [
-            (
-                {"words.weight": torch.zeros(384, 32)},
-                str,
-                "no weight named lm_head.weight or embed_out.weight .* giv",
-            ),
+            ({"words.weight": torch.zeros(384, 32)}, str, "no weight named lm_head.weight or embed_out.weight .* giv"),
             ({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, str, "is torch.int8 of shape .384, 32"),
             ({}, CausalTransformer, "no weight named lm_head.weight.*the language model that it was made"),
             (

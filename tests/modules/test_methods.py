@@ -27,11 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 #: Of architectures; in each, one like Llama, whose heads share keys; one with windows; and one with learned positions
 #: or attention of its own.
-THIRDS = (
-    ("llama", "gemma2_softcap", "bloom"),
-    ("qwen2", "mistral_window", "gpt2"),
-    ("qwen3", "gemma3", "falcon"),
-)
+THIRDS = (("llama", "gemma2_softcap", "bloom"), ("qwen2", "mistral_window", "gpt2"), ("qwen3", "gemma3", "falcon"))
 #: Of several lengths: Chinese, a long one, and one token.
 FEW = TEXTS[1:4]
 

@@ -11,21 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-from st_reba import (
-    META_TASKS,
-    TEMPLATES,
-    BidirectionalLastLayer,
-    CausalTransformer,
-    ContrastivePromptingModule,
-    EchoModule,
-    MetaEOLModule,
-    ReBAModule,
-    RefinedThoughtModule,
-    ReverseEOLModule,
-    TokenPrependingModule,
-    ValueAggregationModule,
-    build,
-)
+import st_reba
 from st_reba.lm.model import LanguageModel
 from st_reba.modules import CausalModule
 from st_reba.modules.reverse_eol import in_reverse
@@ -42,13 +28,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 
 def test_all_prompts_run_in_one_batch_behind_what_precedes_the_texts(shared, token_ids):
     tasks = ['Topic of "{text}":"', "{text} sounds", 'In one word, this text: "{text}" means:"', "promptsth"]
-    module = MetaEOLModule(shared(), templates=tasks)
+    module = st_reba.MetaEOLModule(shared(), templates=tasks)
     shapes = []
     module.model.embed_tokens.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
     for texts in (["a", "a"], ["a"]):
         with torch.no_grad():
             assert module(module.preprocess(texts))["token_embeddings"].shape == (len(texts), 4, 32)
-    literals = [TEMPLATES.get(task, task).split("{text}") for task in tasks]
+    literals = [st_reba.TEMPLATES.get(task, task).split("{text}") for task in tasks]
     width = len(token_ids("a")) + max(len(token_ids(after)) for _, after in literals)
     # Before that, each prefix runs once.
     assert shapes[-2:] == [(8, width), (4, width)]
@@ -56,9 +42,9 @@ def test_all_prompts_run_in_one_batch_behind_what_precedes_the_texts(shared, tok
 
 def test_prompts_of_many_texts_run_one_by_one(shared, monkeypatch):
     """A batch of all of them would not fit the caches of a CPU; the vectors are the same."""
-    module = MetaEOLModule(shared(), templates=["prompteol", "{text} sounds", "promptsth"])
+    module = st_reba.MetaEOLModule(shared(), templates=["prompteol", "{text} sounds", "promptsth"])
     together = read(module, TEXTS)
-    monkeypatch.setattr(MetaEOLModule, "TOKENS_PER_THREAD", 400)
+    monkeypatch.setattr(st_reba.MetaEOLModule, "TOKENS_PER_THREAD", 400)
     for first, second in zip(together, read(module, TEXTS), strict=True):
         assert relative_error(first, second) < TOLERANCE
 
@@ -66,8 +52,8 @@ def test_prompts_of_many_texts_run_one_by_one(shared, monkeypatch):
 def test_room_is_that_of_the_longest_prompt(backbone_path):
     path = backbone_path("gpt2")
     short, long = "{text}", "a rather long prompt for so small a model: {text}"
-    alone = {task: MetaEOLModule(path, templates=[task]).max_seq_length for task in (short, long)}
-    both = MetaEOLModule(path, templates=[short, long])
+    alone = {task: st_reba.MetaEOLModule(path, templates=[task]).max_seq_length for task in (short, long)}
+    both = st_reba.MetaEOLModule(path, templates=[short, long])
     assert both.max_seq_length == alone[long] < alone[short] == 256
     first, second = both.lay_out([LONG], prompt="query: ")
     assert second.input_ids.shape == (1, 256)
@@ -77,9 +63,9 @@ def test_room_is_that_of_the_longest_prompt(backbone_path):
 
 def test_the_papers_prompts(roomy_path):
     """They change the texts; a list of one's own does not."""
-    module = MetaEOLModule(roomy_path)
-    assert (module.templates, module.normalize_text) == ([*META_TASKS], True)
-    assert not MetaEOLModule(roomy_path, templates=list(META_TASKS)).normalize_text
+    module = st_reba.MetaEOLModule(roomy_path)
+    assert (module.templates, module.normalize_text) == ([*st_reba.META_TASKS], True)
+    assert not st_reba.MetaEOLModule(roomy_path, templates=list(st_reba.META_TASKS)).normalize_text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +89,7 @@ def test_a_text_in_reverse(text, spans, expected):
 
 
 def test_a_long_text_is_cut_before_it_is_reversed(shared):
-    module = ReverseEOLModule(shared(), template="{text}")
+    module = st_reba.ReverseEOLModule(shared(), template="{text}")
     layouts = module.lay_out([" ".join("abcdefghij"), {"prompt": "of: ", "text": "a b"}], length=6)
     words = [module.tokenizer.batch_decode(layout.input_ids, skip_special_tokens=True) for layout in layouts]
     (long, own), (turned, other) = ([text.split() for text in texts] for texts in words)
@@ -114,8 +100,8 @@ def test_a_long_text_is_cut_before_it_is_reversed(shared):
 
 def test_its_parts_are_standardised_and_added(shared):
     texts = [f"{word} and {other}" for word in "abcd" for other in "efg"]
-    model = build(shared(), "reverse-eol", texts)
-    parts = pipeline(ReverseEOLModule(shared(), average=False), "lasttoken").encode([*texts, "", "a b"])
+    model = st_reba.build(shared(), "reverse-eol", texts)
+    parts = pipeline(st_reba.ReverseEOLModule(shared(), average=False), "lasttoken").encode([*texts, "", "a b"])
     fit, some = parts[:12].reshape(12, 2, -1), parts[12:].reshape(2, 2, -1)
     scaled = (some - fit.mean(axis=0)) / fit.std(axis=0)
     summed = (scaled / np.linalg.norm(scaled, axis=2, keepdims=True)).sum(axis=1)[1]
@@ -136,10 +122,10 @@ def ran(module) -> list[str]:
 
 def test_no_pass_goes_on_above_where_it_is_read(shared):
     """Value aggregation and contrastive prompting read and change what the output projections of attention do."""
-    names = ran(ValueAggregationModule(shared(), layers=[0, 1]))
+    names = ran(st_reba.ValueAggregationModule(shared(), layers=[0, 1]))
     assert names[-1] == "layers.1.self_attn.o_proj"  # nothing behind it, in its own layer either
     assert "layers.0.mlp" in names
-    names = ran(ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1))
+    names = ran(st_reba.ContrastivePromptingModule(shared(), contrast_layer=1, output_layer=-1))
     assert names.count("layers.0.mlp") == names.count("layers.1.self_attn.v_proj") == 2
     assert names.count("layers.1.mlp") == names.count("layers.2") == 1
 
@@ -147,7 +133,7 @@ def test_no_pass_goes_on_above_where_it_is_read(shared):
 def test_where_both_prompts_say_the_same_nothing_is_left(shared, eager):
     for scale in (0.5, "norm"):
         settings = {"template": "x {text}", "auxiliary_template": "x {text}", "contrast_layer": 2, "scale": scale}
-        module = ContrastivePromptingModule(shared(), **settings)
+        module = st_reba.ContrastivePromptingModule(shared(), **settings)
         ids = module.tokenizer("x the cat")["input_ids"]
         nothing = oracles.changed(eager(), "layers.2.self_attn.o_proj", before=lambda states: states * 0)
         with torch.no_grad(), nothing:
@@ -156,7 +142,7 @@ def test_where_both_prompts_say_the_same_nothing_is_left(shared, eager):
 
 
 def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(backbone_path):
-    module = CausalTransformer(backbone_path(), rows="last")
+    module = st_reba.CausalTransformer(backbone_path(), rows="last")
     seen = []
     part = module.lm.layers[-1].mlp.down_proj
     part.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[:-1].numel()))
@@ -168,7 +154,9 @@ def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(backbone_
     assert seen[-1] > len(TEXTS)
 
 
-@pytest.mark.parametrize(("module_class", "dtype"), [(BidirectionalLastLayer, "bfloat16"), (ReBAModule, "float16")])
+@pytest.mark.parametrize(
+    ("module_class", "dtype"), [(st_reba.BidirectionalLastLayer, "bfloat16"), (st_reba.ReBAModule, "float16")]
+)
 def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
     """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""
     module = module_class(str(DEMO_MODEL), bidirectional_layers=1, model_kwargs={"dtype": dtype})
@@ -177,14 +165,14 @@ def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
 
 class TestRefinedThought:
     def test_settled_texts_stop(self, shared):
-        model = pipeline(RefinedThoughtModule(shared(), iterations=6, tolerance=1.99), "lasttoken")
+        model = pipeline(st_reba.RefinedThoughtModule(shared(), iterations=6, tolerance=1.99), "lasttoken")
         assert [int(item["passes"]) for item in model.encode(TEXTS, output_value=None)] == [2] * 5
-        models = [pipeline(RefinedThoughtModule(shared(), iterations=t), "lasttoken") for t in range(1, 7)]
+        models = [pipeline(st_reba.RefinedThoughtModule(shared(), iterations=t), "lasttoken") for t in range(1, 7)]
         steps = [model.encode(TEXTS, convert_to_tensor=True) for model in models]
         moved = torch.stack([1 - torch.cosine_similarity(a, b) for a, b in pairwise(steps)])
         # Between two texts, so that rounding does not decide.
         tolerance = float(moved[2].sort().values[1:3].mean())
-        model = pipeline(RefinedThoughtModule(shared(), iterations=6, tolerance=tolerance), "lasttoken")
+        model = pipeline(st_reba.RefinedThoughtModule(shared(), iterations=6, tolerance=tolerance), "lasttoken")
         items = model.encode(TEXTS, output_value=None)
         assert len({int(item["passes"]) for item in items}) > 1
         for text, item in enumerate(items):
@@ -197,15 +185,15 @@ class TestRefinedThought:
         with pytest.raises(
             ValueError, match="iterations=2 with bidirectional_layers=1 on LlamaModel: .* causal layers"
         ):
-            RefinedThoughtModule(backbone_path(), bidirectional_layers=1)
-        assert RefinedThoughtModule(backbone_path(), bidirectional_layers=1, iterations=1).iterations == 1
+            st_reba.RefinedThoughtModule(backbone_path(), bidirectional_layers=1)
+        assert st_reba.RefinedThoughtModule(backbone_path(), bidirectional_layers=1, iterations=1).iterations == 1
         # As where a model makes a cache of its own.
         monkeypatch.setattr(LanguageModel, "continues_past", False)
         with pytest.raises(ValueError, match="further passes continue the keys and values of the text"):
-            RefinedThoughtModule(backbone_path())
+            st_reba.RefinedThoughtModule(backbone_path())
 
     def test_nothing_that_forward_is_given_reaches_a_pass(self, shared, monkeypatch):
-        module, seen = RefinedThoughtModule(shared(), iterations=3), []
+        module, seen = st_reba.RefinedThoughtModule(shared(), iterations=3), []
         forward = module.model.forward
         monkeypatch.setattr(module.model, "forward", lambda **kwargs: seen.append(kwargs) or forward(**kwargs))
         module(module.preprocess(TEXTS), output_attentions=True, task="query")
@@ -219,16 +207,16 @@ class TestRefinedThought:
         tokenizer.eos_token = None
         tokenizer.save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="has no end-of-sequence token: set tokenizer.eos_token"):
-            RefinedThoughtModule(str(tmp_path), iterations=1)
+            st_reba.RefinedThoughtModule(str(tmp_path), iterations=1)
 
 
 class TestTokenPrepending:
     def test_the_vector_is_saved(self, shared, tmp_path):
-        model = pipeline(TokenPrependingModule(shared(), seed=7), "lasttoken")
+        model = pipeline(st_reba.TokenPrependingModule(shared(), seed=7), "lasttoken")
         # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
         model[0].initial_state.mul_(-2)
         model.save_pretrained(str(tmp_path))
-        file = own(tmp_path) / TokenPrependingModule.FILE
+        file = own(tmp_path) / st_reba.TokenPrependingModule.FILE
         assert list(load_file(file)) == ["initial_state"]
         loaded = SentenceTransformer(str(tmp_path), device="cpu")
         assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
@@ -243,7 +231,7 @@ class Title(str):
 
 
 def test_whatever_is_a_string_is_a_text(shared):
-    encode, plain = pipeline(EchoModule(shared())).encode, ["the cat", "a dog"]
+    encode, plain = pipeline(st_reba.EchoModule(shared())).encode, ["the cat", "a dog"]
     expected = encode(plain)
     for kind in (np.str_, Title):
         texts = list(map(kind, plain))
@@ -256,7 +244,7 @@ def test_whatever_is_a_string_is_a_text(shared):
 
 
 def test_one_warning_for_empty_texts(shared):
-    encode = pipeline(EchoModule(shared())).encode
+    encode = pipeline(st_reba.EchoModule(shared())).encode
     with pytest.warns(UserWarning, match="A text without tokens .* zero vector") as caught:
         encode(["", "a", "", ""], batch_size=1)
     assert len([warning for warning in caught if "without tokens" in str(warning.message)]) == 1
@@ -267,25 +255,22 @@ def test_one_warning_for_empty_texts(shared):
 
 def test_one_warning_for_a_long_text_whose_length_is_nobodys_choice(roomy_path, monkeypatch):
     monkeypatch.setattr(CausalModule, "LONG_TEXT", 50)
-    long, message = (
-        "a " * 60,
-        r"A text of \d+ tokens is read as a whole, because max_seq_length is not set.*=50 or",
-    )
-    module = EchoModule(roomy_path)
+    long, message = ("a " * 60, r"A text of \d+ tokens is read as a whole, because max_seq_length is not set.*=50 or")
+    module = st_reba.EchoModule(roomy_path)
     with pytest.warns(UserWarning, match=message) as caught:
         pipeline(module).encode(["short", long, long], batch_size=1)
     assert len(caught) == 1
-    shared = EchoModule(CausalTransformer(roomy_path))
+    shared = st_reba.EchoModule(st_reba.CausalTransformer(roomy_path))
     with pytest.warns(UserWarning, match=message):
         shared.preprocess([long])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        EchoModule(shared).preprocess([long])
-        EchoModule(roomy_path).preprocess([long], processing_kwargs={"text": {"max_length": 500}})
-        EchoModule(roomy_path).preprocess(["short"], prompt=long)
+        st_reba.EchoModule(shared).preprocess([long])
+        st_reba.EchoModule(roomy_path).preprocess([long], processing_kwargs={"text": {"max_length": 500}})
+        st_reba.EchoModule(roomy_path).preprocess(["short"], prompt=long)
         for settings in ({"max_seq_length": 500}, {"processor_kwargs": {"model_max_length": 500}}):
-            EchoModule(roomy_path, **settings).preprocess([long])
-        model = pipeline(EchoModule(roomy_path))
+            st_reba.EchoModule(roomy_path, **settings).preprocess([long])
+        model = pipeline(st_reba.EchoModule(roomy_path))
         model.max_seq_length = 500
         model.encode([long])
 
@@ -306,7 +291,7 @@ class Both(CausalModule):
 
 
 def test_a_layout_without_tokens_adds_nothing(shared):
-    module, plain = Both(shared()), CausalTransformer(shared(), template="prompteol")
+    module, plain = Both(shared()), st_reba.CausalTransformer(shared(), template="prompteol")
     texts = ["a|b", "a|", "|b", "|"]
     a, b = read(plain, ["a", "b"])
     for vector, expected in zip(read(module, texts), [a + b, a, b, 0 * a], strict=True):
@@ -314,7 +299,7 @@ def test_a_layout_without_tokens_adds_nothing(shared):
 
 
 def test_one_vector_for_each_row(shared):
-    layout = CausalTransformer(shared()).lay_out(["a", ""])[0]
+    layout = st_reba.CausalTransformer(shared()).lay_out(["a", ""])[0]
     vectors = TokenVectors.one_each(torch.ones(2, 4), layout, layout.ends)
     assert vectors.states.sum(dim=(1, 2)).tolist() == [4, 0]
     assert vectors.mask.all()
@@ -325,7 +310,7 @@ def test_one_vector_for_each_row(shared):
 @pytest.mark.parametrize(("kind", "before", "after"), [("bert", [2], [3]), ("sentencepiece", [1], [])])
 def test_prompt_and_special_tokens_stand_once_around_all_copies(kind, before, after, shared, eager):
     """They are context, never pooled."""
-    for method, oracle in ((ReBAModule, oracles.algorithm_2), (EchoModule, oracles.echo)):
+    for method, oracle in ((st_reba.ReBAModule, oracles.algorithm_2), (st_reba.EchoModule, oracles.echo)):
         module = method(shared("llama", kind))
         found = pipeline(module).encode(TEXTS[:3], output_value="token_embeddings", prompt="the fox: ")
         prompt, *texts = (
@@ -341,10 +326,10 @@ def test_pool_over_all_begins_at_the_copy_that_is_read(shared):
     own, literal = (backbone.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", "fox"))
     repeated = {"template": "{text}{text}fox{text}", "pool_copies": "repeated"}
     cases = [
-        (CausalTransformer, {}, None, [2, *own, 3]),
-        (CausalTransformer, {}, "fox ", [*own, 3]),
-        (CausalTransformer, {"template": "fox {text} fox"}, None, [*own, *literal, 3]),
-        (EchoModule, repeated, None, [*own, *literal, *own, 3]),
+        (st_reba.CausalTransformer, {}, None, [2, *own, 3]),
+        (st_reba.CausalTransformer, {}, "fox ", [*own, 3]),
+        (st_reba.CausalTransformer, {"template": "fox {text} fox"}, None, [*own, *literal, 3]),
+        (st_reba.EchoModule, repeated, None, [*own, *literal, *own, 3]),
     ]
     for kind, settings, prompt, expected in cases:
         module = kind(backbone, pool_over="all", **settings)
@@ -366,7 +351,7 @@ LONG = "word " * 3_000
 
 def test_the_length_of_a_text(backbone_path, tmp_path):
     """As much as the model has room for, in every copy and behind a prompt; it may be set, and given for one call."""
-    model = pipeline(EchoModule(backbone_path("gpt2", "bert")))
+    model = pipeline(st_reba.EchoModule(backbone_path("gpt2", "bert")))
     assert model[0].preprocess([LONG])["input_ids"].shape[1] == 256
     assert np.isfinite(model.encode(LONG, prompt="a long enough prompt ")).all()
     for length, expected in ((4, 4), (10_000, 127), (None, 127)):
@@ -374,13 +359,13 @@ def test_the_length_of_a_text(backbone_path, tmp_path):
         assert model.max_seq_length == expected
     features = model[0].preprocess([LONG], processing_kwargs={"text": {"max_length": 3}})
     assert features["input_ids"].shape[1] == 8
-    unlimited = EchoModule(backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=NO_LIMIT))
+    unlimited = st_reba.EchoModule(backbones.save(backbones.backbone("bloom"), tmp_path, model_max_length=NO_LIMIT))
     assert unlimited.max_seq_length is None
     assert unlimited.preprocess(["a " * 700])["input_ids"].shape[1] >= 1400
 
 
 def test_what_is_changed_of_a_tokenizer_is_seen_at_once(roomy_path):
-    module = RefinedThoughtModule(roomy_path)
+    module = st_reba.RefinedThoughtModule(roomy_path)
     module.tokenizer.eos_token = "c"
     assert module.lay_out(["a cat"])[0].input_ids[0, -1] == module.tokenizer.convert_tokens_to_ids("c")
     module.processor = backbones.tokenizer("bert", eos_token="[SEP]")

@@ -161,8 +161,7 @@ def test_embeddings_and_scores_are_the_papers(settings, states):
 
 
 @pytest.mark.parametrize(
-    ("bias", "dtype"),
-    [(-1e6, torch.float32), (1e6, torch.bfloat16), (-3, torch.float16), (3, torch.bfloat16)],
+    ("bias", "dtype"), [(-1e6, torch.float32), (1e6, torch.bfloat16), (-3, torch.float16), (3, torch.bfloat16)]
 )
 def test_identical_sentences_score_one_whatever_the_weights(bias, dtype, states):
     module = LayerwiseAutoencoder(3, 32)

@@ -198,10 +198,7 @@ class TestCheckpoints:
         ("changes", "message"),
         [
             ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but this run has learning_rate=0.001"),
-            (
-                {"gradient_accumulation_steps": 2},
-                "a run with gradient_accumulation_steps=1, but this run has grad",
-            ),
+            ({"gradient_accumulation_steps": 2}, "a run with gradient_accumulation_steps=1, but this run has grad"),
             ({"rows": ROWS.select(range(9))}, "a run with data="),
         ],
     )

@@ -10,17 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
 
 from st_reba import CausalTransformer, LayerStates, LayerwiseAutoencoder, TwinTower
-from st_reba.train import JTCSETraining, train_jtcse
-from st_reba.train.losses import (
-    EmbeddingCoSENTLoss,
-    InteractionInfoNCELoss,
-    JTCSELoss,
-    LogResidualVarianceLoss,
-    PairScoreMSELoss,
-    ReconstructionLoss,
-    pair_scores,
-    tensor_modulus,
-)
+from st_reba.train import JTCSETraining, losses, train_jtcse
 
 from .. import oracles
 from ..backbones import TEXTS
@@ -104,8 +94,8 @@ class TestFreeze:
         return [model(column)["sentence_embedding"] for column in self.columns(model)]
 
     def test_log_residual_variance(self, model):
-        loss = LogResidualVarianceLoss(model)
-        predictions = pair_scores(model, self.columns(model))
+        loss = losses.LogResidualVarianceLoss(model)
+        predictions = losses.pair_scores(model, self.columns(model))
         expected = log_residual_variance(predictions, LABELS, 1e-6)
         assert torch.allclose(loss(self.columns(model), LABELS), expected, atol=1e-5)
         assert torch.allclose(loss.compute_loss_from_scores(predictions + 0.4, LABELS), expected, atol=1e-4)
@@ -115,26 +105,26 @@ class TestFreeze:
         assert not predictions.grad.any()
 
     def test_mean_squared_error_of_the_heads_score_or_else_the_cosine(self, model, plain):
-        predictions = pair_scores(model, self.columns(model))
+        predictions = losses.pair_scores(model, self.columns(model))
         assert torch.allclose(predictions, model[-1].scores(*self.embeddings(model)), atol=1e-6)
         expected = sum((one - other) ** 2 for one, other in zip(predictions, LABELS, strict=True)) / 5
-        assert torch.allclose(PairScoreMSELoss(model)(self.columns(model), LABELS), expected)
+        assert torch.allclose(losses.PairScoreMSELoss(model)(self.columns(model), LABELS), expected)
         cosines = torch.cosine_similarity(*self.embeddings(plain))
-        assert torch.allclose(pair_scores(plain, self.columns(plain)), cosines, atol=1e-6)
+        assert torch.allclose(losses.pair_scores(plain, self.columns(plain)), cosines, atol=1e-6)
 
     def test_cosent_trains_the_embedding_and_the_head_behind_it(self, model, plain):
         embeddings = self.embeddings(model)
         ranking = CoSENTLoss(model, scale=7).compute_loss_from_embeddings(embeddings, LABELS)
         head = [weight for name, weight in model[-1].named_parameters() if name.startswith("head")]
         squares = (model[-1].scores(*embeddings) - LABELS).square().mean()
-        loss = EmbeddingCoSENTLoss(model, scale=7)(self.columns(model), LABELS)
+        loss = losses.EmbeddingCoSENTLoss(model, scale=7)(self.columns(model), LABELS)
         assert torch.allclose(loss, ranking + squares, atol=1e-4)
         assert all(gradient.any() for gradient in torch.autograd.grad(loss, head))
         expected = CoSENTLoss(plain, scale=5).compute_loss_from_embeddings(self.embeddings(plain), LABELS)
-        assert torch.allclose(EmbeddingCoSENTLoss(plain)(self.columns(plain), LABELS), expected, atol=1e-4)
+        assert torch.allclose(losses.EmbeddingCoSENTLoss(plain)(self.columns(plain), LABELS), expected, atol=1e-4)
 
     def test_reconstruction(self, model):
-        loss = ReconstructionLoss(model)
+        loss = losses.ReconstructionLoss(model)
         states = model[0](model.preprocess(TEXTS))["layer_states"]
         expected = oracles.reconstruction_error(model[1], states).mean()
         assert torch.allclose(loss([model.preprocess(TEXTS)]), expected, atol=1e-5)
@@ -142,11 +132,11 @@ class TestFreeze:
 
     def test_models_and_columns_that_they_refuse(self, model, plain):
         with pytest.raises(ValueError, match="3 columns of texts were given, but a similarity needs two"):
-            PairScoreMSELoss(model)([*self.columns(model), *self.columns(model)[:1]], LABELS)
+            losses.PairScoreMSELoss(model)([*self.columns(model), *self.columns(model)[:1]], LABELS)
         bare = SentenceTransformer(modules=[model[0], model[1].without_decoders()], device="cpu")
         for other, last in ((plain, "Pooling"), (bare, "LayerwiseAutoencoder")):
             with pytest.raises(ValueError, match=f"The model ends in {last}, which has no decoders"):
-                ReconstructionLoss(other)
+                losses.ReconstructionLoss(other)
 
 
 def test_the_coin_is_fair_seeded_and_apart_from_other_randomness():
@@ -158,7 +148,7 @@ def test_the_coin_is_fair_seeded_and_apart_from_other_randomness():
     assert abs(expected[0] - expected[1]) > 1e-3
 
     def throws(seed: int, count: int) -> list[int]:
-        loss = InteractionInfoNCELoss(seed=seed)
+        loss = losses.InteractionInfoNCELoss(seed=seed)
         values = torch.stack([loss(*streams) for _ in range(count)])
         sides = (expected - values[:, None]).abs().argmin(dim=1)
         assert torch.allclose(values, expected[sides])
@@ -175,13 +165,13 @@ def test_the_coin_is_fair_seeded_and_apart_from_other_randomness():
 
 def test_opposite_states_and_vanished_pooler_outputs_are_no_nan():
     h, p, p_plus = (part.requires_grad_() for part in vectors(3, 3, 2, 4))
-    loss = tensor_modulus(h, -h.detach().flip(1), p, p_plus, 1e-4)
+    loss = losses.tensor_modulus(h, -h.detach().flip(1), p, p_plus, 1e-4)
     (gradient,) = torch.autograd.grad(loss, h, retain_graph=True)
     assert not gradient.any()
     # -log of the floor, twice, times a ratio that is at most 1.
     assert 0 < loss < 2 * 9.22
     nothing = torch.zeros_like(p).requires_grad_()
-    loss = tensor_modulus(h, h, nothing, nothing, 1e-4)
+    loss = losses.tensor_modulus(h, h, nothing, nothing, 1e-4)
     loss.backward()
     assert loss == 0
     assert nothing.grad.isfinite().all()
@@ -206,7 +196,7 @@ class TestJTCSE:
         """Without dropout, two columns are two views; one column is twice the same."""
         model.eval()
         texts = [["a cat", TEXTS[3]], [TEXTS[3], "the dog"]][:columns]
-        found = JTCSELoss(model)([model.preprocess(column) for column in texts])
+        found = losses.JTCSELoss(model)([model.preprocess(column) for column in texts])
         first, second = self.views(model, texts[0]), self.views(model, texts[-1])
         coin = torch.Generator().manual_seed(42)
         # The towers' roles: 0 has tower I as the anchor, which is R = 1.
@@ -217,10 +207,10 @@ class TestJTCSE:
     def test_dropout_makes_the_views_and_both_towers_learn(self, model):
         features = [model.preprocess(TEXTS)]
         model.eval()
-        same = JTCSELoss(model)(features)["info_nce"]
+        same = losses.JTCSELoss(model)(features)["info_nce"]
         model.train()
         torch.manual_seed(0)
-        first, second = (JTCSELoss(model)(features) for _ in range(2))
+        first, second = (losses.JTCSELoss(model)(features) for _ in range(2))
         assert len({value.item() for value in (same, first["info_nce"], second["info_nce"])}) == 3
         sum(second.values()).backward()
         assert all(part.grad.isfinite().all() and part.grad.any() for part in model.parameters())
@@ -228,25 +218,27 @@ class TestJTCSE:
     def test_terms_by_their_weights(self, model):
         """The ablations of Table X, and weights beside 1."""
         features = [model.eval().preprocess(TEXTS)]
-        full = JTCSELoss(model)(features)
+        full = losses.JTCSELoss(model)(features)
         for left in full:
-            found = JTCSELoss(model, **{f"{name}_weight": 2.0 if name == left else 0.0 for name in full})(features)
+            found = losses.JTCSELoss(model, **{f"{name}_weight": 2.0 if name == left else 0.0 for name in full})(
+                features
+            )
             assert list(found) == [left]
             assert torch.allclose(found[left], 2 * full[left])
 
     def test_what_it_refuses_and_tells_a_card(self, model, backbone_path):
         with pytest.raises(ValueError, match="the model's first module is CausalTransformer. Give a model that"):
-            JTCSELoss(pipeline(CausalTransformer(backbone_path())))
+            losses.JTCSELoss(pipeline(CausalTransformer(backbone_path())))
         with pytest.raises(ValueError, match="The data has 3 columns of text. Give one, or two with"):
-            JTCSELoss(model)([model.preprocess(TEXTS)] * 3)
+            losses.JTCSELoss(model)([model.preprocess(TEXTS)] * 3)
         none = {"info_nce_weight": 0, "interaction_weight": 0, "modulus_weight": 0}
         for wrong, said in (
             ({"temperature": 0}, "temperature\n.*greater than 0"), (none, "All weights are 0: give"),
             ({"least_cosine": 1.0}, "least_cosine\n.*less than 1"),
         ):  # fmt: skip
             with pytest.raises(ValueError, match=said):
-                JTCSELoss(model, **wrong)
-        told = JTCSELoss(model, temperature=0.1, seed=3).get_config_dict()
+                losses.JTCSELoss(model, **wrong)
+        told = losses.JTCSELoss(model, temperature=0.1, seed=3).get_config_dict()
         assert (told["temperature"], told["modulus_weight"], told["seed"]) == (0.1, 1.0, 3)
 
 

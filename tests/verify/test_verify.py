@@ -104,7 +104,8 @@ def test_the_command(serve, models, tmp_path, monkeypatch):
     # One that is there, for a machine that is not.
     monkeypatch.setenv("http_proxy", url)
     told = typed(f"verify http://elsewhere.example {line} --model-name mine --json")
-    assert json.loads(told[told.index("{") :])["equal"]
+    found = json.loads(told[told.index("{") :])
+    assert (found["schema"], found["equal"]) == ("st-reba/verify/1", True)
     card = tmp_path / "model" / "config_sentence_transformers.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "model_type": "SparseEncoder"}))
     told = typed(f"verify {url} {line}", expect=1)
