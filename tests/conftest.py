@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import functools
 import gc
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -169,6 +170,14 @@ def roomy_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def roomy(roomy_path):
+    """Return a loaded module of it, which tests leave as it is."""
+    from st_reba import CausalTransformer
+
+    return CausalTransformer(roomy_path)
+
+
+@pytest.fixture(scope="session")
 def encoder_paths(tmp_path_factory):
     """Return ``encoder_paths(family)``, directories of two tiny encoders of one shape and tokenizer, made once."""
     from . import backbones
@@ -243,6 +252,20 @@ def forward_passes() -> Iterator[list[PreTrainedModel]]:
         yield passes
     finally:
         hook.remove()
+
+
+def reloaded(model, directory: Path, **settings) -> SentenceTransformer:
+    """Save a model, and load it again."""
+    from sentence_transformers import SentenceTransformer
+
+    model.save_pretrained(str(directory))
+    return SentenceTransformer(str(directory), device="cpu", **settings)
+
+
+def change(path: Path, *, remove: str = "", **settings) -> None:
+    """Change settings in a JSON file, the rest of which stays."""
+    old = {key: value for key, value in json.loads(path.read_text("utf-8")).items() if key != remove}
+    path.write_text(json.dumps({**old, **settings}), encoding="utf-8")
 
 
 def relative_error(value, expected) -> float:

@@ -125,10 +125,8 @@ def test_what_is_refused(recipe, settings, message, roomy_path):
         st_reba.build(roomy_path, recipe, **settings)
 
 
-HUB, PATH = (
-    r" \(HF_HUB_OFFLINE is set, .* a directory\.$",
-    r" directory\. Check the path, or give a Hub id \(org/name\)\.$",
-)
+HUB = r" \(HF_HUB_OFFLINE is set, .* a directory\.$"
+PATH = r" directory\. Check the path, or give a Hub id \(org/name\)\.$"
 
 
 @pytest.mark.parametrize(

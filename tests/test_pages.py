@@ -23,17 +23,15 @@ import pytest
 import torch
 import yaml
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoModelForCausalLM
 
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.data.demo import demo_sentences
 from st_reba.recipes import lookup
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
-from . import backbones
 from .conftest import PROMPTS, pipeline
 from .hub.server import RunningHub
+from .modules.methods import language_model
 from .script.installed import Running, Script
 
 ROOT = Path(__file__).parents[1]
@@ -93,12 +91,9 @@ def named(page: Path) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     """Save a tiny causal language model with its head and many positions, for long prompts."""
-    config = backbones.config("llama")
-    config.max_position_embeddings = 640
-    config.tie_word_embeddings = True
-    torch.manual_seed(0)
-    made = backbones.randomize(AutoModelForCausalLM.from_config(config).eval())
-    return backbones.save(made, tmp_path_factory.mktemp("causal"), model_max_length=640)
+    directory = tmp_path_factory.mktemp("causal")
+    language_model(directory, max_position_embeddings=640, tie_word_embeddings=True)
+    return str(directory)
 
 
 @pytest.fixture(scope="module")
@@ -264,9 +259,7 @@ def test_sentence_transformers_reads_a_causal_checkpoint_as_clients_says():
     assert "reads a causal checkpoint at its last token" in (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     assert host[1].get_config_dict()["pooling_mode"] == "lasttoken"
     classical = CausalTransformer(model, pool_over="all", model_kwargs={"dtype": torch.float32})
-    ours = SentenceTransformer(
-        modules=[classical, Pooling(classical.get_embedding_dimension(), "lasttoken")], device="cpu"
-    )
+    ours = pipeline(classical, "lasttoken")
     assert np.allclose(ours.encode(["A short text."]), host.encode(["A short text."]), atol=1e-5)
 
 

@@ -99,12 +99,8 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
         ("saved --lm lm", 1, "--lm needs --chat: give both."),
         ("saved --api-key schlüssel", 1, NO_KEY),
     ],
-    "train": [
-        ("--config gone.yaml --out s3://bucket/run", 1, "s3:/bucket/run/model is a URL: give a local directory"),
-    ],
-    "verify": [
-        ("--model ./no", 1, f"./no: {NO_MODEL}"),
-    ],
+    "train": [("--config gone.yaml --out s3://bucket/run", 1, "s3:/bucket/run/model is a URL: give a local directory")],
+    "verify": [("--model ./no", 1, f"./no: {NO_MODEL}")],
 }  # fmt: skip
 
 #: By command: options and the message, if files are read or packages imported before.
@@ -164,9 +160,7 @@ print(json.dumps(told))
 def test_what_needs_no_model_is_answered_at_once(desk):
     """In an interpreter of its own: a process that was forked has torch."""
     help_pages = [(f"{command} --help", 0, f"Usage: st-reba {command}") for command in LINES]
-    refusals = [
-        (f"{LINES[command]} {more}", code, said) for command, table in AT_ONCE.items() for more, code, said in table
-    ]
+    refusals = [(f"{LINES[name]} {more}", code, said) for name, table in AT_ONCE.items() for more, code, said in table]
     every = [
         ("--version", 0, "."), ("--help", 0, "compare"), ("", 2, "Usage"), ("nonsense", 2, "No such command"),
         ("recipes", 0, "reba-2"), *help_pages, *refusals,
@@ -226,10 +220,8 @@ def test_process_1_ends_by_sigterm_while_it_loads(desk):
 
 
 def test_the_module_is_the_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "st_reba_cli", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == version("st_reba")
+    output = subprocess.check_output([sys.executable, "-m", "st_reba_cli", "--version"], text=True)
+    assert output.strip() == version("st_reba")
 
 
 @pytest.mark.parametrize("command", ["", *LINES])
@@ -244,9 +236,7 @@ def test_help_cuts_no_name(command):
     assert max(map(len, output.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("command", "options", "said"), [(command, *case) for command, table in LATER.items() for case in table]
-)
+@pytest.mark.parametrize(("command", "options", "said"), [(name, *case) for name in LATER for case in LATER[name]])
 def test_a_refusal(command, options, said, desk):
     before = written(desk)
     output = typed(f"{LINES[command]} {options}", expect=1)

@@ -19,9 +19,8 @@ MEAN, LAST, PROMPT, ECHO, REBA = "Classical, mean", "Classical, last", "PromptEO
 TF_IDF, BAG, RANDOM = "tf-idf, mean", "Bag of input embeddings, mean", f"Random weights, {PROMPT}"
 CONTROLS = {TF_IDF, BAG, RANDOM}
 COUNT = 400
-SPLITS = Splits.of(
-    Pairs([f"a {n}" for n in range(COUNT)], [f"b {n}" for n in range(COUNT)], [float(n) for n in range(COUNT)])
-)
+LEFT, RIGHT = ([f"{side} {number}" for number in range(COUNT)] for side in "ab")
+SPLITS = Splits.of(Pairs(LEFT, RIGHT, [float(number) for number in range(COUNT)]))
 
 
 def answered(right, costs=None, sure=True, margin=0.01, noise=0.0):
@@ -50,9 +49,8 @@ def answered(right, costs=None, sure=True, margin=0.01, noise=0.0):
     return found, headline(found, TASK), " ".join(reasons(found, TASK, SPLITS, len(own)))
 
 
-FIRST = (
-    r"PromptEOL \(last token\): [\d.]+ \[[\d.]+, [\d.]+\](\.|, [\d.]+ before the correction for being the best of \d)"
-)
+SCORE = r"[\d.]+ \[[\d.]+, [\d.]+\]"
+FIRST = rf"PromptEOL \(last token\): {SCORE}(\.|, [\d.]+ before the correction for being the best of \d)"
 
 
 @pytest.mark.parametrize(

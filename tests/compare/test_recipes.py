@@ -23,14 +23,16 @@ from torch import nn
 
 from st_reba import CausalTransformer, encode_words
 from st_reba.compare import Recipes, TensorCache, compare, cost
-from st_reba.compare.recipes import ModulePass, SweepPass, classical, set_aside, unprocessed, with_candidates
+from st_reba.compare.cost import Forecast, memory, speed, timed_batch
+from st_reba.compare.recipes import ModulePass, SweepPass, classical, set_aside, tokens, unprocessed, with_candidates
 from st_reba.data.demo import demo_pairs, demo_sentences
 from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import OddOneOutEvaluator, Question
 from st_reba.evaluation.rankings import TfIdf
+from st_reba.lm.views import depth
 from st_reba.modules import PartwiseWhitening, ValueAggregationModule
 from st_reba.reading.words import tokens_of
-from st_reba.recipes import Recipe, asked_for, default_recipes, random_weights
+from st_reba.recipes import Recipe, asked_for, default_recipes, find, random_weights
 from st_reba.recipes.rows import POST_PROCESSORS
 
 from ..backbones import TEXTS as ALL_TEXTS
@@ -43,35 +45,30 @@ pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "dog"]
 
 
-@pytest.fixture(scope="module")
-def backbone(roomy_path):
-    return CausalTransformer(roomy_path)
-
-
 def vectors_of(made, texts, prompt=None):
     return {recipe.result: made.matrix(recipe.result, texts, prompt) for recipe in made.all}
 
 
-def made_of(backbone, recipes):
+def made_of(roomy, recipes):
     """Recipes, and a list of what they have done."""
     done = []
-    made = Recipes(backbone, recipes, batch_size=2, on_progress=lambda what, tokens: done.append((what, tokens)))
+    made = Recipes(roomy, recipes, batch_size=2, on_progress=lambda what, tokens: done.append((what, tokens)))
     return made, done
 
 
 @pytest.fixture(scope="module")
-def recipes(backbone):
-    return made_of(backbone, default_recipes(fit_texts=FIT_TEXTS))
+def recipes(roomy):
+    return made_of(roomy, default_recipes(fit_texts=FIT_TEXTS))
 
 
 @pytest.fixture(scope="module")
-def few(backbone):
+def few(roomy):
     """Some of them: of each way to run the model one, and what is fitted."""
     names = ("Classical", "Classical, whitened", "ReBA-2", "RT-2", "PromptEOL")
-    return made_of(backbone, [each for each in default_recipes(fit_texts=FIT_TEXTS) if each.name in names])
+    return made_of(roomy, [each for each in default_recipes(fit_texts=FIT_TEXTS) if each.name in names])
 
 
-def test_every_recipe_as_it_is_alone(recipes, backbone):
+def test_every_recipe_as_it_is_alone(recipes, roomy):
     made, done = recipes
     vectors_of(made, TEXTS[:1])
     before = len(done)
@@ -81,30 +78,28 @@ def test_every_recipe_as_it_is_alone(recipes, backbone):
     assert 10 < len(done) - before < len(found)
     assert set(words) == {recipe.name for recipe in made.all if recipe.words}
     for recipe in made.all:
-        alone = recipe.model(backbone)
+        alone = recipe.model(roomy)
         assert relative_error(found[recipe.result], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.result
         if recipe.words and recipe.pooling == "mean":
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.result
     # The tiny backbone was saved without its head.
-    own = [recipe.result for recipe in made.all if not recipe.control]
-    assert own == [
-        recipe.result for recipe in default_recipes() if recipe.post_processor != POST_PROCESSORS["filtered"]
-    ]
+    own, filtered = [recipe.result for recipe in made.all if not recipe.control], POST_PROCESSORS["filtered"]
+    assert own == [recipe.result for recipe in default_recipes() if recipe.post_processor != filtered]
 
 
-def test_some_on_random_weights(few, backbone):
+def test_some_on_random_weights(few, roomy):
     """Each as it is alone; and the trained weights are out of memory meanwhile, and back at the end."""
     made, _ = few
     before = made.model("Classical, whitened, mean").encode(TEXTS)
     keys = ["Classical, whitened, last", "ReBA-2, mean", "PromptEOL, last"]
     with made.on_random_weights(keys) as controls:
-        assert sum(parameter.numel() for parameter in backbone.model.parameters()) == 0
+        assert sum(parameter.numel() for parameter in roomy.model.parameters()) == 0
         chosen = [recipe.result for recipe in made.all if recipe.bag or recipe.result in keys]
         assert [recipe.result for recipe in controls.all] == [f"Random weights, {key}" for key in chosen]
         assert all(recipe.control for recipe in controls.all)
         found, words = vectors_of(controls, TEXTS), controls.words(SENTENCES, WORDS)
     assert np.array_equal(made.model("Classical, whitened, mean").encode(TEXTS), before)
-    random = random_weights(backbone)
+    random = random_weights(roomy)
     for recipe in controls.all:
         alone = recipe.model(random)
         assert relative_error(found[recipe.result], alone.encode(TEXTS)) < 1e-5, recipe.result
@@ -124,9 +119,17 @@ def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
 # Recipes that fail
 
 
+def time_once(monkeypatch):
+    """Not by the fixture ``quick``, which holds for the whole module: other tests here time recipes as users do."""
+    for name, value in (("TIMED_ROUNDS", 1), ("TIMED_TEXTS", 1), ("_MEASURED_SECONDS", 0.0)):
+        monkeypatch.setattr(cost, name, value)
+
+
 @pytest.mark.filterwarnings("ignore:There is no interval")
-def test_a_comparison_goes_on_without_the_recipes_that_an_architecture_cannot_run(backbone_path):
-    found = compare(backbone_path("bloom"), PAIRS)
+def test_a_comparison_goes_on_without_the_recipes_that_an_architecture_cannot_run(backbone_path, monkeypatch):
+    time_once(monkeypatch)
+    bloom = CausalTransformer(backbone_path("bloom"))
+    found = compare(Recipes(bloom, asked_for(["few"], 3, FIT_TEXTS), fit_on=[tuple(FIT_TEXTS)]), PAIRS)
     assert {name for name, _ in found.skipped} == {"ReBA-2, mean", "ReBA-2, last"}
     assert all(reason.startswith("The attention of BloomModel in layers") for _, reason in found.skipped)
     names = {result.name for result in found.results if result.cost is not None}
@@ -136,10 +139,10 @@ def test_a_comparison_goes_on_without_the_recipes_that_an_architecture_cannot_ru
 TRIED = ("classical", "value-aggregation", "early-late")
 
 
-def failing(monkeypatch, backbone, kind, name, fail, recipes=TRIED):
+def failing(monkeypatch, roomy, kind, name, fail, recipes=TRIED):
     """Recipes, one of which gives nothing: a method of its class does something else."""
     monkeypatch.setattr(kind, name, fail)
-    made = Recipes(backbone, asked_for(recipes), controls=False, batch_size=2, fit_on=[tuple(FIT_TEXTS)])
+    made = Recipes(roomy, asked_for(recipes), controls=False, batch_size=2, fit_on=[tuple(FIT_TEXTS)])
     made.add([*TEXTS, *FIT_TEXTS])
     return made
 
@@ -161,11 +164,11 @@ def raising(error):
     ],
 )
 @pytest.mark.parametrize("name", ["__init__", "read"])
-def test_whatever_a_recipe_raises_it_is_left_out(backbone, monkeypatch, name, error, reason):
-    made = failing(monkeypatch, backbone, ValueAggregationModule, name, raising(error))
+def test_whatever_a_recipe_raises_it_is_left_out(roomy, monkeypatch, name, error, reason):
+    made = failing(monkeypatch, roomy, ValueAggregationModule, name, raising(error))
     assert made.skipped == [("Value aggregation, last", reason)]
     assert len(made.all) == 3
-    alone = asked_for(["classical"])[1].model(backbone).encode(TEXTS)
+    alone = asked_for(["classical"])[1].model(roomy).encode(TEXTS)
     assert relative_error(made.matrix("Classical, last", TEXTS), alone) < 1e-5
 
 
@@ -178,47 +181,46 @@ def test_whatever_a_recipe_raises_it_is_left_out(backbone, monkeypatch, name, er
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_what_is_the_machines_ends_it(backbone, monkeypatch, error, expected):
+def test_what_is_the_machines_ends_it(roomy, monkeypatch, error, expected):
     with pytest.raises(expected):
-        failing(monkeypatch, backbone, ValueAggregationModule, "read", raising(error))
+        failing(monkeypatch, roomy, ValueAggregationModule, "read", raising(error))
 
 
-def test_no_recipe_is_left(backbone, monkeypatch):
+def test_no_recipe_is_left(roomy, monkeypatch):
     with pytest.raises(ValueError, match="^No recipe can run on this model. Value aggregation, last: IndexError: x$"):
-        failing(monkeypatch, backbone, ValueAggregationModule, "read", raising(IndexError("x")), TRIED[1:2])
+        failing(monkeypatch, roomy, ValueAggregationModule, "read", raising(IndexError("x")), TRIED[1:2])
 
 
-def test_vectors_that_are_no_numbers(backbone, monkeypatch):
+def test_vectors_that_are_no_numbers(roomy, monkeypatch):
     encode = ModulePass.encode
 
     def other(self, *args):
         found = encode(self, *args)
         return {name: own * torch.nan if "Value" in name else own for name, own in found.items()}
 
-    made = failing(monkeypatch, backbone, ModulePass, "encode", other)
+    made = failing(monkeypatch, roomy, ModulePass, "encode", other)
     assert made.skipped == [("Value aggregation, last", "A value is infinite or not a number in float32.")]
 
 
-def test_a_filter_that_cannot_be_fitted_on_one_set(backbone, monkeypatch):
+def test_a_filter_that_cannot_be_fitted_on_one_set(roomy, monkeypatch):
     fitted = PartwiseWhitening.from_moments.__func__
     monkeypatch.setattr(
         PartwiseWhitening,
         "from_moments",
         classmethod(lambda cls, moments, **kwargs: 1 / 0 if moments.count < 45 else fitted(cls, moments, **kwargs)),
     )
-    made = Recipes(backbone, asked_for(TRIED), fit_on=[tuple(FIT_TEXTS), tuple(FIT_TEXTS[:40])])
+    made = Recipes(roomy, asked_for(TRIED), fit_on=[tuple(FIT_TEXTS), tuple(FIT_TEXTS[:40])])
     names = ["Bag of input embeddings, partwise whitened, mean", "Early and late, partwise whitened, mean"]
     assert made.skipped == [(name, "ZeroDivisionError: division by zero") for name in names]
 
 
-def test_what_fails_when_it_is_timed_or_on_random_weights(backbone, monkeypatch):
-    made = Recipes(backbone, asked_for(TRIED), fit_on=[tuple(FIT_TEXTS)])
+def test_what_fails_when_it_is_timed_or_on_random_weights(roomy, monkeypatch):
+    made = Recipes(roomy, asked_for(TRIED), fit_on=[tuple(FIT_TEXTS)])
     made.add(TEXTS)
     timed = [recipe for recipe in made.all if not recipe.control]
     monkeypatch.setattr(ValueAggregationModule, "forward", raising(IndexError("x")))
-    assert cost.seconds_of(made, TEXTS, timed).keys() == {recipe.result for recipe in timed} - {
-        "Value aggregation, last"
-    }
+    expected = {recipe.result for recipe in timed} - {"Value aggregation, last"}
+    assert cost.seconds_of(made, TEXTS, timed).keys() == expected
     with made.on_random_weights(["Value aggregation, last", "Classical, mean"]) as untrained:
         untrained.add(TEXTS)
         assert "Random weights, Classical, mean" in {recipe.result for recipe in untrained.all}
@@ -234,18 +236,18 @@ def test_what_fails_when_it_is_timed_or_on_random_weights(backbone, monkeypatch)
 # Matrices
 
 
-def test_filters_on_several_sets_and_modules_that_are_built_once(backbone, monkeypatch):
+def test_filters_on_several_sets_and_modules_that_are_built_once(roomy, monkeypatch):
     built = Counter()
     build = Recipe.build
     monkeypatch.setattr(Recipe, "build", lambda self, of: built.update([unprocessed(self).name]) or build(self, of))
     monkeypatch.setattr("st_reba.compare.recipes._MATRICES", 1)
     sets = [tuple(FIT_TEXTS), tuple(FIT_TEXTS[:45]), tuple(TEXTS + FIT_TEXTS[:42])]
     asked = [each for recipe in asked_for(["early-late", "topic"]) for each in with_candidates(recipe, 3)]
-    made = Recipes(backbone, asked, fit_on=sets)
+    made = Recipes(roomy, asked, fit_on=sets)
     made.add(TEXTS)
     for place, texts in enumerate(sets):
         for recipe in made.all[::5]:
-            expected = replace(recipe, fit_texts=texts).model(backbone).encode(TEXTS)
+            expected = replace(recipe, fit_texts=texts).model(roomy).encode(TEXTS)
             built.subtract([unprocessed(recipe).name])
             found = made.matrix(recipe.result, TEXTS, fitted_on=place)
             assert relative_error(found, expected) < 1e-4, recipe.result
@@ -326,9 +328,7 @@ def test_weights_are_gone_and_come_back_to_the_bit(model, monkeypatch):
 # Runs that are killed
 
 MANY = [f"{text} {number}" for number in range(2) for text in ALL_TEXTS]
-PAIRS = Pairs(
-    MANY, [f"{text[: 3 * place]}!" for place, text in enumerate(MANY)], [float(place % 5) for place in range(10)]
-)
+PAIRS = Pairs(MANY, [f"{text[: 3 * place]}!" for place, text in enumerate(MANY)], [0.0, 1.0, 2.0, 3.0, 4.0] * 2)
 QUESTIONS = OddOneOutEvaluator(
     [
         Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3),
@@ -349,9 +349,7 @@ def compared(path, directory):
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is forked to be killed")
 @pytest.mark.filterwarnings("ignore:There is no interval")
 def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monkeypatch):
-    # Not by the fixture `quick`, which holds for the whole module: other tests here time recipes as users do.
-    for name in ("TIMED_ROUNDS", "TIMED_TEXTS"):
-        monkeypatch.setattr(cost, name, 1)
+    time_once(monkeypatch)
     whole = compared(shallow_path, None)
     child = os.fork()
     if child == 0:
@@ -406,28 +404,28 @@ def test_other_weights_and_other_settings_are_not_taken_for_these(roomy_path, tm
 @given(
     st.lists(st.text("ab d猫"), min_size=1, max_size=6), st.text("abcd猫", min_size=1), st.text("abcd猫", min_size=1)
 )
-def test_naively(backbone, fit_texts, first, second):
+def test_naively(roomy, fit_texts, first, second):
     """With tokens, too, that no text had which idf was counted on."""
-    counted = [set(own.ids) for own in tokens_of(backbone, fit_texts) if own.ids]
+    counted = [set(own.ids) for own in tokens_of(roomy, fit_texts) if own.ids]
 
     def weighed(text):
-        tf = Counter(tokens_of(backbone, [text])[0].ids)
+        tf = Counter(tokens_of(roomy, [text])[0].ids)
         df = {token: sum(token in text for text in counted) for token in tf}
         return {token: count * (math.log((1 + len(counted)) / (1 + df[token])) + 1) for token, count in tf.items()}
 
     one, other = weighed(first), weighed(second)
     product = sum(value * other.get(token, 0) for token, value in one.items())
     expected = product / math.hypot(*one.values()) / math.hypot(*other.values())
-    assert TfIdf(backbone, fit_texts).cosines([first], [second])[0] == pytest.approx(expected, abs=1e-12)
+    assert TfIdf(roomy, fit_texts).cosines([first], [second])[0] == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_text_without_tokens_is_like_nothing(backbone):
-    tf_idf = TfIdf(backbone, ["", *TEXTS])
+def test_a_text_without_tokens_is_like_nothing(roomy):
+    tf_idf = TfIdf(roomy, ["", *TEXTS])
     assert tf_idf.cosines(["", "", TEXTS[0]], ["", TEXTS[0], TEXTS[0]]) == pytest.approx([0, 0, 1])
 
 
-def test_the_nearest_are_those_of_the_highest_cosine(backbone):
-    tf_idf = TfIdf(backbone, TEXTS)
+def test_the_nearest_are_those_of_the_highest_cosine(roomy):
+    tf_idf = TfIdf(roomy, TEXTS)
     documents = [*TEXTS, TEXTS[1]]
     for query, found in zip(TEXTS, tf_idf.nearest(TEXTS, documents, 4), strict=True):
         cosines = tf_idf.cosines([query] * len(documents), documents)
@@ -436,9 +434,102 @@ def test_the_nearest_are_those_of_the_highest_cosine(backbone):
         assert [score for _, score in found] == pytest.approx(cosines[order[:4]])
 
 
-def test_texts_of_the_same_tokens_are_equals(backbone):
+def test_texts_of_the_same_tokens_are_equals(roomy):
     """Whatever rounding makes of them: a rank correlation would else order them by chance."""
     pairs = read_pairs(demo_pairs("en"))
-    tf_idf = TfIdf(backbone, pairs.texts())
+    tf_idf = TfIdf(roomy, pairs.texts())
     assert set(tf_idf.cosines(pairs.first, pairs.first)) == {1.0}
     assert tf_idf.nearest(pairs.first[:1], pairs.first[:1] * 3, 3) == [[(0, 1.0), (1, 1.0), (2, 1.0)]]
+
+
+@pytest.mark.parametrize(
+    "name", ["classical", "reba-2", "prompteol", "knowledge", "value-aggregation", "early-late", "classical@1"]
+)
+def test_the_tokens_of_a_pass_are_those_that_run(roomy, name):
+    """Counted where they enter each layer."""
+    module = find(name).build(roomy)
+    ran = []
+
+    def note(layer, args, kwargs):
+        states = args[0] if args else kwargs["hidden_states"]
+        if type(layer).__name__ == "LlamaDecoderLayer":
+            ran.append(states.shape[0] * states.shape[1])
+
+    with torch.inference_mode():
+        # What stands before all texts is run here, once.
+        module(module.preprocess([ALL_TEXTS[0]]))
+    hooks = [
+        part.register_forward_pre_hook(note, with_kwargs=True)
+        for part in module.model.modules()
+        if type(part).__name__ == "LlamaDecoderLayer"
+    ]
+    try:
+        with torch.inference_mode():
+            for text in ALL_TEXTS:
+                module(module.preprocess([text]))
+    finally:
+        for hooked in hooks:
+            hooked.remove()
+    assert tokens(module, ALL_TEXTS, roomy) == pytest.approx(sum(ran) / depth(roomy.model), rel=0.1)
+    # Of many texts some are counted.
+    assert tokens(module, 40 * ALL_TEXTS, roomy) == pytest.approx(40 * tokens(module, ALL_TEXTS, roomy), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        # The first readies what is made once; one text says how many are measured, for some seconds.
+        (0.01, [1, 1, 8, 8, 8, 8, 8]),
+        (0.2, [1, 1, 8, 8]),
+        (0.8, [1, 1, 2, 2]),
+        (4.0, [1, 1, 1]),
+    ],
+)
+def test_a_speed_is_measured_in_a_moment(monkeypatch, seconds, sizes):
+    """``seconds`` a text of 3 tokens, on a machine that does something else half of the time."""
+    embedded: list[int] = []
+    clock = [0.0]
+
+    class Pass:
+        def tokens(self, texts):
+            return 3 * len(texts)
+
+        def encode(self, texts, prompt, batch_size):
+            embedded.append(len(texts))
+            clock[0] += seconds * len(texts)
+
+    class Failing(Pass):
+        def encode(self, texts, prompt, batch_size):
+            raise IndexError
+
+    clocks = {"perf_counter": lambda: clock[0], "process_time": lambda: 0.5 * clock[0]}
+    monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))
+    recipes = SimpleNamespace(passes=[Failing(), Pass()], batch_size=8)
+    found = speed(recipes, [f"text {number}" for number in range(20)])
+    assert found == pytest.approx((3 / seconds, 6 / seconds))
+    assert embedded == sizes
+
+
+@pytest.mark.parametrize(("longest", "expected"), [(20, [11, 10, 9]), (400, [20, 19, 18])])
+def test_recipes_are_timed_on_texts_of_mean_length(longest, expected):
+    texts = [length * "a" for length in [*range(1, 20), longest]]
+    assert [len(text) for text in timed_batch(texts, 3)] in (expected, [400, 19, 18])
+    assert timed_batch(texts[:2], 8) == ["aa", "a"]
+
+
+def test_memory_grows_with_the_model_and_what_is_made_on_the_way(roomy):
+    weights, peak = memory(roomy, 20, 32, 2, random=False)
+    assert weights == 4 * sum(parameter.numel() for parameter in roomy.model.parameters())
+    assert peak > weights
+    assert memory(roomy, 200, 32, 2, random=False)[1] > peak
+
+
+@pytest.mark.parametrize(
+    ("tokens", "duration", "twice"),
+    [(30_000, "30 seconds", "60 seconds"), (300_000, "5 minutes", "10 minutes"), (9e6, "2.5 hours", "5.0 hours")],
+)
+def test_what_is_told(tokens, duration, twice):
+    told = str(Forecast(8, 1955, tokens, 1000.0, 270_000_000, 1_250_000_000, 2 * tokens / 1000))
+    assert told.startswith("8 recipes on 1,955 texts, with controls and timings: ")
+    assert f"tokens at 1,000 a second here, about {duration}, of the processor's time {twice}. Memory: " in told
+    assert "about 1.2 GB at the peak, of which 0.3 GB" in told

@@ -43,9 +43,7 @@ class Page(HTMLParser):
     def all(self, tag: str, **wanted: str) -> list[str]:
         """The texts of the elements of a name, those that have all the given attributes."""
         wanted = {name.rstrip("_"): value for name, value in wanted.items()}
-        found = [
-            text for name, attributes, text in self.elements if name == tag and wanted.items() <= attributes.items()
-        ]
+        found = [text for name, own, text in self.elements if name == tag and wanted.items() <= own.items()]
         return [" ".join("".join(text).split()) for text in found]
 
     def rows(self) -> list[list[str]]:
@@ -239,7 +237,5 @@ def test_the_strongest_control_of_each_sort():
 def test_the_front_has_what_nothing_cheaper_equals():
     values = {"dear": (0.9, 4), "cheap": (0.3, 1), "same": (0.3, 2), "worse": (0.2, 3), "middle": (0.5, 2),
               "untimed": (1.0, None), "nothing": (NAN, 0.1)}  # fmt: skip
-    results = [
-        Result(name, "", False, {"A": Estimate(value, NAN, NAN)}, cost=cost) for name, (value, cost) in values.items()
-    ]
+    results = [Result(name, "", False, {"A": Estimate(own[0], NAN, NAN)}, cost=own[1]) for name, own in values.items()]
     assert [each.recipe for each in pareto_front(results, tiny().tasks[0])] == ["cheap", "middle", "dear"]

@@ -53,9 +53,7 @@ def asked(request):
 def counted(path, asked, **settings):
     """Recipes, and a list of the tokens that were told to have been done."""
     done = []
-    return Recipes(
-        CausalTransformer(path), asked, on_progress=lambda what, tokens: done.append(tokens), **settings
-    ), done
+    return Recipes(CausalTransformer(path), asked, on_progress=lambda _, tokens: done.append(tokens), **settings), done
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +168,7 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(shallow_path, 
     seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, BAG: 0.1, "ReBA-2, last": 10}
     timed = []
     costs = run.seconds_of
-    monkeypatch.setattr(
-        run, "seconds_of", lambda recipes, texts, own: timed.append(costs(recipes, texts, own)) or seconds
-    )
+    monkeypatch.setattr(run, "seconds_of", lambda *given: timed.append(costs(*given)) or seconds)
     found = compare(Recipes(CausalTransformer(shallow_path), asked), FEW)
     assert set(timed[0]) == set(seconds)
     by_name = {result.name: result for result in found.results}
@@ -223,12 +219,10 @@ def test_plain_texts_are_refused(shallow_path):
 
 
 def test_a_result_carries_its_recipe_and_its_controls(shallow_path):
-    recipes = Recipes(
-        CausalTransformer(shallow_path), asked_for(["classical+centred", "reba-2", "echo-2"], 3, TEXTS * 9)
-    )
-    found = compare(recipes, FEW)
+    made = Recipes(CausalTransformer(shallow_path), asked_for(["classical+centred", "reba-2", "echo-2"], 3, TEXTS * 9))
+    found = compare(made, FEW)
     results = {result.name: result for result in found.results}
-    for recipe in recipes.all:
+    for recipe in made.all:
         result = results[recipe.result]
         assert (result.spec, result.description) == (recipe.key, recipe.description)
         assert result.controls == controls_of(recipe)

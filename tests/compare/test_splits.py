@@ -1,4 +1,4 @@
-"""Halves share no text, are balanced, and do not depend on the file's order; what cannot be halved is said."""
+"""Halves share no text and do not depend on the file's order; cross-fitted scores are those of a plain loop."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_reba.compare.splits import SPLITS, Splits, in_order
+from st_reba.compare.recipes import in_short, with_candidates
+from st_reba.compare.splits import SPLITS, CrossFit, Splits, in_order
 from st_reba.data.tables import Classes, Pairs, Retrieval, Triplets
+from st_reba.evaluation.bootstrap import draw_weights
+from st_reba.recipes import find
+
+from ..evaluation.test_bootstrap import ORACLES
 
 TEXTS = [f"text {number}" for number in range(400)]
 
@@ -20,9 +26,7 @@ def pairs(scores, texts=TEXTS):
 
 
 def classes(sizes):
-    return Classes(
-        dict(zip(TEXTS, [str(place) for place, size in enumerate(sizes) for _ in range(size)], strict=False))
-    )
+    return Classes(dict(zip(TEXTS, [str(n) for n, size in enumerate(sizes) for _ in range(size)], strict=False)))
 
 
 def retrieval(count, documents):
@@ -35,11 +39,9 @@ def retrieval(count, documents):
 
 
 @given(st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70), st.integers(0, 3)), min_size=60, max_size=120))
-def test_items_that_share_a_text_stay_together(drawn):
+def test_items_that_share_a_text_stay_together(rows):
     """Directly or by others; each half is the rest of the other."""
-    data = Pairs(
-        [f"a {one}" for one, _, _ in drawn], [f"b {two}" for _, two, _ in drawn], [own[2] / 1 for own in drawn]
-    )
+    data = Pairs([f"a {one}" for one, _, _ in rows], [f"b {two}" for _, two, _ in rows], [own[2] / 1 for own in rows])
     splits = Splits.of(data)
     items = splits.data.items()
     for one, other in itertools.combinations(range(len(items)), 2):
@@ -120,3 +122,64 @@ def test_what_filters_are_fitted_on():
     assert [len(texts) for texts in splits.fit_on] == [60] * 2 * SPLITS + [120]
     assert set(splits.fit_on[0]) == set(splits.data.part(splits.halves[0].tolist()).texts())
     assert Splits.of(pairs(range(44))).fit_on == []
+
+
+@pytest.mark.parametrize("kind", ["mean", "spearman", "average_precision"])
+@pytest.mark.parametrize("fitted", [True, False])
+def test_a_plain_loop(kind, fitted):
+    """Each replicate repeats its items, and chooses anew."""
+    draw, count = np.random.default_rng(0), 80
+    labels = draw.integers(2, size=count).astype(float)
+    first, second = ([f"{side} {number // 2}" for number in range(count)] for side in "ab")
+    splits = Splits.of(Pairs(first, second, list(range(count))))
+    # As an order by texts would not be that of the labels.
+    labels = labels[np.argsort(splits.data.scores)]
+    places = len(splits.halves) + 1
+    noise = draw.normal(size=(places if fitted else 1, 3, count))
+
+    def values(choosing, half):
+        items = np.arange(count) if half == places - 1 else splits.halves[half]
+        return (labels + noise[choosing if fitted else 0])[:, items]
+
+    row = CrossFit(splits, kind, labels).row(values, 3, fitted=fitted)
+
+    def score(choosing, half, candidate, times):
+        items = np.arange(count) if half == places - 1 else splits.halves[half]
+        repeated = np.repeat(np.arange(len(items)), times[items].astype(int))
+        return ORACLES[kind](values(choosing, half)[candidate][repeated], labels[items][repeated])
+
+    weights = draw_weights(splits.groups)
+    for column in (0, 1, 2, 17):
+        found, chosen = [], []
+        for choosing, scoring in splits.directions:
+            scores = [score(choosing, choosing, candidate, weights[column]) for candidate in range(3)]
+            chosen.append(int(np.argmax(scores)))
+            found.append(score(choosing, scoring, chosen[-1], weights[column]))
+        expected = row.score if column == 0 else row.drawn[column - 1]
+        assert np.mean(found) == pytest.approx(expected, abs=1e-9)
+        if column == 0:
+            assert row.chosen == tuple(chosen)
+    last = places - 1
+    assert row.built == np.argmax([score(last, last, candidate, weights[0]) for candidate in range(3)])
+
+
+def test_without_a_choice_the_score_is_of_all_items():
+    splits = Splits.of(Pairs(list("abcdef"), list("ghijkl"), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    values = np.random.default_rng(0).normal(size=(1, 6))
+    row = CrossFit(splits, "spearman", splits.data.scores).row(lambda choosing, half: values)
+    assert row.score == pytest.approx(scipy.stats.spearmanr(values[0], splits.data.scores)[0])
+    assert (row.chosen, row.built) == ((0,), 0)
+
+
+def test_the_candidates_of_a_recipe():
+    """Its own layer, the one below and nine tenths; its words; each part twice. The recipe as it is comes first."""
+    found = {
+        key: [in_short(own) for own in with_candidates(find(key), 30)]
+        for key in ("classical", "reba-2", "prompteol", "prompteol@20", "topic", "early-late")
+    }
+    assert found["classical"] == found["reba-2"] == [""]
+    assert found["prompteol@20"] == ["@20"]
+    assert found["prompteol"] == ["", "@29", "@27"]
+    assert found["early-late"] == ["", "part 1 twice", "part 2 twice"]
+    assert found["topic"][:4] == ["", "part 1 twice", "part 2 twice", "meaning"]
+    assert len(set(found["topic"])) == len(found["topic"]) == 3 * 4 * 3

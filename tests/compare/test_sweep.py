@@ -151,11 +151,6 @@ def assert_as_alone(run, texts, prompt=None, batch_size=32, tolerance=1e-5):
         assert relative_error(own, alone.float().cpu()) < tolerance, recipe.name
 
 
-@pytest.fixture(scope="module")
-def roomy(roomy_path):
-    return CausalTransformer(roomy_path)
-
-
 @pytest.mark.parametrize("key", ["topic", "echo-topic", "echo-topic-zh"])
 def test_topic_after_several_layers(key, roomy):
     """One pass a wording. A text without tokens is a zero vector."""

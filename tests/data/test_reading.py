@@ -272,9 +272,7 @@ def test_columns_that_do_not_fit(columns, tmp_path):
         read_data(path, "a,b,x")
 
 
-SEMICOLONS = "sentence1;sentence2;score\n" + "".join(
-    f'"{a}";{b};{c:g}\n' for a, b, c in [("a; b", "c", 1), ("d", "e", 2)]
-)
+SEMICOLONS = 'sentence1;sentence2;score\n"a; b";c;1\n"d";e;2\n'
 
 
 @pytest.mark.parametrize(
@@ -286,14 +284,11 @@ SEMICOLONS = "sentence1;sentence2;score\n" + "".join(
 def test_another_separator(name, content, separator, tmp_path):
     """It is refused by its name; to read it, it has to be given. What has decimal commas is refused, too."""
     path = written(tmp_path, **{name: content})
-    with pytest.raises(
-        ValueError, match=re.escape(f't.{name[2:]}: columns are separated by "{separator}". Give --sep')
-    ):
+    said = re.escape(f't.{name[2:]}: columns are separated by "{separator}". Give --sep')
+    with pytest.raises(ValueError, match=said):
         read_data(path)
     if ",8" in content:
-        with pytest.raises(
-            ValueError, match=r"line 1: score: '0,8' has a comma\. Write decimals with a point, as in 0\.8"
-        ):
+        with pytest.raises(ValueError, match="line 1: score: '0,8' has a comma. Write decimals with a point, as in 0"):
             read_data(path, separator=separator)
     elif content.startswith("a;"):
         assert read_data(path, separator=separator, scored=False) == list("abcdefghij")
@@ -319,12 +314,12 @@ def test_separators_that_are_none(name, separator, tmp_path):
 def test_the_official_sts_benchmark(tmp_path):
     """Tabs in a .csv, quotation marks that quote nothing, and rows with sources at their ends."""
     rows = [
-        ("g", "f", "2012", "1", 5.0, 'A "cat" sits.', "A cat, x."),
-        ("g", "f", "2012", "2", 1.0, '"a', "b, c", "s", "s"),
+        ("g", "f", "12", "1", 5.0, 'A "cat" sits.', "A, x."),
+        ("g", "f", "12", "2", 1.0, '"a', "b, c", "s", "s"),
     ]
     told = []
     path = written(tmp_path, **{"sts.csv": as_tsv(rows)})
-    assert read_data(path, "6,7,5", told.append) == Pairs(['A "cat" sits.', '"a'], ["A cat, x.", "b, c"], [5.0, 1.0])
+    assert read_data(path, "6,7,5", told.append) == Pairs(['A "cat" sits.', '"a'], ["A, x.", "b, c"], [5.0, 1.0])
     assert told[0].endswith("in this order: there is no header.")
     with pytest.raises(ValueError, match="sts.csv, line 2: 6 columns where 7 are expected"):
         read_data(written(tmp_path, **{"sts.csv": as_tsv([rows[0], rows[1][:6]])}), "6,7,5")

@@ -19,6 +19,7 @@ from st_reba.encode import Encoder, LocalEngine, encode_file
 from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import DEMO_MODEL
+from ..conftest import change
 from .conftest import TEXTS, contents, interrupted, names
 
 
@@ -169,8 +170,7 @@ class TestResuming:
         binary = replace(encoder, precision="binary")
         with pytest.raises(ValueError, match=r"precision 'float32' \(now 'binary'\), chunk size 8 \(now 'growing'\)"):
             encode_file(binary, texts, out)
-        manifest = tmp_path / "a.npy.partial" / "manifest.json"
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "st_reba": "0.7.1"}))
+        change(tmp_path / "a.npy.partial" / "manifest.json", st_reba="0.7.1")
         with pytest.raises(ValueError, match=r"settings: st_reba '0.7.1' \(now '.*'\)\. .* again with --overwrite"):
             encode_file(encoder, texts, out, chunk_size=8)
         assert len(names(tmp_path / "a.npy.partial" / "parts")) == 3

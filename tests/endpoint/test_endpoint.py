@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from functools import partial
@@ -17,6 +16,7 @@ from st_reba.modules.endpoint import FINGERPRINTED, EndpointError
 from st_reba.text.presets import normalized
 
 from ..backbones import TEXTS, own
+from ..conftest import change
 from .server import WIDTH, Server, hashed
 
 KEY = "sk-not-for-files"
@@ -102,8 +102,7 @@ def test_a_saved_model_calls_the_server_and_has_no_key(server, tmp_path, monkeyp
 def saved_with(server, directory, **changes):
     """A saved model whose file somebody has changed."""
     model_of(server).save_pretrained(str(directory))
-    file = own(directory) / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    change(own(directory) / "config.json", **changes)
     return str(directory)
 
 
@@ -112,9 +111,7 @@ def test_a_saved_model_sends_no_text_to_a_stranger(server, tmp_path, monkeypatch
     with pytest.raises(ValueError, match="ST_REBA_ENDPOINTS=collects.example"):
         model.encode("a secret")
     sent = []
-    monkeypatch.setattr(
-        client.Endpoint, "embed", lambda self, texts: sent.append(texts) or np.ones((len(texts), WIDTH))
-    )
+    monkeypatch.setattr(client.Endpoint, "embed", lambda _, texts: sent.append(texts) or np.ones((len(texts), WIDTH)))
     monkeypatch.setenv("ST_REBA_ENDPOINTS", "another.example, collects.example")
     with pytest.raises(EndpointError, match="serves another model"):
         model.encode("a secret")
@@ -144,10 +141,7 @@ def test_a_saved_model_refuses_a_server_of_another_model(server, tmp_path):
         ({"retries": 10**9}, "give a whole number from 0 to 20"),
         ({"shell": "rm"}, "sets shell, which is no setting of EndpointTransformer"),
         ({"template": "{text}" * 2000}, "give a whole number from 1 to 1024"),
-        (
-            {"form": "ollama"},
-            "sets form to 'ollama', a setting of EndpointTransformer, removed in 1.0: load it with st_reba 0.8",
-        ),
+        ({"form": "ollama"}, "sets form to 'ollama', a setting of EndpointTransformer, removed in 1.0: load it"),
         ({"with_end": True}, "sets with_end to True, a setting of EndpointTransformer, removed in 1.0"),
     ],
 )
@@ -167,10 +161,7 @@ def first(**values):
 
 SPOILED = {
     "no number": (first(embedding=[float("nan")] * WIDTH), "a value that is no number"),
-    "another dimension": (
-        rows(lambda data: [{**row, "embedding": [1.0] * 16} for row in data]),
-        "vectors had 32 values",
-    ),
+    "another dimension": (rows(lambda data: [{**row, "embedding": [1.0] * 16} for row in data]), "had 32 values"),
     "another size": (first(embedding=[1.0] * 16), "no vector for each of 5 texts, of one size"),
     "fewer": (rows(lambda data: data[1:]), "no vector for each of 5 texts"),
     "more": (rows(lambda data: [*data, data[0]]), "no vector for each of 5 texts"),

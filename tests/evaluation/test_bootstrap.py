@@ -75,9 +75,8 @@ def test_the_interval_of_the_best_of_many_covers_its_truth(kind):
     draw, covered, above, plain = np.random.default_rng(1), 0, [], []
     # 10,000 items say what ten equal rows are worth.
     labels = labels_of(kind, draw, 10_000)
-    truth = float(
-        bootstrap.scorer(kind, np.ones((1, 10_000)), labels)(labels + 2 * draw.normal(size=(1, 10_000)))[0, 0]
-    )
+    exact = bootstrap.scorer(kind, np.ones((1, 10_000)), labels)
+    truth = float(exact(labels + 2 * draw.normal(size=(1, 10_000)))[0, 0])
     for _ in range(100):
         labels = labels_of(kind, draw, 100)
         values = {f"row {row}": labels + 2 * draw.normal(size=100) for row in range(10)}
@@ -164,10 +163,7 @@ def test_what_has_no_score(kind):
     [
         (lambda: bootstrap.mean({}), "Every recipe needs the same items, at least one, but these were given: {}"),
         (lambda: bootstrap.mean({"a": [1], "b": [1, 2]}), "{'a': 1, 'b': 2}"),
-        (
-            lambda: bootstrap.spearman({"a": [1, 2]}, [1]),
-            "2 predictions and 1 labels were given: give one label an item",
-        ),
+        (lambda: bootstrap.spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an "),
         (lambda: bootstrap.pearson({"a": [1, 2]}, [1, np.nan]), "Some labels are not finite"),
     ],
 )

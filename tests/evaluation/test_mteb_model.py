@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from st_reba.evaluation import mteb_model
 
 from ..backbones import TEXTS
+from ..conftest import change
 
 
 @pytest.fixture
@@ -50,8 +51,7 @@ class TestEntry:
         second = mteb_model(copied)
         assert second.revision == first.revision
         assert (second.license, second.adapted_from, second.training_datasets) == ("mit", "org/base", None)
-        settings = copied / "config_sentence_transformers.json"
-        settings.write_text(json.dumps({**json.loads(settings.read_text()), "similarity_fn_name": "dot"}))
+        change(copied / "config_sentence_transformers.json", similarity_fn_name="dot")
         assert mteb_model(copied).revision != first.revision
 
     def test_refusals(self, prompted_path, tmp_path):

@@ -39,11 +39,6 @@ POOLED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def roomy(roomy_path):
-    return CausalTransformer(roomy_path)
-
-
 @pytest.mark.parametrize("module_class", POOLED)
 def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
     module = module_class(roomy)

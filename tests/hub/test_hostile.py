@@ -25,7 +25,7 @@ from st_reba.modules.lm_head import head_blocks
 from st_reba_cli.load import usable
 
 from ..backbones import TEXTS, own
-from ..conftest import pipeline, relative_error
+from ..conftest import change, pipeline, relative_error
 
 OWN_SETTINGS = "sentence_bert_config.json"
 
@@ -58,11 +58,6 @@ def originals(backbone_path, encoder_paths, tmp_path_factory):
 def model_of(originals, tmp_path):
     """``model_of(module_class)``: a copy of a saved model, to tamper with."""
     return lambda module_class=ReBAModule: Path(shutil.copytree(originals[module_class], tmp_path / "model"))
-
-
-def change(path: Path, *, remove: str = "", **settings) -> None:
-    old = {key: value for key, value in json.loads(path.read_text()).items() if key != remove}
-    path.write_text(json.dumps({**old, **settings}))
 
 
 def pickle_weights(directory: Path, weights: dict, sharded: bool = False) -> None:

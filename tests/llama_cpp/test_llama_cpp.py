@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 
 import st_reba
 from st_reba.lm import gguf, llama_cpp
@@ -25,6 +24,7 @@ from st_reba.lm.passes import Replace
 
 from .. import ggufs
 from ..cli import typed
+from ..conftest import pipeline, reloaded
 
 TEXTS = ["A man is playing a guitar.", "The storm closed the harbour for two days, and the ferries stayed.", "", "Yes."]
 
@@ -76,7 +76,6 @@ def handed_on(module) -> tuple[torch.Tensor, torch.Tensor]:
         (st_reba.EarlyLateModule, {}),
         (st_reba.InputEmbeddings, {}),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else ",".join(map(str, value)),
 )
 def test_states_are_those_of_transformers(language_model, in_transformers, kind, settings):
     ours, mask = handed_on(kind(language_model, **settings))
@@ -88,7 +87,7 @@ def test_states_are_those_of_transformers(language_model, in_transformers, kind,
 
 
 def test_an_embedding_does_not_depend_on_its_batch(language_model):
-    model = pooled(language_model)
+    model = pipeline(language_model)
     together = model.encode([*TEXTS[:2], "word " * 100], batch_size=3)
     alone = [model.encode([text])[0] for text in [*TEXTS[:2], "word " * 100]]
     assert (together == alone).all()
@@ -96,31 +95,24 @@ def test_an_embedding_does_not_depend_on_its_batch(language_model):
 
 def test_a_text_of_several_parts_is_read_as_one(language_model, in_transformers):
     text = ["one two three four five six " * 60]
-    ours, theirs = (pooled(st_reba.EchoModule(module)).encode(text) for module in (language_model, in_transformers))
+    ours, theirs = (pipeline(st_reba.EchoModule(module)).encode(text) for module in (language_model, in_transformers))
     assert torch.cosine_similarity(*map(torch.tensor, (ours, theirs))).item() > 0.9999
 
 
 def test_texts_end_where_the_model_has_no_more_positions(language_model):
     assert language_model.max_seq_length == ggufs.POSITIONS
     assert st_reba.EchoModule(language_model).max_seq_length == ggufs.POSITIONS // 2
-    assert pooled(language_model).encode(["word " * 3 * ggufs.POSITIONS]).shape == (1, ggufs.BLOCK)
+    assert pipeline(language_model).encode(["word " * 3 * ggufs.POSITIONS]).shape == (1, ggufs.BLOCK)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (st_reba.ReBAModule, {}),
-        (st_reba.BidirectionalLastLayer, {}),
-        (st_reba.KVReroutingModule, {}),
-        (st_reba.TokenPrependingModule, {}),
-        (st_reba.ValueAggregationModule, {}),
-        (st_reba.RefinedThoughtModule, {}),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_what_changes_states_or_looks_at_attention_is_refused(language_model, kind, settings):
+LOOKS = [st_reba.ReBAModule, st_reba.BidirectionalLastLayer, st_reba.KVReroutingModule, st_reba.RefinedThoughtModule]
+CHANGES = [st_reba.TokenPrependingModule, st_reba.ValueAggregationModule]
+
+
+@pytest.mark.parametrize("kind", [*LOOKS, *CHANGES])
+def test_what_changes_states_or_looks_at_attention_is_refused(language_model, kind):
     with pytest.raises(ValueError, match="Use |use ") as refused:
-        handed_on(kind(language_model, **settings))
+        handed_on(kind(language_model))
     assert "LlamaCpp" in str(refused.value) or "runs elsewhere" in str(refused.value)
 
 
@@ -147,16 +139,15 @@ def test_a_saved_model_has_its_file_in_it_and_takes_no_other(language_model, fil
 
 
 def test_a_model_that_ends_early_is_saved_so(language_model, tmp_path):
-    model = pooled(st_reba.CausalTransformer(language_model, output_layer=1))
-    model.save_pretrained(str(tmp_path / "saved"))
-    again = SentenceTransformer(str(tmp_path / "saved"))
+    model = pipeline(st_reba.CausalTransformer(language_model, output_layer=1))
+    again = reloaded(model, tmp_path / "saved")
     assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
     assert len(again[0].model.layers) == 1
 
 
 def test_another_process_loads_the_file_itself(language_model):
-    again = pickle.loads(pickle.dumps(pooled(language_model)))
-    assert (again.encode(TEXTS[:2]) == pooled(language_model).encode(TEXTS[:2])).all()
+    again = pickle.loads(pickle.dumps(pipeline(language_model)))
+    assert (again.encode(TEXTS[:2]) == pipeline(language_model).encode(TEXTS[:2])).all()
 
 
 def test_generation_is_that_of_transformers_and_the_same_while_another_thread_embeds(language_model):
@@ -164,7 +155,7 @@ def test_generation_is_that_of_transformers_and_the_same_while_another_thread_em
     theirs = ggufs.original().generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, len(ids) :].tolist()
     alone = list(model.generate(ids, 40))
     assert alone == (theirs[: theirs.index(0)] if 0 in theirs else theirs)
-    embedder = pooled(st_reba.EchoModule(language_model))
+    embedder = pipeline(st_reba.EchoModule(language_model))
     embedded, found = embedder.encode(TEXTS), []
     thread = threading.Thread(target=lambda: found.extend(list(model.generate(ids, 40)) for _ in range(5)))
     thread.start()
@@ -198,10 +189,6 @@ def test_what_llama_cpp_cannot_load_is_said_with_its_reason(file, tmp_path, arch
         path.write_bytes(path.read_bytes()[:-4000])
     with pytest.raises(ValueError, match=r"llama.cpp cannot load it \(.+\)"):
         st_reba.LlamaCppTransformer(str(path))
-
-
-def pooled(module) -> SentenceTransformer:
-    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), "mean")], device="cpu")
 
 
 def test_the_command_builds_and_encodes(file, tmp_path, monkeypatch):
@@ -238,9 +225,8 @@ def test_an_architecture_that_ends_in_something_else_has_last_states_alone(file,
 
 def test_a_file_of_ollamas_has_no_suffix_and_gets_one(file, tmp_path):
     (tmp_path / "sha256-0a1b").symlink_to(file)
-    model = pooled(st_reba.LlamaCppTransformer(str(tmp_path / "sha256-0a1b")))
-    model.save_pretrained(str(tmp_path / "saved"))
-    assert (SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS[:1]) == model.encode(TEXTS[:1])).all()
+    model = pipeline(st_reba.LlamaCppTransformer(str(tmp_path / "sha256-0a1b")))
+    assert (reloaded(model, tmp_path / "saved").encode(TEXTS[:1]) == model.encode(TEXTS[:1])).all()
 
 
 # What is said where llama.cpp is not there, or is another one, or the file is none: none is needed here.
@@ -260,10 +246,8 @@ def test_a_missing_extra_is_named(tmp_path, anew, monkeypatch):
 
 
 def test_a_release_that_is_called_otherwise_is_refused_before_it_is_called(anew, monkeypatch):
-    of_another = SimpleNamespace(
-        __version__="2030.1.1", xllamacpp=SimpleNamespace(__file__=ctypes.util.find_library("c"))
-    )
-    monkeypatch.setitem(sys.modules, "xllamacpp", of_another)
+    another = SimpleNamespace(__file__=ctypes.util.find_library("c"))
+    monkeypatch.setitem(sys.modules, "xllamacpp", SimpleNamespace(__version__="2030.1.1", xllamacpp=another))
     with pytest.raises(ImportError, match=r'xllamacpp 2030.1.1 brings .* pip install "xllamacpp=='):
         llama_cpp.library()
 

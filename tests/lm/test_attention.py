@@ -216,25 +216,24 @@ def test_dropout_is_dropout(rerouted):
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
 
 
-class TestRunningMaximum:
-    @pytest.mark.parametrize(
-        ("block", "scratch", "gradients"), [(4, 1, False), (4, 2**14, True), (128, 2**14, False), (128, 2**28, True)]
-    )
-    @pytest.mark.parametrize("layers", [None, {1}])
-    def test_of_a_rectangle(self, block, scratch, gradients, layers, monkeypatch):
-        """A head of a text at a time, some, or all."""
-        monkeypatch.setattr(kernels, "_KEY_BLOCK", block)
-        monkeypatch.setitem(kernels._SCRATCH_BYTES, "cpu", scratch)
-        sources = [handed_over(size=8, seed=index) for index in range(3)]
-        rectangle = RunningMaximum(slice(3, 20), slice(3, 40), layers)
-        with torch.set_grad_enabled(gradients):
-            for index in layers or range(3):
-                watch(rectangle, sources[index])
-        weights = torch.stack([written_out(sources[index]) for index in layers or range(3)])
-        expected = weights.exp().float().amax(dim=(0, 2))
-        meaningful = torch.ones(17, 37).triu().bool()
-        found = rectangle.maximum.exp()[:, meaningful]
-        torch.testing.assert_close(found, expected[:, 3:40, 3:20].mT[:, meaningful])
+@pytest.mark.parametrize(
+    ("block", "scratch", "gradients"), [(4, 1, False), (4, 2**14, True), (128, 2**14, False), (128, 2**28, True)]
+)
+@pytest.mark.parametrize("layers", [None, {1}])
+def test_the_maximum_of_a_rectangle(block, scratch, gradients, layers, monkeypatch):
+    """A head of a text at a time, some, or all."""
+    monkeypatch.setattr(kernels, "_KEY_BLOCK", block)
+    monkeypatch.setitem(kernels._SCRATCH_BYTES, "cpu", scratch)
+    sources = [handed_over(size=8, seed=index) for index in range(3)]
+    rectangle = RunningMaximum(slice(3, 20), slice(3, 40), layers)
+    with torch.set_grad_enabled(gradients):
+        for index in layers or range(3):
+            watch(rectangle, sources[index])
+    weights = torch.stack([written_out(sources[index]) for index in layers or range(3)])
+    expected = weights.exp().float().amax(dim=(0, 2))
+    meaningful = torch.ones(17, 37).triu().bool()
+    found = rectangle.maximum.exp()[:, meaningful]
+    torch.testing.assert_close(found, expected[:, 3:40, 3:20].mT[:, meaningful])
 
 
 def test_a_maximum_of_nothing():
@@ -433,21 +432,16 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-class TestBesideTheOracle:
-    """Of the kernel alone. The keys are two blocks, and so are the queries; the second ones are not full."""
-
-    KEYS, QUERIES = slice(1, 67), slice(3, 69)
-    #: What a layer before may have left.
-    BEFORE = -3.5
-
-    def test_a_rectangle(self, kernel, case):
-        source = handed_over(**LAYERS[case])
-        maximum = torch.full((TEXTS, 66, 66), self.BEFORE)
-        kernel.update_running_max(source, self.KEYS, self.QUERIES, maximum)
-        expected = written_out(source).amax(dim=1)[:, self.QUERIES, self.KEYS].mT.clamp(min=self.BEFORE)
-        asked = torch.arange(3, 69) >= torch.arange(1, 67)[:, None]
-        assert (expected[:, asked] > self.BEFORE).float().mean() > 0.2
-        torch.testing.assert_close(maximum[:, asked].double(), expected[:, asked], rtol=0, atol=1e-5)
+def test_the_kernel_beside_the_oracle(kernel, case):
+    """The keys are two blocks, and so are the queries; the second ones are not full."""
+    # What a layer before may have left.
+    source, before = handed_over(**LAYERS[case]), -3.5
+    maximum = torch.full((TEXTS, 66, 66), before)
+    kernel.update_running_max(source, slice(1, 67), slice(3, 69), maximum)
+    expected = written_out(source).amax(dim=1)[:, 3:69, 1:67].mT.clamp(min=before)
+    asked = torch.arange(3, 69) >= torch.arange(1, 67)[:, None]
+    assert (expected[:, asked] > before).float().mean() > 0.2
+    torch.testing.assert_close(maximum[:, asked].double(), expected[:, asked], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 64, 65])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import shutil
 
 import numpy as np
@@ -27,7 +26,7 @@ from st_reba.lm.model import LanguageModel
 
 from .. import backbones, oracles
 from ..backbones import DEMO_MODEL, TEXTS
-from ..conftest import long, pipeline, relative_error
+from ..conftest import change, long, pipeline, relative_error, reloaded
 from ..devices import CPU, FIRST, SECOND, SeveralDevices, put
 
 RECIPES = {
@@ -75,8 +74,7 @@ def expected(recipe, module):
 
 def check_saved(model, directory, **settings) -> SentenceTransformer:
     """A model gives the same to the bit when it is loaded again."""
-    model.save_pretrained(str(directory))
-    loaded = SentenceTransformer(str(directory), device="cpu", **settings)
+    loaded = reloaded(model, directory, **settings)
     assert np.array_equal(loaded.encode(FEW), model.encode(FEW))
     return loaded
 
@@ -181,50 +179,32 @@ class TestQuantized:
         assert not list(tmp_path.iterdir())
 
 
-class TestAdapter:
-    """LoRA, through peft."""
-
-    @pytest.fixture(scope="class")
-    def peft(self):
-        return pytest.importorskip("peft")
-
-    def lora(self, peft):
-        return peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-
-    @pytest.fixture(scope="class")
-    def adapter(self, peft, backbone_path, tmp_path_factory):
-        """A directory with an adapter and the name of its backbone, as people publish them."""
-        directory = tmp_path_factory.mktemp("adapter")
-        model = AutoModel.from_pretrained(backbone_path())
-        torch.manual_seed(1)
-        model.add_adapter(self.lora(peft))
-        model.save_pretrained(directory)
-        backbones.tokenizer().save_pretrained(directory)
-        assert not list(directory.glob("model*"))
-        return str(directory)
-
-    @pytest.mark.parametrize("way", ["path", "PeftModel", "load_adapter", "add_adapter"])
-    def test_adapted(self, way, peft, adapter, backbone_path, plain_words, tmp_path):
-        torch.manual_seed(1)
-        recipe = "reba, bidirectional"
-        if way == "path":
-            model = make(recipe, adapter)
-        elif way == "PeftModel":
-            transformer = Transformer(backbone_path())
-            transformer.model = peft.get_peft_model(transformer.model, self.lora(peft))
-            model = make(recipe, transformer)
-        else:
-            model = make(recipe, backbone_path())
-            model.load_adapter(adapter) if way == "load_adapter" else model.add_adapter(self.lora(peft))
-        found = words(model)
-        assert relative_error(found, expected(recipe, model[0])) < EXACT
-        assert relative_error(found, plain_words(recipe)) > 0.1
-
-        check_saved(model, tmp_path)
-        assert (tmp_path / "adapter_model.safetensors").is_file()
-        assert not list(tmp_path.rglob("model*.safetensors"))
-        # Nothing that could be taken for a whole model.
-        assert not (tmp_path / "config.json").exists()
+@pytest.mark.parametrize("way", ["path", "PeftModel", "load_adapter", "add_adapter"])
+def test_adapted(way, backbone_path, plain_words, tmp_path):
+    """LoRA, through peft; its directory has the adapter and the name of its backbone, as people publish them."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapter, recipe, transformer = tmp_path / "adapter", "reba, bidirectional", Transformer(backbone_path())
+    torch.manual_seed(1)
+    if way in ("path", "load_adapter"):
+        transformer.model.add_adapter(lora)
+        transformer.model.save_pretrained(adapter)
+        backbones.tokenizer().save_pretrained(adapter)
+    elif way == "PeftModel":
+        transformer.model = peft.get_peft_model(transformer.model, lora)
+    model = make(recipe, {"path": str(adapter), "PeftModel": transformer}.get(way, backbone_path()))
+    if way == "load_adapter":
+        model.load_adapter(str(adapter))
+    elif way == "add_adapter":
+        model.add_adapter(lora)
+    found = words(model)
+    assert relative_error(found, expected(recipe, model[0])) < EXACT
+    assert relative_error(found, plain_words(recipe)) > 0.1
+    check_saved(model, tmp_path / "saved")
+    assert (tmp_path / "saved" / "adapter_model.safetensors").is_file()
+    assert not list(tmp_path.rglob("model*.safetensors"))
+    # Nothing that could be taken for a whole model.
+    assert not (tmp_path / "saved" / "config.json").exists()
 
 
 @pytest.mark.parametrize("recipe", ["classical", long("thought")])
@@ -256,9 +236,8 @@ def test_code_from_the_repository_runs_where_it_is_trusted(backbone_path, tmp_pa
         "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n\n"
         "class OwnModel(LlamaModel):\n    config_class = OwnConfig\n"
     )
-    config = json.loads((path / "config.json").read_text())
     classes = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
-    (path / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
+    change(path / "config.json", model_type="own", auto_map=classes)
     monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         make("echo", str(path))

@@ -10,7 +10,6 @@ import weakref
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -30,7 +29,7 @@ from st_reba.text.layout import NOT_TEXT, Layout
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, FEW, MLP, OWN_ATTENTION, SIZE, TEXTS, config, randomize
-from ..conftest import forward_passes, pipeline, relative_error
+from ..conftest import forward_passes, pipeline, relative_error, reloaded
 
 TOKENS = torch.tensor([[5, 6, 7, 3], [5, 6, 10, 0]])
 MASK = torch.tensor([[True] * 4, [True, True, True, False]])
@@ -266,8 +265,7 @@ def test_a_short_model_that_computes_something_else_is_refused(monkeypatch):
 @pytest.mark.parametrize("name", FEW)
 def test_a_short_model_is_saved_without_the_layers_above(name, shared, tmp_path):
     model = pipeline(CausalTransformer(shared(name), output_layer=2))
-    model.save_pretrained(str(tmp_path))
-    again = SentenceTransformer(str(tmp_path))
+    again = reloaded(model, tmp_path)
     assert again[0].output_layer == again[0].model.config.num_hidden_layers == len(again[0].lm.layers) == 2
     assert (again.encode(TEXTS) == model.encode(TEXTS)).all()
 

@@ -123,7 +123,7 @@ def language_model(directory, architecture="llama", **settings):
     torch.manual_seed(1)
     made = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model = backbones.randomize(made.eval().float())
-    backbones.save(model, directory)
+    backbones.save(model, directory, model_max_length=settings.get("max_position_embeddings", backbones.POSITIONS))
     return model
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import pickle
 import re
@@ -17,24 +16,13 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba import (
-    AllButTheTop,
-    CausalTransformer,
-    Centering,
-    EarlyLateModule,
-    EchoModule,
-    EmbeddingFilter,
-    IdfWeights,
-    PartwiseWhitening,
-    Standardization,
-    StandardizedSum,
-    WhiteningTransform,
-)
+from st_reba import CausalTransformer, EarlyLateModule, EchoModule, StandardizedSum, WhiteningTransform
+from st_reba.modules import AllButTheTop, Centering, EmbeddingFilter, IdfWeights, PartwiseWhitening, Standardization
 from st_reba.moments import Moments, embedding_moments
 from st_reba.recipes.rows import POST_PROCESSORS
 
 from ..backbones import TEXTS, VOCABULARY
-from ..conftest import pipeline, relative_error
+from ..conftest import change, pipeline, relative_error
 from .methods import RECIPES
 
 #: More texts than dimensions.
@@ -192,9 +180,8 @@ class TestFitting:
     def test_the_usual_shrinkage_and_number_of_directions(self, model):
         module = WhiteningTransform.fit(model, CORPUS)
         assert torch.equal(module.weight, WhiteningTransform.fit(model, CORPUS, shrinkage=0.1).weight)
-        assert torch.equal(
-            POST_PROCESSORS["whitened"].from_moments(embedding_moments(model, CORPUS)).weight, module.weight
-        )
+        usual = POST_PROCESSORS["whitened"].from_moments(embedding_moments(model, CORPUS))
+        assert torch.equal(usual.weight, module.weight)
         assert AllButTheTop.from_moments(moments_of(drawn(0, 300, 250))).directions.shape == (2, 250)
         assert AllButTheTop.fit(model, CORPUS).directions.shape == (1, 32)
         # A LayerNorm's values sum to a constant, so that one direction is not there.
@@ -256,15 +243,14 @@ class TestInAPipeline:
         with pytest.raises(ValueError, match="maps embeddings of 32 values and was given 16: put it right behind"):
             filters[case]({"sentence_embedding": torch.zeros(1, 16)})
         filters[case].save(str(tmp_path))
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, "in_features": 10**9}))
+        change(tmp_path / "config.json", in_features=10**9)
         said = rf"^{tmp_path} is not a saved \w+: config.json says .*1000000000.* two modules; save the model again\.$"
         with pytest.raises(ValueError, match=said):
             kind.load(str(tmp_path))
 
 
 VARIED = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
-HALF_ALIKE = VARIED * torch.tensor([1.0] * 3 + [0] * 3)
+ALIKE = VARIED * torch.tensor([1.0] * 3 + [0] * 3)
 
 
 def fit(kind, vectors, **settings):
@@ -285,10 +271,7 @@ EYE, ZEROS, ONES = torch.eye(4), torch.zeros, torch.ones
         (lambda: fit(PartwiseWhitening, VARIED, shares=()), "shares=(): give how much each part counts, numbers above"),
         (lambda: fit(PartwiseWhitening, VARIED, shares=(0.25,) * 4), "embeddings of 6 values cannot be cut into 4 equ"),
         (lambda: fit(PartwiseWhitening, VARIED, shares=(1,), shrinkage=0), "shrinkage=0: give a number above 0"),
-        (
-            lambda: fit(PartwiseWhitening, HALF_ALIKE, shares=(0.5, 0.5)),
-            "A part of the embeddings is the same for all 9",
-        ),
+        (lambda: fit(PartwiseWhitening, ALIKE, shares=(0.5, 0.5)), "A part of the embeddings is the same for all 9"),
         (lambda: Moments(5).add(ZEROS(2, 4)), "The vectors are (2, 4): give (B, 5)"),
         (lambda: Moments(5).add(torch.full((2, 5), float("nan"))), "load the model in bfloat16 or float32"),
         # Weights that are none

@@ -89,13 +89,7 @@ def test_it_reads_as_if_it_were_loaded_by_its_path_and_nothing_of_the_model_chan
 
 
 TEXT_SIZES = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED, **backbones.IDS}
-IMAGES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "image_size": 28,
-}
+IMAGES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, **backbones.MLP, "image_size": 28}
 
 
 @pytest.mark.parametrize(
@@ -200,9 +194,8 @@ class TestAdapters:
         adapted.merge_adapter()
         with pytest.raises(ValueError, match=r"is merged into the weights of layers.0.self_attn.q_proj. Call unmerge"):
             CausalTransformer(adapted, tokenizer=tokenizer, disable_adapter=True)
-        prompted = peft.get_peft_model(
-            language_model(), peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
-        )
+        prompt = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+        prompted = peft.get_peft_model(language_model(), prompt)
         with pytest.raises(ValueError, match="is a learned prompt, which no recipe of st_reba can read"):
             CausalTransformer(prompted, tokenizer=tokenizer)
 

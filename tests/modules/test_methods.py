@@ -20,7 +20,7 @@ import st_reba
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
-from ..conftest import LONG, long, pipeline, relative_error
+from ..conftest import LONG, long, pipeline, relative_error, reloaded
 from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
@@ -42,9 +42,8 @@ def refused_with_its_own_attention(recipe) -> bool:
     kind, given = RECIPES[recipe]
     watches = kind is st_reba.RefinedThoughtModule and given["iterations"] > 1
     turns = given.get("bidirectional_layers") or kind in (st_reba.BidirectionalLastLayer, st_reba.NoSinkModule)
-    return bool(
-        watches or turns or kind in (st_reba.KVReroutingModule, st_reba.AttentionPoolingModule, st_reba.ReBAModule)
-    )
+    always = kind in (st_reba.KVReroutingModule, st_reba.AttentionPoolingModule, st_reba.ReBAModule)
+    return bool(watches or turns or always)
 
 
 # Methods take turns in the architectures; ReBA, which looks at each of its maps, takes all.
@@ -220,8 +219,7 @@ def test_saved_and_loaded(recipe, kind, shared, tmp_path):
     width = module.get_embedding_dimension()
     parts = [module, Pooling(width, "mean"), Dense(width, 8), Normalize()]
     model = SentenceTransformer(modules=parts, device="cpu")
-    model.save_pretrained(str(tmp_path))
-    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    loaded = reloaded(model, tmp_path)
     assert type(loaded[0]) is type(module)
     assert loaded[0].get_config_dict() == module.get_config_dict()
     assert loaded.max_seq_length == model.max_seq_length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -13,7 +12,7 @@ import st_reba
 from st_reba.modules import CausalModule
 
 from .. import backbones
-from ..conftest import pipeline
+from ..conftest import change, pipeline
 from .methods import PUBLIC_MODULES, TWICE
 
 REPETITIONS = r"give a whole number from {} to 1024, the number of copies of the text, such as 2\."
@@ -151,7 +150,7 @@ def test_wrong_lengths(length, shared, backbone_path, tmp_path):
     with pytest.raises(ValueError, match=f"^max_length{said}"):
         module.preprocess(["a"], processing_kwargs={"text": {"max_length": length}})
     path = shutil.copytree(backbone_path(), tmp_path / "model") / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": length}))
+    change(path, model_max_length=length)
     with pytest.raises(ValueError, match=f"^the tokenizer's model_max_length{said}"):
         st_reba.CausalTransformer(str(path.parent))
     assert st_reba.CausalTransformer(str(path.parent), max_seq_length=7).max_seq_length == 7

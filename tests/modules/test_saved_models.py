@@ -27,7 +27,7 @@ from st_reba.version import __version__
 
 from .. import processes
 from ..backbones import TEXTS
-from ..conftest import pipeline
+from ..conftest import change, pipeline, reloaded
 from ..fixtures import make_saved
 from ..fixtures.make_saved import EMBEDDINGS, FIXTURES, TEXTS_FILE
 from .methods import PUBLIC_MODULES
@@ -167,8 +167,7 @@ def test_what_is_gone_is_refused_by_its_name(archive, model, unpacked):
 def test_no_sink_is_saved_by_its_own_class(unpacked, tmp_path):
     """0.8 saved it as a change of CausalTransformer."""
     loaded = sentence_transformers.SentenceTransformer(str(unpacked("saved-0.8-late.tar.xz") / "no-sink-set"))
-    loaded.save_pretrained(str(tmp_path))
-    again = sentence_transformers.SentenceTransformer(str(tmp_path))
+    again = reloaded(loaded, tmp_path)
     assert type(again[0]) is NoSinkModule
     assert (again[0].layers, again[0].bidirectional_layers) == ([0, 1], 2)
     assert np.array_equal(again.encode(["the cat"]), loaded.encode(["the cat"]))
@@ -206,7 +205,7 @@ def test_what_a_server_runs_loads_with_its_settings(unpacked, tmp_path):
         sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
     path = tmp_path / "0_EndpointTransformer" / "config.json"
     saved = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**saved, "form": "openai"}), encoding="utf-8")
+    change(path, form="openai")
     loaded = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")[0].get_config_dict()
     assert loaded == {name: saved[name] for name in loaded}
     assert (loaded["key_variable"], loaded["dimension"]) == ("MY_API_KEY", make_saved.WIDTH)
@@ -227,8 +226,7 @@ def of_the_same_tokens(tokenizer, before, now):
 
 def test_layer_states_of_0_1_hand_on_all_tokens_whatever_they_say(unpacked, tmp_path):
     shutil.copytree(unpacked("saved-0.1.tar.xz") / "layer-states", tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "sentence_bert_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rows": "last"}))
+    change(tmp_path / "sentence_bert_config.json", rows="last")
     assert sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")[0].rows == "all"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 import warnings
 from itertools import pairwise
 
@@ -12,15 +15,17 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 import st_reba
+from st_reba import CausalTransformer, EchoModule
 from st_reba.lm.model import LanguageModel
 from st_reba.modules import CausalModule
 from st_reba.modules.reverse_eol import in_reverse
 from st_reba.modules.vectors import TokenVectors
+from st_reba.recipes import every_row
 from st_reba.settings import NO_LIMIT
 
 from .. import backbones, oracles
 from ..backbones import DEMO_MODEL, TEXTS, own
-from ..conftest import pipeline, relative_error
+from ..conftest import pipeline, relative_error, reloaded
 from .methods import RECIPES, TOLERANCE, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
@@ -182,9 +187,7 @@ class TestRefinedThought:
             assert relative_error(item["sentence_embedding"], steps[item["passes"] - 1][text]) < 10 * TOLERANCE
 
     def test_what_it_needs_of_a_model(self, backbone_path, monkeypatch):
-        with pytest.raises(
-            ValueError, match="iterations=2 with bidirectional_layers=1 on LlamaModel: .* causal layers"
-        ):
+        with pytest.raises(ValueError, match="iterations=2 with bidirectional_layers=1 on LlamaModel: .* causal lay"):
             st_reba.RefinedThoughtModule(backbone_path(), bidirectional_layers=1)
         assert st_reba.RefinedThoughtModule(backbone_path(), bidirectional_layers=1, iterations=1).iterations == 1
         # As where a model makes a cache of its own.
@@ -313,9 +316,8 @@ def test_prompt_and_special_tokens_stand_once_around_all_copies(kind, before, af
     for method, oracle in ((st_reba.ReBAModule, oracles.algorithm_2), (st_reba.EchoModule, oracles.echo)):
         module = method(shared("llama", kind))
         found = pipeline(module).encode(TEXTS[:3], output_value="token_embeddings", prompt="the fox: ")
-        prompt, *texts = (
-            module.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the fox: ", *TEXTS[:3])
-        )
+        strings = ["the fox: ", *TEXTS[:3]]
+        prompt, *texts = (module.tokenizer(own, add_special_tokens=False)["input_ids"] for own in strings)
         for ids, states in zip(texts, found, strict=True):
             expected = oracle(eager(), ids, 2, before + prompt, after).detach()
             assert relative_error(states, expected) < TOLERANCE
@@ -389,10 +391,91 @@ def test_a_pooling_that_a_method_is_not_made_for_is_said_once(recipe, pooling, a
         warnings.simplefilter("always", UserWarning)
         model = pipeline(kind(shared(), **settings), pooling)
         model.encode(["the cat", "a"])
-        model.save_pretrained(str(tmp_path))
-        SentenceTransformer(str(tmp_path), device="cpu")
+        reloaded(model, tmp_path)
     messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     assert len(messages) == 2 * bool(advice)
     for message in messages:
         assert message.startswith(f"{kind.__name__} is followed by Pooling(")
         assert message.endswith(advice)
+
+
+# What stands before all texts is run once, and each text behind it is what it is behind the whole of it
+
+#: Longer than the windows of the architectures that have them.
+PROMPT = "Represent this sentence so that others are found that say the same: "
+BATCH = [*TEXTS[:3], ""]
+
+
+def encoded(module, texts=BATCH, prompt=PROMPT):
+    return pipeline(module).encode(texts, prompt=prompt, batch_size=len(texts), convert_to_tensor=True)
+
+
+@contextlib.contextmanager
+def shapes_of(module):
+    """The rows and columns of every pass in this block."""
+    shapes = []
+    embeddings = module.model.get_input_embeddings()
+    hook = embeddings.register_forward_pre_hook(lambda table, args: shapes.append(tuple(args[0].shape)))
+    try:
+        yield shapes
+    finally:
+        hook.remove()
+
+
+ROWS = {row.key: row for row in every_row()}
+#: These read or change what stands before a text.
+WHOLE = (
+    "rt-2", "rt-4", "rt-8", "kv-rerouting", "no-sink", "bidirectional", "bidirectional-prompt", "echo-2-bidirectional",
+    "reba-2-bidirectional",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_every_recipe(key, roomy_path):
+    backbone, row = CausalTransformer(roomy_path), ROWS[key]
+    module = row.build(backbone)
+    expected = encoded(row.build(backbone, prefix_caching=False))
+    assert relative_error(encoded(module), expected) < TOLERANCE
+    # Again, with what is kept.
+    assert relative_error(encoded(module), expected) < TOLERANCE
+    assert bool(module.lm.prefixes) == module.caches_prefixes == (key not in WHOLE)
+
+
+def test_it_is_neither_copied_nor_pickled_nor_saved(backbone_path, tmp_path):
+    model = pipeline(EchoModule(backbone_path()))
+    vectors = model.encode(BATCH, prompt=PROMPT)
+    assert model[0].lm.prefixes
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert not other[0].lm.prefixes
+        assert relative_error(other.encode(BATCH, prompt=PROMPT), vectors) < TOLERANCE
+    assert reloaded(model, tmp_path)[0].prefix_caching
+
+
+@pytest.mark.parametrize("write", ["in place", "loaded anew", "rounded"])
+def test_other_weights_have_other_prefixes(write, backbone_path):
+    """Of a weight of the backbone, which another module may write, or of the module."""
+    backbone = CausalTransformer(backbone_path())
+    module = CausalTransformer(backbone, template="prompteol")
+    before = encoded(module, TEXTS)
+    if write == "in place":
+        backbone.model.layers[0].self_attn.k_proj.weight.detach().mul_(2)
+    elif write == "loaded anew":
+        module.load_state_dict({name: weight * 1.5 for name, weight in module.state_dict().items()})
+    else:
+        module.half().float()
+    after = encoded(module, TEXTS)
+    assert not torch.equal(before, after)
+    module.prefix_caching = False
+    assert relative_error(after, encoded(module, TEXTS)) < TOLERANCE
+
+
+def test_with_an_adapter_prompts_are_run_whole(backbone_path):
+    peft = pytest.importorskip("peft")
+    module = CausalTransformer(backbone_path(), template="prompteol")
+    expected = encoded(module)
+    module.model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    assert not torch.allclose(encoded(module), expected)
+    module.model.disable_adapters()
+    with shapes_of(module) as shapes:
+        assert relative_error(encoded(module), expected) < TOLERANCE
+    assert {rows for rows, _ in shapes} == {len(BATCH)}

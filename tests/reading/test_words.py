@@ -1,6 +1,8 @@
-"""Vectors of words within their sentences, and of chunks of a text, each pooled from one pass over the whole of it."""
+"""Vectors of words within their sentences and of chunks, pooled from one pass; and texts in terms of a prompt."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
@@ -10,20 +12,11 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize
+from transformers import AutoModel, AutoTokenizer
 
-from st_reba import (
-    CausalTransformer,
-    Centering,
-    EarlyLateModule,
-    EchoModule,
-    KVReroutingModule,
-    LayerStates,
-    MetaEOLModule,
-    ReBAModule,
-    TokenPrependingModule,
-    encode_chunks,
-    encode_words,
-)
+import st_reba
+from st_reba import CausalTransformer, EchoModule, ReBAModule, encode_chunks, encode_words
+from st_reba.export.plain import save_plain
 from st_reba.reading import words
 from st_reba.reading.chunks import _cut
 from st_reba.reading.words import token_offsets, untruncated_offsets
@@ -31,7 +24,7 @@ from st_reba.text.presets import normalized
 
 from .. import oracles
 from ..backbones import TEXTS
-from ..conftest import pipeline, relative_error
+from ..conftest import pipeline, relative_error, reloaded
 from ..devices import FIRST, SeveralDevices, put
 
 
@@ -83,7 +76,7 @@ READERS = {
     "prompt": (CausalTransformer, {"template": "sentence {text} in a word:", "bidirectional_layers": 1}),
     "echo": (EchoModule, {"pool_copies": "repeated"}),
     "reba": (ReBAModule, {}),
-    "prepending": (TokenPrependingModule, {"template": "{prepend}{text}", "pool_over": "text"}),
+    "prepending": (st_reba.TokenPrependingModule, {"template": "{prepend}{text}", "pool_over": "text"}),
 }
 #: A chunk that no text is longer than.
 WHOLE = 200
@@ -109,11 +102,11 @@ def whole(model, texts, **settings):
 def test_the_one_chunk_of_a_whole_text_is_what_encode_gives(shared):
     """Whatever stands behind the pooling, and whichever tokens are pooled."""
     pooled = pipeline(ReBAModule(shared()), "weightedmean")
-    behind = [Centering.fit(pooled, TEXTS), Normalize()]
+    behind = [st_reba.Centering.fit(pooled, TEXTS), Normalize()]
     for model in (
         SentenceTransformer(modules=[*pooled.children(), *behind], device="cpu"),
         pipeline(CausalTransformer(shared()), "lasttoken"),
-        pipeline(KVReroutingModule(shared(), pool_over="text")),
+        pipeline(st_reba.KVReroutingModule(shared(), pool_over="text")),
     ):
         assert relative_error(whole(model, TEXTS, batch_size=2), model.encode(TEXTS)) < 1e-5
     # The module itself is as it was.
@@ -210,18 +203,13 @@ def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
     ("wanted", "kind", "arguments", "message"),
     [
         ("words", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'pool_over="text", and pool_copies="la'),
-        ("words", EarlyLateModule, {}, "has no vectors of tokens. For words use EchoModule or ReBAModule"),
+        ("words", st_reba.EarlyLateModule, {}, "has no vectors of tokens. For words use EchoModule or ReBAModule"),
         ("words", Transformer, {}, "first module is Transformer: words need a module of st_reba"),
-        (
-            "chunks",
-            CausalTransformer,
-            {"template": "prompteol"},
-            "CausalTransformer reads the prompt .* after the text",
-        ),
+        ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer reads the prompt .* after the"),
         ("chunks", CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
-        ("chunks", MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule has no vectors of tokens"),
+        ("chunks", st_reba.MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule has no vectors of tokens"),
         ("chunks", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, "reads a token in several copies"),
-        ("chunks", LayerStates, {}, "LayerStates has no vectors of tokens, so chunks have none"),
+        ("chunks", st_reba.LayerStates, {}, "LayerStates has no vectors of tokens, so chunks have none"),
         ("chunks", Transformer, {}, "first module is Transformer: chunks need a module of st_reba"),
     ],
 )
@@ -238,3 +226,82 @@ def test_chunks_on_an_accelerator(backbone_path):
         put(model, FIRST)
         [found] = encode_chunks(model, [TEXT], chunk_tokens=5, prompt="so: ")
     assert np.allclose(found.vectors, expected.vectors, atol=1e-6)
+
+
+# A text in terms of a prompt that stands in a slot of its own
+
+ASPECTS = ["its topic", "情感", "the number of animals that are in it, if there are any", '"a {text} {prepend}"']
+PONTE = [name for name in st_reba.TEMPLATES if name.startswith("ponte")]
+
+
+def asked(module, **settings):
+    return pipeline(CausalTransformer(module, **{"template": "ponte", **settings}), "lasttoken")
+
+
+@pytest.mark.parametrize("kind", ["greedy", "bert"])
+@pytest.mark.parametrize("template", PONTE)
+def test_plain_transformers_on_the_string_with_both_in_their_slots(template, kind, backbone_path):
+    path = backbone_path("llama", kind)
+    plain = AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = pipeline(CausalTransformer(path, template=template), "lasttoken")
+    # A text may read like a slot.
+    texts = [*TEXTS, "{prompt} of {text}"]
+    for aspect in ASPECTS:
+        vectors = model.encode(texts, prompt=aspect)
+        for text, vector in zip(texts, vectors, strict=True):
+            before, behind = (part.replace("{prompt}", aspect) for part in st_reba.TEMPLATES[template].split("{text}"))
+            with torch.no_grad():
+                inputs = tokenizer(before + text + behind, return_tensors="pt")
+                states = plain(input_ids=inputs["input_ids"]).last_hidden_state[0]
+            assert relative_error(vector, states[-1]) < 1e-5, (text, aspect)
+
+
+def test_every_way_to_give_a_prompt(backbone_path, tmp_path):
+    """By encode, by name, by default, as an input's own, which comes in place of any other; and after saving."""
+    model = asked(backbone_path("llama"))
+    model.prompts = {"topic": "its topic", "query": "the question", "document": "the answer"}
+    model.default_prompt_name = "topic"
+    expected = model.encode(TEXTS, prompt="its topic")
+    loaded = reloaded(model, tmp_path)
+    for each in (model, loaded):
+        assert np.array_equal(each.encode(TEXTS), expected)
+        assert np.array_equal(each.encode(TEXTS, prompt_name="topic"), expected)
+        own = each.encode([st_reba.in_terms_of(text, "its topic") for text in TEXTS], prompt="the answer")
+        assert relative_error(own, expected) < 1e-5
+        assert np.array_equal(each.encode_query(TEXTS), each.encode(TEXTS, prompt="the question"))
+
+
+@pytest.mark.parametrize("template", ["ponte", "ponte-aspect-first"])
+def test_long_texts_are_cut_and_what_is_asked_is_not(template, shared):
+    module = CausalTransformer(shared("llama", "greedy"), template=template)
+    aspect = "the animals"
+    features = module.preprocess(["自然语言" * 200], prompt=aspect)
+    read = module.tokenizer.decode(features["input_ids"][0])
+    first, last = st_reba.TEMPLATES[template].replace("{prompt}", aspect).split("{text}")
+    assert read.startswith(first)
+    assert read.endswith(last)
+    assert 230 < features["input_ids"].shape[1] <= 256
+
+
+def test_a_prompt_that_is_blank_is_refused(shared, backbone_path, tmp_path):
+    refused = r"in terms of \{prompt\}: \"' reads a text in terms of a prompt, and no prompt was given: give one"
+    model = asked(shared())
+    for settings in ({}, {"prompt": " "}):
+        with pytest.raises(ValueError, match=refused):
+            model.encode(TEXTS, **settings)
+    with pytest.raises(ValueError, match=refused):
+        model.encode([st_reba.in_terms_of("a", "its topic"), "b"])
+    built = st_reba.build(backbone_path("llama"), "prompteol", template="ponte", prompts={"query": "its topic"})
+    with pytest.raises(ValueError, match="or export a model for each"):
+        save_plain(built, tmp_path, pieces=True)
+
+
+def test_a_slot_is_given_once_and_conversations_have_none(shared):
+    with pytest.raises(ValueError, match=re.escape("has other braces than {text}, one {prompt}")):
+        CausalTransformer(shared(), template="{prompt} {text} {prompt}")
+    module = CausalTransformer(shared(), template="ponte")
+    module.tokenizer.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(ValueError, match='Input 0 is a conversation, .* use chat="conversation"'):
+        module.preprocess([turns], prompt="its topic")

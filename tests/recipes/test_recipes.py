@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from torch import nn
 
 import st_reba
-from st_reba import CausalTransformer
+from st_reba import CausalTransformer, Row
 from st_reba.compare import Recipes
 from st_reba.compare.answer import WITHOUT
 from st_reba.data.demo import demo_sentences
 from st_reba.modules import CausalModule
 from st_reba.reading.chunks import _reader
-from st_reba.recipes import asked_for, default_recipes, every_row, find, random_weights, worth_trying
+from st_reba.recipes import asked_for, default_recipes, every_row, find, lookup, random_weights, worth_trying
 from st_reba.recipes.lookup import bags_of_input_embeddings, matching
 from st_reba.recipes.rows import BAG, FILTERS, IDF, PARTWISE, POST_PROCESSORS, SUM
 
@@ -133,10 +138,8 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
     recipe = find("reba-2@3+all-but-the-top")
     assert (recipe.row.key, recipe.layer, recipe.post_processor.name) == ("reba-2", 3, "all but the top")
     assert find("ReBA-2, layer 3, all but the top") == recipe
-    assert (find("early-late").post_processor.name, find("early-late+whitened").post_processor.name) == (
-        PARTWISE,
-        "whitened",
-    )
+    assert find("early-late").post_processor.name == PARTWISE
+    assert find("early-late+whitened").post_processor.name == "whitened"
     assert find("classical+idf-weighted").poolings == ("mean",)
 
 
@@ -197,3 +200,94 @@ def test_a_text_whose_chunks_are_read_has_a_vector_for_each_token(row, roomy_pat
         [layout] = reader.lay_out(TEXTS[2:3])
         count = reader(reader.preprocess(TEXTS[2:3]))["token_embeddings"].shape[1]
         assert count >= (layout.copy_index == 0).sum()
+
+
+# Modules of other people's: they load, and stand in comparisons, by their own import
+
+THEIRS = '''
+import st_reba
+
+class TheirModule(st_reba.CausalTransformer):
+    """Reads a text as they do.
+
+    And more.
+    """
+
+st_reba.register(TheirModule)
+'''
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """``theirs(source)``: their package, imported."""
+    before = list(lookup._registered)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def made(source=THEIRS):
+        (tmp_path / "theirs.py").write_text(source, encoding="utf-8")
+        importlib.invalidate_caches()
+        return importlib.import_module("theirs")
+
+    yield made
+    sys.modules.pop("theirs", None)
+    lookup._registered[:] = before
+    lookup._by_key.cache_clear()
+
+
+def test_their_models_load_by_their_import(theirs, backbone_path, tmp_path):
+    model = pipeline(theirs().TheirModule(backbone_path()))
+    model.save_pretrained(str(tmp_path / "model"))
+    assert json.loads((tmp_path / "model" / "modules.json").read_text())[0]["type"] == "theirs.TheirModule"
+    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert type(loaded[0]).__name__ == "TheirModule"
+    assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+
+
+def test_their_recipes_are_compared(theirs, backbone_path):
+    theirs()
+    row = every_row()[-1]
+    assert (row.key, row.name, row.description) == ("their-module", "TheirModule", "Reads a text as they do")
+    assert [recipe.result for recipe in default_recipes()].count("TheirModule, mean") == 1
+    assert find("TheirModule").row is row
+    made = Recipes(CausalTransformer(backbone_path()), asked_for(["their-module", "classical"], 3, TEXTS))
+    assert np.allclose(*(made.matrix(f"{name}, mean", TEXTS) for name in ("TheirModule", "Classical")), atol=1e-5)
+
+
+def test_recipes_of_their_own(theirs):
+    row = 'register(TheirModule, st_reba.Row("a", "A", TheirModule, "as a"))'
+    module = theirs(THEIRS.replace("register(TheirModule)", row)).TheirModule
+    assert [(row.key, row.description) for row in every_row() if row.module is module] == [("a", "as a")]
+    assert find("a").description == "As a."
+    # Again, as a notebook does.
+    st_reba.register(module, Row("b", "B", module, "as b"))
+    assert [row.key for row in every_row() if row.module is module] == ["b"]
+    for key, name in (("reba-2", "Mine"), ("mine", "PromptEOL"), ("reba-9", "Nine")):
+        with pytest.raises(ValueError, match="already: give another key and name"):
+            st_reba.register(module, Row(key, name, module, ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("DoubleEOL", "double-eol"), ("KVMean2", "kv-mean2"), ("Layer_Mean", "layer-mean")]
+)
+def test_capitals_stay_together_in_a_key(name, key, theirs):
+    theirs(THEIRS.replace("TheirModule", name))
+    assert every_row()[-1].key == key
+
+
+def test_a_description_may_end_in_a_full_stop(theirs):
+    module = theirs().TheirModule
+    row = Row("a", "A", module, "as a.", settings={"rows": "last", "model_kwargs": {}}, poolings=("last",))
+    st_reba.register(module, row)
+    assert (find("a").pooling, find("a").description) == ("last", "As a.")
+    assert find("a").row is row
+
+
+def test_what_can_be_registered():
+    class Local(CausalTransformer):
+        pass
+
+    with pytest.raises(ValueError, match="Local is defined in .*Define it at the top of a module that can be imported"):
+        st_reba.register(Local)
+    for other in (nn.Linear, "theirs.TheirModule"):
+        with pytest.raises(TypeError, match="give a class derived from"):
+            st_reba.register(other)

@@ -51,9 +51,8 @@ def loaded(name: str) -> SentenceTransformer:
 
 def test_encode_on_ray(script, desk):
     pytest.importorskip("ray", reason="Ray is not installed; make test-clients has it")
-    assert "Wrote 12 vectors of 12 texts to a.npy." in typed(
-        script, "encode saved texts.txt --out a.npy --engine ray --device cpu"
-    )
+    told = typed(script, "encode saved texts.txt --out a.npy --engine ray --device cpu")
+    assert "Wrote 12 vectors of 12 texts to a.npy." in told
     np.testing.assert_allclose(np.load("a.npy"), loaded("saved").encode(TEXTS), atol=1e-5)
 
 

@@ -19,7 +19,7 @@ from st_reba.train import BeLLMTraining, bellm, build_bellm, train_bellm
 
 from .. import processes
 from ..backbones import TEXTS
-from ..conftest import long
+from ..conftest import change, long
 from . import check_card, stop
 
 pytest.importorskip("peft")
@@ -29,9 +29,8 @@ pytest.importorskip("peft")
 def given(shallow_path, tmp_path):
     """Settings by name, for a model of one layer."""
     path = tmp_path / "triplets.tsv"
-    rows = [
-        f"{text} {n}\t{text} again {n}\t{TEXTS[(i + 2) % 5]} not {n}" for n in range(2) for i, text in enumerate(TEXTS)
-    ]
+    others = [*zip(TEXTS, [*TEXTS[2:], *TEXTS[:2]], strict=True)]
+    rows = [f"{text} {n}\t{text} again {n}\t{other} not {n}" for n in range(2) for text, other in others]
     path.write_text("\n".join(rows), encoding="utf-8")
     usual = {"per_device_train_batch_size": 4, "learning_rate": 1e-2}
     return lambda changes=(), **arguments: {
@@ -102,8 +101,7 @@ def test_adapter_and_merged_model_are_one(settings, tmp_path, monkeypatch):
     check_saved_model(tmp_path / "run/model")
     with pytest.raises(ValueError, match=r"is an adapter on the directory .*, so nobody else"):
         check_saved_model(tmp_path / "run/adapter")
-    config = tmp_path / "run/adapter/adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": "Qwen/Qwen3-0.6B"}))
+    change(tmp_path / "run/adapter/adapter_config.json", base_model_name_or_path="Qwen/Qwen3-0.6B")
     check_saved_model(tmp_path / "run/adapter")
 
 

@@ -142,9 +142,8 @@ class TestFreeze:
 def test_the_coin_is_fair_seeded_and_apart_from_other_randomness():
     """It decides in each batch which tower is the anchor, of all streams."""
     streams = [(vectors(4, 2, 3, seed=seed), vectors(4, 2, 3, seed=seed + 1)) for seed in (1, 3)]
-    expected = torch.stack(
-        [sum(info_nce(one[:, own], other[:, 1 - own], 0.05) for one, other in streams) for own in (0, 1)]
-    )
+    sides = [sum(info_nce(one[:, own], other[:, 1 - own], 0.05) for one, other in streams) for own in (0, 1)]
+    expected = torch.stack(sides)
     assert abs(expected[0] - expected[1]) > 1e-3
 
     def throws(seed: int, count: int) -> list[int]:
@@ -220,9 +219,8 @@ class TestJTCSE:
         features = [model.eval().preprocess(TEXTS)]
         full = losses.JTCSELoss(model)(features)
         for left in full:
-            found = losses.JTCSELoss(model, **{f"{name}_weight": 2.0 if name == left else 0.0 for name in full})(
-                features
-            )
+            weights = {f"{name}_weight": 2.0 if name == left else 0.0 for name in full}
+            found = losses.JTCSELoss(model, **weights)(features)
             assert list(found) == [left]
             assert torch.allclose(found[left], 2 * full[left])
 

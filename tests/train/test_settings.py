@@ -4,6 +4,7 @@ rows to train on, by their columns (how each format is read is in tests/data).""
 from __future__ import annotations
 
 import json
+import re
 
 import datasets
 import pytest
@@ -39,9 +40,8 @@ def read(tmp_path):
     ],
 )
 def test_a_file_that_holds_no_settings(text, message, read):
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(ValueError, match=re.escape(f"settings.yaml{message}")):
         read(text, begun="")
-    assert f"settings.yaml{message}" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,8 @@ def test_a_file_that_holds_no_settings(text, message, read):
     ],
 )
 def test_refusals_name_file_key_and_what_is_allowed(text, message, read):
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(ValueError, match=rf"settings\.yaml: .*{re.escape(message)}"):
         read(text)
-    assert "settings.yaml: " in str(raised.value)
-    assert message in str(raised.value)
 
 
 def test_what_the_libraries_refuse(shallow_path, tmp_path):
@@ -86,12 +84,10 @@ def test_words_and_numbers_are_those_of_yaml_1_2(read):
 def test_arguments_reach_the_trainer_whole(kind, read, tmp_path):
     given = {"bf16": True, "gradient_accumulation_steps": 8, "lr_scheduler_type": "cosine", "warmup_steps": 0.1}
     settings = read(f"arguments: {json.dumps({**given, 'use_cpu': True, 'save_strategy': 'no'})}\n", kind)
-    arguments = make_arguments(
-        complete_arguments(settings.training_arguments, evaluates=False), tmp_path, progress=False
-    )
-    assert {name: getattr(arguments, name) for name in given} == given
+    made = make_arguments(complete_arguments(settings.training_arguments, evaluates=False), tmp_path, progress=False)
+    assert {name: getattr(made, name) for name in given} == given
     # And the method's own where nothing was said. A run notes what decides its weights, as JSON.
-    assert arguments.per_device_train_batch_size == 64
+    assert made.per_device_train_batch_size == 64
     json.dumps([arguments_identity(settings.training_arguments), settings.identity()])
 
 
@@ -126,10 +122,8 @@ def test_rows_by_their_columns(tmp_path):
     triplets = fitting.read_triplets(write("nli.csv", "id,contradiction,premise,entailment\n1,no one,a man,a person\n"))
     assert triplets.to_dict() == {"anchor": ["a man"], "positive": ["a person"], "negative": ["no one"]}
     assert fitting.read_scored_pairs(write("pairs.tsv", "a\tb\t2.5\nc\td\t0\n"))["score"][:] == [2.5, 0.0]
-    read = fitting.read_conditional_pairs(
-        write("csts.csv", "sentence1,sentence2,condition,label\none,three,a condition,4\n")
-    )
-    assert read[0] == {"sentence1": "one", "sentence2": "three", "condition": "a condition", "score": 4.0}
+    read = fitting.read_conditional_pairs(write("csts.csv", "sentence1,sentence2,condition,label\none,two,where,4\n"))
+    assert read[0] == {"sentence1": "one", "sentence2": "two", "condition": "where", "score": 4.0}
     assert fitting.read_sentences(write("texts.txt", "one\n\ntext\n")).to_dict() == {"sentence": ["one", "text"]}
     assert fitting.read_sentences(write("texts.csv", "text,class\none,1\n")).to_dict() == {"sentence": ["one"]}
     with pytest.raises(ValueError, match=r"r.tsv, line 2: 2 columns where 3 are expected. A row is anchor, positive,"):
@@ -140,14 +134,8 @@ def test_a_data_set_of_the_hub(monkeypatch):
     columns = {"contradiction": ["no one", ""], "premise": ["a man", "ice"], "entailment": ["one", "water"]}
     whole = datasets.Dataset.from_dict(columns)
     splits = datasets.DatasetDict({"test": whole, "train": whole.select([0])})
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda name, subset, split: splits if split is None else splits[split]
-    )
-    assert fitting.read_triplets("org/nli").to_dict() == {
-        "anchor": ["a man"],
-        "positive": ["one"],
-        "negative": ["no one"],
-    }
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset, split: splits[split] if split else splits)
+    assert [*fitting.read_triplets("org/nli")] == [{"anchor": "a man", "positive": "one", "negative": "no one"}]
     with pytest.raises(ValueError, match="org/nli, split test, row 2: negative: an empty text. A row is anchor"):
         fitting.read_triplets("org/nli::test")
     with pytest.raises(ValueError, match=r"row 1 lacks sentence2, score \(pairs\); its columns are contradiction"):

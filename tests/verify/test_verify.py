@@ -14,6 +14,7 @@ from st_reba.modules.endpoint import EndpointError
 from st_reba.verify import Endpoint, verify
 
 from ..cli import typed
+from ..conftest import change
 from ..endpoint.server import Server
 
 PROMPTS = {"query": "Find what answers: ", "document": "文本："}
@@ -106,8 +107,7 @@ def test_the_command(serve, models, tmp_path, monkeypatch):
     told = typed(f"verify http://elsewhere.example {line} --model-name mine --json")
     found = json.loads(told[told.index("{") :])
     assert (found["schema"], found["equal"]) == ("st-reba/verify/1", True)
-    card = tmp_path / "model" / "config_sentence_transformers.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "model_type": "SparseEncoder"}))
+    change(tmp_path / "model" / "config_sentence_transformers.json", model_type="SparseEncoder")
     told = typed(f"verify {url} {line}", expect=1)
     assert "is a SparseEncoder: give a SentenceTransformer" in told
     assert "begins with http:// or https://" in typed(f"verify localhost --model {path}", expect=1)
