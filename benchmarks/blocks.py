@@ -462,6 +462,10 @@ BLOCKS |= {
         "loaded", {"{model}": Shown(tabular.number("value", ",.3g"))}, {"measured": "{quantity}"}, split=["precision"],
         caption=("date", "versions"),
     ),
+    "one-process": of_file(
+        "one_process", {"{contender}": Shown(tabular.number("value", ",.3g"))}, {"measured": "{quantity}"},
+        split=["model", "precision", "threads"], caption=("date", "versions"),
+    ),
     "llama-cpp": of_file(
         "llama_cpp", {"{contender}": Shown(tabular.number("value", ",.4g"))}, fields("quantity", "set", "threads"),
         ~c.quantity.str.contains("cosine"), split=["model"], caption=("date", "machine", "versions"),

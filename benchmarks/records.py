@@ -43,6 +43,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "compared": ("version", "model", "set", "metric"),
     "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "loaded": ("model", "precision", "quantity"),
+    "one_process": ("model", "precision", "threads", "quantity", "contender"),
     "removed": ("name",),
     "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
 }

@@ -89,9 +89,9 @@ def now(place: str = "cpu") -> float:
     return time.perf_counter()
 
 
-def megabytes(key: str = "VmRSS:") -> float:
-    """Return what ``/proc`` says of the memory of this process, mapped files included."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+def megabytes(key: str = "VmRSS:", process: int | str = "self") -> float:
+    """Return what ``/proc`` says of the memory of this process or another one, mapped files included."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) / 1000 for line in lines if line.startswith(key))
 
 

@@ -17,6 +17,7 @@ import cost
 import fitted
 import grid
 import held_out
+import one_process
 import real_models
 import records
 import reranking
@@ -256,3 +257,13 @@ def test_statistics_of_other_texts_score_less_where_these_vary_otherwise():
         assert rows[name]["ahead"] == pytest.approx(rows[name]["score"] - rows[OWN]["score"])
         assert rows[name]["ahead_high"] < 0
     assert rows["50 training texts"]["ahead_low"] < 0 < rows["50 training texts"]["ahead_high"]
+
+
+def test_each_question_of_a_conversation_is_about_the_one_who_is_told_of():
+    texts, questions = one_process.conversation(0)
+    assert (len(texts), len({index for _, index in questions})) == (37, 32)
+    for question, index in questions:
+        [who] = [person for person in one_process.PEOPLE if person in question]
+        assert who in texts[index].lower()
+    assert len({question for question, _ in questions}) == 32
+    assert texts != one_process.conversation(1)[0]
