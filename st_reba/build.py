@@ -14,6 +14,7 @@ from torch import nn
 
 from .data.demo import demo_sentences
 from .hub.card import add_recipe
+from .hub.loading import ModelSource
 from .lm.views import is_borrowed
 from .recipes import Recipe, find
 from .recipes.lookup import in_language, matching
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def build(
-    model_name_or_path: str | PathLike[str] | nn.Module,
+    model_name_or_path: ModelSource,
     recipe: str | Recipe = RECOMMENDED,
     texts: Iterable[str] | None = None,
     *,
@@ -135,5 +136,4 @@ def note_recipe(model: Any, recipe: Recipe, settings: Mapping[str, Any]) -> None
     own = {name: value for name, value in settings.items() if name in recipe.row.module.config_keys}
     row = matching(recipe.row.module, {**recipe.row.settings, **own})
     if row is not None:
-        named = replace(recipe, row=row)
-        add_recipe(model, named.name, named.key, named.description, row.citation)
+        add_recipe(model, replace(recipe, row=row))

@@ -101,7 +101,7 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     parts = list(fitted.model(recipes.backbone).children())
     device = device_of(recipes.backbone)
     model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
-    card.add_recipe(model, recipe.name, recipe.key, recipe.description, recipe.row.citation)
+    card.add_recipe(model, recipe)
     controls = {control.name for control in best.controls}
     table = []
     for row in rows(comparison, [best, *(other for other in comparison.results if other.name in controls)]):

@@ -18,7 +18,7 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.tables import Labelled, Retrieval
 from ..evaluation import OddOneOutEvaluator, bootstrap
@@ -26,6 +26,7 @@ from ..evaluation.bootstrap import Array, Estimate, Replicated
 from ..evaluation.rankings import TfIdf
 from ..evaluation.tasks import ClassesTask, Measure, Role, Vectors, task_of
 from ..fingerprint import fingerprint_of
+from ..hub.loading import ModelSource
 from ..lm.views import depth
 from ..modules import CausalModule, CausalTransformer
 from ..recipes import Recipe, asked_for
@@ -42,7 +43,7 @@ ABOUT_TF_IDF = "The tf-idf of the text's tokens, with no model at all: a token c
 
 
 def compare(
-    recipes: Recipes | str | PathLike[str] | nn.Module,
+    recipes: Recipes | ModelSource,
     data: Labelled | Splits,
     words: OddOneOutEvaluator | None = None,
     *,

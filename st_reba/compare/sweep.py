@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from os import PathLike
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..hub.loading import ModelSource
 from ..lm.attention.hooks import RunningMaximum
 from ..lm.attention.kernels import weighted_sum
 from ..lm.passes import Capture
@@ -56,7 +56,7 @@ class RecipeSweep:
 
     def __init__(
         self,
-        backbone: str | PathLike[str] | nn.Module,
+        backbone: ModelSource,
         repetitions: int = 3,
         poolings: Sequence[str] = ("mean", "lasttoken"),
         layers: Sequence[int] = (),

@@ -19,6 +19,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.util import load_file_path, quantize_embeddings
 from torch import Tensor
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from ..data.sources import check_characters
 from ..hub.push import ENCODERS, model_class, saved_class
@@ -192,7 +193,6 @@ class Encoder:
 
 _MODULES = "modules.json"
 _CONFIG = "config.json"
-_ADAPTER = "adapter_config.json"
 
 
 def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, Path]]:
@@ -212,11 +212,11 @@ def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, 
     commits, files = [], {}
     if Path(model).is_dir():
         files = _files(Path(model))
-        adapters = [path for path in files.values() if path.name == _ADAPTER]
+        adapters = [path for path in files.values() if path.name == ADAPTER_CONFIG_NAME]
     else:
         commits = [f"{model}@{revision}"]
         modules = json.loads(Path(hf_hub_download(model, _MODULES, revision=revision)).read_text("utf-8"))
-        name = (PurePosixPath(modules[0]["path"]) / _ADAPTER).as_posix()
+        name = (PurePosixPath(modules[0]["path"]) / ADAPTER_CONFIG_NAME).as_posix()
         adapters = [Path(path)] if (path := load_file_path(model, name, revision=revision)) else []
     for adapter in adapters:
         base = str(json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path"))

@@ -9,20 +9,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME
 
 from ..lm.sizes import in_a_line
-from ..lm.views import is_borrowed
+from ..lm.views import forget_adapters, is_borrowed, learned_prompt
 from ..optional import require
 from .checkpoints import Files
 
-CONFIG = "adapter_config.json"
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # Beginning of the names of an adapter's weights, and the name of a loaded adapter.
 _PREFIX, _NAME = "base_model.model.", "default"
 # Parts of names in which peft keeps what it wraps.
 _WRAPPED = (".base_layer.", ".original_module.", ".token_adapter.")
-# Attributes of a model with adapters.
-_ATTRIBUTES = ("peft_config", "_hf_peft_config_loaded")
 
 
 class Adapter:
@@ -41,13 +38,10 @@ class Adapter:
 
     def __init__(self, name: str, config: Any, weights: Mapping[str, Tensor]) -> None:
         if config.is_prompt_learning or config.is_adaption_prompt:
-            raise ValueError(
-                f"{name} is a learned prompt, which no recipe of st_reba can read. Give the model without it, or an "
-                "adapter of its layers, such as LoRA."
-            )
+            raise learned_prompt(name)
         self._name, self._config = name, config
         self._weights = {name.removeprefix(_PREFIX): weight for name, weight in weights.items()}
-        if any(isinstance(ranks, list) for ranks in (getattr(config, "rank_pattern", None) or {}).values()):
+        if has_left_out_ranks(config):
             _fill_ranks(self._weights, config.rank_pattern)
             config.rank_pattern = None
 
@@ -61,9 +55,10 @@ class Adapter:
             ImportError: If peft is not installed.
         """
         peft = _peft()
-        weights = next(filter(None, map(files.find, _WEIGHTS)), None)
+        weights = next(filter(None, map(files.find, (ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME))), None)
         if weights is None:
-            raise FileNotFoundError(f"{files} has an {CONFIG} and no {_WEIGHTS[0]}: get the whole adapter.")
+            lack = f"has an {ADAPTER_CONFIG_NAME} and no {ADAPTER_SAFE_WEIGHTS_NAME}"
+            raise FileNotFoundError(f"{files} {lack}: get the whole adapter.")
         folder = str(weights.parent)
         config, stored = peft.PeftConfig.from_pretrained(folder), peft.load_peft_weights(folder, device="cpu")
         return cls(f"the adapter {files}", config, stored)
@@ -140,6 +135,11 @@ def _peft() -> Any:
     return require("peft", "train", "An adapter")
 
 
+def has_left_out_ranks(config: Any) -> bool:
+    """Return whether a configuration, of AdaLoRA, says which ranks of each layer are left."""
+    return any(isinstance(ranks, list) for ranks in (getattr(config, "rank_pattern", None) or {}).values())
+
+
 def _fill_ranks(weights: dict[str, Tensor], ranks: Mapping[str, list[bool]]) -> None:
     """Put zeros for the ranks of each layer that AdaLoRA has left out."""
     for name, kept in ranks.items():
@@ -178,11 +178,15 @@ def names_paths(config: Any) -> bool:
 
 def adapted_modules(model: Any) -> list[str]:
     """Return the paths of the modules whose own layers are adapted."""
+    wrapped = tuple(f"{path}." for path, part in model.named_modules() if hasattr(part, "original_module"))
+    return [path for path in _layers(model) if not path.startswith(wrapped)]
+
+
+def _layers(model: Any) -> dict[str, Any]:
+    """Return the adapted layers of a model by their paths."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    parts = dict(model.named_modules())
-    wrapped = tuple(f"{path}." for path, part in parts.items() if hasattr(part, "original_module"))
-    return [path for path, part in parts.items() if isinstance(part, BaseTunerLayer) and not path.startswith(wrapped)]
+    return {path: part for path, part in model.named_modules() if isinstance(part, BaseTunerLayer)}
 
 
 def active(model: Any) -> list[str]:
@@ -191,9 +195,7 @@ def active(model: Any) -> list[str]:
     Raises:
         ValueError: If its adapters are disabled.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers = _layers(model).values()
     if any(layer.disable_adapters for layer in layers):
         raise ValueError(
             "The adapter is disabled, and would be active in the saved model. Call enable_adapters(), or "
@@ -214,8 +216,6 @@ def merge(model: Any) -> None:
         ImportError: If peft is not installed.
     """
     peft = _peft()
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     if not getattr(model, "peft_config", None):
         raise ValueError(f"{type(model).__name__} has no adapter to merge.")
     if is_borrowed(model):
@@ -223,7 +223,7 @@ def merge(model: Any) -> None:
             "The adapter belongs to a model that the program has loaded, whose weights would change. Merge it there, "
             "with merge_and_unload(), and give that model."
         )
-    names, layers = active(model), [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    names, layers = active(model), _layers(model).values()
     kinds = sorted({model.peft_config[name].peft_type for name in names})
     kind = " and ".join(str(getattr(kind, "value", kind)) for kind in kinds)
     # Several parts may wrap one another.
@@ -244,8 +244,7 @@ def merge(model: Any) -> None:
         raise ValueError(
             f"peft cannot merge this adapter of kind {kind} ({in_a_line(error)}). It stays as it was."
         ) from error
-    for name in _ATTRIBUTES:
-        vars(model).pop(name, None)
+    forget_adapters(model)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
 

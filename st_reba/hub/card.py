@@ -178,17 +178,15 @@ def take_training(model: SentenceTransformer, trained: SentenceTransformer) -> N
     adopt(model)
 
 
-def add_recipe(model: Any, name: str, key: str, description: str, citation: str) -> None:
+def add_recipe(model: Any, recipe: Any) -> None:
     """Add the recipe of a model to its card.
 
     Args:
         model: Model whose first module is ours.
-        name: Name in tables.
-        key: Key for ``st-reba build --recipe``.
-        description: Description in one sentence.
-        citation: Citation of the method.
+        recipe: Its :class:`st_reba.recipes.Recipe`.
     """
-    adopt(model).recipe = {"name": name, "key": key, "description": description, "citation": citation}
+    own = {name: getattr(recipe, name) for name in ("name", "key", "description")}
+    adopt(model).recipe = {**own, "citation": recipe.row.citation}
 
 
 def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int, texts: int) -> None:

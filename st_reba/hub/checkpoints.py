@@ -19,10 +19,10 @@ from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, utils
 from transformers.utils.hub import cached_file
-from transformers.utils.peft_utils import find_adapter_config_file
+from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME, find_adapter_config_file
 
 from ..lm.llama_cpp import MODEL_TYPE
-from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE, in_a_line
+from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE
 from . import saved_files
 from .saved_files import check_values, quoted, read_object, shorten
 
@@ -36,7 +36,8 @@ _CONFIGS = ("config", "encoder", "decoder")
 SAVED_MODEL = "st_reba"
 # Of the arguments that say where files are, those that belong to one model.
 _OF_ONE_MODEL = ("revision", "subfolder")
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+#: Names of files of weights, in the order of choice.
+WEIGHTS = (utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME)
 # Ranks that are allowed whatever an adapter's weights are: in some kinds, they are no dimension.
 _LEAST_RANK = 256
 # A pickled checkpoint has no header: it holds at most half as many numbers as bytes, and these few do no harm.
@@ -96,11 +97,9 @@ class Files:
         if modules is None or not is_within:
             return base
         folder = saved_files.read_modules(modules)[0]["path"]
-        return Files(str(Path(name, folder)), base.arguments) if Path(name).is_dir() else base.within(folder)
-
-    def within(self, folder: str) -> Files:
-        """Return those in a folder of the model."""
-        return Files(self.name, {**self.arguments, "subfolder": folder})
+        if Path(name).is_dir():
+            return Files(str(Path(name, folder)), base.arguments)
+        return Files(name, {**base.arguments, "subfolder": folder})
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Files:
         """Return the same, with arguments that were given for another model."""
@@ -148,12 +147,12 @@ def check_model(
     path = find_adapter_config_file(name_or_path, **files.where)
     if path is None:
         return None
-    adapter, weights = Path(path), Path(path).with_name(_ADAPTER_WEIGHTS)
+    adapter, weights = Path(path), Path(path).with_name(ADAPTER_SAFE_WEIGHTS_NAME)
     settings = read_object(adapter, saved_files.AdapterConfig)
     # An adapter's ranks are dimensions of its weights.
     ranks = (settings.get("rank_pattern") or {}).values()
     rank = max([settings.get("r") or 0, *(rank for rank in ranks if isinstance(rank, int))])
-    if weights.is_file() and rank > max([_LEAST_RANK, *(size for shape in _shapes(weights) for size in shape)]):
+    if weights.is_file() and rank > max([_LEAST_RANK, *(size for shape in shapes_of(weights) for size in shape)]):
         raise ValueError(
             f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large: they are of two "
             "adapters. Get both from one place."
@@ -205,15 +204,8 @@ def read_config(files: Files) -> PreTrainedConfig:
         ValueError: If transformers cannot read it, or a size in it is out of range.
     """
     file = f"{files}/{utils.CONFIG_NAME}"
-    try:
+    with saved_files.readable(f"{file} is no configuration that transformers reads"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(files.name, **files.arguments)
-    except (ImportError, MemoryError, OSError):
-        raise
-    # The configuration's own class may raise any error.
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise
-        raise ValueError(f"{file} is no configuration that transformers reads ({in_a_line(error)}).") from error
     for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
         size = getattr(config.get_text_config(decoder=True), name, None)
         # An older huggingface_hub takes true for a number.
@@ -248,9 +240,7 @@ def check_checkpoint(
 
 def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedConfig) -> list[Path]:
     """Return the files of a checkpoint, as transformers chooses them; none if the Hub has none."""
-    names = [utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME]
-    if model_kwargs.get("use_safetensors") is False:
-        names = names[2:]
+    names = [*(WEIGHTS[2:] if model_kwargs.get("use_safetensors") is False else WEIGHTS)]
     if variant := model_kwargs.get("variant"):
         names = [f"{stem}.{variant}.{suffix}" for stem, _, suffix in (name.rpartition(".") for name in names)]
     if asked := getattr(config, "transformers_weights", None):
@@ -280,10 +270,15 @@ def _count(path: Path, config: PreTrainedConfig) -> int:
         return 8 * size
     if path.suffix != ".safetensors":
         return max(size // 2, _PICKLED_LEAST)
-    return sum(map(prod, _shapes(path)))
+    return sum(map(prod, shapes_of(path)))
 
 
-def _shapes(path: Path) -> list[list[int]]:
+def shapes_of(path: Path) -> list[list[int]]:
+    """Return the shapes of the weights in a file.
+
+    Raises:
+        ValueError: If its header is damaged.
+    """
     try:
         with safe_open(path, framework="pt") as weights:
             return [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a mapping

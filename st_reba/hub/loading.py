@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -29,7 +29,7 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from ..lm.gguf import as_directory
 from ..lm.parts import language_model_in
-from ..lm.sizes import SizeError, check_size, in_a_line, within_size
+from ..lm.sizes import SizeError, check_size, within_size
 from ..lm.views import body_of, is_multimodal
 from ..settings import check, check_tokens
 from . import compat, saved_files
@@ -56,6 +56,8 @@ _ONLY: dict[str, tuple[Any, str]] = {
 # Beginning of the names of a language model's weights in multimodal checkpoints.
 _PART = r"^(?:model\.)?language_model\.(?:model\.)?"
 _T = TypeVar("_T")
+#: A path or Hub id; a loaded ``Transformer``; or a language model that the program has loaded.
+ModelSource: TypeAlias = str | PathLike[str] | nn.Module
 #: Name of a model and arguments to load it with, to a directory or a Hub id and arguments.
 Locate = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
 
@@ -112,7 +114,7 @@ class Loaded(NamedTuple):
     poolings: frozenset[str]
 
 
-def load(source: str | PathLike[str] | nn.Module, *, locate: Locate = as_directory, **kwargs: Any) -> Loaded:
+def load(source: ModelSource, *, locate: Locate = as_directory, **kwargs: Any) -> Loaded:
     """Load a model, or share one that is loaded.
 
     Args:
@@ -214,18 +216,9 @@ def _load_tokenizer(files: Files, base: Files | None, max_seq_length: int | None
     file = files.find(TOKENIZER_CONFIG_FILE)
     settings = {} if file is None else read_object(file, saved_files.Tokenizer)
     check_tokens("the tokenizer's model_max_length", {**settings, **arguments}.get("model_max_length"))
-    try:
+    advice = "Get tokenizer.json and tokenizer_config.json anew, or save the model again."
+    with saved_files.readable(f"{files}: its tokenizer cannot be read", advice):
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(files.name, **arguments))
-    except (ImportError, MemoryError, OSError):
-        raise
-    # Its files may be any, and so may the error.
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise
-        raise ValueError(
-            f"{files}: its tokenizer cannot be read ({in_a_line(error)}). Get "
-            "tokenizer.json and tokenizer_config.json anew, or save the model again."
-        ) from error
 
 
 def _load_model(

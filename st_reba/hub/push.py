@@ -10,10 +10,11 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from safetensors import SafetensorError, safe_open
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.util import load_file_path
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
+from .checkpoints import WEIGHTS, shapes_of
 from .saved_files import AdapterConfig, check_link, check_saved, read_modules, read_object, read_settings, shards_of
 
 #: Classes of sentence-transformers that encode single texts: as a vector, sparse weights, or token vectors.
@@ -34,7 +35,6 @@ _REMEDIES = {
     401: "Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
     403: "Use a token that may write to it, or your own name.",
 }
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def push(
@@ -139,14 +139,9 @@ def check_saved_model(root: Path) -> None:
     _check_backbone(root / modules[0]["path"])
     _check_adapter(root / modules[0]["path"])
     for path in files:
-        if path.suffix != ".safetensors":
-            continue
-        try:
+        if path.suffix == ".safetensors":
             # Reads only the header.
-            with safe_open(path, framework="np"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or cut short ({error}). Save the model again.") from None
+            shapes_of(path)
 
 
 def model_class(root: Path) -> str:
@@ -206,9 +201,9 @@ def _check_backbone(folder: Path) -> None:
     """Check that the folder of a language model has all of its weights."""
     if not (folder / "config.json").is_file() or "model_type" not in read_object(folder / "config.json"):
         return
-    weights = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if weights is None:
-        raise ValueError(f"{folder} has no weights ({', '.join(_WEIGHTS)}): the model is not complete. Save it again.")
+        raise ValueError(f"{folder} has no weights ({', '.join(WEIGHTS)}): the model is not complete. Save it again.")
     if weights.suffix == ".json":
         for shard in sorted(set(shards_of(weights).values())):
             if not (folder / shard).is_file():
@@ -217,7 +212,7 @@ def _check_backbone(folder: Path) -> None:
 
 def _check_adapter(folder: Path) -> None:
     """Check that the backbone of an adapter has a Hub id, and not a path on this machine."""
-    config = folder / "adapter_config.json"
+    config = folder / ADAPTER_CONFIG_NAME
     settings = read_object(config, AdapterConfig) if config.is_file() else {}
     base = settings.get("base_model_name_or_path")
     if base and (Path(base).is_absolute() or Path(base).is_dir()):

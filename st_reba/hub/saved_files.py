@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, NoReturn
 import torch
 from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
 from sentence_transformers.base.modules import Module
 
-from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS
+from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS, in_a_line
 
 #: Limit of a JSON file: configurations have some kilobytes, and an index of shards may have some megabytes.
 MAX_BYTES = 2**26
@@ -177,14 +177,6 @@ def is_dtype(value: Any) -> bool:
     return value == "auto" or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
 
 
-def _is_version(value: str) -> bool:
-    try:
-        Version(value)
-    except InvalidVersion:
-        return False
-    return True
-
-
 def _are_attention_types(value: Any) -> bool:
     """Whether a value lists GPT-Neo's kinds of attention, each list with its number of repetitions."""
     try:
@@ -215,7 +207,7 @@ _Rank = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 _Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
 _Inside = Annotated[str, AfterValidator(check_inside)]
 _File = Annotated[str, Field(min_length=1), AfterValidator(check_inside)]
-_Version = Annotated[str, _only(_is_version, "it must be a version, such as 6.2.0")]
+_Version = Annotated[str, AfterValidator(Version)]
 _AttentionTypes = Annotated[Any, _only(_are_attention_types, f"give numbers of layers, at most {MAX_LAYERS} in all")]
 _TokenId = Annotated[str, _only(_is_token_id, f"ids of tokens are from 0 to {MAX_TOKENS - 1}")]
 _Attention = Annotated[Any, _only(is_plain_attention, "it may be a kernel, code from the Hub")]
@@ -525,7 +517,30 @@ def check_transformer_settings(settings: Mapping[str, Any], known: Collection[st
     check_values(settings, _TransformerSettings, file)
 
 
-# Errors of downloads
+# Errors of libraries
+
+
+@contextmanager
+def readable(problem: str, advice: str = "") -> Iterator[None]:
+    """Raise any error of a library that reads a file of others as a ValueError with one message.
+
+    Errors about packages, memory and the system, and about code that is not trusted, stay as they are.
+
+    Args:
+        problem: Beginning of the message.
+        advice: End of the message.
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
+    try:
+        yield
+    except (ImportError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise ValueError(f"{problem} ({in_a_line(error)}). {advice}".rstrip()) from error
 
 
 #: Errors of models that cannot be downloaded.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, utils
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from ..lm.sizes import in_a_line
 from ..lm.views import decoder_of, is_borrowed
@@ -20,7 +21,7 @@ from ..version import REQUIREMENT
 from . import adapters
 from .checkpoints import SAVED_MODEL, Files, read_config
 from .loading import is_noted
-from .saved_files import read_object
+from .saved_files import read_object, readable
 
 
 @contextmanager
@@ -41,14 +42,9 @@ def saving(model: Any) -> Iterator[None]:
     # Others are made in another way: those with code of their own, quantised ones, and those that run elsewhere.
     is_plain = not (getattr(model.config, "auto_map", None) or hasattr(model, "language_model_class"))
     if is_plain and getattr(model, "hf_quantizer", None) is None:
-        try:
+        problem = f"{type(model).__name__} cannot be saved, because its configuration could not be read again"
+        with readable(problem, "Use another model."):
             made = _made_of(type(model.config).from_dict(model.config.to_diff_dict()))
-        # A configuration's own class may raise any error.
-        except Exception as error:
-            raise ValueError(
-                f"{type(model).__name__} cannot be saved, because its configuration could not be read again "
-                f"({in_a_line(error)}). Use another model."
-            ) from error
         own, described = model.state_dict(), made.state_dict()
         if wrong := _differing(own, described) or _differing(described, own):
             raise ValueError(
@@ -68,7 +64,7 @@ def _saving_adapter(model: Any) -> Iterator[None]:
         # They may be those in a model with its head.
         as_saved = {name: None for name in ("layers_to_transform", "layers_pattern") if hasattr(config, name)}
         as_saved["target_modules"] = {*adapters.adapted_modules(model)}
-    if any(isinstance(ranks, list) for ranks in (getattr(config, "rank_pattern", None) or {}).values()):
+    if adapters.has_left_out_ranks(config):
         # AdaLoRA's ranks that are left out are zero: peft would cut them off, and needs a class of its own for that.
         as_saved["rank_pattern"] = None
     as_saved["revision"] = getattr(model, "st_reba_revision", config.revision)
@@ -182,7 +178,7 @@ def note_requirement(directory: Path) -> None:
     content["requirements"] = {**content.get("requirements", {}), **REQUIREMENT}
     (root / settings).write_text(json.dumps(content, indent=2, sort_keys=True), encoding="utf-8")
     config = root / utils.CONFIG_NAME
-    if (root / "adapter_config.json").is_file():
+    if (root / ADAPTER_CONFIG_NAME).is_file():
         if is_noted(config):
             config.unlink()
     elif directory != root and directory.name.startswith("0_") and not config.exists():

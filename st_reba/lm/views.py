@@ -20,6 +20,8 @@ _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 _COPIED = (dict, PreTrainedConfig, MethodType, partial)
 # Attribute of a function that ``torch.compile`` returned: the function that it was given.
 _COMPILED_FROM = "_torchdynamo_orig_callable"
+# Attributes of a model with adapters.
+_ADAPTERS = ("peft_config", "_hf_peft_config_loaded")
 
 #: Configuration entries that list one value for each layer, besides those that have "layer" in their names. Any other
 #: list may happen to be as long, such as the ids of end tokens.
@@ -144,10 +146,7 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     inner: Any = getattr(model, "_orig_mod", model)
     if hasattr(inner, "get_base_model"):
         if any(config.is_prompt_learning for config in inner.peft_config.values()):
-            raise ValueError(
-                f"The adapter of this {type(inner).__name__} is a learned prompt, which no recipe of st_reba can read. "
-                "Give the model without it (get_base_model()), or one with LoRA or another adapter of its layers."
-            )
+            raise learned_prompt(f"The adapter of this {type(inner).__name__}")
         inner = inner.get_base_model()
     if not isinstance(inner, PreTrainedModel):
         raise ValueError(
@@ -155,6 +154,12 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
             "AutoModelForCausalLM gives, or a Transformer of sentence-transformers."
         )
     return inner
+
+
+def learned_prompt(adapter: str) -> ValueError:
+    """Return the error for an adapter that is a learned prompt."""
+    advice = "Give the model without it, or with an adapter of its layers, such as LoRA."
+    return ValueError(f"{adapter} is a learned prompt, which no recipe of st_reba can read. {advice}")
 
 
 def is_multimodal(config: PreTrainedConfig) -> bool:
@@ -193,7 +198,7 @@ def take_over(part: Any, whole: PreTrainedModel, path: str) -> None:
     config.tie_word_embeddings = any(getattr(own, "tie_word_embeddings", False) for own in (config, whole.config))
     if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
         config.quantization_config = quantization
-    for name in ("peft_config", "_hf_peft_config_loaded", "hf_quantizer", "name_or_path"):
+    for name in (*_ADAPTERS, "hf_quantizer", "name_or_path"):
         if name in vars(whole):
             setattr(part, name, vars(whole)[name])
     if devices := getattr(whole, "hf_device_map", None):
@@ -273,8 +278,13 @@ def _remove_adapters(view: PreTrainedModel) -> None:
     """
     if not _unwrap_children(view):
         raise ValueError("disable_adapter=True: this model has no adapter. Leave it out.")
-    for name in ("peft_config", "_hf_peft_config_loaded"):
-        vars(view).pop(name, None)
+    forget_adapters(view)
+
+
+def forget_adapters(model: PreTrainedModel) -> None:
+    """Remove what says that a model has adapters."""
+    for name in _ADAPTERS:
+        vars(model).pop(name, None)
 
 
 def _unwrap_children(parent: nn.Module, path: str = "") -> bool:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from ..lm.attention.hooks import MeanWeights
 from ..lm.attention.kernels import weighted_sum
 from ..lm.views import depth
 from ..settings import check, check_layers
 from ..text.layout import Layout
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .causal import CausalTransformer
 from .vectors import TokenVectors, last_position, zero_unselected
 
@@ -35,7 +33,7 @@ class AttentionPoolingModule(CausalTransformer):
     equation = r"e = \frac{\sum_j a_j v_j}{\sum_j a_j}, \quad a_j = \frac{1}{H} \sum_h A^{(L,h)}_{nj}"
     has_token_vectors = False
 
-    def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **settings: Any) -> None:
+    def __init__(self, model_name_or_path: ModelSource, **settings: Any) -> None:
         super().__init__(model_name_or_path, **settings)
         [self._last] = self.lm.resolve([-1], "watched")
 
@@ -82,7 +80,7 @@ class ValueAggregationModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         layers: Literal["all"] | Sequence[int] = "all",
         template: str = "prompteol",

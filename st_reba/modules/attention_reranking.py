@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -22,7 +21,7 @@ from ..settings import NO_LIMIT, check, check_flag, check_int, check_tokens
 from ..text.layout import NOT_TEXT, Layout
 from ..text.templates import check_template_length
 from ..text.tokens import special_tokens, tokenize
-from .transformer import SafeTransformer
+from .transformer import ModelSource, SafeTransformer
 
 #: The paper's prompt, in other words.
 TEMPLATE = (
@@ -149,7 +148,7 @@ class AttentionRerankModule(SafeTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         template: str = TEMPLATE,
         layers: Literal["middle", "all"] | Sequence[int] = "middle",

@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from os import PathLike
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..lm.attention.hooks import Bidirectional
@@ -27,6 +26,7 @@ from ..text.presets import Preset, agreed, normalized
 from ..text.presets import Rows as Rows
 from ..text.presets import preset as preset_of
 from ..text.templates import PREPEND, Template
+from .transformer import ModelSource as ModelSource
 from .transformer import SafeTransformer
 from .vectors import ONE_BY_ONE, TokenVectors, last_position, last_token_mask
 
@@ -108,7 +108,7 @@ class CausalModule(SafeTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         template: str | Preset | Sequence[str | Preset] = "{text}",
         pool_over: PoolOver | None = None,

@@ -5,12 +5,10 @@ Xianming Li, Jing Li: BeLLM: Backward Dependency Enhanced Large Language Model f
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
-from torch import nn
-
 from ..settings import check
+from .base import ModelSource
 from .causal import CausalTransformer
 
 
@@ -39,7 +37,7 @@ class BidirectionalLastLayer(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         bidirectional_layers: int | float = 1,
         template: str = "representative-word",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from os import PathLike
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..lm.attention.kernels import widen
 from ..lm.passes import Replace, gather_positions, scatter_positions
@@ -16,7 +15,7 @@ from ..lm.views import depth
 from ..settings import check, check_int, first_not_none
 from ..text.layout import Layout
 from ..text.presets import DEFAULT_CONTRAST, preset
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .vectors import TokenVectors
 
 #: The question whose answer a text's embedding shall not have.
@@ -58,7 +57,7 @@ class ContrastivePromptingModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         contrast_layer: int | None = None,
         scale: float | Literal["norm"] | None = None,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import nn
 
 from ..lm.passes import Capture, gather_positions
 from ..lm.views import depth
 from ..settings import check_int, first_not_none
 from ..text.layout import Layout
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .vectors import TokenVectors
 
 
@@ -56,7 +54,7 @@ class EarlyLateModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         template: str = "prompteol",
         early_layer: int | None = None,

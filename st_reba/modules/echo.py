@@ -6,14 +6,11 @@ Embeddings. ICLR 2025.
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any, Literal
-
-from torch import nn
 
 from ..settings import check_choice, check_int
 from ..text.templates import Template
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 
 #: Largest number of copies of a text. A configuration that asks for more is a mistake or an attack.
 MAX_COPIES = 1024
@@ -41,7 +38,7 @@ class EchoModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         repetitions: int | None = None,
         template: str | None = None,

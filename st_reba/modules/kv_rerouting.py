@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any
-
-from torch import nn
 
 from ..lm.attention.hooks import ExtraKey
 from ..lm.views import depth
 from ..settings import check, check_flag, first_not_none
 from ..text.layout import Layout
+from .base import ModelSource
 from .causal import CausalTransformer
 from .vectors import TokenVectors
 
@@ -55,7 +53,7 @@ class KVReroutingModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         layers: Sequence[int] | None = None,
         prefix_bias: float = 0.0,

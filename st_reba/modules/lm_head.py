@@ -11,12 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from ..hub.checkpoints import Files, check_model, read_config
-from ..hub.loading import backbone_of
+from ..hub.loading import ModelSource, backbone_of
 from ..hub.saved_files import fetching, shards_of
 from ..lm import gguf
 from ..lm.views import unwrapped
@@ -31,9 +31,7 @@ _HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "embeddings.weight")
 
 
-def own_head(
-    backbone: PreTrainedModel, file: str, model_kwargs: Any, source: str | PathLike[str] | nn.Module
-) -> Tensor | None:
+def own_head(backbone: PreTrainedModel, file: str, model_kwargs: Any, source: ModelSource) -> Tensor | None:
     """Return the head of a language model that was loaded without it; None if it is the input embeddings.
 
     Otherwise the head is the one that the module saved, that of a loaded language model, or that of the checkpoint.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ..lm.prefixes import Past, read_only_cache
@@ -15,7 +14,7 @@ from ..settings import check
 from ..text.layout import NOT_TEXT, Layout
 from ..text.presets import PRESET_SETS, Preset, preset
 from ..text.templates import check_template_length
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .vectors import TokenVectors
 
 # Largest number of prompts. A configuration that asks for more is a mistake or an attack.
@@ -48,11 +47,7 @@ class MetaEOLModule(CausalModule):
     fixed = {"pool_over": "all", "rows": "last"}
 
     def __init__(
-        self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
-        *,
-        templates: str | Sequence[str] | None = None,
-        **settings: Any,
+        self, model_name_or_path: ModelSource, *, templates: str | Sequence[str] | None = None, **settings: Any
     ) -> None:
         super().__init__(model_name_or_path, template=_presets(templates), **settings)
         self.templates = [str(template) for template in self._templates]

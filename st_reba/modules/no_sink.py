@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..lm.attention.hooks import see_something
 from ..lm.passes import AttentionCall, Hook
 from ..settings import first_not_none
 from ..text.layout import Layout
+from .base import ModelSource
 from .causal import CausalTransformer
 
 
@@ -70,7 +69,7 @@ class NoSinkModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         layers: Sequence[int] | None = None,
         bidirectional_layers: int | float | None = None,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from ..settings import check, check_int
 from ..text.tokens import STOP_WORDS, lower_case_tokens, word_token_ids
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .causal import CausalTransformer
 from .lm_head import own_head, scale_logits
 
@@ -71,7 +70,7 @@ class PromptRepsModule(CausalTransformer):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         template: str = "promptreps",
         top_k: int = 128,

@@ -6,17 +6,15 @@ Retrieval Backward Attention without Additional Training: Enhance Embeddings of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from ..lm.attention.hooks import RunningMaximum
 from ..lm.attention.kernels import weighted_sum
 from ..settings import check_flag, check_layers
 from ..text.layout import Layout
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .echo import check_repetitions
 from .vectors import TokenVectors, zero_unselected
 
@@ -59,7 +57,7 @@ class ReBAModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         repetitions: int = 2,
         layers: Literal["all"] | Sequence[int] = "all",

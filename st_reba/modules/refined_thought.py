@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 
 from ..lm.attention.hooks import MeanWeights
@@ -16,7 +15,7 @@ from ..lm.passes import gather_positions, scatter_positions
 from ..lm.prefixes import Past, cache_arguments
 from ..settings import check, check_int
 from ..text.layout import Layout
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .vectors import TokenVectors, zero_unselected
 
 
@@ -52,12 +51,7 @@ class RefinedThoughtModule(CausalModule):
     further_tokens = 1
 
     def __init__(
-        self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
-        *,
-        iterations: int = 2,
-        tolerance: float | None = None,
-        **settings: Any,
+        self, model_name_or_path: ModelSource, *, iterations: int = 2, tolerance: float | None = None, **settings: Any
     ) -> None:
         advice = "give a whole number of passes from 1 to 1024; 1 is the base model."
         check_int("iterations", iterations, 1, 1024, advice)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
-from os import PathLike
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..settings import check_flag
 from ..text.layout import Layout
 from ..text.tokens import Span
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .vectors import TokenVectors
 
 # Beginnings of the names of letters of scripts that write no blanks between words.
@@ -53,12 +51,7 @@ class ReverseEOLModule(CausalModule):
     fixed = {"pool_over": "all", "rows": "last"}
 
     def __init__(
-        self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
-        *,
-        template: str = "prompteol",
-        average: bool = True,
-        **settings: Any,
+        self, model_name_or_path: ModelSource, *, template: str = "prompteol", average: bool = True, **settings: Any
     ) -> None:
         super().__init__(model_name_or_path, template=template, **settings)
         self.average = check_flag("average", average)

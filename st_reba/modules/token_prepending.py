@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -17,7 +16,7 @@ from ..settings import check, check_int, first_not_none
 from ..text.layout import PREPENDED, Layout
 from ..text.presets import PREPENDED_ONE_WORD, Preset
 from ..text.templates import PREPEND, TEXT
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .stored import check_magnitudes
 from .vectors import TokenVectors, fill
 
@@ -53,7 +52,7 @@ class TokenPrependingModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         prepend_layers: int | None = None,
         template: str | None = None,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..lm.passes import Capture, gather_positions
 from ..lm.views import depth
@@ -14,7 +13,7 @@ from ..settings import check, check_flag, first_not_none
 from ..text.layout import Layout
 from ..text.presets import preset
 from ..text.templates import Template
-from .base import CausalModule
+from .base import CausalModule, ModelSource
 from .early_late import EarlyLateModule, check_widths
 from .vectors import TokenVectors
 
@@ -57,7 +56,7 @@ class TopicModule(CausalModule):
 
     def __init__(
         self,
-        model_name_or_path: str | PathLike[str] | nn.Module,
+        model_name_or_path: ModelSource,
         *,
         template: str = "echo-topic",
         mean: bool | None = None,

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..hub import card, compat
+from ..hub.loading import ModelSource as ModelSource
 from ..hub.loading import backbone_of, load, modes_of
 from ..hub.saved_files import check_inside, check_transformer_settings, read_object, without_removed
 from ..hub.saving import complete, saving
@@ -39,7 +40,7 @@ class SafeTransformer(Transformer):
     # Batches are padded: that is no setting here, and is not saved.
     config_keys: list[str] = [key for key in Transformer.config_keys if key != "unpad_inputs"]
 
-    def __init__(self, model_name_or_path: str | PathLike[str] | nn.Module, **kwargs: Any) -> None:
+    def __init__(self, model_name_or_path: ModelSource, **kwargs: Any) -> None:
         loaded = load(model_name_or_path, locate=self._directory, **kwargs)
         nn.Module.__init__(self)
         compat.share(loaded.transformer, self)

@@ -69,7 +69,7 @@ def test_what_is_sent(model, hub):
     [
         ("modules.json", b'[{"type": "a", "name": "0", "path": "../.."}]', "'../..' leads out of its model: give"),
         (f"{OWN}/model.safetensors", None, "has no weights (model.safetensors, "),
-        (f"{OWN}/model.safetensors", b"\x08\0\0\0", "model.safetensors is damaged or cut short"),
+        (f"{OWN}/model.safetensors", b"\x08\0\0\0", "model.safetensors: these weights are damaged or cut short"),
         (f"{OWN}/model.safetensors.index.json", b'{"weight_map": {"w": "model-1.safetensors"}}', "model-1.safetensors "
          "is missing, which model.safetensors.index.json names."),
     ],

@@ -75,7 +75,7 @@ def test_a_recipe_is_named(roomy, tmp_path):
     """PromptEOL is no module of its own, and its card says what it is and whose."""
     recipe = find("prompteol")
     model = recipe.model(roomy)
-    card.add_recipe(model, recipe.name, recipe.key, recipe.description, recipe.row.citation)
+    card.add_recipe(model, recipe)
     text = written(model, tmp_path)
     assert "Recipe **PromptEOL** (`st-reba build --recipe prompteol`). The last token of a prompt that asks" in text
     assert "- Ting Jiang et al.: Scaling Sentence Embeddings" in text
