@@ -48,21 +48,8 @@ from .text.presets import META_TASKS, TEMPLATES, in_context, in_terms_of
 from .version import __version__
 
 #: Public names, without subpackages.
-__all__ = [
-    "META_TASKS",
-    "TEMPLATES",
-    "DocumentChunks",
-    "Row",
-    "__version__",
-    "build",
-    "demo_model",
-    "encode_chunks",
-    "encode_words",
-    "in_context",
-    "in_terms_of",
-    "register",
-]
-__all__ += modules.__all__
+__all__ = ["META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "build", "demo_model", "encode_chunks"]
+__all__ += ["encode_words", "in_context", "in_terms_of", "register", *modules.__all__]
 
 function.register()
 make_known(*(getattr(modules, name) for name in modules.SAVED))

@@ -116,10 +116,8 @@ def _named(name: str, texts: Sequence[str], language: PromptLanguage | None, tem
             raise ValueError("template and language both say which prompt is read: give one of them.")
         if language not in recipe.row.prompt_languages:
             known = " or ".join(map(repr, recipe.row.prompt_languages)) or "no language of its own"
-            raise ValueError(
-                f"language={language!r}: {recipe.key} asks in {known}. Leave language out, or give a recipe that can, "
-                "such as prompteol."
-            )
+            problem = f"language={language!r}: {recipe.key} asks in {known}."
+            raise ValueError(f"{problem} Leave language out, or give a recipe that can, such as prompteol.")
     elif texts and template is None:
         language = language_of(texts)
     [recipe] = in_language([recipe], language or "en")

@@ -55,10 +55,8 @@ class Moments:
         # Apple's devices have no float64.
         vectors = vectors.detach().to("cpu" if vectors.device.type == "mps" else vectors.device, torch.float64)
         if not vectors.isfinite().all():
-            raise ValueError(
-                "An embedding has a value that is infinite or not a number, so there is no covariance. In float16 "
-                "large activations overflow: load the model in bfloat16 or float32."
-            )
+            problem = "An embedding has a value that is infinite or not a number, so there is no covariance."
+            raise ValueError(f"{problem} In float16 large activations overflow: load the model in bfloat16 or float32.")
         if not len(vectors):
             return
         total, batch_mean = self.count + len(vectors), vectors.mean(dim=0)

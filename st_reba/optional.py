@@ -24,7 +24,5 @@ def require(name: str, extra: str, purpose: str) -> Any:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise ImportError(f"{purpose} needs {package}: {install}.") from None
-        raise ImportError(
-            f"{purpose} needs {package}, which is installed and cannot be imported ({error!r}): "
-            f"{install} --force-reinstall."
-        ) from error
+        problem = f"{purpose} needs {package}, which is installed and cannot be imported ({error!r}):"
+        raise ImportError(f"{problem} {install} --force-reinstall.") from error

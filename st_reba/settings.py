@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
 
+#: Indices of layers, negative ones from the top; or all layers.
+Layers: TypeAlias = Literal["all"] | Sequence[int]
 #: Value that transformers and sentence-transformers use for no limit.
 NO_LIMIT = int(1e30)
 
@@ -44,12 +46,13 @@ def check_int(name: str, value: Any, least: int, most: int | None = None, advice
 
 
 def check_layers(name: str, value: Any) -> Any:
-    """Return a list of layer indices, or "all". The model may not have these layers."""
+    """Return layer indices as a list, or "all". The model may not have these layers."""
     are_indices = (
         isinstance(value, (list, tuple, range)) and len(value) > 0 and all(type(layer) is int for layer in value)
     )
     advice = 'use "all" or a list of layer indices, such as [-1].'
-    return check(name, value, are_indices or value == "all", advice)
+    check(name, value, are_indices or value == "all", advice)
+    return list(value) if are_indices else value
 
 
 def check_tokens(name: str, value: Any) -> int | None:

@@ -40,13 +40,12 @@ def build(
         str | None,
         option(
             'Prompt: text with {text} in place of the input, or a name such as "springer" (echo) or "prompteol". '
-            "With --rerank it has {documents} and {query}.",
+            "With --rerank it has {documents} and {query}."
         ),
     ] = None,
     prompt_language: options.PromptLanguage = None,
     shares: Annotated[
-        str | None,
-        option('Weights of the parts of a recipe with parts, such as echo-topic or reverse-eol: "1,2,2".'),
+        str | None, option('Weights of the parts of a recipe with parts, such as echo-topic or reverse-eol: "1,2,2".')
     ] = None,
     fit_texts: options.FitTexts = None,
     columns: options.Columns = None,
@@ -74,10 +73,7 @@ def build(
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
     max_seq_length: options.MaxSeqLength = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        option("Precision of the saved weights. auto: that of the model."),
-    ] = "auto",
+    dtype: Annotated[options.Precision, option("Precision of the saved weights. auto: that of the model.")] = "auto",
     engine: options.Engine = "transformers",
     as_json: options.Json = False,
 ) -> None:
@@ -185,16 +181,12 @@ def _check_recipe(chosen: Recipe, settings: dict[str, Any], sparse: bool, multi_
     row, filtered = chosen.row, chosen.post_processor is not None
     prompted = row.module is CausalTransformer and row.poolings == ("last",)
     if sparse and (not prompted or filtered or chosen.layer is not None):
-        raise ValueError(
-            f"--sparse with {chosen.key}: words are predicted at the end of a prompt, after the last layer. Give a "
-            f"recipe with a prompt, such as {SPARSE} or prompteol."
-        )
+        problem = f"--sparse with {chosen.key}: words are predicted at the end of a prompt, after the last layer."
+        raise ValueError(f"{problem} Give a recipe with a prompt, such as {SPARSE} or prompteol.")
     if multi_vector and (not row.words or filtered):
         keys = ", ".join(row.key for row in every_row() if row.words)
-        raise ValueError(
-            f"--multi-vector: {chosen.name} does not read every token, or has a filter of pooled vectors. Give one of "
-            f"{keys}."
-        )
+        problem = f"--multi-vector: {chosen.name} does not read every token, or has a filter of pooled vectors."
+        raise ValueError(f"{problem} Give one of {keys}.")
     if settings.keys() - {*row.module.config_keys}:
         raise ValueError(f"--template: {chosen.name} has no template. Leave --template out.")
 

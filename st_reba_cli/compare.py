@@ -39,7 +39,7 @@ def compare(
         list[str] | None,
         option(
             'Recipes to compare: "few", those most worth trying (the default); "all"; or names or keys, as for st-reba '
-            'build --recipe, with commas ("reba-2,echo-2") or an option each.',
+            'build --recipe, with commas ("reba-2,echo-2") or an option each.'
         ),
     ] = None,
     fit_texts: options.FitTexts = None,
@@ -108,7 +108,7 @@ def compare(
         present(Comparison.load(saved), old, out, as_json)
         return
     loading.check_devices(device)
-    labelled = loading.read(data, columns, separator, demo, query_prompt, document_prompt)
+    labelled = loading.read(data, columns, separator, demo, loading.prompts_of(query_prompt, document_prompt))
     splits = Splits.of(labelled, choose=choose, seed=seed)
     questions = loading.questions(words, data, demo)
     fit_on = loading.texts_to_fit(fit_texts) if fit_texts else []

@@ -34,12 +34,7 @@ LANGUAGES = {"en": "English", "zh": "Chinese"}
 
 
 def read(
-    data: str | None,
-    columns: str | None,
-    separator: str | None,
-    demo: str | None,
-    query_prompt: str | None,
-    document_prompt: str | None,
+    data: str | None, columns: str | None, separator: str | None, demo: str | None, prompts: dict[str, str] | None
 ) -> Labelled:
     """Read the labelled data, or the demo texts without any, and print what was read.
 
@@ -52,7 +47,7 @@ def read(
     else:
         kind, _, language = (demo or "pairs").partition("-")
         texts = read_data((demo_retrieval if kind == "retrieval" else demo_pairs)("zh" if language else "en"))
-    if prompts := prompts_of(query_prompt, document_prompt):
+    if prompts:
         if not isinstance(texts, Retrieval):
             raise ValueError(
                 "--query-prompt and --document-prompt are for retrieval: these data have no queries. Leave them out."
@@ -127,10 +122,8 @@ def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, t
     """
     if asked is not None and not any(asked in recipe.row.prompt_languages for recipe in recipes):
         keys = ", ".join(dict.fromkeys(recipe.key for recipe in recipes))
-        raise ValueError(
-            f"--prompt-language {asked}: there is no {LANGUAGES[asked]} prompt for {keys}. Leave --prompt-language "
-            "out, or give a recipe that has one, such as prompteol."
-        )
+        problem = f"--prompt-language {asked}: there is no {LANGUAGES[asked]} prompt for {keys}."
+        raise ValueError(f"{problem} Leave --prompt-language out, or give a recipe that has one, such as prompteol.")
     chinese = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
     if names := dict.fromkeys(row.name for row in chinese):
         notes.say(

@@ -193,10 +193,8 @@ Model = Annotated[
         callback=check_model,
     ),
 ]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"],
-    option("Precision of the weights. auto: float32 on a CPU, else the model's own."),
-]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Annotated[Precision, option("Precision of the weights. auto: float32 on a CPU, else the model's own.")]
 Engine = Annotated[
     Literal["transformers", "llama.cpp"],
     option("Engine of the language model: transformers; or llama.cpp, which runs a GGUF file without unpacking it."),

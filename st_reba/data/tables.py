@@ -270,10 +270,8 @@ def _texts(table: Table, tell: Tell) -> list[str]:
     if table.places[0][0].kind == "txt":
         description = "one a line"
         if tabs := [row for row, text in enumerate(texts) if "\t" in text]:
-            raise ValueError(
-                f"{table.where(tabs[0])}: has a tab, and plain texts have none. If tabs separate columns, end the name "
-                "of the file in .tsv."
-            )
+            problem = f"{table.where(tabs[0])}: has a tab, and plain texts have none."
+            raise ValueError(f"{problem} If tabs separate columns, end the name of the file in .tsv.")
     if (different := len(set(texts))) < LEAST_TEXTS:
         raise ValueError(f"{table.name}: {different} different texts. Give at least {LEAST_TEXTS}.")
     tell(f"{table.name}: {len(texts):,} plain texts, {description}.")
@@ -288,10 +286,8 @@ def _pairs(table: Table, columns: str | None, tell: Tell) -> Pairs:
     titles = list(table.titles.values())
     inference = (titles[0].strip().lower(), titles[2].strip().lower()) in (("premise", "label"), ("premise", "labels"))
     if columns is None and inference and different <= {-1.0, 0.0, 1.0, 2.0}:
-        raise ValueError(
-            f"{table.name}: {titles[2]} seems to number the classes of inference, and is no score of similarity. Give "
-            f"scores, or read it as one with --columns {','.join(titles)}."
-        )
+        problem = f"{table.name}: {titles[2]} seems to number the classes of inference, and is no score of similarity."
+        raise ValueError(f"{problem} Give scores, or read it as one with --columns {','.join(titles)}.")
     least, most = min(different), max(different)
     labels = f"with scores from {least:g} to {most:g}"
     if pairs.two_classes:

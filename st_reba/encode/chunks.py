@@ -21,6 +21,7 @@ from ..data.parquet_copy import ParquetCopy
 from ..data.sources import native_file
 from ..files import atomic_file
 from ..optional import require
+from ..settings import check, check_int
 from .encoder import Encoder
 from .workspace import Workspace, check_unchanged, write_part
 
@@ -188,14 +189,11 @@ class RayEngine:
     """
 
     def __init__(self, workers: int = 1, device: str | None = None) -> None:
-        if workers < 1:
-            raise ValueError(f"workers={workers}: give a whole number from 1.")
-        if device not in (None, "cpu", "cuda"):
-            raise ValueError(f'device="{device}": give "cpu" or "cuda" for a Ray cluster.')
+        check("device", device, device in (None, "cpu", "cuda"), 'give "cpu" or "cuda" for a Ray cluster.')
         ray = require("ray", "ray", "The ray engine")
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-        self.workers = workers
+        self.workers = check_int("workers", workers, 1)
         self.device = device or ("cuda" if ray.cluster_resources().get("GPU") else "cpu")
 
     def run(self, plan: Plan, todo: Sequence[int], on_texts: OnTexts) -> None:

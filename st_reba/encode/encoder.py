@@ -25,6 +25,7 @@ from ..data.sources import check_characters
 from ..hub.push import ENCODERS, model_class, saved_class
 from ..lm.gguf import is_gguf
 from ..reading.chunks import check_chunk_tokens, encode_chunks
+from ..settings import check_choice, check_int
 from .workspace import EMBEDDING, OF_CHUNKS
 
 Precision = Literal["float32", "binary", "ubinary"]
@@ -90,10 +91,9 @@ class Encoder:
         elif self.chunk_overlap:
             raise ValueError(f"chunk_overlap={self.chunk_overlap} needs chunk_tokens: give both, or neither.")
         for name in ("batch_size", "truncate_dim"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value}: give a whole number from 1.")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f'precision="{self.precision}": give one of {", ".join(get_args(Precision))}.')
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value, 1)
+        check_choice("precision", self.precision, *get_args(Precision))
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError("Give prompt or prompt_name, not both.")
         check_characters(self.prompt or "", "The prompt")

@@ -16,6 +16,7 @@ from ..data.parquet_copy import ParquetCopy, TextFiles
 from ..data.sources import ALL, files_here, files_of, is_remote, native_file
 from ..files import atomic_file
 from ..hub.push import saved_class
+from ..settings import check_int
 from ..version import __version__
 from . import workspace
 from .chunks import Engine, LocalEngine, Plan
@@ -192,8 +193,8 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _check_settings(encoder: Encoder, kind: str, keep: Sequence[str], chunk_size: int | None) -> None:
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size={chunk_size}: give a whole number from 1.")
+    if chunk_size is not None:
+        check_int("chunk_size", chunk_size, 1)
     written = [workspace.EMBEDDING] if encoder.chunk_tokens is None else [workspace.EMBEDDING, *workspace.OF_CHUNKS]
     # Sparse and multi-vector models give a text a list of vectors.
     if (saved := saved_class(encoder.model, encoder.revision) or "SentenceTransformer") != "SentenceTransformer":

@@ -107,15 +107,11 @@ class Remote:
         name = PurePosixPath(self._path).name
         is_bucket = self._is_store and "/" not in self._path.strip("/")
         if not name or is_bucket or protocols & {"http", "https"}:
-            raise ValueError(
-                f"--out {url} cannot be written. Give the URL of a file or a folder, such as "
-                "s3://bucket/vectors.parquet."
-            )
+            problem = f"--out {url} cannot be written."
+            raise ValueError(f"{problem} Give the URL of a file or a folder, such as s3://bucket/vectors.parquet.")
         if "hf" in protocols and not self._has_repository():
-            raise ValueError(
-                f"--out {url}: the Hub has no such repository, or you may not see it. Create it first, or log in with "
-                "`hf auth login`."
-            )
+            problem = f"--out {url}: the Hub has no such repository, or you may not see it."
+            raise ValueError(f"{problem} Create it first, or log in with `hf auth login`.")
         self.path = Path(self._path) if "file" in protocols else None
         self.suffix = PurePosixPath(name).suffix
         digest = hashlib.sha256(self._url.encode()).hexdigest()[:16]
@@ -301,10 +297,8 @@ class Workspace:
         if before and before != settings and not overwrite:
             names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
             changes = ", ".join(f"{name} {before.get(name)!r} (now {settings.get(name)!r})" for name in names)
-            raise ValueError(
-                f"{self.path} holds an interrupted run with other settings: {changes}. Use those, choose another "
-                "--out, or start again with --overwrite."
-            )
+            problem = f"{self.path} holds an interrupted run with other settings: {changes}."
+            raise ValueError(f"{problem} Use those, choose another --out, or start again with --overwrite.")
         _remove(self.replaced)
         if before != settings:
             for path in (self.parts, self.texts, self.whole):

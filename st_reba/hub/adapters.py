@@ -197,10 +197,8 @@ def active(model: Any) -> list[str]:
     """
     layers = _layers(model).values()
     if any(layer.disable_adapters for layer in layers):
-        raise ValueError(
-            "The adapter is disabled, and would be active in the saved model. Call enable_adapters(), or "
-            "delete_adapter() to leave it out."
-        )
+        problem = "The adapter is disabled, and would be active in the saved model."
+        raise ValueError(f"{problem} Call enable_adapters(), or delete_adapter() to leave it out.")
     return list(dict.fromkeys(name for layer in layers for name in layer.active_adapters))
 
 
@@ -219,10 +217,8 @@ def merge(model: Any) -> None:
     if not getattr(model, "peft_config", None):
         raise ValueError(f"{type(model).__name__} has no adapter to merge.")
     if is_borrowed(model):
-        raise ValueError(
-            "The adapter belongs to a model that the program has loaded, whose weights would change. Merge it there, "
-            "with merge_and_unload(), and give that model."
-        )
+        problem = "The adapter belongs to a model that the program has loaded, whose weights would change."
+        raise ValueError(f"{problem} Merge it there, with merge_and_unload(), and give that model.")
     names, layers = active(model), _layers(model).values()
     kinds = sorted({model.peft_config[name].peft_type for name in names})
     kind = " and ".join(str(getattr(kind, "value", kind)) for kind in kinds)

@@ -153,10 +153,8 @@ def check_model(
     ranks = (settings.get("rank_pattern") or {}).values()
     rank = max([settings.get("r") or 0, *(rank for rank in ranks if isinstance(rank, int))])
     if weights.is_file() and rank > max([_LEAST_RANK, *(size for shape in shapes_of(weights) for size in shape)]):
-        raise ValueError(
-            f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large: they are of two "
-            "adapters. Get both from one place."
-        )
+        problem = f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large:"
+        raise ValueError(f"{problem} they are of two adapters. Get both from one place.")
     base = files.of_base(str(settings.get("base_model_name_or_path")), settings.get("revision"))
     _check_config(base, is_chosen)
     return None if adapter.with_name(utils.CONFIG_NAME).is_file() else base

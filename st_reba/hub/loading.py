@@ -172,10 +172,8 @@ def _around(
     check_tokens("max_seq_length", max_seq_length)
     body = body_of(model, disable_adapter=disable_adapter)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ValueError(
-            f"tokenizer={tokenizer!r}: a loaded language model does not bring its tokenizer. Give it, such as "
-            "tokenizer=AutoTokenizer.from_pretrained(...)."
-        )
+        problem = f"tokenizer={tokenizer!r}: a loaded language model does not bring its tokenizer."
+        raise ValueError(f"{problem} Give it, such as tokenizer=AutoTokenizer.from_pretrained(...).")
     transformer = compat.around(language_model_in(body)[0], tokenizer)
     if max_seq_length is not None:
         transformer.max_seq_length = max_seq_length

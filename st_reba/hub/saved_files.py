@@ -365,10 +365,8 @@ def read_settings(directory: Path) -> dict[str, Any]:
     settings = read_object(file, _SentenceTransformers) if file.is_file() else {}
     prompts, default = settings.get("prompts", {}), settings.get("default_prompt_name")
     if default is not None and default not in prompts:
-        raise ValueError(
-            f"{file} has the default_prompt_name {shorten(default)}, and the prompts {shorten(sorted(prompts))}: give "
-            "one of these, or remove it."
-        )
+        problem = f"{file} has the default_prompt_name {shorten(default)}, and the prompts {shorten(sorted(prompts))}:"
+        raise ValueError(f"{problem} give one of these, or remove it.")
     return settings
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from ..lm.attention.hooks import MeanWeights
 from ..lm.attention.kernels import weighted_sum
 from ..lm.views import depth
-from ..settings import check, check_layers
+from ..settings import Layers, check, check_layers
 from ..text.layout import Layout
 from .base import CausalModule, ModelSource
 from .causal import CausalTransformer
@@ -79,16 +78,10 @@ class ValueAggregationModule(CausalModule):
     reads_all_layers = True
 
     def __init__(
-        self,
-        model_name_or_path: ModelSource,
-        *,
-        layers: Literal["all"] | Sequence[int] = "all",
-        template: str = "prompteol",
-        **settings: Any,
+        self, model_name_or_path: ModelSource, *, layers: Layers = "all", template: str = "prompteol", **settings: Any
     ) -> None:
-        check_layers("layers", layers)
+        self.layers: Literal["all"] | list[int] = check_layers("layers", layers)
         super().__init__(model_name_or_path, template=template, **settings)
-        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         run = depth(self.model)
         is_within = layers == "all" or all(-run <= layer < run for layer in layers)
         check("layers", layers, is_within, f"the model has {run} layers; use {-run} to {run - 1}.")

@@ -182,10 +182,8 @@ class AttentionRerankModule(SafeTransformer):
         self.model.config.use_cache = False
         self.missing_weights.check(self.model)
         if not self.lm.continues_past:
-            raise ValueError(
-                f"{type(self.model).__name__}: its attention cannot be watched behind documents that it has read. Use "
-                "another architecture, such as Llama, Qwen, Mistral or Gemma."
-            )
+            problem = f"{type(self.model).__name__}: its attention cannot be watched behind documents that it has read."
+            raise ValueError(f"{problem} Use another architecture, such as Llama, Qwen, Mistral or Gemma.")
 
     def on_model_ready(self, model: Any) -> None:
         """Refuse a plain ``CrossEncoder``. sentence-transformers calls it on a complete model.
@@ -234,10 +232,8 @@ class AttentionRerankModule(SafeTransformer):
                 raise ValueError(f"Input {index} is {pair!r:.80}: give pairs of a query and a document, two strings.")
         queries = {query for query, _ in inputs}
         if len(queries) != 1:
-            raise ValueError(
-                f"{len(queries)} queries were given: documents are scored for one query at a time. Use "
-                "AttentionReranker.predict, which puts the pairs of each query together."
-            )
+            problem = f"{len(queries)} queries were given: documents are scored for one query at a time."
+            raise ValueError(f"{problem} Use AttentionReranker.predict, which puts the pairs of each query together.")
         asked = [self._asked(text) for text in (*queries, CONTENT_FREE)]
         before, separator = tokenize(self._tokenizer, [(prompt or "") + self._before, SEPARATOR])
         front = [*special_tokens(self._tokenizer)[0], *before.ids]

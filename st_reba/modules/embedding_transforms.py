@@ -618,10 +618,8 @@ def check_that_they_vary(moments: Moments) -> None:
     """Raise if embeddings are equal but for rounding, or there are none: nothing can be fitted on them."""
     rounding = torch.finfo(torch.float32).eps * moments.mean.norm()
     if moments.count < 2 or moments.variances.sum() <= rounding**2:
-        raise ValueError(
-            f"{moments.count} texts were given, and their embeddings do not differ: give two texts or more that do, "
-            "and better some hundreds."
-        )
+        problem = f"{moments.count} texts were given, and their embeddings do not differ:"
+        raise ValueError(f"{problem} give two texts or more that do, and better some hundreds.")
 
 
 class IdfWeights(FixedWeights):

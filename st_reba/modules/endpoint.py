@@ -248,10 +248,8 @@ class EndpointTransformer(StoredModule, InputModule):
         host = urlsplit(self.url).hostname
         trusted = [name.strip() for name in os.environ.get(TRUSTED, "").split(",")]
         if self._from_file and host not in (*THIS_MACHINE, *trusted):
-            raise ValueError(
-                f"This saved model sends texts to {self.url}. If you trust that server with them, name it: set the "
-                f"environment variable {TRUSTED}={host}."
-            )
+            problem = f"This saved model sends texts to {self.url}. If you trust that server with them, name it:"
+            raise ValueError(f"{problem} set the environment variable {TRUSTED}={host}.")
         key = None if self.key_variable is None else os.environ.get(self.key_variable)
         if self.key_variable is not None and not key:
             raise ValueError(f"{self.url} asks for a key, and the variable {self.key_variable} has none: set it.")

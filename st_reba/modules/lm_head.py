@@ -99,10 +99,8 @@ def head_blocks(
     if weight is not None:
         return iter(weight.split(BLOCK))
     if not isinstance(model, PreTrainedModel) or not model.config.name_or_path:
-        raise ValueError(
-            f"{type(model).__name__} has no language model's head, and does not know from where it was loaded: give "
-            "the language model's path or Hub id, or a loaded one."
-        )
+        problem = f"{type(model).__name__} has no language model's head, and does not know from where it was loaded:"
+        raise ValueError(f"{problem} give the language model's path or Hub id, or a loaded one.")
     return _checkpoint_blocks(model.config.name_or_path, where)
 
 

@@ -5,14 +5,13 @@ Retrieval Backward Attention without Additional Training: Enhance Embeddings of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
 from ..lm.attention.hooks import RunningMaximum
 from ..lm.attention.kernels import weighted_sum
-from ..settings import check_flag, check_layers
+from ..settings import Layers, check_flag, check_layers
 from ..text.layout import Layout
 from .base import CausalModule, ModelSource
 from .echo import check_repetitions
@@ -60,16 +59,15 @@ class ReBAModule(CausalModule):
         model_name_or_path: ModelSource,
         *,
         repetitions: int = 2,
-        layers: Literal["all"] | Sequence[int] = "all",
+        layers: Layers = "all",
         normalize_weights: bool = False,
         **settings: Any,
     ) -> None:
         template = "{text}" * check_repetitions(repetitions, 1)
-        check_layers("layers", layers)
+        self.layers: Literal["all"] | list[int] = check_layers("layers", layers)
         check_flag("normalize_weights", normalize_weights)
         super().__init__(model_name_or_path, template=template, **{"tokenization": "pieces", **settings})
         self.repetitions, self.normalize_weights = repetitions, normalize_weights
-        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         self._watched = self.lm.resolve(layers, "watched")
 
     def read(self, layout: Layout) -> TokenVectors:

@@ -15,6 +15,7 @@ from transformers import AutoModel
 
 from .. import modules
 from ..hub import compat
+from ..modules import CausalModule
 from ..modules.embedding_transforms import FittedTransform
 from ..moments import Moments, embedding_moments, fitting_progress
 from ..text.presets import TEMPLATES, PromptLanguage, preset
@@ -83,9 +84,7 @@ class PostProcessor:
             return tuple(texts)
         return tuple(texts[number * len(texts) // self.enough] for number in range(self.enough))
 
-    def from_moments(
-        self, moments: Moments, part_weights: Sequence[float] = modules.CausalModule.part_weights
-    ) -> nn.Module:
+    def from_moments(self, moments: Moments, part_weights: Sequence[float] = CausalModule.part_weights) -> nn.Module:
         """Make a filter from moments of embeddings of plain texts.
 
         Args:
@@ -114,7 +113,7 @@ class PostProcessor:
         drawn = self.drawn(texts)
         with fitting_progress(model[0], len(drawn)):
             moments = embedding_moments(model, drawn, covariance=self.needs_covariance)
-        return self.from_moments(moments, part_weights or cast(modules.CausalModule, model[0]).part_weights)
+        return self.from_moments(moments, part_weights or cast(CausalModule, model[0]).part_weights)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Row:
 
     key: str
     name: str
-    module: type[modules.CausalModule]
+    module: type[CausalModule]
     description: str
     page: str = ""
     cost: str = "1"
@@ -209,8 +208,8 @@ class Row:
         return {**{name: value for name, value in own.items() if name in self.module.config_keys}, **settings}
 
     def build(
-        self, backbone: modules.CausalModule, pooling: str = "", layer: int | None = None, **settings: Any
-    ) -> modules.CausalModule:
+        self, backbone: CausalModule, pooling: str = "", layer: int | None = None, **settings: Any
+    ) -> CausalModule:
         """Make the module on a loaded backbone.
 
         Args:
@@ -326,11 +325,8 @@ class Recipe:
     @property
     def poolings(self) -> tuple[str, ...]:
         """Poolings that fit the row and :attr:`post_processor`, the usual one first."""
-        return tuple(
-            pooling
-            for pooling in self.row.poolings
-            if self.post_processor is None or pooling in self.post_processor.poolings
-        )
+        own = self.post_processor
+        return tuple(pooling for pooling in self.row.poolings if own is None or pooling in own.poolings)
 
     @property
     def control(self) -> bool:
@@ -372,11 +368,11 @@ class Recipe:
         """Arguments of the module in addition to the row's."""
         return {} if self.wording is None else {"template": self.wording.template}
 
-    def build(self, backbone: modules.CausalModule) -> modules.CausalModule:
+    def build(self, backbone: CausalModule) -> CausalModule:
         """Make the module on a loaded backbone."""
         return self.row.build(backbone, self.pooling, self.layer, **self.settings)
 
-    def model(self, backbone: modules.CausalModule, *, filtered: bool = True) -> SentenceTransformer:
+    def model(self, backbone: CausalModule, *, filtered: bool = True) -> SentenceTransformer:
         """Make a complete model, on the backbone's device.
 
         Args:
@@ -391,12 +387,7 @@ class Recipe:
         return SentenceTransformer(modules=parts, device=device)
 
     def pipeline(
-        self,
-        module: modules.CausalModule,
-        modes: str | tuple[str, ...],
-        *,
-        filtered: bool = False,
-        device: str | None = None,
+        self, module: CausalModule, modes: str | tuple[str, ...], *, filtered: bool = False, device: str | None = None
     ) -> list[nn.Module]:
         """Return a module, weights of its tokens, the pooling and, if wanted, the filter.
 
@@ -428,10 +419,10 @@ def mode_of(pooling: str) -> str:
 
 def device_of(backbone: nn.Module) -> str:
     """Return the device of a module's language model."""
-    return str(cast(modules.CausalModule, backbone).model.device)
+    return str(cast(CausalModule, backbone).model.device)
 
 
-def random_weights(backbone: modules.CausalModule, seed: int = 0) -> modules.CausalModule:
+def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
     """Return the classical embedding of the same architecture and tokenizer with new random weights.
 
     They are on the same device, in the same precision.

@@ -43,10 +43,8 @@ def read_as(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, chat
             is, or a message has more than text.
     """
     if not tokenizer.chat_template:
-        raise ValueError(
-            "A conversation was given, and the tokenizer has no chat template: give the text itself, or a tokenizer "
-            "with chat_template."
-        )
+        problem = "A conversation was given, and the tokenizer has no chat template:"
+        raise ValueError(f"{problem} give the text itself, or a tokenizer with chat_template.")
     messages = [conversation] if isinstance(conversation, Mapping) else conversation
     plain = [{**message, "content": _text_of(message["content"])} for message in messages]
     if chat == "conversation":

@@ -89,7 +89,5 @@ def check_template_length(templates: Sequence[str]) -> None:
     """
     length = sum(map(len, templates))
     if length > MAX_TEMPLATE_LENGTH:
-        raise ValueError(
-            f"{length:,} characters of templates were given, and at most {MAX_TEMPLATE_LENGTH:,} are allowed: "
-            "shorten the text around the input."
-        )
+        problem = f"{length:,} characters of templates were given, and at most {MAX_TEMPLATE_LENGTH:,} are allowed:"
+        raise ValueError(f"{problem} shorten the text around the input.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -52,11 +52,7 @@ class BeLLMTraining(RunSettings):
         model_kwargs: As :class:`RunSettings`, for the frozen weights; LoRA's are float32.
     """
 
-    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
-        "per_device_train_batch_size": 64,
-        "learning_rate": 2e-4,
-        "batch_sampler": "no_duplicates",
-    }
+    ARGUMENTS = {"per_device_train_batch_size": 64, "learning_rate": 2e-4, "batch_sampler": "no_duplicates"}
 
     model: PathText
     triplets: PathText
@@ -105,13 +101,12 @@ def train_bellm(settings: BeLLMTraining, output: str | Path, *, progress: bool =
     triplets = read_triplets(settings.triplets)
     evaluator = pairs_evaluator(settings.evaluation, main_similarity="cosine", write_csv=False)
     model = build_bellm(settings)
-    frozen = weights_digest(model)
+    identity = {"frozen_weights": weights_digest(model)}
     # Loading may draw random numbers, and more of them when a process first loads a backbone.
     set_seed(arguments.seed)
     add_lora(model, settings)
     scale, gather = 1 / settings.temperature, arguments.world_size > 1
     loss = MultipleNegativesRankingLoss(model, scale=scale, gather_across_devices=gather)
-    identity = {"frozen_weights": frozen}
     fit(model, triplets, loss, output, settings, evaluator=evaluator, identity=identity, progress=progress)
     model.eval()
     save(model, output, ADAPTER)
@@ -161,13 +156,8 @@ def add_lora(model: SentenceTransformer, settings: BeLLMTraining) -> None:
         ImportError: If peft is not installed.
     """
     peft = require("peft", "train", "A LoRA adapter")
-    config = peft.LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=settings.target_modules,
-    )
-    model.add_adapter(config)
+    sizes = {"r": settings.rank, "lora_alpha": settings.alpha, "lora_dropout": settings.dropout}
+    model.add_adapter(peft.LoraConfig(**sizes, target_modules=settings.target_modules))
     for parameter in model.parameters():
         if parameter.requires_grad:
             # Half precision would round most updates to zero.

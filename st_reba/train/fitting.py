@@ -119,24 +119,18 @@ def fit(
     arguments = complete_arguments(settings.training_arguments, evaluates=evaluator is not None)
     arguments.setdefault("dataloader_pin_memory", model.device.type == "cuda")
     limit = arguments.pop("save_total_limit")
-    training_arguments = make_arguments(arguments, checkpoints, progress=progress)
+    args = make_arguments(arguments, checkpoints, progress=progress)
     run = {
         **arguments_identity(arguments),
-        "devices": training_arguments.world_size * max(1, training_arguments.n_gpu),
+        "devices": args.world_size * max(1, args.n_gpu),
         "loss": type(loss).__name__,
         **settings.identity(),
         **(identity or {}),
     }
     check_same_run(checkpoints, run, dataset, writes=is_main())
     start = last_checkpoint(checkpoints)
-    trainer = _Trainer(
-        model=model,
-        args=training_arguments,
-        train_dataset=dataset,
-        loss=loss,
-        evaluator=evaluator,
-        callbacks=[_Upkeep(loss, limit), *callbacks],
-    )
+    every = [_Upkeep(loss, limit), *callbacks]
+    trainer = _Trainer(model=model, args=args, train_dataset=dataset, loss=loss, evaluator=evaluator, callbacks=every)
     if start is not None:
         loss.load_state_dict(torch.load(start / _LOSS_STATE, weights_only=True), strict=False)
     trainer.train(resume_from_checkpoint=None if start is None else str(start))
@@ -218,10 +212,8 @@ def _check_finite(message: str, tensors: Iterable[Tensor], arguments: TrainingAr
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
         checkpoint = last_checkpoint(Path(str(arguments.output_dir)))
         kept = "There is no checkpoint" if checkpoint is None else f"The last good checkpoint is {checkpoint}"
-        raise DivergedError(
-            f"Training diverged at step {step}: {message}. {kept}. Lower the learning rate, warm up, or look for a "
-            "faulty row in the data."
-        )
+        problem = f"Training diverged at step {step}: {message}. {kept}."
+        raise DivergedError(f"{problem} Lower the learning rate, warm up, or look for a faulty row in the data.")
 
 
 class _Upkeep(TrainerCallback):

@@ -77,11 +77,7 @@ class FreezeTraining(RunSettings):
         model_kwargs: As :class:`RunSettings`, for the frozen model.
     """
 
-    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
-        "num_train_epochs": 12,
-        "per_device_train_batch_size": 64,
-        "learning_rate": 1e-3,
-    }
+    ARGUMENTS = {"num_train_epochs": 12, "per_device_train_batch_size": 64, "learning_rate": 1e-3}
     SMALLEST_BATCH: ClassVar[int] = 2
 
     model: PathText
@@ -138,10 +134,8 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     output = Path(output)
     training_arguments = begin(settings, output)
     if training_arguments.world_size > 1:
-        raise ValueError(
-            f"FreezeTraining runs in one process, but there are {training_arguments.world_size}. Start it without a "
-            "launcher."
-        )
+        problem = f"FreezeTraining runs in one process, but there are {training_arguments.world_size}."
+        raise ValueError(f"{problem} Start it without a launcher.")
     pairs = _scaled_pairs(settings)
     labelled = [*pairs["sentence1"], *pairs["sentence2"]]
     further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
@@ -162,15 +156,9 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
             cache.add(texts)
 
     set_seed(training_arguments.seed)
-    autoencoder = LayerwiseAutoencoder(
-        states.depth,
-        states.get_embedding_dimension(),
-        bottlenecks=settings.bottlenecks,
-        head_dimension=settings.head_dimension,
-        encoders=settings.stage != "cosines",
-        decoders=settings.stage == "autoencoder",
-        layers=settings.layers,
-    )
+    sizes = {name: getattr(settings, name) for name in ("bottlenecks", "head_dimension", "layers")}
+    parts = {"encoders": settings.stage != "cosines", "decoders": settings.stage == "autoencoder"}
+    autoencoder = LayerwiseAutoencoder(states.depth, states.get_embedding_dimension(), **sizes, **parts)
     identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": frozen}
     if settings.stage == "autoencoder":
         pretrained = ModelOnStates.of(autoencoder, cache)
@@ -202,10 +190,8 @@ def _scaled_pairs(settings: FreezeTraining) -> Any:
     """Return the pairs with scores scaled to 0 to 1."""
     pairs, low, high = read_scored_pairs(settings.pairs)[:], settings.lowest_score, settings.highest_score
     if outside := [score for score in pairs["score"] if not low <= score <= high]:
-        raise ValueError(
-            f"{settings.pairs}: the score {outside[0]:g} is not from {low:g} to {high:g}. Correct it, or set "
-            "lowest_score and highest_score."
-        )
+        problem = f"{settings.pairs}: the score {outside[0]:g} is not from {low:g} to {high:g}."
+        raise ValueError(f"{problem} Correct it, or set lowest_score and highest_score.")
     return dataset({**pairs, "score": [(score - low) / (high - low) for score in pairs["score"]]})
 
 
@@ -269,10 +255,8 @@ class StatesCache(Embedded):
             batches.append(self.module(features)["layer_states"].float().cpu())
         states = torch.cat(batches)
         if not states.isfinite().all():
-            raise ValueError(
-                f"States are not finite: the model overflows in {self.module.model.dtype}. Load it in float32 or "
-                "bfloat16."
-            )
+            problem = f"States are not finite: the model overflows in {self.module.model.dtype}."
+            raise ValueError(f"{problem} Load it in float32 or bfloat16.")
         scales = torch.exp2(torch.frexp(states.abs().amax(dim=-1)).exponent.float())
         return {"states": (states / scales[..., None]).half(), "scales": scales}
 

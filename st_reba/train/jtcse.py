@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -38,7 +37,7 @@ class JTCSETraining(RunSettings):
         model_kwargs: As :class:`RunSettings`, for both towers.
     """
 
-    ARGUMENTS: ClassVar[Mapping[str, Any]] = {
+    ARGUMENTS = {
         "per_device_train_batch_size": 64,
         "learning_rate": 1.3e-6,
         "weight_decay": 0.01,
@@ -78,13 +77,8 @@ def train_jtcse(settings: JTCSETraining, output: str | Path, *, progress: bool =
     evaluator = pairs_evaluator(settings.evaluation, name="dev")
     # A pooler that a checkpoint lacks is initialized at random.
     set_seed(seed)
-    towers = settings.load(
-        TwinTower,
-        settings.model,
-        second_model_name_or_path=settings.second_model,
-        cross_every=settings.cross_every,
-        max_seq_length=settings.max_seq_length,
-    )
+    options = {name: getattr(settings, name) for name in ("cross_every", "max_seq_length")}
+    towers = settings.load(TwinTower, settings.model, second_model_name_or_path=settings.second_model, **options)
     model = SentenceTransformer(modules=[towers, Pooling(towers.get_embedding_dimension(), "cls")])
     names = ("temperature", "info_nce_weight", "interaction_weight", "modulus_weight", "least_cosine")
     loss = JTCSELoss(model, seed=seed, **{name: getattr(settings, name) for name in names})

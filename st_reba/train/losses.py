@@ -41,10 +41,8 @@ class ReconstructionLoss(nn.Module):
         super().__init__()
         last = model[-1]
         if not isinstance(last, LayerwiseAutoencoder) or not last.decoders:
-            raise ValueError(
-                f"The model ends in {type(last).__name__}, which has no decoders. ReconstructionLoss needs a "
-                "LayerwiseAutoencoder with decoders=True."
-            )
+            problem = f"The model ends in {type(last).__name__}, which has no decoders."
+            raise ValueError(f"{problem} ReconstructionLoss needs a LayerwiseAutoencoder with decoders=True.")
         self.model = model
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
@@ -161,10 +159,8 @@ def pair_scores(model: Any, sentence_features: Iterable[dict[str, Any]]) -> Tens
 def _pair_embeddings(model: Any, sentence_features: Iterable[dict[str, Any]]) -> list[Tensor]:
     features = list(sentence_features)
     if len(features) != 2:
-        raise ValueError(
-            f"{len(features)} columns of texts were given, but a similarity needs two. Select two text columns and the "
-            "label of the dataset."
-        )
+        problem = f"{len(features)} columns of texts were given, but a similarity needs two."
+        raise ValueError(f"{problem} Select two text columns and the label of the dataset.")
     return [model(column)["sentence_embedding"] for column in features]
 
 
@@ -291,10 +287,8 @@ class JTCSELoss(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(model[0], TwinTower):
-            raise ValueError(
-                f"JTCSELoss needs a TwinTower, but the model's first module is {type(model[0]).__name__}. Give a model "
-                "that begins with a TwinTower."
-            )
+            problem = f"JTCSELoss needs a TwinTower, but the model's first module is {type(model[0]).__name__}."
+            raise ValueError(f"{problem} Give a model that begins with a TwinTower.")
         self.model = model
         self.weights = {"info_nce": info_nce_weight, "interaction": interaction_weight, "modulus": modulus_weight}
         if not any(self.weights.values()):

@@ -183,10 +183,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         for name in _EVALUATION if self.evaluation is None else ():
             if self.arguments.get(name, "no") not in ("no", False):
-                raise ValueError(
-                    f"arguments: {name}: {self.arguments[name]!r} was given, but there is nothing to evaluate on. Give "
-                    "scored pairs as evaluation, or leave it out."
-                )
+                problem = f"arguments: {name}: {self.arguments[name]!r} was given, but there is nothing to evaluate on."
+                raise ValueError(f"{problem} Give scored pairs as evaluation, or leave it out.")
         arguments = complete_arguments(self.training_arguments, evaluates=self.evaluation is not None)
         if (rows := arguments["per_device_train_batch_size"]) < self.SMALLEST_BATCH:
             raise ValueError(
