@@ -90,12 +90,8 @@ def build(
         device = device_of(module)
     if recipe.fitted and not recipe.fit_texts:
         recipe = replace(recipe, fit_texts=tuple(demo_sentences()))
-        logger.warning(
-            "%s is fitted on %d sentences of the package. For better vectors give fifty texts or more of your own: "
-            "texts=[...].",
-            recipe.name,
-            len(recipe.fitted_on),
-        )
+        fitted = f"{recipe.name} is fitted on {len(recipe.fitted_on)} sentences of the package."
+        logger.warning("%s For better vectors give fifty texts or more of your own: texts=[...].", fitted)
     parts = recipe.pipeline(module, mode, filtered=True, device=device)
     if normalize:
         parts.append(Normalize())

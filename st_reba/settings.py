@@ -46,13 +46,12 @@ def check_int(name: str, value: Any, least: int, most: int | None = None, advice
 
 
 def check_layers(name: str, value: Any) -> Any:
-    """Return layer indices as a list, or "all". The model may not have these layers."""
+    """Return a list of layer indices, or "all". The model may not have these layers."""
     are_indices = (
         isinstance(value, (list, tuple, range)) and len(value) > 0 and all(type(layer) is int for layer in value)
     )
     advice = 'use "all" or a list of layer indices, such as [-1].'
-    check(name, value, are_indices or value == "all", advice)
-    return list(value) if are_indices else value
+    return check(name, value, are_indices or value == "all", advice)
 
 
 def check_tokens(name: str, value: Any) -> int | None:

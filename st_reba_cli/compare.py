@@ -142,15 +142,10 @@ def compare(
         found = compared(run, splits, questions, fit_texts=fit_on or None, random=random, margin=margin / 100)
     found = replace(found, model=model_name(name), data=loading.described(data, demo, labelled), command=context.obj)
     if found.use:
-        runs = {"--engine": engine} if engine == "llama.cpp" else {"--dtype": found.settings.get("precision")}
+        engines = {"--engine": engine} if engine == "llama.cpp" else {"--dtype": found.settings.get("precision")}
+        runs = {"--model": name, **engines, "--max-seq-length": max_seq_length}
         fits = {"--fit-texts": data, "--columns": columns, "--separator": separator}
-        own = fits_own and splits.fit_on
-        build = build_command(
-            found.choice(),
-            {"--model": name, **runs, "--max-seq-length": max_seq_length},
-            fits if own else {"--fit-texts": fit_texts},
-            found.prompts,
-        )
-        found = replace(found, build=build)
+        fits = fits if fits_own and splits.fit_on else {"--fit-texts": fit_texts}
+        found = replace(found, build=build_command(found.choice(), runs, fits, found.prompts))
     hints = [] if recipes else ["--recipes all compares every recipe."]
     present(found, old, out, as_json, hints, run, save_best)

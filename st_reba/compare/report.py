@@ -108,15 +108,9 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
         cells = zip(comparison.tasks, row.cells, strict=True)
         scores = [task.show_with_interval(cell.score, TIED * cell.tied) if cell else "" for task, cell in cells]
         table.append([row.result.name, *scores])
-    card.adopt(model).comparison = {
-        "answer": comparison.answer,
-        "data": comparison.data,
-        "date": comparison.date,
-        "command": comparison.command,
-        "columns": [f"{task.name} ({task.metric})" for task in comparison.tasks],
-        "rows": table,
-        "verdict": comparison.verdict,
-    }
+    own = {name: getattr(comparison, name) for name in ("answer", "data", "date", "command", "verdict")}
+    columns = [f"{task.name} ({task.metric})" for task in comparison.tasks]
+    card.adopt(model).comparison = {**own, "columns": columns, "rows": table}
     with atomic_directory(out, "--save-best") as scratch:
         model.save_pretrained(str(scratch))
     return model

@@ -215,10 +215,8 @@ class Comparison:
         try:
             return _schema().validate_json(path.read_bytes())
         except ValidationError as error:
-            raise ValueError(
-                f"{path} is no comparison that st_reba {__version__} reads ({_first_fault(error)}). Give the "
-                "comparison.json of a report, or run the comparison again."
-            ) from None
+            problem = f"{path} is no comparison that st_reba {__version__} reads ({_first_fault(error)})."
+            raise ValueError(f"{problem} Give the comparison.json of a report, or run the comparison again.") from None
 
     def choice(self) -> Result:
         """Return the recipe to use, or else the best.

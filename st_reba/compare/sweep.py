@@ -100,11 +100,7 @@ class RecipeSweep:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             for chosen, recipes in self._passes([texts[index] for index in batch], prompt or ""):
-                pooled = [
-                    pool({"token_embeddings": own.states, "attention_mask": own.mask.long()})["sentence_embedding"]
-                    for own in recipes
-                    for pool in self._pools
-                ]
+                pooled = [pool(own.features())["sentence_embedding"] for own in recipes for pool in self._pools]
                 # A pass of few copies gives the first recipes; it replaces what an earlier one truncated further.
                 embeddings[: len(pooled), [batch[index] for index in chosen]] = torch.stack(pooled).float().cpu()
         return dict(zip(keys, embeddings, strict=True))

@@ -190,10 +190,10 @@ class RayEngine:
 
     def __init__(self, workers: int = 1, device: str | None = None) -> None:
         check("device", device, device in (None, "cpu", "cuda"), 'give "cpu" or "cuda" for a Ray cluster.')
+        self.workers = check_int("workers", workers, 1)
         ray = require("ray", "ray", "The ray engine")
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-        self.workers = check_int("workers", workers, 1)
         self.device = device or ("cuda" if ray.cluster_resources().get("GPU") else "cpu")
 
     def run(self, plan: Plan, todo: Sequence[int], on_texts: OnTexts) -> None:

@@ -303,10 +303,8 @@ class PairScoreEvaluator(Evaluator):
             model.encode(texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
             for texts in (self.first, self.second)
         )
-        return {
-            "score": model[-1].score_pairs(first, second).numpy(),
-            "cosine": pairwise_cos_sim(first, second).float().cpu().numpy(),
-        }
+        cosines = pairwise_cos_sim(first, second).float().cpu().numpy()
+        return {"score": model[-1].score_pairs(first, second).numpy(), "cosine": cosines}
 
 
 class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):

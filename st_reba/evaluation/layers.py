@@ -154,10 +154,8 @@ class TurningPointEvaluator(Evaluator):
         self.scores = [self._score(self.evaluator(stand_in(embedded, name, like=model))) for name in names]
         proper = [layer for layer, score in enumerate(self.scores) if not math.isnan(score)]
         if not proper:
-            raise ValueError(
-                f"{type(self.evaluator).__name__} gives no number (NaN) after any layer. Look at its labels: there may "
-                "be too few, or all the same."
-            )
+            problem = f"{type(self.evaluator).__name__} gives no number (NaN) after any layer."
+            raise ValueError(f"{problem} Look at its labels: there may be too few, or all the same.")
         metrics = {f"layer_{name}_{self.metric}": score for name, score in zip(names, self.scores, strict=True)}
         self.primary_metric = [*metrics][-1]
         best = max if self.greater_is_better else min
@@ -170,10 +168,8 @@ class TurningPointEvaluator(Evaluator):
             return result
         metric, own_name = self.evaluator.primary_metric, getattr(self.evaluator, "name", "")
         if metric not in result:
-            raise ValueError(
-                f"{type(self.evaluator).__name__} has the primary metric {metric!r} and returns {sorted(result)}: wrap "
-                "an evaluator whose primary_metric is one of its metrics."
-            )
+            problem = f"{type(self.evaluator).__name__} has the primary metric {metric!r} and returns {sorted(result)}:"
+            raise ValueError(f"{problem} wrap an evaluator whose primary_metric is one of its metrics.")
         self.metric = metric.removeprefix(f"{own_name}_") if own_name else metric
         return result[metric]
 

@@ -276,10 +276,8 @@ class RetrievalTask(Task):
     data: Retrieval
 
     def inputs(self) -> list[tuple[Role, list[str]]]:
-        return [
-            ("query", list(dict.fromkeys(self.data.queries.values()))),
-            ("document", list(dict.fromkeys(self.data.documents.values()))),
-        ]
+        queries, documents = dict.fromkeys(self.data.queries.values()), dict.fromkeys(self.data.documents.values())
+        return [("query", list(queries)), ("document", list(documents))]
 
     def measure(self, similarity: Ranker) -> Measured:
         names = list(self.data.documents)

@@ -74,55 +74,39 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     template = module.layouter.templates[0]
     literal = any(template.literals)
     prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
-    refusals = [
-        (
-            type(module) not in (CausalTransformer, EchoModule),
-            f"{name} does more than one causal pass, which no engine runs. Serve it with st_reba, or export a "
-            "CausalTransformer or an EchoModule.",
-        ),
-        (
-            module.bidirectional_layers or not module.final_norm,
-            "An engine runs the language model unchanged: use bidirectional_layers=0 and final_norm=True.",
-        ),
-        (
-            not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in following[1:]),
-            f"{name} is followed by {', '.join(type(part).__name__ for part in following)}: an engine runs only "
-            "Pooling and Normalize, in this order.",
-        ),
-        (
-            mode not in ("lasttoken", "mean") or (mode == "mean" and not _pools_all(module)),
-            f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}": an engine pools every '
-            'token of the input or the last. Build it with Pooling("lasttoken").',
-        ),
-        (
-            template.copies > 2,
+    if type(module) not in (CausalTransformer, EchoModule):
+        problem = f"{name} does more than one causal pass, which no engine runs."
+        raise ValueError(f"{problem} Serve it with st_reba, or export a CausalTransformer or an EchoModule.")
+    if module.bidirectional_layers or not module.final_norm:
+        problem = "An engine runs the language model unchanged:"
+        raise ValueError(f"{problem} use bidirectional_layers=0 and final_norm=True.")
+    if not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in following[1:]):
+        problem = f"{name} is followed by {', '.join(type(part).__name__ for part in following)}:"
+        raise ValueError(f"{problem} an engine runs only Pooling and Normalize, in this order.")
+    if mode not in ("lasttoken", "mean") or (mode == "mean" and not _pools_all(module)):
+        problem = f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}":'
+        advice = 'an engine pools every token of the input or the last. Build it with Pooling("lasttoken").'
+        raise ValueError(f"{problem} {advice}")
+    if template.copies > 2:
+        raise ValueError(
             f"repetitions={template.copies}: for a truncated text, tokenizers keeps every combination of the parts of "
-            "all copies, which takes minutes. Two copies can be exported.",
-        ),
-        (
-            not getattr(module.tokenizer, "is_fast", False),
-            f"{type(module.tokenizer).__name__} has no tokenizer.json, which engines read.",
-        ),
-        (
-            not pieces and (module.normalize_text or (literal and module.tokenization == "whole")),
+            "all copies, which takes minutes. Two copies can be exported."
+        )
+    if not getattr(module.tokenizer, "is_fast", False):
+        raise ValueError(f"{type(module.tokenizer).__name__} has no tokenizer.json, which engines read.")
+    if not pieces and (module.normalize_text or (literal and module.tokenization == "whole")):
+        raise ValueError(
             f"The template {module.template!r} and a text are tokenized as one string, or the text is normalized, and "
             "an engine adds fixed tokens to the text as it is. Export with pieces (--pieces), which gives the vectors "
-            'of tokenization="pieces" and normalize_text=False.',
-        ),
-        (
-            template.takes_prompt or (prompts and (literal or template.copies > 1 or module.tokenization == "pieces")),
-            f"An engine adds the template {module.template!r} before a prompt. Remove the prompts {prompts} "
-            "(model.prompts = {}), or export a model for each, with the prompt's words in its template.",
-        ),
-        (
-            model.prompts.get(model.default_prompt_name or ""),
-            f'The prompt "{model.default_prompt_name}" is the default, and engines have no default prompt. Set '
-            "model.default_prompt_name = None, and let clients ask for it.",
-        ),
-    ]
-    for refused, message in refusals:
-        if refused:
-            raise ValueError(message)
+            'of tokenization="pieces" and normalize_text=False.'
+        )
+    if template.takes_prompt or (prompts and (literal or template.copies > 1 or module.tokenization == "pieces")):
+        problem = f"An engine adds the template {module.template!r} before a prompt. Remove the prompts {prompts} "
+        advice = "(model.prompts = {}), or export a model for each, with the prompt's words in its template."
+        raise ValueError(problem + advice)
+    if model.prompts.get(model.default_prompt_name or ""):
+        problem = f'The prompt "{model.default_prompt_name}" is the default, and engines have no default prompt.'
+        raise ValueError(f"{problem} Set model.default_prompt_name = None, and let clients ask for it.")
     return module
 
 

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from os import PathLike, fspath
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -18,7 +17,6 @@ from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
-from sentence_transformers.base.modules import Module
 
 from ..lm.sizes import MAX_LAYERS, MAX_SIZE, MAX_TOKENS, in_a_line
 
@@ -457,20 +455,15 @@ def without_removed(
 
 
 def saved_settings(
-    module: type[Module],
-    model_name_or_path: str | PathLike[str],
-    subfolder: str,
-    kwargs: Mapping[str, Any],
-    removed: Mapping[str, Any],
+    module: Any, name: str, subfolder: str, kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Read the settings of a saved module without a language model.
 
     Args:
-        module: Its class.
-        model_name_or_path: A directory or a Hub id.
+        module: Its class, whose ``REMOVED`` are settings that 1.0 removed, each with its default in 0.8.
+        name: A directory or a Hub id.
         subfolder: Path of the module in it.
         kwargs: Arguments of ``load``; those of :data:`ON_THE_HUB` are used.
-        removed: Settings that 1.0 removed, each with its default in 0.8.
 
     Returns:
         The settings; the arguments that say where the module's other files are; and the name of the place.
@@ -480,11 +473,10 @@ def saved_settings(
             another value.
     """
     where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
-    name = fspath(model_name_or_path)
     place = "/".join(filter(None, (name, subfolder)))
     path = module.load_file_path(name, module.config_file_name, **where)
     file = f"{place}/{module.config_file_name}"
-    settings = without_removed({} if path is None else read_object(Path(path)), module.__name__, file, removed)
+    settings = without_removed({} if path is None else read_object(Path(path)), module.__name__, file, module.REMOVED)
     _check_names(settings, module.config_keys, module.__name__, file)
     return settings, where, place
 

@@ -213,10 +213,8 @@ def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
     paths = [path for path in sorted(root.rglob(f"*{SUFFIX}")) if part.search(path.name)]
     if len(paths) != 1:
         names = ", ".join(path.relative_to(root).as_posix() for path in paths) or "none"
-        raise FileNotFoundError(
-            f"{repo_id}:{tag}: one file with {tag} in its name is needed, and the repository has {names}. Give the "
-            f"file: {repo_id}/NAME{SUFFIX}."
-        )
+        problem = f"{repo_id}:{tag}: one file with {tag} in its name is needed, and the repository has {names}."
+        raise FileNotFoundError(f"{problem} Give the file: {repo_id}/NAME{SUFFIX}.")
     return paths[0]
 
 
@@ -310,10 +308,8 @@ def _read(source: Path, dtype: torch.dtype, file: Path) -> PreTrainedModel:
     )
     read, report = loaded
     if missing := sorted({*report["missing_keys"], *report["mismatched_keys"]}):
-        raise ValueError(
-            f"it lacks {len(missing)} weights, such as {missing[0]}. Is it one part of several? Then merge them first: "
-            "`llama-gguf-split --merge`"
-        )
+        problem = f"it lacks {len(missing)} weights, such as {missing[0]}."
+        raise ValueError(f"{problem} Is it one part of several? Then merge them first: `llama-gguf-split --merge`")
     # save_pretrained refuses a model that was read with a quantizer: its weights go to one that was not.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)

@@ -248,10 +248,8 @@ class LlamaCpp:
         for layer in layers:
             if layer not in found or len(found[layer]) != len(ids):
                 shown = "last hidden states" if layer == END else f"the states after layer {layer}"
-                raise ValueError(
-                    f"{self.file.name}: llama.cpp does not show {shown} in this architecture. Use a recipe that does "
-                    "not read them, or load the model in transformers."
-                )
+                problem = f"{self.file.name}: llama.cpp does not show {shown} in this architecture."
+                raise ValueError(f"{problem} Use a recipe that does not read them, or load the model in transformers.")
         return found
 
     def generate(

@@ -291,11 +291,9 @@ class LanguageModel:
         able = self.attention_layers
         chosen = [*able] if layers == "all" and able else sorted({layer % count for layer in indices})
         if missing := [layer for layer in chosen if layer not in able]:
-            reason = (
-                "does not call transformers' attention interface, or gives it more than is known"
-                if not able
-                else f"is in layers {[*able]} alone"
-            )
+            reason = f"is in layers {[*able]} alone"
+            if not able:
+                reason = "does not call transformers' attention interface, or gives it more than is known"
             raise ValueError(
                 f"The attention of {name} in layers {missing} cannot be {purpose}: it {reason}. Use EchoModule or "
                 "CausalTransformer, or an architecture such as Llama, Qwen, Mistral, Gemma or GPT-2."
@@ -380,8 +378,6 @@ def resolve_output_layer(depth: int, layer: int | float | None) -> int | None:
     if isinstance(layer, float) and 0 < layer <= 1:
         return max(1, round(layer * depth))
     if type(layer) is not int or layer == 0 or not -depth <= layer <= depth:
-        raise ValueError(
-            f"output_layer={layer!r}: the model has {depth} layers; give 1 to {depth}, or -{depth} to -1 from the top, "
-            "or None for all."
-        )
+        problem = f"output_layer={layer!r}: the model has {depth} layers;"
+        raise ValueError(f"{problem} give 1 to {depth}, or -{depth} to -1 from the top, or None for all.")
     return layer if layer > 0 else depth + 1 + layer

@@ -40,10 +40,8 @@ def depth(model: PreTrainedModel) -> int:
     """
     count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     if count is None:
-        raise ValueError(
-            f"The configuration of {type(model).__name__} has no num_hidden_layers, so it is no stack of layers. Use a "
-            "decoder-only language model, such as Llama, Qwen, GPT-2 or Mistral."
-        )
+        problem = f"The configuration of {type(model).__name__} has no num_hidden_layers, so it is no stack of layers."
+        raise ValueError(f"{problem} Use a decoder-only language model, such as Llama, Qwen, GPT-2 or Mistral.")
     return int(count)
 
 
@@ -294,10 +292,8 @@ def _unwrap_children(parent: nn.Module, path: str = "") -> bool:
         place, module = f"{path}.{name}".strip("."), child
         while hasattr(module, "original_module") or hasattr(module, "get_base_layer"):
             if getattr(module, "merged", False):
-                raise ValueError(
-                    f"disable_adapter=True: the adapter is merged into the weights of {place}. Call unmerge_adapter() "
-                    "on the model, or leave disable_adapter out."
-                )
+                problem = f"disable_adapter=True: the adapter is merged into the weights of {place}."
+                raise ValueError(f"{problem} Call unmerge_adapter() on the model, or leave disable_adapter out.")
             # The first is of a module that is trained as a whole.
             wrapper: Any = module
             module = wrapper.original_module if hasattr(wrapper, "original_module") else wrapper.get_base_layer()

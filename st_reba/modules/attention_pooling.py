@@ -80,7 +80,8 @@ class ValueAggregationModule(CausalModule):
     def __init__(
         self, model_name_or_path: ModelSource, *, layers: Layers = "all", template: str = "prompteol", **settings: Any
     ) -> None:
-        self.layers: Literal["all"] | list[int] = check_layers("layers", layers)
+        check_layers("layers", layers)
+        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         super().__init__(model_name_or_path, template=template, **settings)
         run = depth(self.model)
         is_within = layers == "all" or all(-run <= layer < run for layer in layers)

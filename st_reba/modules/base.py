@@ -398,9 +398,7 @@ class CausalModule(SafeTransformer):
             **{name: value for name, value in features.items() if not name.startswith(FEATURES)},
             **({ONE_BY_ONE: True} if self.deterministic else {}),
             **vectors.extra,
-            "token_embeddings": vectors.states,
-            "attention_mask": vectors.mask.long(),
-            "input_ids": vectors.ids,
+            **vectors.features(),
         }
 
     def parts(self, layouts: Sequence[Layout]) -> list[Tensor]:

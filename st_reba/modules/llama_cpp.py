@@ -67,12 +67,8 @@ class RemoteModel(LanguageModel):
             check("output_layer", output_layer, bool(layers), f"layers of {type(model).__name__} were not found here.")
             del layers[output_layer:]
             config.num_hidden_layers = output_layer
-        parts = ModelParts(
-            is_causal=True,
-            layers=tuple(f"layers.{index}" for index in range(len(layers))),
-            norm=("norm",) if layers else None,
-            widths=(config.hidden_size,) * (len(layers) + 1),
-        )
+        paths, widths = tuple(f"layers.{i}" for i in range(len(layers))), (config.hidden_size,) * (len(layers) + 1)
+        parts = ModelParts(is_causal=True, layers=paths, norm=("norm",) if layers else None, widths=widths)
         self.model.st_reba_parts = {config.num_hidden_layers: parts}  # type: ignore[assignment]
 
     def _run(self, layout: Layout, *hooks: Hook, **inputs: Any) -> Tensor:

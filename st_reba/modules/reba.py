@@ -64,7 +64,8 @@ class ReBAModule(CausalModule):
         **settings: Any,
     ) -> None:
         template = "{text}" * check_repetitions(repetitions, 1)
-        self.layers: Literal["all"] | list[int] = check_layers("layers", layers)
+        check_layers("layers", layers)
+        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         check_flag("normalize_weights", normalize_weights)
         super().__init__(model_name_or_path, template=template, **{"tokenization": "pieces", **settings})
         self.repetitions, self.normalize_weights = repetitions, normalize_weights

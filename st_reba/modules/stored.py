@@ -57,7 +57,7 @@ class StoredModule(Module):
                 number or too large, or settings and weights belong to different modules.
         """
         name = fspath(model_name_or_path)
-        settings, where, place = saved_settings(cls, name, subfolder, kwargs, cls.REMOVED)
+        settings, where, place = saved_settings(cls, name, subfolder, kwargs)
         if cls.HAS_WEIGHTS and cls.load_file_path(name, "model.safetensors", **where) is None:
             check_torch_load_is_safe()
         weights = cls.load_torch_weights(name, **where) if cls.HAS_WEIGHTS else {}

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..modules import CausalModule, KVReroutingModule
 from ..modules.vectors import ONE_BY_ONE, TokenVectors
+from ..settings import check_int
 from ..text.layout import Layout
 from ..text.tokens import Span
 from .words import token_offsets, untruncated_offsets
@@ -87,8 +88,7 @@ def encode_chunks(
         ValueError: If a setting cannot be used, or the model has no token vectors.
     """
     check_chunk_tokens(chunk_tokens, overlap)
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: give a whole number from 1.")
+    check_int("batch_size", batch_size, 1)
     if isinstance(texts, str):
         raise ValueError("texts is one string: give a list of texts.")
     if prompt is None and prompt_name not in (None, *model.prompts):
@@ -229,12 +229,7 @@ def _pool(model: SentenceTransformer, reader: CausalModule, chunks: Sequence[_To
     vectors = TokenVectors(states, torch.arange(states.shape[1], device=states.device) < counts[:, None], ids)
     if getattr(model[0], "hybrid", False):
         vectors = vectors.mean_and_last()
-    features: dict[str, Any] = {
-        "token_embeddings": vectors.states,
-        "attention_mask": vectors.mask.long(),
-        "input_ids": vectors.ids,
-        **({ONE_BY_ONE: True} if reader.deterministic else {}),
-    }
+    features: dict[str, Any] = {**vectors.features(), **({ONE_BY_ONE: True} if reader.deterministic else {})}
     for module in list(model.children())[1:]:
         features = module(features)
     if "sentence_embedding" not in features:

@@ -21,12 +21,8 @@ _MARK = "\N{OBJECT REPLACEMENT CHARACTER}st-reba\N{OBJECT REPLACEMENT CHARACTER}
 def is_conversation(given: Any) -> bool:
     """Return whether this is a list of messages, or one message: ``{"role": ..., "content": ...}``."""
     messages = [given] if isinstance(given, Mapping) else given
-    return (
-        isinstance(messages, Sequence)
-        and not isinstance(messages, str)
-        and len(messages) > 0
-        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in messages)
-    )
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
+    return is_list and all(isinstance(own, Mapping) and {"role", "content"} <= own.keys() for own in messages)
 
 
 def read_as(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, chat: Chat) -> tuple[str, str]:

@@ -233,9 +233,9 @@ class TestInputs:
 @pytest.mark.parametrize(
     ("changes", "given", "message"),
     [
-        ({"batch_size": 0}, {}, "batch_size=0: give a whole number from 1"),
+        ({"batch_size": 0}, {}, "batch_size=0: give a whole number of 1 or more"),
         ({"truncate_dim": 33}, {}, "truncate_dim=33: the model's vectors have 32 values"),
-        ({"precision": "int8"}, {}, 'precision="int8": give one of float32, binary, ubinary'),
+        ({"precision": "int8"}, {}, "precision='int8': use 'float32' or 'binary' or 'ubinary'"),
         ({"prompt": "a", "prompt_name": "query"}, {}, "Give prompt or prompt_name, not both"),
         ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
         ({"prompt_name": "passage"}, {}, "Prompt name 'passage' not found in the configured prompts"),

@@ -239,9 +239,9 @@ def test_engines_that_cannot_be(monkeypatch):
     for devices in ([], ["cpu", "cuda:0"], [""]):
         with pytest.raises(ValueError, match="give one or more of one kind"):
             LocalEngine(devices)
-    with pytest.raises(ValueError, match="workers=0: give a whole number from 1"):
+    with pytest.raises(ValueError, match="workers=0: give a whole number of 1 or more"):
         RayEngine(workers=0)
-    with pytest.raises(ValueError, match='device="cuda:1": give "cpu" or "cuda" for a Ray cluster'):
+    with pytest.raises(ValueError, match='device=.cuda:1.: give "cpu" or "cuda" for a Ray cluster'):
         RayEngine(device="cuda:1")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match='needs ray: pip install "st-reba\\[ray\\]"'):
