@@ -141,10 +141,8 @@ class SavedReplicates:
     @classmethod
     def of(cls, drawn_from: str, drawn: Mapping[str, Any]) -> SavedReplicates:
         """Return replicates with the fewest digits that are the same in float32."""
-        return cls(
-            drawn_from,
-            {name: [float(str(value)) for value in np.asarray(own, dtype=np.float32)] for name, own in drawn.items()},
-        )
+        digits = {name: map(str, np.asarray(own, dtype=np.float32)) for name, own in drawn.items()}
+        return cls(drawn_from, {name: list(map(float, own)) for name, own in digits.items()})
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Embeddings of words, of chunks and after each layer."""
+"""Embeddings of words and of chunks."""

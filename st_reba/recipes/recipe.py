@@ -304,14 +304,13 @@ class Recipe:
     @property
     def description(self) -> str:
         """Description in a sentence for people."""
+        weights = ", ".join(f"{weight:.2f}" for weight in self.part_weights)
         clauses = [
             "the same architecture and tokenizer with weights that were never trained" if self.random else "",
             self.row.description.rstrip("."),
             "" if self.layer is None else f"read after layer {self.layer}, where the model stops",
             "" if self.wording is None else f"its prompt ends in {self.wording.template.rpartition(TEXT)[2]}",
-            f"its parts count for {', '.join(f'{weight:.2f}' for weight in self.part_weights)}"
-            if self.part_weights
-            else "",
+            f"its parts count for {weights}" if weights else "",
             "" if self.post_processor is None else self.post_processor.description,
         ]
         sentence = "; ".join(filter(None, clauses))

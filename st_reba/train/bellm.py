@@ -19,7 +19,7 @@ from ..modules import BidirectionalLastLayer, CausalTransformer
 from ..optional import require
 from ..text.presets import TEMPLATES, PoolOver
 from .fitting import begin, fit, pairs_evaluator, read_triplets, save, weights_digest
-from .settings import STRICT, AtLeast1, PathText, Positive, RunSettings
+from .settings import CONTRASTIVE, STRICT, AtLeast1, PathText, Positive, RunSettings
 
 #: Folder of the adapter in an output directory.
 ADAPTER = "adapter"
@@ -52,7 +52,7 @@ class BeLLMTraining(RunSettings):
         model_kwargs: As :class:`RunSettings`, for the frozen weights; LoRA's are float32.
     """
 
-    ARGUMENTS = {"per_device_train_batch_size": 64, "learning_rate": 2e-4, "batch_sampler": "no_duplicates"}
+    ARGUMENTS = {**CONTRASTIVE, "learning_rate": 2e-4}
 
     model: PathText
     triplets: PathText
@@ -135,11 +135,9 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
         max_seq_length=settings.max_seq_length,
     )
     if module.bidirectional_layers == 1 and settings.pooling == "lasttoken":
-        warnings.warn(
-            'pooling="lasttoken" reads the last token alone, which sees all others under the causal mask, too: one '
-            'bidirectional layer changes nothing. Use pooling="mean", or more bidirectional layers.',
-            stacklevel=2,
-        )
+        problem = 'pooling="lasttoken" reads the last token alone, which sees all others under the causal mask, too:'
+        advice = 'one bidirectional layer changes nothing. Use pooling="mean", or more bidirectional layers.'
+        warnings.warn(f"{problem} {advice}", stacklevel=2)
     pooling = Pooling(module.get_embedding_dimension(), settings.pooling)
     return SentenceTransformer(modules=[module, pooling, Normalize()])
 

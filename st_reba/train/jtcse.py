@@ -14,7 +14,7 @@ from transformers import set_seed
 from ..modules import TwinTower
 from .fitting import begin, fit, pairs_evaluator, read_sentences, save
 from .losses import JTCSELoss
-from .settings import STRICT, NotNegative, PathText, Positive, RunSettings
+from .settings import CONTRASTIVE, STRICT, NotNegative, PathText, Positive, RunSettings
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -37,12 +37,7 @@ class JTCSETraining(RunSettings):
         model_kwargs: As :class:`RunSettings`, for both towers.
     """
 
-    ARGUMENTS = {
-        "per_device_train_batch_size": 64,
-        "learning_rate": 1.3e-6,
-        "weight_decay": 0.01,
-        "batch_sampler": "no_duplicates",
-    }
+    ARGUMENTS = {**CONTRASTIVE, "learning_rate": 1.3e-6, "weight_decay": 0.01}
     SMALLEST_BATCH: ClassVar[int] = 2
 
     model: PathText

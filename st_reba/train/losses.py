@@ -314,9 +314,8 @@ class JTCSELoss(nn.Module):
             one, other = views["cls_states"]
             terms["info_nce"] = torch.stack([info_nce(one[:, i], other[:, i], self.temperature) for i in (0, 1)]).sum()
         if self.weights["interaction"]:
-            terms["interaction"] = self.interaction(
-                *(views[name] for name in ("cls_states", "cross_states") if name in views)
-            )
+            streams = [views[name] for name in ("cls_states", "cross_states") if name in views]
+            terms["interaction"] = self.interaction(*streams)
         if self.weights["modulus"]:
             terms["modulus"] = tensor_modulus(*views["cls_states"], *views["pooler_outputs"], self.least_cosine)
         return {name: self.weights[name] * term for name, term in terms.items()}

@@ -42,6 +42,8 @@ DEFAULTS: Mapping[str, Any] = {
     "logging_first_step": True,
     "logging_nan_inf_filter": False,
 }
+#: Defaults of contrastive training.
+CONTRASTIVE: Mapping[str, Any] = {"per_device_train_batch_size": 64, "batch_sampler": "no_duplicates"}
 _LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("num_train_epochs", "learning_rate", "save_steps", "eval_steps", "logging_steps"), Field(gt=0)),
     **dict.fromkeys(("per_device_eval_batch_size", "gradient_accumulation_steps"), Field(ge=1)),

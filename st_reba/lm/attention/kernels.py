@@ -337,11 +337,9 @@ def trusted_fold(kind: FoldKind) -> Fold | None:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "triton":
             return None
         reason = f"it fails with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    warnings.warn(
-        f"The Triton kernel for ReBA's running maximum is not used on {kind.device}, because {reason}. PyTorch's "
-        "operations replace it: the numbers are the same, and it takes more time.",
-        stacklevel=2,
-    )
+    problem = f"The Triton kernel for ReBA's running maximum is not used on {kind.device}, because {reason}."
+    advice = "PyTorch's operations replace it: the numbers are the same, and it takes more time."
+    warnings.warn(f"{problem} {advice}", stacklevel=2)
     return None
 
 
