@@ -84,7 +84,9 @@ def push(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         files = [_operation(root, path, repo_id) for path in files_of(root)]
         text = message or f"Add {repo_id.split('/')[1]}, a {model_class(root)}"
-        commit = api.create_commit(repo_id, files, commit_message=text, revision=revision, create_pr=create_pr)
+        commit = api.create_commit(
+            repo_id, operations=files, commit_message=text, revision=revision, create_pr=create_pr
+        )
     except OfflineModeIsEnabled:
         raise ConnectionError("HF_HUB_OFFLINE is set: unset it to push.") from None
     except HfHubHTTPError as error:

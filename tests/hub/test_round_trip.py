@@ -105,10 +105,13 @@ def outcomes(hub, workplace):
             **{name: {"model_name_or_path": f"evil/{name}"} for name in EVIL},
             **{str(number): [reference, given] for number, (reference, given, _) in enumerate(GGUF)},
         }
-        (workplace / "cases.json").write_text(json.dumps(cases))
+        # All of it at once: the other process waits for it.
+        (workplace / "unread").write_text(json.dumps(cases))
+        (workplace / "unread").rename(workplace / "cases.json")
         until("loaded.json")
         hub.stop()
-        (workplace / "offline.json").write_text(json.dumps({case: given for case, (given, *_) in OFFLINE.items()}))
+        (workplace / "unread").write_text(json.dumps({case: given for case, (given, *_) in OFFLINE.items()}))
+        (workplace / "unread").rename(workplace / "offline.json")
         assert process.wait(timeout=300) == 0, log.read_text()
     finally:
         process.kill()
