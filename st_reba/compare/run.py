@@ -336,8 +336,6 @@ def _senses(recipes: Recipes, words: OddOneOutEvaluator) -> dict[str, Array]:
 
 def _word_sense(senses: Mapping[str, Any]) -> Measure:
     questions = len(next(iter(senses.values())))
-    note = (
-        f"Odd one out: which of four sentences uses a word in another sense, {questions} questions, Euclidean "
-        "distance; the same under every pooling."
-    )
+    asked = f"Odd one out: which of four sentences uses a word in another sense, {questions} questions"
+    note = f"{asked}, Euclidean distance; the same under every pooling."
     return Measure("Word sense", "accuracy x 100", chance=0.25, note=note, unit="questions")

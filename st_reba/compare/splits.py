@@ -88,10 +88,8 @@ class Splits:
             notes.append(f"There are no intervals: {len(sizes)} groups of {data.noun} that share no text are too few.")
         halves = _halves(ordered, groups, np.random.default_rng(seed)) if choose else ()
         if choose and not halves:
-            notes.append(
-                f"Recipes are compared as they are. To choose their settings each half needs {_least(data)}: "
-                f"give more {data.noun}."
-            )
+            needs = f"To choose their settings each half needs {_least(data)}: give more {data.noun}."
+            notes.append(f"Recipes are compared as they are. {needs}")
         return cls(ordered, groups, halves or (every,), sure, tuple(notes))
 
     @property

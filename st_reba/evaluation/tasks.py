@@ -236,10 +236,8 @@ class TwoClassesTask(PairTask):
     def scores(self) -> list[Score]:
         highest = max(self.data.scores)
         alike = [int(score == highest) for score in self.data.scores]
-        note = (
-            f"Average precision of the {sum(alike)} pairs that are alike among {len(alike)}, in the order of their "
-            "cosine similarities."
-        )
+        pairs = f"the {sum(alike)} pairs that are alike among {len(alike)}"
+        note = f"Average precision of {pairs}, in the order of their cosine similarities."
         chance = sum(alike) / len(alike)
         precision = Measure("Two classes", "average precision x 100", chance=chance, note=note, unit=self.unit)
         ranked = "Rank correlation of cosine similarities with the two classes."
@@ -294,10 +292,8 @@ class RetrievalTask(Task):
     @property
     def scores(self) -> list[Score]:
         size = f"{len(self.data)} queries, each among {len(self.data.documents)} documents"
-        note = (
-            f"Normalised discounted cumulative gain of the first {_RANKED} by cosine, a document being relevant or "
-            f"not: the mean of {size}."
-        )
+        gain = f"Normalised discounted cumulative gain of the first {_RANKED} by cosine"
+        note = f"{gain}, a document being relevant or not: the mean of {size}."
         ndcg = Measure("Retrieval", f"nDCG@{_RANKED} x 100", note=note, unit=self.unit)
         note = f"How much of what is relevant is among the first {_FOUND}: the mean of {size}."
         recall = Measure(f"Recall@{_FOUND}", f"recall@{_FOUND} x 100", note=note, unit=self.unit)

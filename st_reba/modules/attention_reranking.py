@@ -410,10 +410,8 @@ def _check_heads(heads: Any, config: Any) -> list[list[int]]:
         is_pair = isinstance(pair, (list, tuple)) and [*map(type, pair)] == [int, int]
         return is_pair and 0 <= pair[0] < depth and 0 <= pair[1] < count
 
-    advice = (
-        f"give a list of pairs of a layer and a head, such as [[1, 0], [1, 3]], or None; the model has {depth} layers "
-        f"of {count} heads, counted from 0."
-    )
+    has = f"the model has {depth} layers of {count} heads, counted from 0."
+    advice = f"give a list of pairs of a layer and a head, such as [[1, 0], [1, 3]], or None; {has}"
     check("heads", heads, isinstance(heads, (list, tuple)) and len(heads) > 0 and all(map(is_head, heads)), advice)
     return [[*pair] for pair in heads]
 

@@ -142,12 +142,10 @@ class LayerwiseAutoencoder(StoredModule):
         count = len(self.layers or range(depth))
         if bottlenecks is None:
             bottlenecks = [min(width, max(1, int(share * hidden_size))) for width, share in PAPER_BOTTLENECKS][-count:]
-        advice = (
-            f"give a list of widths for equal shares of the {count} layers, such as [256, 512]; at most {count}, each "
-            f"a whole number from 1 to {hidden_size}, the width of a state."
-        )
+        width = f"a whole number from 1 to {hidden_size}, the width of a state."
+        advice = f"give a list of widths for equal shares of the {count} layers, such as [256, 512]; at most {count}"
         are_widths = _are_ints(bottlenecks, hidden_size) and len(bottlenecks) <= count
-        check("bottlenecks", bottlenecks, are_widths, advice)
+        check("bottlenecks", bottlenecks, are_widths, f"{advice}, each {width}")
         self.bottlenecks = list(bottlenecks)
         #: Widths of the encodings, (L,).
         self.widths = [hidden_size] * count

@@ -100,11 +100,10 @@ def _join_pasts(pasts: Sequence[Past | None], rows: int) -> Past | None:
 def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
     if templates is None or (isinstance(templates, str) and templates in PRESET_SETS):
         return PRESET_SETS[templates or "meta-tasks"]
-    advice = (
-        f"give a list of 1 to {_MOST} templates, each a text with one {{text}} or a name in st_reba.TEMPLATES, or one "
-        f"of {sorted(PRESET_SETS)}, or None for the paper's eight."
-    )
-    check("templates", templates, isinstance(templates, (list, tuple)) and 1 <= len(templates) <= _MOST, advice)
+    sets = f"one of {sorted(PRESET_SETS)}, or None for the paper's eight."
+    advice = f"give a list of 1 to {_MOST} templates, each a text with one {{text}} or a name in st_reba.TEMPLATES"
+    is_list = isinstance(templates, (list, tuple)) and 1 <= len(templates) <= _MOST
+    check("templates", templates, is_list, f"{advice}, or {sets}")
     presets = [preset(template) for template in templates]
     check_template_length([str(own.template) for own in presets])
     return presets

@@ -106,10 +106,8 @@ class TwinTower(SafeTransformer):
         advice = f"give a number of layers from 1 to {depth}, or 0 for no cross-attention."
         self.cross_every = check_int("cross_every", cross_every, 0, depth, advice)
         shapes = [[getattr(tower.config, name) for name in _SHAPE] for tower in self.towers]
-        advice = (
-            "cross-attention needs towers of one shape (layers, heads, inner size, activation), and these differ. Use "
-            "two encoders of one shape, or cross_every=0 (TNCSE)."
-        )
+        problem = "cross-attention needs towers of one shape (layers, heads, inner size, activation), and these differ."
+        advice = f"{problem} Use two encoders of one shape, or cross_every=0 (TNCSE)."
         check("cross_every", cross_every, not cross_every or shapes[0] == shapes[1], advice)
         tokenizer = self._tokenizer
         tokenizer.model_max_length = min(tokenizer.model_max_length, *map(_positions, self.towers))

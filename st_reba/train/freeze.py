@@ -157,7 +157,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
 
     set_seed(training_arguments.seed)
     sizes = {name: getattr(settings, name) for name in ("bottlenecks", "head_dimension", "layers")}
-    parts = {"encoders": settings.stage != "cosines", "decoders": settings.stage == "autoencoder"}
+    parts: dict[str, Any] = {"encoders": settings.stage != "cosines", "decoders": settings.stage == "autoencoder"}
     autoencoder = LayerwiseAutoencoder(states.depth, states.get_embedding_dimension(), **sizes, **parts)
     identity = {**settings.identity(), "pool_over": states.pool_over, "frozen_weights": frozen}
     if settings.stage == "autoencoder":
