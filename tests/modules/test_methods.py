@@ -1,4 +1,4 @@
-"""Every method: equal to its definition, independent of its batch, the same when saved, pickled, threaded, trained."""
+"""Every method: equal to its definition and an archive, independent of its batch, the same saved, threaded, trained."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import GPT2Config, GPT2Model, masking_utils
 
 import st_reba
+from st_reba import modules
 
 from .. import backbones, oracles
 from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
 from ..conftest import LONG, long, pipeline, relative_error, reloaded
+from ..fixtures import golden
 from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
@@ -325,3 +327,39 @@ def deep(tmp_path_factory):
 def test_what_is_usual(kind, settings, layers, usual, deep):
     module = kind(st_reba.CausalTransformer(deep, output_layer=layers), **settings)
     assert {name: getattr(module, name) for name in usual} == usual
+
+
+@pytest.fixture(scope="module")
+def archive():
+    with np.load(golden.ARCHIVE) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    made = {}
+
+    def get(architecture):
+        if architecture not in made:
+            made[architecture] = Transformer(golden.save(tmp_path_factory.mktemp(architecture), architecture))
+        return made[architecture]
+
+    return get
+
+
+@pytest.mark.parametrize("architecture", golden.ARCHITECTURES)
+@pytest.mark.parametrize("case", golden.known_cases(), ids=lambda case: case.name)
+def test_golden(case, architecture, archive, loaded):
+    module = getattr(modules, case.module)(loaded(architecture), **case.settings)
+    for call in case.calls:
+        for key, values in golden.found(case, module, call):
+            if not key.endswith("vectors"):
+                expected = archive[key]
+                if key.endswith("counts"):
+                    # An empty text has one zero vector or several.
+                    values, expected = values[1:], expected[1:]
+                assert np.array_equal(values, expected), key
+                continue
+            expected = archive[f"{architecture}/{key}"]
+            worst = np.abs(values - expected).max()
+            assert worst <= case.tolerance(expected), f"{key}: {worst:.1e}"
