@@ -26,16 +26,16 @@ from .cli import typed as run
 CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "given", "settings", "options"),
-    [
-        ("topic", "texts", {}, ()),
-        ("classical+whitened", "texts", {"pooling": "last"}, ("--pooling", "last")),
-        ("echo-3", None, {"max_seq_length": 5}, ("--max-seq-length", 5)),
-        ("promptreps", None, {}, ()),
-        ("reba-1", None, {"prompts": {"query": "Q: "}}, ("--query-prompt", "Q: ")),
-    ],
-)
+WRITTEN = [
+    ("topic", "texts", {}, ()),
+    ("classical+whitened", "texts", {"pooling": "last"}, ("--pooling", "last")),
+    ("echo-3", None, {"max_seq_length": 5}, ("--max-seq-length", 5)),
+    ("promptreps", None, {}, ()),
+    ("reba-1", None, {"prompts": {"query": "Q: "}}, ("--query-prompt", "Q: ")),
+]
+
+
+@pytest.mark.parametrize(("recipe", "given", "settings", "options"), WRITTEN)
 def test_it_is_what_the_command_writes(recipe, given, settings, options, roomy_path, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(CORPUS))
     if given:
@@ -110,16 +110,16 @@ def test_the_prompt_is_in_the_language_of_the_texts(roomy_path):
     assert template(["我爱自然语言处理。"] * 3, template="{text} is") == "{text} is"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "settings", "message"),
-    [
-        ("topic", {"texts": "one text"}, "texts is one string: give an iterable of texts"),
-        ("classical", {"language": "zh"}, "language='zh': classical asks in no language of its own. Leave language"),
-        ("topic", {"language": "fr"}, "language='fr': topic asks in 'en' or 'zh'."),
-        ("topic", {"language": "zh", "template": "{text} is"}, "template and language both say which prompt is read"),
-        ("early-late", {"pooling": "max"}, "pooling='max': Early and late, partwise whitened is pooled by mean; use"),
-    ],
-)
+REFUSED = [
+    ("topic", {"texts": "one text"}, "texts is one string: give an iterable of texts"),
+    ("classical", {"language": "zh"}, "language='zh': classical asks in no language of its own. Leave language"),
+    ("topic", {"language": "fr"}, "language='fr': topic asks in 'en' or 'zh'."),
+    ("topic", {"language": "zh", "template": "{text} is"}, "template and language both say which prompt is read"),
+    ("early-late", {"pooling": "max"}, "pooling='max': Early and late, partwise whitened is pooled by mean; use"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "settings", "message"), REFUSED)
 def test_what_is_refused(recipe, settings, message, roomy_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         st_reba.build(roomy_path, recipe, **settings)
@@ -129,17 +129,17 @@ HUB = r" \(HF_HUB_OFFLINE is set, .* a directory\.$"
 PATH = r" directory\. Check the path, or give a Hub id \(org/name\)\.$"
 
 
-@pytest.mark.parametrize(
-    ("build", "name", "said"),
-    [
-        (st_reba.build, "org/name", HUB),
-        (st_reba.build, "./nowhere", PATH),
-        (st_reba.EchoModule, "a/b/c", PATH),
-        (st_reba.TwinTower, "org/name", HUB),
-        (st_reba.LlamaCppTransformer, "org/name:Q4_K_M", HUB),
-        (st_reba.EmbeddingFilter.from_language_model, "org/name", HUB),
-    ],
-)
+NOT_TO_BE_HAD = [
+    (st_reba.build, "org/name", HUB),
+    (st_reba.build, "./nowhere", PATH),
+    (st_reba.EchoModule, "a/b/c", PATH),
+    (st_reba.TwinTower, "org/name", HUB),
+    (st_reba.LlamaCppTransformer, "org/name:Q4_K_M", HUB),
+    (st_reba.EmbeddingFilter.from_language_model, "org/name", HUB),
+]
+
+
+@pytest.mark.parametrize(("build", "name", "said"), NOT_TO_BE_HAD)
 def test_a_model_that_is_not_to_be_had(build, name, said):
     """Check that the error is one sentence, without a traceback of transformers."""
     with pytest.raises(OSError, match=f"^The model {re.escape(name)}: there is no such.*{said}") as raised:

@@ -39,13 +39,13 @@ def embedded(model: SentenceTransformer, texts: list[str], batch_size: int = 32)
     return model.encode(texts, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False).cpu()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "name"),
-    [
-        *(("reba-2", name) for name in ARCHITECTURES if name not in OWN_ATTENTION),
-        *((recipe, name) for recipe in RECIPES for name in ("llama", "gpt2")),
-    ],
-)
+ON_GPU = [
+    *(("reba-2", name) for name in ARCHITECTURES if name not in OWN_ATTENTION),
+    *((recipe, name) for recipe in RECIPES for name in ("llama", "gpt2")),
+]
+
+
+@pytest.mark.parametrize(("recipe", "name"), ON_GPU)
 def test_equals_the_cpu(recipe, name, backbone_path):
     path = backbone_path(name)
     found, expected = (embedded(on(device, recipe, path), TEXTS) for device in ("cuda", "cpu"))

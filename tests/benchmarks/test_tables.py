@@ -90,14 +90,14 @@ def test_claims_show_where_their_intervals_lie(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("page", "error", "said"),
-    [
-        (marked("no-such"), KeyError, "no-such"),
-        ("<!-- table: claims -->\n\n" + marked("scores"), ValueError, "a mark is broken"),
-        ("<!-- table: claims --> <!-- end -->\n", ValueError, "a mark is broken"),
-    ],
-)
+BROKEN_MARKS = [
+    (marked("no-such"), KeyError, "no-such"),
+    ("<!-- table: claims -->\n\n" + marked("scores"), ValueError, "a mark is broken"),
+    ("<!-- table: claims --> <!-- end -->\n", ValueError, "a mark is broken"),
+]
+
+
+@pytest.mark.parametrize(("page", "error", "said"), BROKEN_MARKS)
 def test_marks_that_cannot_be_understood(tmp_path, page, error, said):
     with pytest.raises(error, match=said):
         run(repository(tmp_path, page))

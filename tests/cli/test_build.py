@@ -93,16 +93,16 @@ def sentences(language: str) -> None:
     Path(f"{language}.txt").write_text("\n".join(demo_sentences(language)[:60]), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        # On the demo LM, whose weights are bfloat16: in the precision of the comparison all the same.
-        ("--recipes early-late --model demo", "--recipe early-late"),
-        ("--recipes early-late --data zh.tsv --prompt-language en --fit-texts zh.txt", "--prompt-language en"),
-        # Its authors' prompts for queries and documents are not what was scored.
-        ("--recipes promptreps --max-seq-length 7", "--query-prompt '' --document-prompt ''"),
-    ],
-)
+PRINTED = [
+    # On the demo LM, whose weights are bfloat16: in the precision of the comparison all the same.
+    ("--recipes early-late --model demo", "--recipe early-late"),
+    ("--recipes early-late --data zh.tsv --prompt-language en --fit-texts zh.txt", "--prompt-language en"),
+    # Its authors' prompts for queries and documents are not what was scored.
+    ("--recipes promptreps --max-seq-length 7", "--query-prompt '' --document-prompt ''"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), PRINTED)
 def test_the_printed_command_builds_what_was_scored(options, expected, desk, monkeypatch):
     # These models are too small for any recipe to be surely ahead.
     monkeypatch.setattr("st_reba.compare.answer.Replicated.ahead", lambda *given: True)
@@ -118,13 +118,13 @@ def test_the_printed_command_builds_what_was_scored(options, expected, desk, mon
         np.testing.assert_allclose(first, second, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "template", "told"),
-    [
-        ("--recipe early-late --fit-texts zh.txt", "prompteol-zh", True),
-        ("--recipe early-late --fit-texts zh.txt --prompt-language en", "prompteol", False),
-    ],
-)
+LANGUAGES = [
+    ("--recipe early-late --fit-texts zh.txt", "prompteol-zh", True),
+    ("--recipe early-late --fit-texts zh.txt --prompt-language en", "prompteol", False),
+]
+
+
+@pytest.mark.parametrize(("options", "template", "told"), LANGUAGES)
 def test_build_asks_in_the_language_of_its_texts(options, template, told, desk):
     sentences("zh")
     assert (TOLD in typed(f"build --model shallow --out out {options}")) == told

@@ -178,15 +178,15 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 FULL_TOO = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
-@pytest.mark.parametrize(
-    ("place", "error", "said", "left"),
-    [
-        # Its scores have been shown, nothing is left of it, and the best recipe is written.
-        ((page, "write_csv"), FULL, "another place: 'report'", {"best", "report.partial"}),
-        ((SentenceTransformer, "save_pretrained"), FULL_TOO, "another place: 'best'", {"report"}),
-        (("st_reba.evaluation.embedded.save",), FULL, "No space left on device, and nothing is left", set()),
-    ],
-)
+FULL_DISKS = [
+    # Its scores have been shown, nothing is left of it, and the best recipe is written.
+    ((page, "write_csv"), FULL, "another place: 'report'", {"best", "report.partial"}),
+    ((SentenceTransformer, "save_pretrained"), FULL_TOO, "another place: 'best'", {"report"}),
+    (("st_reba.evaluation.embedded.save",), FULL, "No space left on device, and nothing is left", set()),
+]
+
+
+@pytest.mark.parametrize(("place", "error", "said", "left"), FULL_DISKS)
 def test_a_full_disk(place, error, said, left, desk, monkeypatch):
     def fail(*args, **kwargs):
         raise error

@@ -64,16 +64,16 @@ def test_what_is_sent(model, hub):
     assert 'SentenceTransformer("org/name")' in hub["sent"]["README.md"].decode()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("modules.json", b'[{"type": "a", "name": "0", "path": "../.."}]', "'../..' leads out of its model: give"),
-        (f"{OWN}/model.safetensors", None, "has no weights (model.safetensors, "),
-        (f"{OWN}/model.safetensors", b"\x08\0\0\0", "model.safetensors: these weights are damaged or cut short"),
-        (f"{OWN}/model.safetensors.index.json", b'{"weight_map": {"w": "model-1.safetensors"}}', "model-1.safetensors "
-         "is missing, which model.safetensors.index.json names."),
-    ],
-)  # fmt: skip
+NO_MODELS = [
+    ("modules.json", b'[{"type": "a", "name": "0", "path": "../.."}]', "'../..' leads out of its model: give"),
+    (f"{OWN}/model.safetensors", None, "has no weights (model.safetensors, "),
+    (f"{OWN}/model.safetensors", b"\x08\0\0\0", "model.safetensors: these weights are damaged or cut short"),
+    (f"{OWN}/model.safetensors.index.json", b'{"weight_map": {"w": "model-1.safetensors"}}', "model-1.safetensors "
+     "is missing, which model.safetensors.index.json names."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "said"), NO_MODELS)
 def test_what_is_no_model_is_refused_before_any_call(name, content, said, model, hub):
     path = model / name
     if "index" in name or content is None:
@@ -130,16 +130,16 @@ RESPONSE: Any = SimpleNamespace(headers={}, request=None, status_code=500)
 REFUSED = HfHubHTTPError("500 Server Error", response=RESPONSE, server_message="Nope.")
 
 
-@pytest.mark.parametrize(
-    ("error", "cause", "said"),
-    [
-        (REFUSED, None, "The Hub refuses to take org/name (500: Nope.)."),
-        (RuntimeError("Data processing error: closed"), None, "A large file was not uploaded (Data processing error: "),
-        # The client says which; why is the cause of that.
-        (RuntimeError("Error while uploading 'a' to the Hub."), TimeoutError(), "not uploaded (TimeoutError)."),
-        (OfflineModeIsEnabled("offline"), None, "HF_HUB_OFFLINE is set: unset it to push"),
-    ],
-)
+REFUSALS_OF_THE_HUB = [
+    (REFUSED, None, "The Hub refuses to take org/name (500: Nope.)."),
+    (RuntimeError("Data processing error: closed"), None, "A large file was not uploaded (Data processing error: "),
+    # The client says which; why is the cause of that.
+    (RuntimeError("Error while uploading 'a' to the Hub."), TimeoutError(), "not uploaded (TimeoutError)."),
+    (OfflineModeIsEnabled("offline"), None, "HF_HUB_OFFLINE is set: unset it to push"),
+]
+
+
+@pytest.mark.parametrize(("error", "cause", "said"), REFUSALS_OF_THE_HUB)
 def test_what_the_hub_refuses(error, cause, said, hub):
     error.__cause__ = cause
     hub["raise"] = error

@@ -191,13 +191,13 @@ def test_a_variable_of_a_key_that_is_empty(command, desk, monkeypatch):
     assert NO_KEY in typed(line, expect=1)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), torch.OutOfMemoryError("CUDA out of memory."),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), RuntimeError("x"),
-    ],
-)  # fmt: skip
+MEMORY_ERRORS = [
+    MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), torch.OutOfMemoryError("CUDA out of memory."),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), RuntimeError("x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", MEMORY_ERRORS)
 def test_memory_that_is_not_there(error, desk, monkeypatch):
     def fails(*given, **settings):
         raise error

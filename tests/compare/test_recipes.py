@@ -154,15 +154,15 @@ def raising(error):
     return fail
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (RuntimeError("no such kernel\nlong trace"), "RuntimeError: no such kernel"),
-        (IndexError(), "IndexError"),
-        (AttributeError("x"), "AttributeError: x"),
-        (ValueError("Give another model."), "Give another model."),
-    ],
-)
+ERRORS_OF_A_RECIPE = [
+    (RuntimeError("no such kernel\nlong trace"), "RuntimeError: no such kernel"),
+    (IndexError(), "IndexError"),
+    (AttributeError("x"), "AttributeError: x"),
+    (ValueError("Give another model."), "Give another model."),
+]
+
+
+@pytest.mark.parametrize(("error", "reason"), ERRORS_OF_A_RECIPE)
 @pytest.mark.parametrize("name", ["__init__", "read"])
 def test_whatever_a_recipe_raises_it_is_left_out(roomy, monkeypatch, name, error, reason):
     made = failing(monkeypatch, roomy, ValueAggregationModule, name, raising(error))
@@ -172,15 +172,15 @@ def test_whatever_a_recipe_raises_it_is_left_out(roomy, monkeypatch, name, error
     assert relative_error(made.matrix("Classical, last", TEXTS), alone) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (MemoryError(), MemoryError),
-        (RuntimeError("CUDA out of memory. Tried"), RuntimeError),
-        (OSError(errno.ENOSPC, "full"), OSError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-    ],
-)
+ERRORS_OF_THE_MACHINE = [
+    (MemoryError(), MemoryError),
+    (RuntimeError("CUDA out of memory. Tried"), RuntimeError),
+    (OSError(errno.ENOSPC, "full"), OSError),
+    (KeyboardInterrupt(), KeyboardInterrupt),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), ERRORS_OF_THE_MACHINE)
 def test_what_is_the_machines_ends_it(roomy, monkeypatch, error, expected):
     with pytest.raises(expected):
         failing(monkeypatch, roomy, ValueAggregationModule, "read", raising(error))
@@ -475,16 +475,16 @@ def test_the_tokens_of_a_pass_are_those_that_run(roomy, name):
     assert tokens(module, 40 * ALL_TEXTS, roomy) == pytest.approx(40 * tokens(module, ALL_TEXTS, roomy), rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "sizes"),
-    [
-        # The first readies what is made once; one text says how many are measured, for some seconds.
-        (0.01, [1, 1, 8, 8, 8, 8, 8]),
-        (0.2, [1, 1, 8, 8]),
-        (0.8, [1, 1, 2, 2]),
-        (4.0, [1, 1, 1]),
-    ],
-)
+SPEEDS = [
+    # The first readies what is made once; one text says how many are measured, for some seconds.
+    (0.01, [1, 1, 8, 8, 8, 8, 8]),
+    (0.2, [1, 1, 8, 8]),
+    (0.8, [1, 1, 2, 2]),
+    (4.0, [1, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), SPEEDS)
 def test_a_speed_is_measured_in_a_moment(monkeypatch, seconds, sizes):
     """``seconds`` a text of 3 tokens, on a machine that does something else half of the time."""
     embedded: list[int] = []

@@ -209,16 +209,16 @@ def test_intervals_of_two_samples():
     assert side_by_side(dataclasses.replace(new, results=results), old).changes[0].difference.tied
 
 
-@pytest.mark.parametrize(
-    ("old", "message"),
-    [
-        (shares({"Z": 0.5}), "have no recipe in common: the old one has Z, mean."),
-        (
-            dataclasses.replace(shares({"A": 0.5}), tasks=[Measure("NLI", "accuracy x 100")]),
-            r"by STS \(accuracy x 100\), the old one by NLI \(accuracy x 100\): compare on the same kind of data",
-        ),
-    ],
-)
+INCOMPARABLE = [
+    (shares({"Z": 0.5}), "have no recipe in common: the old one has Z, mean."),
+    (
+        dataclasses.replace(shares({"A": 0.5}), tasks=[Measure("NLI", "accuracy x 100")]),
+        r"by STS \(accuracy x 100\), the old one by NLI \(accuracy x 100\): compare on the same kind of data",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "message"), INCOMPARABLE)
 def test_what_cannot_be_held_against_each_other(old, message):
     with pytest.raises(ValueError, match=message):
         side_by_side(shares({"A": 0.5}), old)
@@ -263,39 +263,39 @@ SCORE = r"[\d.]+ \[[\d.]+, [\d.]+\]"
 FIRST = rf"PromptEOL \(last token\): {SCORE}(\.|, [\d.]+ before the correction for being the best of \d)"
 
 
-@pytest.mark.parametrize(
-    ("right", "use", "line", "why"),
-    [
-        # Of the two embeddings without a recipe the better one counts.
-        (
-            {BAG: 0.1, RANDOM: 0.2, MEAN: 0.3, LAST: 0.4, PROMPT: 0.7, ECHO: 0.5}, PROMPT,
-            r"Use PromptEOL \(last token\): 70\.0, against 40\.0 without a recipe\.",
-            r"Without a recipe you have the last token's hidden state\. The recipe is 30\.0 above it\. It is surely "
-            r"ahead of every control\. Intervals are 95% for all rows at once\. These 400 labelled pairs can tell",
-        ),
-        (
-            {TF_IDF: 0.8, BAG: 0.1, MEAN: 0.3, PROMPT: 0.7}, PROMPT,
-            r"Use PromptEOL \(last token\): 70\.0, against 30\.0 without a recipe, but not surely ahead of the control "
-            r"\"tf-idf\" \(80\.0\)\.",
-            r"It is not surely ahead of the control \"tf-idf\"\.",
-        ),
-        (
-            {BAG: 0.9, MEAN: 0.7, LAST: 0.2, PROMPT: 0.6}, "",
-            r"Keep Classical \(mean\), which needs no recipe: 70\.0\. The best recipe, PromptEOL \(last token\), has "
-            r"60\.0\.",
-            r"Without a recipe you have the mean of the last hidden states\. It is not surely ahead of the control",
-        ),
-        (
-            {TF_IDF: 0.8, BAG: 0.9, PROMPT: 0.5, MEAN: 0.5, LAST: 0.2}, "",
-            r"None is surely ahead of the 50\.0 that you have without a recipe: the best, PromptEOL \(last token\), "
-            r"has 50\.0\.",
-            r"the last hidden states\. It is not surely ahead of the control \"Bag of input embeddings\", "
-            r"nor of 1 other control\.",
-        ),
-        ({PROMPT: 0.6, ECHO: 0.4}, "", r"The best is PromptEOL \(last token\): 60\.0\. Nothing without a recipe was "
-            r"compared\.", r"No control was run beside it\."),
-    ],
-)  # fmt: skip
+ANSWERS = [
+    # Of the two embeddings without a recipe the better one counts.
+    (
+        {BAG: 0.1, RANDOM: 0.2, MEAN: 0.3, LAST: 0.4, PROMPT: 0.7, ECHO: 0.5}, PROMPT,
+        r"Use PromptEOL \(last token\): 70\.0, against 40\.0 without a recipe\.",
+        r"Without a recipe you have the last token's hidden state\. The recipe is 30\.0 above it\. It is surely "
+        r"ahead of every control\. Intervals are 95% for all rows at once\. These 400 labelled pairs can tell",
+    ),
+    (
+        {TF_IDF: 0.8, BAG: 0.1, MEAN: 0.3, PROMPT: 0.7}, PROMPT,
+        r"Use PromptEOL \(last token\): 70\.0, against 30\.0 without a recipe, but not surely ahead of the control "
+        r"\"tf-idf\" \(80\.0\)\.",
+        r"It is not surely ahead of the control \"tf-idf\"\.",
+    ),
+    (
+        {BAG: 0.9, MEAN: 0.7, LAST: 0.2, PROMPT: 0.6}, "",
+        r"Keep Classical \(mean\), which needs no recipe: 70\.0\. The best recipe, PromptEOL \(last token\), has "
+        r"60\.0\.",
+        r"Without a recipe you have the mean of the last hidden states\. It is not surely ahead of the control",
+    ),
+    (
+        {TF_IDF: 0.8, BAG: 0.9, PROMPT: 0.5, MEAN: 0.5, LAST: 0.2}, "",
+        r"None is surely ahead of the 50\.0 that you have without a recipe: the best, PromptEOL \(last token\), "
+        r"has 50\.0\.",
+        r"the last hidden states\. It is not surely ahead of the control \"Bag of input embeddings\", "
+        r"nor of 1 other control\.",
+    ),
+    ({PROMPT: 0.6, ECHO: 0.4}, "", r"The best is PromptEOL \(last token\): 60\.0\. Nothing without a recipe was "
+        r"compared\.", r"No control was run beside it\."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("right", "use", "line", "why"), ANSWERS)
 def test_the_answer(right, use, line, why):
     found, head, said = answered(right)
     assert found.use == use
@@ -316,17 +316,17 @@ def test_equal_recipes_are_corrected_and_none_is_used():
     assert "above it" not in said
 
 
-@pytest.mark.parametrize(
-    ("costs", "share", "margin", "cheaper"),
-    [
-        ({PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}, 0.695, 0.05, REBA),
-        # Not clearly cheaper; surely further behind than the margin, or perhaps.
-        ({PROMPT: 2.0, ECHO: 1.9, REBA: 1.85}, 0.695, 0.05, None),
-        ({PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}, 0.6, 0.05, None),
-        ({PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}, 0.695, 0.001, None),
-        ({}, 0.695, 0.05, None),
-    ],
-)
+CHEAPER = [
+    ({PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}, 0.695, 0.05, REBA),
+    # Not clearly cheaper; surely further behind than the margin, or perhaps.
+    ({PROMPT: 2.0, ECHO: 1.9, REBA: 1.85}, 0.695, 0.05, None),
+    ({PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}, 0.6, 0.05, None),
+    ({PROMPT: 2.0, ECHO: 1.5, REBA: 1.2}, 0.695, 0.001, None),
+    ({}, 0.695, 0.05, None),
+]
+
+
+@pytest.mark.parametrize(("costs", "share", "margin", "cheaper"), CHEAPER)
 def test_a_cheaper_recipe_is_as_good_where_it_is_surely_within_the_margin(costs, share, margin, cheaper):
     found, _, said = answered({MEAN: 0.2, PROMPT: 0.7, ECHO: share, REBA: share}, costs, margin=margin)
     assert (found.best.name, found.cheaper and found.cheaper.name) == (PROMPT, cheaper)

@@ -178,15 +178,15 @@ def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(shallow_path, 
     assert by_name[f"Random weights, {BAG}"].cost is by_name["tf-idf, mean"].sentences_per_second is None
 
 
-@pytest.mark.parametrize(
-    ("data", "column"),
-    [
-        (CLASSES, "Two classes"),
-        (RETRIEVAL, "Retrieval"),
-        (Triplets(TEXTS, TEXTS[::-1], TEXTS[1:] + TEXTS[:1]), "Triplets"),
-        (Classes({text: str(place % 2) for place, text in enumerate(TEXTS)}), "Classes"),
-    ],
-)
+TASKS = [
+    (CLASSES, "Two classes"),
+    (RETRIEVAL, "Retrieval"),
+    (Triplets(TEXTS, TEXTS[::-1], TEXTS[1:] + TEXTS[:1]), "Triplets"),
+    (Classes({text: str(place % 2) for place, text in enumerate(TEXTS)}), "Classes"),
+]
+
+
+@pytest.mark.parametrize(("data", "column"), TASKS)
 def test_every_task_has_every_control(data, column, shallow_path):
     found = compare(Recipes(CausalTransformer(shallow_path), default_recipes(1)[:3]), data, WORDS)
     assert [task.name for task in found.tasks] == [column, "Word sense"]
@@ -196,18 +196,18 @@ def test_every_task_has_every_control(data, column, shallow_path):
     assert found.prompts == ({"query": "query: "} if data is RETRIEVAL else {})
 
 
-@pytest.mark.parametrize(
-    ("names", "data", "why"),
-    [
-        (["classical"], PAIRS,
-         "nothing but the embeddings that need no recipe was compared. Give --recipes that has more."),
-        (["echo-2"], Pairs(TEXTS, TEXTS[::-1], [2.0] * 5),
-         "no recipe has a score on STS. All labels are alike: give labelled pairs whose labels differ."),
-        (["echo-2"], Pairs(["a"] * 5, ["a"] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]),
-         "no recipe has a score on STS. Similarities are not numbers, or the same for all: give texts that differ, or "
-         "take another --dtype."),
-    ],
-)  # fmt: skip
+NO_ANSWER = [
+    (["classical"], PAIRS,
+     "nothing but the embeddings that need no recipe was compared. Give --recipes that has more."),
+    (["echo-2"], Pairs(TEXTS, TEXTS[::-1], [2.0] * 5),
+     "no recipe has a score on STS. All labels are alike: give labelled pairs whose labels differ."),
+    (["echo-2"], Pairs(["a"] * 5, ["a"] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]),
+     "no recipe has a score on STS. Similarities are not numbers, or the same for all: give texts that differ, or "
+     "take another --dtype."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "data", "why"), NO_ANSWER)
 def test_there_is_no_answer(names, data, why, shallow_path):
     found = compare(Recipes(CausalTransformer(shallow_path), asked_for(names)), data, random=False)
     assert found.answer == f"There is no answer: {why}"

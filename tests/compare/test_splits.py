@@ -53,14 +53,14 @@ def test_items_that_share_a_text_stay_together(rows):
         assert not set(splits.groups[first]) & set(splits.groups[second])
 
 
-@pytest.mark.parametrize(
-    ("data", "stratum"),
-    [
-        (pairs([number % 3 == 0 for number in range(90)]), lambda data: data.scores),
-        (classes([11, 30, 20]), lambda data: list(data.labels.values())),
-        (pairs(range(100)), lambda data: [score // 20 for score in data.scores]),
-    ],
-)
+HALVED = [
+    (pairs([number % 3 == 0 for number in range(90)]), lambda data: data.scores),
+    (classes([11, 30, 20]), lambda data: list(data.labels.values())),
+    (pairs(range(100)), lambda data: [score // 20 for score in data.scores]),
+]
+
+
+@pytest.mark.parametrize(("data", "stratum"), HALVED)
 def test_halves_are_alike(data, stratum):
     splits = Splits.of(data)
     assert splits.chooses
@@ -84,17 +84,17 @@ def test_the_files_order_and_copies_change_nothing(order, seed):
     assert not all(map(np.array_equal, Splits.of(data, seed=seed + 1).halves, expected.halves))
 
 
-@pytest.mark.parametrize(
-    ("data", "least"),
-    [
-        (pairs([number < 15 for number in range(60)]), "8 pairs of either kind: give more pairs."),
-        (classes([9, 40]), "5 texts of each class: give more texts."),
-        (pairs(range(39)), "20 pairs: give more pairs."),
-        (pairs([1] * 60), "20 pairs: give more pairs."),
-        (Triplets(TEXTS[:39], TEXTS[40:79], TEXTS[80:119]), "20 triplets: give more triplets."),
-        (retrieval(39, 39), "20 queries: give more queries."),
-    ],
-)
+NOT_HALVED = [
+    (pairs([number < 15 for number in range(60)]), "8 pairs of either kind: give more pairs."),
+    (classes([9, 40]), "5 texts of each class: give more texts."),
+    (pairs(range(39)), "20 pairs: give more pairs."),
+    (pairs([1] * 60), "20 pairs: give more pairs."),
+    (Triplets(TEXTS[:39], TEXTS[40:79], TEXTS[80:119]), "20 triplets: give more triplets."),
+    (retrieval(39, 39), "20 queries: give more queries."),
+]
+
+
+@pytest.mark.parametrize(("data", "least"), NOT_HALVED)
 def test_what_cannot_be_halved(data, least):
     splits = Splits.of(data)
     note = f"Recipes are compared as they are. To choose their settings each half needs {least}"

@@ -96,14 +96,14 @@ def test_parts_of_a_batch_give_the_same(backbone_path, monkeypatch):
         assert relative_error(found, expected[key]) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"repetitions": 0}, "repetitions=0: give a whole number from 1"),
-        ({"repetitions": 300}, "leave no room for 300 copies"),
-        ({"layers": [4]}, r"layers=\[4\]: LlamaModel has 3; give 1 to 3"),
-    ],
-)
+REFUSED_SETTINGS = [
+    ({"repetitions": 0}, "repetitions=0: give a whole number from 1"),
+    ({"repetitions": 300}, "leave no room for 300 copies"),
+    ({"layers": [4]}, r"layers=\[4\]: LlamaModel has 3; give 1 to 3"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED_SETTINGS)
 def test_refused_settings(arguments, message, backbone_path):
     with pytest.raises(ValueError, match=message):
         RecipeSweep(backbone_path(), **arguments)

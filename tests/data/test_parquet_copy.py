@@ -65,18 +65,18 @@ def write_parquet(path, texts, **options):
     return path
 
 
+LINES_AND_CELLS = [
+    # An empty line is a row; only line feeds, and a carriage return before one, end a line.
+    ("t.txt", "\ufeffone\r\n\n  zwei \x00\x0b\x1c\n三\u2028\x85\nlast\r\r\n", LINES),
+    ("t.txt", "a\nb", ["a", "b"]),
+    ("t.tsv", '\ufeffSentence\tid\n"a\t1\nb"\t2\n', ['"a', 'b"']),
+    ("t.csv", '"a, b"\nc\n', ["a, b", "c"]),
+    ("t.csv", 'id,text\r\n1,"a ""b"", c"\r\n\r\n2,"d\ne"\r\n3,f\r\n', ['a "b", c', "d\ne", "f"]),
+]
+
+
 @pytest.mark.parametrize("suffix", ["", long(".gz"), long(".bz2"), ".xz", ".zst"])
-@pytest.mark.parametrize(
-    ("name", "data", "expected"),
-    [
-        # An empty line is a row; only line feeds, and a carriage return before one, end a line.
-        ("t.txt", "\ufeffone\r\n\n  zwei \x00\x0b\x1c\n三\u2028\x85\nlast\r\r\n", LINES),
-        ("t.txt", "a\nb", ["a", "b"]),
-        ("t.tsv", '\ufeffSentence\tid\n"a\t1\nb"\t2\n', ['"a', 'b"']),
-        ("t.csv", '"a, b"\nc\n', ["a, b", "c"]),
-        ("t.csv", 'id,text\r\n1,"a ""b"", c"\r\n\r\n2,"d\ne"\r\n3,f\r\n', ['a "b", c', "d\ne", "f"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "data", "expected"), LINES_AND_CELLS)
 def test_lines_and_cells(name, data, expected, suffix, tmp_path):
     copy = copied(write(tmp_path / f"{name}{suffix}", data.encode()))
     (tmp_path / f"{name}{suffix}").unlink()
@@ -97,52 +97,52 @@ def test_json_lines(tmp_path):
     assert copy.read(1)[1].to_pydict() == {"id": [2, 3], "once": [None, None]}
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("t.txt", b"a\n\xff\n", "t.txt, line 2: not UTF-8 (invalid start byte). Save the file as UTF-8."),
-        ("t.csv", b"PK\x03\x04", "t.csv is an Excel workbook or another ZIP file. Save a sheet as .csv, in UTF-8."),
-        ("t.xls", b"\xd0\xcf\x11\xe0", "t.xls is an Excel workbook. Save a sheet as .csv, in UTF-8."),
-        ("t.csv", COMPRESS[".zst"](b"a"), "t.csv is compressed. End its name so, as in table.csv.zst."),
-        ("t", b"PAR1", "t is a Parquet file. End its name in .parquet."),
-        ("t.txt", "a".encode("utf-16"), "t.txt is UTF-16. Save the file as UTF-8."),
-        ("t.tsv", "a\tb\n".encode("utf-16-le"), "t.tsv is UTF-16. Save the file as UTF-8."),
-        ("t.csv", b"text;id;x\na;1;2\n", 't.csv: columns are separated by ";". Give --separator ";", or save it'),
-        ("t.txt.gz", b"", "t.txt.gz holds no texts."),
-        ("t.csv", b"text\n", "t.csv holds no texts"),
-        ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', "t.jsonl, line 3: not JSON (Expecting value"),
-        ("t.jsonl", b"[1]\n", "row 1: 1 is JSON, but a row is a JSON object."),
-        ("t.json", b'[\n{"a": 1}\n{"a": 2}]', "t.json, line 1: not JSON (Expecting ',' delimiter: line 3 column 1"),
-        ("t.json", b'[\n{"text": "a"},\n', "t.json, line 1: not JSON (Expecting value: line 3 column 1"),
-        ("t.json", b'[]\n{"text": "a"}', "t.json, line 1: not JSON (Extra data: line 2 column 1"),
-        ("t.json", b"[\n]\n", "t.json holds no texts"),
-        ("t.jsonl", b"[" * 100_000, "line 1: not JSON ("),
-        ("t.jsonl", b'{"a": 1, "a": 2}\n', 'line 1: not JSON ("a" more than once)'),
-        ("t.jsonl", b'{"a": 1e999}\n', "line 1: not JSON (1e999 is a number beyond the range"),
-        ("t.jsonl", b'{"body": "a", "id": 1}\n', "line 1 lacks text (texts); its columns are body, id. A row is text"),
-        ("t.jsonl", b'{"text": null}\n', "line 1: text: None is not text. A row is text."),
-        ("t.csv", b"a,b\n", "t.csv, line 1: 2 columns, and no header that names them. A row is text. If"),
-        ("t.csv", b"review,label\na,b\n", "A row is text. If the column has another name, give it as --column."),
-        ("t.csv.zst", b'text,b\n1,2\n3,"4\n', "t.csv.zst, line 3: unexpected end of data"),
-        ("t.parquet", b"PAR1", "is not a Parquet file"),
-    ],
-)
+REFUSALS = [
+    ("t.txt", b"a\n\xff\n", "t.txt, line 2: not UTF-8 (invalid start byte). Save the file as UTF-8."),
+    ("t.csv", b"PK\x03\x04", "t.csv is an Excel workbook or another ZIP file. Save a sheet as .csv, in UTF-8."),
+    ("t.xls", b"\xd0\xcf\x11\xe0", "t.xls is an Excel workbook. Save a sheet as .csv, in UTF-8."),
+    ("t.csv", COMPRESS[".zst"](b"a"), "t.csv is compressed. End its name so, as in table.csv.zst."),
+    ("t", b"PAR1", "t is a Parquet file. End its name in .parquet."),
+    ("t.txt", "a".encode("utf-16"), "t.txt is UTF-16. Save the file as UTF-8."),
+    ("t.tsv", "a\tb\n".encode("utf-16-le"), "t.tsv is UTF-16. Save the file as UTF-8."),
+    ("t.csv", b"text;id;x\na;1;2\n", 't.csv: columns are separated by ";". Give --separator ";", or save it'),
+    ("t.txt.gz", b"", "t.txt.gz holds no texts."),
+    ("t.csv", b"text\n", "t.csv holds no texts"),
+    ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', "t.jsonl, line 3: not JSON (Expecting value"),
+    ("t.jsonl", b"[1]\n", "row 1: 1 is JSON, but a row is a JSON object."),
+    ("t.json", b'[\n{"a": 1}\n{"a": 2}]', "t.json, line 1: not JSON (Expecting ',' delimiter: line 3 column 1"),
+    ("t.json", b'[\n{"text": "a"},\n', "t.json, line 1: not JSON (Expecting value: line 3 column 1"),
+    ("t.json", b'[]\n{"text": "a"}', "t.json, line 1: not JSON (Extra data: line 2 column 1"),
+    ("t.json", b"[\n]\n", "t.json holds no texts"),
+    ("t.jsonl", b"[" * 100_000, "line 1: not JSON ("),
+    ("t.jsonl", b'{"a": 1, "a": 2}\n', 'line 1: not JSON ("a" more than once)'),
+    ("t.jsonl", b'{"a": 1e999}\n', "line 1: not JSON (1e999 is a number beyond the range"),
+    ("t.jsonl", b'{"body": "a", "id": 1}\n', "line 1 lacks text (texts); its columns are body, id. A row is text"),
+    ("t.jsonl", b'{"text": null}\n', "line 1: text: None is not text. A row is text."),
+    ("t.csv", b"a,b\n", "t.csv, line 1: 2 columns, and no header that names them. A row is text. If"),
+    ("t.csv", b"review,label\na,b\n", "A row is text. If the column has another name, give it as --column."),
+    ("t.csv.zst", b'text,b\n1,2\n3,"4\n', "t.csv.zst, line 3: unexpected end of data"),
+    ("t.parquet", b"PAR1", "is not a Parquet file"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), REFUSALS)
 def test_refusals(name, data, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         copied(write(tmp_path / name, data))
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "options", "message"),
-    [
-        ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
-        ("t.txt", b"a", {"keep": ["id"]}, 'plain text has no columns to keep such as "id". Keep "text"'),
-        ("t.csv", b"a,b\n", {"column": "c"}, "line 1 lacks c (texts); its columns are a, b. A row is c. If the column"),
-        # The kept column has the usual name of the texts.
-        ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
-        ("t.jsonl", b'{"sentence": "a"}\n', {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
-    ],
-)
+MISSING_COLUMNS = [
+    ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
+    ("t.txt", b"a", {"keep": ["id"]}, 'plain text has no columns to keep such as "id". Keep "text"'),
+    ("t.csv", b"a,b\n", {"column": "c"}, "line 1 lacks c (texts); its columns are a, b. A row is c. If the column"),
+    # The kept column has the usual name of the texts.
+    ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
+    ("t.jsonl", b'{"sentence": "a"}\n', {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "options", "message"), MISSING_COLUMNS)
 def test_columns_that_are_not_there(name, data, options, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         copied(write(tmp_path / name, data), **options)
@@ -156,13 +156,13 @@ def test_a_file_that_is_cut_short(suffix, tmp_path):
         copied(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "message"),
-    [
-        ("t.txt", b"a\n", "line 2: longer than 32 MiB. Cut it into several texts."),
-        ("t.csv", b'text\n"', "line 2: field larger than field limit (65536). A quotation mark may be missing"),
-    ],
-)
+TOO_LONG = [
+    ("t.txt", b"a\n", "line 2: longer than 32 MiB. Cut it into several texts."),
+    ("t.csv", b'text\n"', "line 2: field larger than field limit (65536). A quotation mark may be missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "message"), TOO_LONG)
 def test_a_line_that_is_too_long(name, before, message, short_lines, tmp_path):
     path = write(tmp_path / name, before + (b"a" * 99 + (b"\n" if name == "t.csv" else b"a")) * 1000)
     for read in (copied, read_data):
@@ -207,16 +207,15 @@ class TestParquet:
         assert all_rows(copy) == texts.to_pylist()
         assert copy.read(0)[1]["id"].type == pa.int64()
 
-    @pytest.mark.parametrize(
-        ("values", "message"),
-        [
-            (["a", None], "t.parquet, row 2: text: None is not text. A row is text."),
-            ([1, 2], "t.parquet, row 1: text: 1 is not text."),
-            (pa.array([b"\xff"]).view(pa.string()), "cannot be read to its end: in or after row 1, In column 0: "),
-            (pa.array([], pa.string()), "holds no texts"),
-            (["a", "b" * (SHORT + 1)], "t.parquet, row 2: text: longer than 32 MiB. Cut it into several texts."),
-        ],
-    )
+    BAD_COLUMNS = [
+        (["a", None], "t.parquet, row 2: text: None is not text. A row is text."),
+        ([1, 2], "t.parquet, row 1: text: 1 is not text."),
+        (pa.array([b"\xff"]).view(pa.string()), "cannot be read to its end: in or after row 1, In column 0: "),
+        (pa.array([], pa.string()), "holds no texts"),
+        (["a", "b" * (SHORT + 1)], "t.parquet, row 2: text: longer than 32 MiB. Cut it into several texts."),
+    ]
+
+    @pytest.mark.parametrize(("values", "message"), BAD_COLUMNS)
     def test_bad_columns_are_named(self, values, message, short_lines, tmp_path):
         with pytest.raises(ValueError, match=re.escape(message)):
             copied(write_parquet(tmp_path / "t.parquet", values))

@@ -37,11 +37,13 @@ def make(directory, *files):
         (directory / name).write_text("a\tb\t1\nc\td\t2\n", encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("a.TSV", ("tsv", "")), ("a.csv.gz", ("csv", ".gz")), ("a.ndjson.zst", ("jsonl", ".zst")),
-     ("a.b.parquet", ("parquet", "")), ("a.parquet.gz", ("", ".gz")), ("a", ("", "")), ("a.xlsx", ("", ""))],
-)  # fmt: skip
+KINDS_OF_FILES = [
+    ("a.TSV", ("tsv", "")), ("a.csv.gz", ("csv", ".gz")), ("a.ndjson.zst", ("jsonl", ".zst")),
+    ("a.b.parquet", ("parquet", "")), ("a.parquet.gz", ("", ".gz")), ("a", ("", "")), ("a.xlsx", ("", "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS_OF_FILES)
 def test_kinds(name, kind):
     assert kind_of(name) == kind
 
@@ -53,32 +55,30 @@ SOME_NAMED = ("a.txt", "test.txt", "my-train-notes.txt")
 
 
 class TestFolders:
-    @pytest.mark.parametrize(
-        ("files", "pattern", "splits", "expected"),
-        [
-            # Numbers in names count.
-            (("part-10.tsv", "part-9.tsv", *NOT_SHARDS), "", TO_MEASURE, ["part-9.tsv", "part-10.tsv"]),
-            (WITHOUT_TEST, "", TO_MEASURE, ["data_dev.tsv"]),
-            (WITHOUT_TEST, "", TO_TRAIN, ["train-0.tsv", "train-1.tsv"]),
-            (WITHOUT_TEST, "train-*", TO_MEASURE, ["train-0.tsv", "train-1.tsv"]),
-            (WITHOUT_TEST, "", ALL, ["data_dev.tsv", "train-0.tsv", "train-1.tsv"]),
-            (SOME_NAMED, "", ALL, ["a.txt", "my-train-notes.txt", "test.txt"]),
-        ],
-    )
+    FOLDERS = [
+        # Numbers in names count.
+        (("part-10.tsv", "part-9.tsv", *NOT_SHARDS), "", TO_MEASURE, ["part-9.tsv", "part-10.tsv"]),
+        (WITHOUT_TEST, "", TO_MEASURE, ["data_dev.tsv"]),
+        (WITHOUT_TEST, "", TO_TRAIN, ["train-0.tsv", "train-1.tsv"]),
+        (WITHOUT_TEST, "train-*", TO_MEASURE, ["train-0.tsv", "train-1.tsv"]),
+        (WITHOUT_TEST, "", ALL, ["data_dev.tsv", "train-0.tsv", "train-1.tsv"]),
+        (SOME_NAMED, "", ALL, ["a.txt", "my-train-notes.txt", "test.txt"]),
+    ]
+
+    @pytest.mark.parametrize(("files", "pattern", "splits", "expected"), FOLDERS)
     def test_what_of_a_folder_is_read(self, files, pattern, splits, expected, tmp_path):
         make(tmp_path, *files)
         assert names(f"{tmp_path}/{pattern}", splits) == expected
 
-    @pytest.mark.parametrize(
-        ("files", "splits", "message"),
-        [
-            (("a-test.tsv", "b-dev.tsv"), TO_TRAIN, r'test \(a-test.tsv\), validation \(b-dev.tsv\): give .* ".*/\*tr'),
-            # To measure or to train on all of it might mix splits.
-            (SOME_NAMED, TO_MEASURE, r"none in the name \(a.txt\), train \(my-train-notes.txt\), test"),
-            (("a.tsv", "b.csv"), TO_MEASURE, "files of several kinds, csv, tsv: give one file, or a pattern"),
-            ((), ALL, r"is a directory without a table in it \(nothing\): give a file"),
-        ],
-    )
+    AMBIGUOUS = [
+        (("a-test.tsv", "b-dev.tsv"), TO_TRAIN, r'test \(a-test.tsv\), validation \(b-dev.tsv\): give .* ".*/\*tr'),
+        # To measure or to train on all of it might mix splits.
+        (SOME_NAMED, TO_MEASURE, r"none in the name \(a.txt\), train \(my-train-notes.txt\), test"),
+        (("a.tsv", "b.csv"), TO_MEASURE, "files of several kinds, csv, tsv: give one file, or a pattern"),
+        ((), ALL, r"is a directory without a table in it \(nothing\): give a file"),
+    ]
+
+    @pytest.mark.parametrize(("files", "splits", "message"), AMBIGUOUS)
     def test_what_cannot_be_told(self, files, splits, message, tmp_path):
         make(tmp_path, *files)
         with pytest.raises(ValueError, match=message):
@@ -226,16 +226,16 @@ def test_one_table_in_many_files(content, tmp_path):
     assert read_data(path) == read_pairs(path) == PAIRS
 
 
+USED_NAMES = [
+    (ROWS, ("Sentence1", " sentence 2", "Similarity-Score"), PAIRS, "3 pairs with scores from 0 to 5; columns: "),
+    (ROWS, ("question1", "question2", "is_duplicate"), PAIRS, "3 pairs with"),
+    (LABELS.items(), ("utterance", "Label-Text"), Classes(LABELS), "4 texts in 2 classes; columns: "),
+    ([("a", "b", "c")], ("query", "positive", "hard neg"), Triplets(["a"], ["b"], ["c"]), "1 triplets; columns: "),
+]
+
+
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize(
-    ("rows", "titles", "expected", "noted"),
-    [
-        (ROWS, ("Sentence1", " sentence 2", "Similarity-Score"), PAIRS, "3 pairs with scores from 0 to 5; columns: "),
-        (ROWS, ("question1", "question2", "is_duplicate"), PAIRS, "3 pairs with"),
-        (LABELS.items(), ("utterance", "Label-Text"), Classes(LABELS), "4 texts in 2 classes; columns: "),
-        ([("a", "b", "c")], ("query", "positive", "hard neg"), Triplets(["a"], ["b"], ["c"]), "1 triplets; columns: "),
-    ],
-)
+@pytest.mark.parametrize(("rows", "titles", "expected", "noted"), USED_NAMES)
 def test_names_that_others_use(rows, titles, expected, noted, kind, tmp_path):
     told = []
     turned = [("x", *row[::-1]) for row in rows]
@@ -245,20 +245,20 @@ def test_names_that_others_use(rows, titles, expected, noted, kind, tmp_path):
     assert told[0].endswith("; not read: id.")
 
 
-@pytest.mark.parametrize(
-    ("columns", "content", "expected"),
-    [
-        ("a,b,c", as_csv(ROWS, ("a", "b", "c")), PAIRS),
-        ("score=c, sentence1=a,sentence2=b", as_csv(ROWS, ("a", "b", "c")), PAIRS),
-        ("2,3,1", as_csv([(score, first, second) for first, second, score in ROWS], None), PAIRS),
-        ("text2,text1,score", as_csv([(row[1], row[0], row[2]) for row in ROWS], ("text1", "text2", "score")), PAIRS),
-        ("a,b", as_csv(LABELS.items(), ("a", "b")), Classes(LABELS)),
-        ("label=a,text=b", as_csv(LABELS.items(), ("b", "a")), Classes(LABELS)),
-        ("1,2", as_csv(LABELS.items(), None), Classes(LABELS)),
-        (None, as_csv(LABELS.items(), None), Classes(LABELS)),
-        ("text", as_csv(LABELS.items(), ("text", "label")), list(LABELS)),
-    ],
-)
+NAMED_COLUMNS = [
+    ("a,b,c", as_csv(ROWS, ("a", "b", "c")), PAIRS),
+    ("score=c, sentence1=a,sentence2=b", as_csv(ROWS, ("a", "b", "c")), PAIRS),
+    ("2,3,1", as_csv([(score, first, second) for first, second, score in ROWS], None), PAIRS),
+    ("text2,text1,score", as_csv([(row[1], row[0], row[2]) for row in ROWS], ("text1", "text2", "score")), PAIRS),
+    ("a,b", as_csv(LABELS.items(), ("a", "b")), Classes(LABELS)),
+    ("label=a,text=b", as_csv(LABELS.items(), ("b", "a")), Classes(LABELS)),
+    ("1,2", as_csv(LABELS.items(), None), Classes(LABELS)),
+    (None, as_csv(LABELS.items(), None), Classes(LABELS)),
+    ("text", as_csv(LABELS.items(), ("text", "label")), list(LABELS)),
+]
+
+
+@pytest.mark.parametrize(("columns", "content", "expected"), NAMED_COLUMNS)
 def test_columns_that_a_user_names(columns, content, expected, tmp_path):
     assert read_data(written(tmp_path, **{"t.csv": content}), columns) == expected
 
@@ -275,12 +275,14 @@ def test_columns_that_do_not_fit(columns, tmp_path):
 SEMICOLONS = 'sentence1;sentence2;score\n"a; b";c;1\n"d";e;2\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "separator"),
-    [("t.csv", SEMICOLONS, ";"), ("t.csv", "x, y|a|1\nz|b|0\n", "|"), ("t.csv", "x, y;a;0,8\nz;b;0,5\n", ";"),
-     ("t.csv", "x;a;0,8\nz;b;0,5\n", ";"), ("t.tsv", as_csv(ROWS), ","),
-     ("t.csv", ";x\n".join("abcdefghij") + ";x", ";")],
-)  # fmt: skip
+SEPARATORS = [
+    ("t.csv", SEMICOLONS, ";"), ("t.csv", "x, y|a|1\nz|b|0\n", "|"), ("t.csv", "x, y;a;0,8\nz;b;0,5\n", ";"),
+    ("t.csv", "x;a;0,8\nz;b;0,5\n", ";"), ("t.tsv", as_csv(ROWS), ","),
+    ("t.csv", ";x\n".join("abcdefghij") + ";x", ";"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "separator"), SEPARATORS)
 def test_another_separator(name, content, separator, tmp_path):
     """It is refused by its name; to read it, it has to be given. What has decimal commas is refused, too."""
     path = written(tmp_path, **{name: content})
@@ -296,11 +298,13 @@ def test_another_separator(name, content, separator, tmp_path):
         assert len(read_data(path, separator=separator)) >= 2
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("t.csv", "text,label\na;b;c,x\nd;e;f,x\ng;h;i,y\nj;k;l,y\n"), ("t.csv", "a,b;c,1\nb,c;d,2\n"),
-     ("t.csv", 'text\n"a;b;c"\n"d;e;f"\n"g;h;i"\n'), ("t.tsv", "a, b, c\td\t1\na, b, c\te\t2\n")],
-)  # fmt: skip
+NO_SEPARATORS = [
+    ("t.csv", "text,label\na;b;c,x\nd;e;f,x\ng;h;i,y\nj;k;l,y\n"), ("t.csv", "a,b;c,1\nb,c;d,2\n"),
+    ("t.csv", 'text\n"a;b;c"\n"d;e;f"\n"g;h;i"\n'), ("t.tsv", "a, b, c\td\t1\na, b, c\te\t2\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content"), NO_SEPARATORS)
 def test_what_separates_nothing(name, content, tmp_path):
     assert len(read_data(written(tmp_path, **{name: content}))) >= 2
 
@@ -313,10 +317,7 @@ def test_separators_that_are_none(name, separator, tmp_path):
 
 def test_the_official_sts_benchmark(tmp_path):
     """Tabs in a .csv, quotation marks that quote nothing, and rows with sources at their ends."""
-    rows = [
-        ("g", "f", "12", "1", 5.0, 'A "cat" sits.', "A, x."),
-        ("g", "f", "12", "2", 1.0, '"a', "b, c", "s", "s"),
-    ]
+    rows = [("g", "f", "12", "1", 5.0, 'A "cat" sits.', "A, x."), ("g", "f", "12", "2", 1.0, '"a', "b, c", "s", "s")]
     told = []
     path = written(tmp_path, **{"sts.csv": as_tsv(rows)})
     assert read_data(path, "6,7,5", told.append) == Pairs(['A "cat" sits.', '"a'], ["A, x.", "b, c"], [5.0, 1.0])
@@ -358,12 +359,14 @@ def test_two_classes_and_texts(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("labels", "read"),
-    [([0, 1, 0, 1], "0 1 0 1"), ([1.0, 2.0, 1.0, 2.0], "1 2 1 2"), ([0.5, 0.25, 0.5, 0.25], "0.5 0.25 0.5 0.25"),
-     ([True, False, False, True], "true false false true"), (["", "x", "x", "y"], None), ([None, "x", "x", "y"], None),
-     ([[1], [2], [1], [2]], None), ([float("nan"), 1.0, 1.0, 2.0], None)],
-)  # fmt: skip
+LABEL_VALUES = [
+    ([0, 1, 0, 1], "0 1 0 1"), ([1.0, 2.0, 1.0, 2.0], "1 2 1 2"), ([0.5, 0.25, 0.5, 0.25], "0.5 0.25 0.5 0.25"),
+    ([True, False, False, True], "true false false true"), (["", "x", "x", "y"], None), ([None, "x", "x", "y"], None),
+    ([[1], [2], [1], [2]], None), ([float("nan"), 1.0, 1.0, 2.0], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("labels", "read"), LABEL_VALUES)
 def test_a_label_is_what_stands_there(labels, read, tmp_path):
     path = written(tmp_path, **{"t.parquet": as_parquet(zip("abcd", labels, strict=True), ("text", "label"))})
     if read is None:
@@ -393,42 +396,42 @@ def test_parts():
     assert PAIRS.part([0, 1]).texts() == ["a cat, asleep", "one", 'the "cat" sleeps', "二"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.csv", as_csv(ROWS, ("a", "b", "c")), "line 1: score: 'c' is not a number.* another order, give --colu"),
-        ("t.csv", 'sentence1,sentence2\n"a",b\n', r"line 1 lacks score \(pairs\) or anchor, .*; its columns are sente"),
-        ("t.csv", "sentence1,sentence2,score,score\na,b,1,2\n", 'line 1: several columns are called "score", in'),
-        ("t.csv", 'a,"b\nb",1\nc,d\n', "t.csv, line 3: 2 columns where 3 are expected"),
-        ("t.csv.gz", 'a,b,1\nc,"d,2\n', "t.csv.gz, line 2: unexpected end of data. A quotation mark may be missing"),
-        ("t.jsonl", '{"text1": "a", "text2": "b", "score": 1}\n\n{"text1": "a", "score": 2}\n',
-         r"t.jsonl, line 3 lacks sentence2 \(pairs\); its columns are text1, score. A row is sentence1"),
-        ("t.jsonl", '{"text1": "a", "text2": "\\ud800", "score": 1}\n',
-         "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is not a character. A row"),
-        ("t.json", '[\n  {"sentence1": "a", "sentence2": "b", "score": 1},\n  {"sentence1": "a"}]',
-         r"t.json, row 2 lacks sentence2, score \(pairs\)"),
-        ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or JSON lines."),
-        ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
-        ("s/2.csv", as_csv([("a", "b", "1_000")]), "s/2.csv, line 2: score: '1_000' is not a number"),
-        ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns, .* End the name of the file in .csv"),
-        ("t.xlsx", b"PK\x03\xff", r"t.xlsx has an unknown format. Give plain text \(.txt"),
-        ("t.tsv", b"a\tb\t1\n\nc\t\xff\t2\n", "line 3: not UTF-8"),
-        ("t.tsv", b"a\tb\t1\nc\td\t1\n", "all 2 pairs have one score"),
-        ("t.tsv", b"a\tb\tc\td\n", "line 1: 4 columns, and no header that names them. A row is sentence1"),
-        ("t.tsv", b"", "t.tsv holds no rows. A row is sentence1, sentence2, score; or anchor, positive, negative; or "
-         "text, label; or text."),
-        ("t.txt", b"\na\nb\nc\td\t1\n", "line 4: has a tab, and plain texts have none. If tabs separate columns, end"),
-        ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts. Give at least 3"),
-        ("t.tsv", "text\tlabel\na\tx\nb\tx\n", "1 of 1 labels have two texts or more; two are needed. --col"),
-        ("t.tsv", "a b\tc d\ne f\tg h\n", "0 of 2 labels have two texts or more; two are needed. --columns TEXT,LABEL"),
-        ("t.tsv", "comment\tmood\na\tx\nb\ty\nc\tx\n", 'line 1: no other text has the label "mood", so this line may na'
-         "me the columns.*--columns TEXT,LABEL reads texts with labels"),
-        ("t.csv", "review,label\na,x\nb,y\nc,x\n", r"csv, line 1 lacks .* text \(texts with labels\).* its columns are"
-         r" review, label\..* give --columns with their names or, without"),
-        ("t.csv", "q1,q 2,score\na,b,1\n", r"1 lacks sentence1, sentence2 .*their names or, without"),
-        ("t.csv", "q1,q2,same\na,b,1\n", r"score: 'same' is not a number.*their names or,"),
-    ],
-)  # fmt: skip
+REFUSED = [
+    ("t.csv", as_csv(ROWS, ("a", "b", "c")), "line 1: score: 'c' is not a number.* another order, give --colu"),
+    ("t.csv", 'sentence1,sentence2\n"a",b\n', r"line 1 lacks score \(pairs\) or anchor, .*; its columns are sente"),
+    ("t.csv", "sentence1,sentence2,score,score\na,b,1,2\n", 'line 1: several columns are called "score", in'),
+    ("t.csv", 'a,"b\nb",1\nc,d\n', "t.csv, line 3: 2 columns where 3 are expected"),
+    ("t.csv.gz", 'a,b,1\nc,"d,2\n', "t.csv.gz, line 2: unexpected end of data. A quotation mark may be missing"),
+    ("t.jsonl", '{"text1": "a", "text2": "b", "score": 1}\n\n{"text1": "a", "score": 2}\n',
+     r"t.jsonl, line 3 lacks sentence2 \(pairs\); its columns are text1, score. A row is sentence1"),
+    ("t.jsonl", '{"text1": "a", "text2": "\\ud800", "score": 1}\n',
+     "t.jsonl, line 1: sentence2: the text holds half of a surrogate pair, which is not a character. A row"),
+    ("t.json", '[\n  {"sentence1": "a", "sentence2": "b", "score": 1},\n  {"sentence1": "a"}]',
+     r"t.json, row 2 lacks sentence2, score \(pairs\)"),
+    ("t.json", '{\n "data": []}', "t.json is one JSON document. Give an array of objects, or JSON lines."),
+    ("t.parquet", as_parquet([("a", "b", 1.0), ("a", "", 2.0)]), "t.parquet, row 2: sentence2: an empty text"),
+    ("s/2.csv", as_csv([("a", "b", "1_000")]), "s/2.csv, line 2: score: '1_000' is not a number"),
+    ("t.txt", "sentence1,sentence2,score\na,b,1\n", r"line 1: names columns, .* End the name of the file in .csv"),
+    ("t.xlsx", b"PK\x03\xff", r"t.xlsx has an unknown format. Give plain text \(.txt"),
+    ("t.tsv", b"a\tb\t1\n\nc\t\xff\t2\n", "line 3: not UTF-8"),
+    ("t.tsv", b"a\tb\t1\nc\td\t1\n", "all 2 pairs have one score"),
+    ("t.tsv", b"a\tb\tc\td\n", "line 1: 4 columns, and no header that names them. A row is sentence1"),
+    ("t.tsv", b"", "t.tsv holds no rows. A row is sentence1, sentence2, score; or anchor, positive, negative; or "
+     "text, label; or text."),
+    ("t.txt", b"\na\nb\nc\td\t1\n", "line 4: has a tab, and plain texts have none. If tabs separate columns, end"),
+    ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts. Give at least 3"),
+    ("t.tsv", "text\tlabel\na\tx\nb\tx\n", "1 of 1 labels have two texts or more; two are needed. --col"),
+    ("t.tsv", "a b\tc d\ne f\tg h\n", "0 of 2 labels have two texts or more; two are needed. --columns TEXT,LABEL"),
+    ("t.tsv", "comment\tmood\na\tx\nb\ty\nc\tx\n", 'line 1: no other text has the label "mood", so this line may na'
+     "me the columns.*--columns TEXT,LABEL reads texts with labels"),
+    ("t.csv", "review,label\na,x\nb,y\nc,x\n", r"csv, line 1 lacks .* text \(texts with labels\).* its columns are"
+     r" review, label\..* give --columns with their names or, without"),
+    ("t.csv", "q1,q 2,score\na,b,1\n", r"1 lacks sentence1, sentence2 .*their names or, without"),
+    ("t.csv", "q1,q2,same\na,b,1\n", r"score: 'same' is not a number.*their names or,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "message"), REFUSED)
 def test_refusals_name_file_and_line(name, content, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         read_data(written(tmp_path, **{name: content}))
@@ -471,16 +474,15 @@ class TestRetrieval:
         found = read_retrieval(*sources[:2], tmp_path / "qrels.jsonl")
         assert found.relevant == {"1": ("d1",), "2": ("d2",)}
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"qrels.tsv": "q1\td1\t1\nq1\td9\t1\n"}, 'qrels.tsv, line 2: there is no document "d9" in .*corpus.csv'),
-            ({"qrels.tsv": "q9\td1\t1\n"}, 'qrels.tsv, line 1: there is no query "q9" in .*queries.jsonl'),
-            ({"qrels.tsv": "q1\td1\t1\nq1\td1\t0\n"}, "qrels.tsv: no document is relevant, as no score is above 0"),
-            ({"queries.jsonl": '{"_id": 1.5, "text": "a?"}'}, "line 1: _id: 1.5 is no identifier"),
-            ({"corpus.csv": "_id,text\nd1,a\nd1,b\n"}, 'corpus.csv, line 3: "d1" is repeated'),
-        ],
-    )
+    REFUSALS = [
+        ({"qrels.tsv": "q1\td1\t1\nq1\td9\t1\n"}, 'qrels.tsv, line 2: there is no document "d9" in .*corpus.csv'),
+        ({"qrels.tsv": "q9\td1\t1\n"}, 'qrels.tsv, line 1: there is no query "q9" in .*queries.jsonl'),
+        ({"qrels.tsv": "q1\td1\t1\nq1\td1\t0\n"}, "qrels.tsv: no document is relevant, as no score is above 0"),
+        ({"queries.jsonl": '{"_id": 1.5, "text": "a?"}'}, "line 1: _id: 1.5 is no identifier"),
+        ({"corpus.csv": "_id,text\nd1,a\nd1,b\n"}, 'corpus.csv, line 3: "d1" is repeated'),
+    ]
+
+    @pytest.mark.parametrize(("changes", "message"), REFUSALS)
     def test_refusals(self, changes, message, tmp_path):
         with pytest.raises(ValueError, match=message):
             read_retrieval(*self.sources(tmp_path, **changes))

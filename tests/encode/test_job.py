@@ -230,23 +230,23 @@ class TestInputs:
         assert [at for stage, *at in told if stage == "Encoding"] == [[done, 200] for done in range(0, 201, 8)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "given", "message"),
-    [
-        ({"batch_size": 0}, {}, "batch_size=0: give a whole number of 1 or more"),
-        ({"truncate_dim": 33}, {}, "truncate_dim=33: the model's vectors have 32 values"),
-        ({"precision": "int8"}, {}, "precision='int8': use 'float32' or 'binary' or 'ubinary'"),
-        ({"prompt": "a", "prompt_name": "query"}, {}, "Give prompt or prompt_name, not both"),
-        ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
-        ({"prompt_name": "passage"}, {}, "Prompt name 'passage' not found in the configured prompts"),
-        ({"model": "no/such-model"}, {}, r"nor a model on the Hub \(.+[^.]\)\. Check the name, or"),
-        ({"revision": "main"}, {}, "is a directory: give a revision only for models on the Hub"),
-        ({"chunk_overlap": 4}, {}, "chunk_overlap=4 needs chunk_tokens"),
-        ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give at least 1 token per chunk"),
-        ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: give each column once, and rename"),
-        ({}, {"out": ".."}, "holds files other than shards"),
-    ],
-)
+REFUSALS = [
+    ({"batch_size": 0}, {}, "batch_size=0: give a whole number of 1 or more"),
+    ({"truncate_dim": 33}, {}, "truncate_dim=33: the model's vectors have 32 values"),
+    ({"precision": "int8"}, {}, "precision='int8': use 'float32' or 'binary' or 'ubinary'"),
+    ({"prompt": "a", "prompt_name": "query"}, {}, "Give prompt or prompt_name, not both"),
+    ({"prompt": "\udcff"}, {}, "The prompt holds half of a surrogate pair"),
+    ({"prompt_name": "passage"}, {}, "Prompt name 'passage' not found in the configured prompts"),
+    ({"model": "no/such-model"}, {}, r"nor a model on the Hub \(.+[^.]\)\. Check the name, or"),
+    ({"revision": "main"}, {}, "is a directory: give a revision only for models on the Hub"),
+    ({"chunk_overlap": 4}, {}, "chunk_overlap=4 needs chunk_tokens"),
+    ({"chunk_tokens": 4, "chunk_overlap": 4}, {}, "overlap=4: give at least 1 token per chunk"),
+    ({"chunk_tokens": 4}, {"out": "a.parquet", "keep": ["start"]}, "keep start: give each column once, and rename"),
+    ({}, {"out": ".."}, "holds files other than shards"),
+]
+
+
+@pytest.mark.parametrize(("changes", "given", "message"), REFUSALS)
 def test_refusals(changes, given, message, encoder, texts, tmp_path):
     options = {"out": "a.npy", **given}
     with pytest.raises(ValueError, match=message):

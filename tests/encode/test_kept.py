@@ -75,31 +75,31 @@ def test_every_value_comes_back_or_none_is_encoded(values, fake):
             assert names(Path(name)) == ["records.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([1, 2, "a"], r"no single type holds all values of \"x\" unchanged \(Could not convert 'a'.*Write them as"),
-        ([1, *[None] * BATCH, "a"], r"lines \d+ to \d+: no single type holds all values of \"x\" unchanged"),
-        ([0.5, 2, 2**53 + 1], r"unchanged \(Integer value 9007199254740993 is outside of the range exactly repr"),
-        ([{}, {}, None], r"unchanged \(Cannot write struct type 'x' with no child"),
-        ([None, None, None], 'records.jsonl: "x" has no value in any row: do not keep it.'),
-    ],
-)
+MIXED_VALUES = [
+    ([1, 2, "a"], r"no single type holds all values of \"x\" unchanged \(Could not convert 'a'.*Write them as"),
+    ([1, *[None] * BATCH, "a"], r"lines \d+ to \d+: no single type holds all values of \"x\" unchanged"),
+    ([0.5, 2, 2**53 + 1], r"unchanged \(Integer value 9007199254740993 is outside of the range exactly repr"),
+    ([{}, {}, None], r"unchanged \(Cannot write struct type 'x' with no child"),
+    ([None, None, None], 'records.jsonl: "x" has no value in any row: do not keep it.'),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), MIXED_VALUES)
 def test_what_no_type_holds_is_refused(values, message, fake, tmp_path):
     with pytest.raises(ValueError, match=message):
         kept(fake, tmp_path, values)
     assert names(tmp_path) == ["records.jsonl"]
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([{"url": "u"}, None, {"url": None}]),
-        pa.array(["a", "b", None]).dictionary_encode(),
-        pa.array([1, None, 2**64 - 1], pa.uint64()),
-        pa.array([1, 2, 3], pa.timestamp("ns", tz="UTC")),
-    ],
-)
+PARQUET_COLUMNS = [
+    pa.array([{"url": "u"}, None, {"url": None}]),
+    pa.array(["a", "b", None]).dictionary_encode(),
+    pa.array([1, None, 2**64 - 1], pa.uint64()),
+    pa.array([1, 2, 3], pa.timestamp("ns", tz="UTC")),
+]
+
+
+@pytest.mark.parametrize("column", PARQUET_COLUMNS)
 def test_parquet_columns_stay_as_they_are(column, fake, tmp_path):
     pq.write_table(pa.table({"text": ["a", "b", "c"], "x": column}), tmp_path / "t.parquet", row_group_size=2)
     encode_file(fake, tmp_path / "t.parquet", tmp_path / "a.parquet", keep=["x"], chunk_size=CHUNK)

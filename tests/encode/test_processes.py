@@ -148,13 +148,13 @@ class Acting(Fake):
         return super().encode(model, texts, on_texts)
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "said"),
-    [
-        ("refuse", ValueError, r"^There is no such thing\.$"),
-        ("die", ChildProcessError, "A process on cpu has died; it may have run out of memory. Finished chunks are"),
-    ],
-)
+FAILURES = [
+    ("refuse", ValueError, r"^There is no such thing\.$"),
+    ("die", ChildProcessError, "A process on cpu has died; it may have run out of memory. Finished chunks are"),
+]
+
+
+@pytest.mark.parametrize(("text", "error", "said"), FAILURES)
 def test_what_goes_wrong_in_a_process_is_told_in_its_parent(text, error, said, fake, tmp_path, spawned_by_fork):
     texts, engine = written(tmp_path, *["a"] * 3, text), LocalEngine(["cpu", "cpu"])
     with pytest.raises(error, match=said):

@@ -130,21 +130,21 @@ def test_a_saved_model_refuses_a_server_of_another_model(server, tmp_path):
             model.encode(TEXTS)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"url": "file:///etc/passwd"}, "give a server's URL"),
-        ({"url": "http://name:password@127.0.0.1/v1"}, "without a password"),
-        ({"url": "http://127.0.0.1:port"}, "give a server's URL"),
-        ({"key_variable": "HOME"}, "it ends in API_KEY"),
-        ({"fingerprint": None}, "it has no fingerprint. Save the model again"),
-        ({"retries": 10**9}, "give a whole number from 0 to 20"),
-        ({"shell": "rm"}, "sets shell, which is no setting of EndpointTransformer"),
-        ({"template": "{text}" * 2000}, "give a whole number from 1 to 1024"),
-        ({"form": "ollama"}, "sets form to 'ollama', a setting of EndpointTransformer, removed in 1.0: load it"),
-        ({"with_end": True}, "sets with_end to True, a setting of EndpointTransformer, removed in 1.0"),
-    ],
-)
+FORBIDDEN_SETTINGS = [
+    ({"url": "file:///etc/passwd"}, "give a server's URL"),
+    ({"url": "http://name:password@127.0.0.1/v1"}, "without a password"),
+    ({"url": "http://127.0.0.1:port"}, "give a server's URL"),
+    ({"key_variable": "HOME"}, "it ends in API_KEY"),
+    ({"fingerprint": None}, "it has no fingerprint. Save the model again"),
+    ({"retries": 10**9}, "give a whole number from 0 to 20"),
+    ({"shell": "rm"}, "sets shell, which is no setting of EndpointTransformer"),
+    ({"template": "{text}" * 2000}, "give a whole number from 1 to 1024"),
+    ({"form": "ollama"}, "sets form to 'ollama', a setting of EndpointTransformer, removed in 1.0: load it"),
+    ({"with_end": True}, "sets with_end to True, a setting of EndpointTransformer, removed in 1.0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), FORBIDDEN_SETTINGS)
 def test_a_file_is_held_to_what_it_may_set(changes, said, server, tmp_path):
     with pytest.raises(ValueError, match=re.escape(said)):
         SentenceTransformer(saved_with(server, tmp_path, **changes), device="cpu")

@@ -158,15 +158,15 @@ def test_what_has_no_score(kind):
         bootstrap.estimate(bootstrap.pearson({"a": np.arange(20.0)}, np.r_[1.0, np.zeros(19)]))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: bootstrap.mean({}), "Every recipe needs the same items, at least one, but these were given: {}"),
-        (lambda: bootstrap.mean({"a": [1], "b": [1, 2]}), "{'a': 1, 'b': 2}"),
-        (lambda: bootstrap.spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an "),
-        (lambda: bootstrap.pearson({"a": [1, 2]}, [1, np.nan]), "Some labels are not finite"),
-    ],
-)
+REFUSALS = [
+    (lambda: bootstrap.mean({}), "Every recipe needs the same items, at least one, but these were given: {}"),
+    (lambda: bootstrap.mean({"a": [1], "b": [1, 2]}), "{'a': 1, 'b': 2}"),
+    (lambda: bootstrap.spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an "),
+    (lambda: bootstrap.pearson({"a": [1, 2]}, [1, np.nan]), "Some labels are not finite"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()

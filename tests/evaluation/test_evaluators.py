@@ -49,25 +49,25 @@ def test_reads_the_authors_format(answer, tmp_path):
     assert question == Question("打", ("他打球", "他打人", "她打我", "买一打笔"), 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("问题,选项1\n", r"questions\.csv, line 1 lacks 选项2, 选项3, 选项4, 答案 .* Give the columns these names"),
-        (HEADER + "“打”,打,打\n", r"questions\.csv, line 2: 3 columns where 6 are expected"),
-        (
-            HEADER + ROW.format("A") + "no word here,a,b,c,d,A\n",
-            r"line 3 \(question 2\): the question 'no word here' has no word in “ ”",
-        ),
-        (
-            HEADER + "“打”,打,打,他,打,A\n",
-            r"line 2 \(question 1\): The word '打' does not occur in '他'\. Correct .* on_missing_word=\"skip\"",
-        ),
-        (
-            HEADER + ROW.format("A").replace("他打球", '"他\n打球"') + ROW.format("E"),
-            r"line 4 \(question 2\): the answer 'E' is neither 1 to 4 nor A to D",
-        ),
-    ],
-)
+MALFORMED_FILES = [
+    ("问题,选项1\n", r"questions\.csv, line 1 lacks 选项2, 选项3, 选项4, 答案 .* Give the columns these names"),
+    (HEADER + "“打”,打,打\n", r"questions\.csv, line 2: 3 columns where 6 are expected"),
+    (
+        HEADER + ROW.format("A") + "no word here,a,b,c,d,A\n",
+        r"line 3 \(question 2\): the question 'no word here' has no word in “ ”",
+    ),
+    (
+        HEADER + "“打”,打,打,他,打,A\n",
+        r"line 2 \(question 1\): The word '打' does not occur in '他'\. Correct .* on_missing_word=\"skip\"",
+    ),
+    (
+        HEADER + ROW.format("A").replace("他打球", '"他\n打球"') + ROW.format("E"),
+        r"line 4 \(question 2\): the answer 'E' is neither 1 to 4 nor A to D",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MALFORMED_FILES)
 def test_malformed_files(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         OddOneOutEvaluator.from_csv(write(tmp_path, text))
@@ -132,15 +132,15 @@ def test_the_order_of_the_sentences_does_not_matter(vectors, order):
         assert np.array_equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="no"), "='no': use 'error' or 'skip'"),
-        (lambda path: OddOneOutEvaluator([]), "needs at least one question"),
-        (lambda path: asking([0]).score(np.full((1, 4, 3), np.nan)), "Some word embeddings are not finite"),
-        (lambda path: Question("a", ("a", "a", "a"), 3), "A question has four sentences and an answer from 0 to 3"),
-    ],
-)
+REFUSED_QUESTIONS = [
+    (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="no"), "='no': use 'error' or 'skip'"),
+    (lambda path: OddOneOutEvaluator([]), "needs at least one question"),
+    (lambda path: asking([0]).score(np.full((1, 4, 3), np.nan)), "Some word embeddings are not finite"),
+    (lambda path: Question("a", ("a", "a", "a"), 3), "A question has four sentences and an answer from 0 to 3"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED_QUESTIONS)
 def test_refused_questions(call, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         call(write(tmp_path, HEADER + ROW.format("E")))
@@ -205,15 +205,15 @@ def test_each_pair_is_read_under_its_condition(shared):
     assert found["dev_pearson_cosine"] == pytest.approx(pearsonr(cosines, scores)[0], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "'second': 4, 'labels': 5}. Give one"),
-        (lambda: PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5), "5 pairs with 1 different labels leave nothing to rank"),
-        (lambda: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), "'conditions': 0, 'scores': 1}. Give one of"),
-        (lambda: ConditionalSimilarityEvaluator.from_rows([]), "0 pairs with 0 different labels leave nothing to rank"),
-    ],
-)
+REFUSED_PAIRS = [
+    (lambda: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "'second': 4, 'labels': 5}. Give one"),
+    (lambda: PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5), "5 pairs with 1 different labels leave nothing to rank"),
+    (lambda: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), "'conditions': 0, 'scores': 1}. Give one of"),
+    (lambda: ConditionalSimilarityEvaluator.from_rows([]), "0 pairs with 0 different labels leave nothing to rank"),
+]
+
+
+@pytest.mark.parametrize(("made", "message"), REFUSED_PAIRS)
 def test_refused_pairs(made, message):
     with pytest.raises(ValueError, match=message):
         made()
@@ -355,15 +355,15 @@ def test_a_bert_and_its_first_token(tmp_path):
     assert DependencyEvaluator(TEXTS, pivot="first")(model)["mean"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sentences": []}, "give at least one sentence"),
-        ({"pivot": "cls"}, "pivot='cls': use 'last' or 'first'"),
-        ({"layers": 3}, "layers=3: use 'last' or 'all'"),
-        ({"batch_size": 0}, "batch_size=0: give a whole number of 1 or more"),
-    ],
-)
+WRONG_SETTINGS = [
+    ({"sentences": []}, "give at least one sentence"),
+    ({"pivot": "cls"}, "pivot='cls': use 'last' or 'first'"),
+    ({"layers": 3}, "layers=3: use 'last' or 'all'"),
+    ({"batch_size": 0}, "batch_size=0: give a whole number of 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG_SETTINGS)
 def test_wrong_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         DependencyEvaluator(**{"sentences": TEXTS, **settings})
@@ -383,13 +383,13 @@ def test_every_layer_on_every_architecture(name, shared, eager, token_ids):
     assert relative_error(embeddings[-1], model.encode(TEXTS)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("settings", "norm"),
-    [
-        ({"word_embed_proj_dim": 16}, lambda model, states: model.project_out(model.final_layer_norm(states))),
-        ({"do_layer_norm_before": False}, lambda model, states: states),
-    ],
-)
+BEHIND_THE_LAST = [
+    ({"word_embed_proj_dim": 16}, lambda model, states: model.project_out(model.final_layer_norm(states))),
+    ({"do_layer_norm_before": False}, lambda model, states: states),
+]
+
+
+@pytest.mark.parametrize(("settings", "norm"), BEHIND_THE_LAST)
 def test_what_stands_behind_the_last_layer(settings, norm, tmp_path, token_ids):
     """A norm and a projection (two steps), or nothing at all: OPT has them all."""
     torch.manual_seed(0)

@@ -114,16 +114,16 @@ def test_a_text_longer_than_the_language_model_takes_is_read_whole(backbone_path
     assert static.encode("<99>").tolist() == [0.0] * 32
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layer": 4}, "layer=4: give 0 for the input embeddings, or the layer to read after, up to 3"),
-        ({"dimension": 33}, "dimension=33: give a whole number from 1 to 32"),
-        ({"texts": "a b"}, "texts is one string"),
-        ({"texts": ["a"]}, "1 texts were given, and their embeddings do not differ"),
-        ({"texts": []}, "No texts with tokens were given"),
-    ],
-)
+REFUSALS = [
+    ({"layer": 4}, "layer=4: give 0 for the input embeddings, or the layer to read after, up to 3"),
+    ({"dimension": 33}, "dimension=33: give a whole number from 1 to 32"),
+    ({"texts": "a b"}, "texts is one string"),
+    ({"texts": ["a"]}, "1 texts were given, and their embeddings do not differ"),
+    ({"texts": []}, "No texts with tokens were given"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSALS)
 def test_refusals(settings, message, shared):
     with pytest.raises(ValueError, match=message):
         static_model(shared(), **{"texts": FIT, **settings})
@@ -221,22 +221,22 @@ def test_what_engines_read(backbone_path, tmp_path):
     assert types == [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "rotation", "older"),
-    [
-        ("llama", {"rope_theta": 1e5}, {"rope_theta": 1e5}),
-        (
-            "llama",
-            {"rope_theta": 1e5, "rope_type": "linear", "factor": 2.0},
-            {"rope_theta": 1e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-        ),
-        (
-            "gemma3",
-            {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 2e4}},
-            {"rope_theta": 1e6, "rope_local_base_freq": 2e4},
-        ),
-    ],
-)
+ROTATIONS = [
+    ("llama", {"rope_theta": 1e5}, {"rope_theta": 1e5}),
+    (
+        "llama",
+        {"rope_theta": 1e5, "rope_type": "linear", "factor": 2.0},
+        {"rope_theta": 1e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ),
+    (
+        "gemma3",
+        {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 2e4}},
+        {"rope_theta": 1e6, "rope_local_base_freq": 2e4},
+    ),
+]
+
+
+@pytest.mark.parametrize(("architecture", "rotation", "older"), ROTATIONS)
 def test_transformers_4_finds_the_rotation_and_the_tokenizer(architecture, rotation, older, tmp_path):
     if "rope_theta" in rotation:
         rotation = {"rope_type": "default", **rotation}
@@ -256,25 +256,25 @@ def filtered(path) -> SentenceTransformer:
     return SentenceTransformer(modules=[*model.children(), Centering.fit(model, TEXTS)], device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass"),
-        (lambda path: last(CausalTransformer(path(), bidirectional_layers=1)), "runs the language model unchanged"),
-        (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
-        (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
-        (lambda path: pipeline(EchoModule(path())), r'Build it with Pooling\("lasttoken"\)'),
-        (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "final_norm=True"),
-        (lambda path: last(CausalTransformer(path(), template="prompteol")), r"as one string.*\(--pieces\)"),
-        (
-            lambda path: last(CausalTransformer(path(), template="prompteol", tokenization="pieces")),
-            r"the text is normalized, .* with pieces \(--pieces\)",
-        ),
-        (filtered, "is followed by Pooling, Normalize, Centering: an engine runs"),
-        (lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY), '"query" is the default'),
-        (lambda path: last(EchoModule(path()), **QUERY), r"Remove the prompts \['query'\]"),
-    ],
-)
+NOT_FOR_ENGINES = [
+    (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass"),
+    (lambda path: last(CausalTransformer(path(), bidirectional_layers=1)), "runs the language model unchanged"),
+    (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
+    (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
+    (lambda path: pipeline(EchoModule(path())), r'Build it with Pooling\("lasttoken"\)'),
+    (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "final_norm=True"),
+    (lambda path: last(CausalTransformer(path(), template="prompteol")), r"as one string.*\(--pieces\)"),
+    (
+        lambda path: last(CausalTransformer(path(), template="prompteol", tokenization="pieces")),
+        r"the text is normalized, .* with pieces \(--pieces\)",
+    ),
+    (filtered, "is followed by Pooling, Normalize, Centering: an engine runs"),
+    (lambda path: last(CausalTransformer(path()), default_prompt_name="query", **QUERY), '"query" is the default'),
+    (lambda path: last(EchoModule(path()), **QUERY), r"Remove the prompts \['query'\]"),
+]
+
+
+@pytest.mark.parametrize(("made", "message"), NOT_FOR_ENGINES)
 def test_what_no_engine_carries_is_refused(made, message, backbone_path, tmp_path):
     with pytest.raises(ValueError, match=message):
         save_plain(made(backbone_path), tmp_path)

@@ -60,23 +60,23 @@ def handed_on(module) -> tuple[torch.Tensor, torch.Tensor]:
     return found["token_embeddings"], found["attention_mask"]
 
 
+READERS = [
+    (st_reba.CausalTransformer, {}),
+    (st_reba.CausalTransformer, {"template": "prompteol"}),
+    (st_reba.CausalTransformer, {"pool_over": "whole", "rows": "last"}),
+    (st_reba.CausalTransformer, {"output_layer": 1}),
+    (st_reba.CausalTransformer, {"output_layer": 1, "final_norm": False}),
+    (st_reba.CausalTransformer, {"final_norm": False}),
+    (st_reba.EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
+    (st_reba.MetaEOLModule, {}),
+    (st_reba.TopicModule, {}),
+    (st_reba.EarlyLateModule, {}),
+    (st_reba.InputEmbeddings, {}),
+]
+
+
 @pytest.mark.filterwarnings("ignore:A text without tokens")
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (st_reba.CausalTransformer, {}),
-        (st_reba.CausalTransformer, {"template": "prompteol"}),
-        (st_reba.CausalTransformer, {"pool_over": "whole", "rows": "last"}),
-        (st_reba.CausalTransformer, {"output_layer": 1}),
-        (st_reba.CausalTransformer, {"output_layer": 1, "final_norm": False}),
-        (st_reba.CausalTransformer, {"final_norm": False}),
-        (st_reba.EchoModule, {"repetitions": 3, "pool_copies": "repeated"}),
-        (st_reba.MetaEOLModule, {}),
-        (st_reba.TopicModule, {}),
-        (st_reba.EarlyLateModule, {}),
-        (st_reba.InputEmbeddings, {}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings"), READERS)
 def test_states_are_those_of_transformers(language_model, in_transformers, kind, settings):
     ours, mask = handed_on(kind(language_model, **settings))
     theirs, their_mask = handed_on(kind(in_transformers, **settings))
@@ -252,15 +252,15 @@ def test_a_release_that_is_called_otherwise_is_refused_before_it_is_called(anew,
         llama_cpp.library()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "error", "says"),
-    [
-        ("gone.gguf", None, FileNotFoundError, "there is no such file"),
-        ("text.gguf", b"version https://git-lfs", ValueError, "is not a GGUF file: it does not begin with GGUF"),
-        ("model.safetensors", b"x", ValueError, "is not a GGUF file, and llama.cpp runs no other"),
-        ("model-00001-of-00002.gguf", b"GGUF", ValueError, "one part of several"),
-    ],
-)
+OTHER_FILES = [
+    ("gone.gguf", None, FileNotFoundError, "there is no such file"),
+    ("text.gguf", b"version https://git-lfs", ValueError, "is not a GGUF file: it does not begin with GGUF"),
+    ("model.safetensors", b"x", ValueError, "is not a GGUF file, and llama.cpp runs no other"),
+    ("model-00001-of-00002.gguf", b"GGUF", ValueError, "one part of several"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "error", "says"), OTHER_FILES)
 def test_other_files_are_refused(tmp_path, name, content, error, says):
     if content is not None:
         (tmp_path / name).write_bytes(content)

@@ -162,31 +162,31 @@ def test_a_part_of_a_text_limits_positions():
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        ("BertConfig", {**SIZE, **MLP}, "In BertModel a token sees later tokens: it is an encoder"),
-        # Its first token sees the same tokens at the same positions, if two of them change places.
-        ("RobertaConfig", {**SIZE, **MLP, "pad_token_id": 1}, "In RobertaModel a token sees later tokens"),
-        ("LlamaConfig", {**SIZE, **MLP, "is_causal": False}, "In LlamaModel a token sees later tokens"),
-        ("ReformerConfig", {"is_decoder": True, "vocab_size": 64}, "ReformerModel draws random numbers to read"),
-        ("T5Config", T5, "In T5Model a token sees later tokens"),
-        ("ViTConfig", {"hidden_size": 32, "num_attention_heads": 4}, "ViTModel cannot be run on token ids alone"),
-    ],
-)
+NO_DECODERS = [
+    ("BertConfig", {**SIZE, **MLP}, "In BertModel a token sees later tokens: it is an encoder"),
+    # Its first token sees the same tokens at the same positions, if two of them change places.
+    ("RobertaConfig", {**SIZE, **MLP, "pad_token_id": 1}, "In RobertaModel a token sees later tokens"),
+    ("LlamaConfig", {**SIZE, **MLP, "is_causal": False}, "In LlamaModel a token sees later tokens"),
+    ("ReformerConfig", {"is_decoder": True, "vocab_size": 64}, "ReformerModel draws random numbers to read"),
+    ("T5Config", T5, "In T5Model a token sees later tokens"),
+    ("ViTConfig", {"hidden_size": 32, "num_attention_heads": 4}, "ViTModel cannot be run on token ids alone"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "message"), NO_DECODERS)
 def test_models_that_are_no_decoders(kind, settings, message):
     model = randomize(AutoModel.from_config(getattr(transformers, kind)(**settings)).eval())
     with pytest.raises(ValueError, match=message):
         LanguageModel(model)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "chosen", "watches", "expected"),
-    [
-        ("llama", None, False, "sdpa"), ("gemma2_softcap", None, False, ATTENTION), ("qwen3", "eager", False, "eager"),
-        ("qwen3", "eager", True, ATTENTION), ("llama", "flex_attention", False, "flex_attention"),
-    ],
-)  # fmt: skip
+CHOICES = [
+    ("llama", None, False, "sdpa"), ("gemma2_softcap", None, False, ATTENTION), ("qwen3", "eager", False, "eager"),
+    ("qwen3", "eager", True, ATTENTION), ("llama", "flex_attention", False, "flex_attention"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "chosen", "watches", "expected"), CHOICES)
 def test_the_choice_of_attention_stays_until_hooks_need_ours(architecture, chosen, watches, expected):
     """A soft cap is dropped by some versions of sdpa: there ours takes its place."""
     model = AutoModel.from_config(config(architecture), attn_implementation=chosen).eval()

@@ -92,14 +92,13 @@ class TestEqualsTheStoredMaps:
         reranker = made(path)
         assert scores(reranker) == pytest.approx(expected(path, reranker[0], apart=True), abs=1e-5)
 
-    @pytest.mark.parametrize(
-        ("asked", "heads"),
-        [
-            ({"layers": [-2]}, EVERY_HEAD[4:8]),
-            ({"layers": [0, 2]}, EVERY_HEAD[:4] + EVERY_HEAD[8:]),
-            ({"heads": [[1, 3], [0, 2]]}, [[1, 3], [0, 2]]),
-        ],
-    )
+    LAYERS_AND_HEADS = [
+        ({"layers": [-2]}, EVERY_HEAD[4:8]),
+        ({"layers": [0, 2]}, EVERY_HEAD[:4] + EVERY_HEAD[8:]),
+        ({"heads": [[1, 3], [0, 2]]}, [[1, 3], [0, 2]]),
+    ]
+
+    @pytest.mark.parametrize(("asked", "heads"), LAYERS_AND_HEADS)
     def test_of_some_layers_and_heads(self, asked, heads, backbone_path):
         """The layers above the last of them are not run."""
         reranker = made(backbone_path(), together=True, **asked)
@@ -187,20 +186,19 @@ class TestAsACrossEncoder:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("more", "message"),
-        [
-            ({"template": "{query}{documents}"}, "one {documents} and, behind it, one {query}"),
-            ({"template": "{documents}{query}{x}"}, "no other braces"),
-            ({"layers": "lowest"}, 'use "all" or a list of layer indices'),
-            ({"layers": [3]}, r"has 3 layers, use -3 to 2, not \[3\]"),
-            ({"heads": [[0]]}, "give a list of pairs of a layer and a head"),
-            ({"heads": [[0, 4]]}, r"heads=\[\[0, 4\]\]: give .* 3 layers of 4 heads, counted from 0"),
-            ({"rotations": 0}, "rotations=0: give a whole number from 1 to 64"),
-            ({"rotations": 2}, "documents that are read alone have no order"),
-            ({"block_tokens": 8}, "documents that are read alone have no order"),
-        ],
-    )
+    SETTINGS = [
+        ({"template": "{query}{documents}"}, "one {documents} and, behind it, one {query}"),
+        ({"template": "{documents}{query}{x}"}, "no other braces"),
+        ({"layers": "lowest"}, 'use "all" or a list of layer indices'),
+        ({"layers": [3]}, r"has 3 layers, use -3 to 2, not \[3\]"),
+        ({"heads": [[0]]}, "give a list of pairs of a layer and a head"),
+        ({"heads": [[0, 4]]}, r"heads=\[\[0, 4\]\]: give .* 3 layers of 4 heads, counted from 0"),
+        ({"rotations": 0}, "rotations=0: give a whole number from 1 to 64"),
+        ({"rotations": 2}, "documents that are read alone have no order"),
+        ({"block_tokens": 8}, "documents that are read alone have no order"),
+    ]
+
+    @pytest.mark.parametrize(("more", "message"), SETTINGS)
     def test_settings(self, more, message, backbone_path):
         with pytest.raises(ValueError, match=message):
             made(backbone_path(), **more)

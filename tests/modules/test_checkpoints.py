@@ -82,15 +82,15 @@ class TestShardsOutside:
             CausalTransformer(str(model))
 
 
-@pytest.mark.parametrize(
-    ("beside", "settings", "said"),
-    [
-        ("pytorch_model.bin", {"use_safetensors": False}, None),
-        ("model.fp16.safetensors", {"variant": "fp16"}, None),
-        ("model.fp16.safetensors", {}, r"none of model.safetensors, .*index.json is there\. Give a directory with"),
-        ("q4.gguf", {}, r"none of model.safetensors, .* is there\. Give the GGUF file in it: .*q4\.gguf\.$"),
-    ],
-)
+NO_WEIGHTS = [
+    ("pytorch_model.bin", {"use_safetensors": False}, None),
+    ("model.fp16.safetensors", {"variant": "fp16"}, None),
+    ("model.fp16.safetensors", {}, r"none of model.safetensors, .*index.json is there\. Give a directory with"),
+    ("q4.gguf", {}, r"none of model.safetensors, .* is there\. Give the GGUF file in it: .*q4\.gguf\.$"),
+]
+
+
+@pytest.mark.parametrize(("beside", "settings", "said"), NO_WEIGHTS)
 def test_no_weights_at_all(beside, settings, said, tmp_path):
     language_model(tmp_path)
     weights = tmp_path / "model.safetensors"

@@ -260,56 +260,56 @@ def fit(kind, vectors, **settings):
 EYE, ZEROS, ONES = torch.eye(4), torch.zeros, torch.ones
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        # What cannot be fitted
-        (lambda: fit(WhiteningTransform, VARIED, dimension=0), "dimension=0: give a whole number from 1 to 6"),
-        (lambda: fit(WhiteningTransform, VARIED[:5], dimension=5, shrinkage=0), "5 texts vary in 4 directions only"),
-        (lambda: fit(WhiteningTransform, VARIED[:1].repeat(7, 1)), "7 texts were given, and their embeddings do not d"),
-        (lambda: fit(AllButTheTop, VARIED[:4], removed=3), "4 texts are too few to find 3 principal directions"),
-        (lambda: fit(PartwiseWhitening, VARIED, shares=()), "shares=(): give how much each part counts, numbers above"),
-        (lambda: fit(PartwiseWhitening, VARIED, shares=(0.25,) * 4), "embeddings of 6 values cannot be cut into 4 equ"),
-        (lambda: fit(PartwiseWhitening, VARIED, shares=(1,), shrinkage=0), "shrinkage=0: give a number above 0"),
-        (lambda: fit(PartwiseWhitening, ALIKE, shares=(0.5, 0.5)), "A part of the embeddings is the same for all 9"),
-        (lambda: Moments(5).add(ZEROS(2, 4)), "The vectors are (2, 4): give (B, 5)"),
-        (lambda: Moments(5).add(torch.full((2, 5), float("nan"))), "load the model in bfloat16 or float32"),
-        # Weights that are none
-        (
-            lambda: AllButTheTop(ZEROS(4), ZEROS(4, 3)),
-            "mean is (4,) and directions is (4, 3): give (D,) and (n, D) with n at most D",
-        ),
-        (lambda: IdfWeights(ZEROS(2, 2)), "weights is (2, 2): give (V,)"),
-        (lambda: EmbeddingFilter(ZEROS(4), 0), "directions is (4,): give (k, D)"),
-        (lambda: EmbeddingFilter(ZEROS(5, 4), 0), "directions is (5, 4): give (k, D) with k at most D"),
-        (lambda: EmbeddingFilter(EYE[:3], 2), "low=2: give a whole number from 0 to 1"),
-        (lambda: EmbeddingFilter(torch.full((1, 4), 3e38), 0), "the value 3e+38, and weights are numbers not beyond 1"),
-        (lambda: Centering(ZEROS(2, 2)), "mean is (2, 2): give (D,)"),
-        (lambda: Standardization(ZEROS(2), ONES(3)), "mean is (2,) and deviation is (3,): give (D,) and (D,)"),
-        (lambda: Standardization(ZEROS(2), ZEROS(2)), "A deviation is 0 or below"),
-        (lambda: IdfWeights(-ONES(2)), "A weight is below 0"),
-        (
-            lambda: PartwiseWhitening(ZEROS(4), ZEROS(4, 4), [1.0]),
-            "mean is (4,) and weight is (4, 4): give (P, D) and (P, D, D)",
-        ),
-        (lambda: PartwiseWhitening(ZEROS(2, 2), ZEROS(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
-        (lambda: StandardizedSum(ZEROS(1, 4), ZEROS(1, 3), [1.0]), "mean is (1, 4) and scale is (1, 3)"),
-    ],
-)
+REFUSED = [
+    # What cannot be fitted
+    (lambda: fit(WhiteningTransform, VARIED, dimension=0), "dimension=0: give a whole number from 1 to 6"),
+    (lambda: fit(WhiteningTransform, VARIED[:5], dimension=5, shrinkage=0), "5 texts vary in 4 directions only"),
+    (lambda: fit(WhiteningTransform, VARIED[:1].repeat(7, 1)), "7 texts were given, and their embeddings do not d"),
+    (lambda: fit(AllButTheTop, VARIED[:4], removed=3), "4 texts are too few to find 3 principal directions"),
+    (lambda: fit(PartwiseWhitening, VARIED, shares=()), "shares=(): give how much each part counts, numbers above"),
+    (lambda: fit(PartwiseWhitening, VARIED, shares=(0.25,) * 4), "embeddings of 6 values cannot be cut into 4 equ"),
+    (lambda: fit(PartwiseWhitening, VARIED, shares=(1,), shrinkage=0), "shrinkage=0: give a number above 0"),
+    (lambda: fit(PartwiseWhitening, ALIKE, shares=(0.5, 0.5)), "A part of the embeddings is the same for all 9"),
+    (lambda: Moments(5).add(ZEROS(2, 4)), "The vectors are (2, 4): give (B, 5)"),
+    (lambda: Moments(5).add(torch.full((2, 5), float("nan"))), "load the model in bfloat16 or float32"),
+    # Weights that are none
+    (
+        lambda: AllButTheTop(ZEROS(4), ZEROS(4, 3)),
+        "mean is (4,) and directions is (4, 3): give (D,) and (n, D) with n at most D",
+    ),
+    (lambda: IdfWeights(ZEROS(2, 2)), "weights is (2, 2): give (V,)"),
+    (lambda: EmbeddingFilter(ZEROS(4), 0), "directions is (4,): give (k, D)"),
+    (lambda: EmbeddingFilter(ZEROS(5, 4), 0), "directions is (5, 4): give (k, D) with k at most D"),
+    (lambda: EmbeddingFilter(EYE[:3], 2), "low=2: give a whole number from 0 to 1"),
+    (lambda: EmbeddingFilter(torch.full((1, 4), 3e38), 0), "the value 3e+38, and weights are numbers not beyond 1"),
+    (lambda: Centering(ZEROS(2, 2)), "mean is (2, 2): give (D,)"),
+    (lambda: Standardization(ZEROS(2), ONES(3)), "mean is (2,) and deviation is (3,): give (D,) and (D,)"),
+    (lambda: Standardization(ZEROS(2), ZEROS(2)), "A deviation is 0 or below"),
+    (lambda: IdfWeights(-ONES(2)), "A weight is below 0"),
+    (
+        lambda: PartwiseWhitening(ZEROS(4), ZEROS(4, 4), [1.0]),
+        "mean is (4,) and weight is (4, 4): give (P, D) and (P, D, D)",
+    ),
+    (lambda: PartwiseWhitening(ZEROS(2, 2), ZEROS(2, 2, 2), [1.0]), "shares=[1.0] for 2 parts: give one for"),
+    (lambda: StandardizedSum(ZEROS(1, 4), ZEROS(1, 3), [1.0]), "mean is (1, 4) and scale is (1, 3)"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_what_is_refused(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda model: embedding_moments(model, "one text"), "texts is one string: give an iterable of texts"),
-        (lambda model: embedding_moments(model, []), "No texts were given"),
-        (lambda model: EmbeddingFilter.from_language_model(model, keep=(20, 20)), "keep=(20, 20): give (low, high) wi"),
-        (lambda model: IdfWeights.fit(model[0], []), "No texts with tokens were given"),
-    ],
-)
+REFUSED_OF_A_MODEL = [
+    (lambda model: embedding_moments(model, "one text"), "texts is one string: give an iterable of texts"),
+    (lambda model: embedding_moments(model, []), "No texts were given"),
+    (lambda model: EmbeddingFilter.from_language_model(model, keep=(20, 20)), "keep=(20, 20): give (low, high) wi"),
+    (lambda model: IdfWeights.fit(model[0], []), "No texts with tokens were given"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED_OF_A_MODEL)
 def test_what_is_refused_of_a_model(make, message, model):
     with pytest.raises(ValueError, match=re.escape(message)):
         make(model)

@@ -58,16 +58,15 @@ class TestHead:
             (tmp_path / shard).write_bytes(b"not read")
         assert torch.equal(head(str(tmp_path)), model.lm_head.weight)
 
-    @pytest.mark.parametrize(
-        ("weights", "source", "message"),
-        [
-            ({"words.weight": torch.zeros(384, 32)}, str, "no weight named lm_head.weight or embed_out.weight .* giv"),
-            ({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, str, "is torch.int8 of shape .384, 32"),
-            ({}, CausalTransformer, "no weight named lm_head.weight.*the language model that it was made"),
-            ({}, lambda path: AutoModel.from_config(backbones.config("llama")), "no language model.s head, and does"),
-            ({}, lambda path: Pooling(32), "Pooling has no language model's head"),
-        ],
-    )
+    REFUSED = [
+        ({"words.weight": torch.zeros(384, 32)}, str, "no weight named lm_head.weight or embed_out.weight .* giv"),
+        ({"lm_head.weight": torch.zeros(384, 32, dtype=torch.int8)}, str, "is torch.int8 of shape .384, 32"),
+        ({}, CausalTransformer, "no weight named lm_head.weight.*the language model that it was made"),
+        ({}, lambda path: AutoModel.from_config(backbones.config("llama")), "no language model.s head, and does"),
+        ({}, lambda path: Pooling(32), "Pooling has no language model's head"),
+    ]
+
+    @pytest.mark.parametrize(("weights", "source", "message"), REFUSED)
     def test_what_is_refused(self, weights, source, message, tmp_path):
         """One of another name, quantised, of an embedder that kept its backbone alone, from nowhere; something else."""
         backbones.save(language_model(tmp_path).model, tmp_path)
@@ -118,14 +117,13 @@ class TestPromptReps:
         found[kept] = weights[kept]
         return found
 
-    @pytest.mark.parametrize(
-        ("architecture", "tied", "settings"),
-        [
-            ("llama", False, {}),
-            ("gemma2_softcap", True, {"expansion": 5}),
-            ("gpt2", True, {"top_k": 3, "expansion": 2}),
-        ],
-    )
+    DEFINED = [
+        ("llama", False, {}),
+        ("gemma2_softcap", True, {"expansion": 5}),
+        ("gpt2", True, {"top_k": 3, "expansion": 2}),
+    ]
+
+    @pytest.mark.parametrize(("architecture", "tied", "settings"), DEFINED)
     def test_equals_the_definition(self, architecture, tied, settings, saved):
         """In a batch; the last text has no words of its own."""
         model, path = saved(architecture, tied)

@@ -92,15 +92,15 @@ TEXT_SIZES = {**backbones.SIZE, **backbones.MLP, **backbones.GROUPED, **backbone
 IMAGES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, **backbones.MLP, "image_size": 28}
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "part"),
-    [
-        # A decoder beside a part for images; a body that is the model with its head; a body that wraps a decoder.
-        ("Gemma3", {"text_config": TEXT_SIZES, "vision_config": IMAGES}, "Gemma3TextModel"),
-        ("Llama4Text", {**TEXT_SIZES, "num_local_experts": 2, "intermediate_size_mlp": 48}, "Llama4TextModel"),
-        ("Bart", {"vocab_size": 384, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}, "BartDecoder"),
-    ],
-)
+TEXT_PARTS = [
+    # A decoder beside a part for images; a body that is the model with its head; a body that wraps a decoder.
+    ("Gemma3", {"text_config": TEXT_SIZES, "vision_config": IMAGES}, "Gemma3TextModel"),
+    ("Llama4Text", {**TEXT_SIZES, "num_local_experts": 2, "intermediate_size_mlp": 48}, "Llama4TextModel"),
+    ("Bart", {"vocab_size": 384, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}, "BartDecoder"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "part"), TEXT_PARTS)
 def test_the_part_that_reads_text_alone_is_taken(kind, settings, part, tokenizer):
     torch.manual_seed(0)
     whole = AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**settings))

@@ -278,13 +278,12 @@ class TestDeterministic:
         shuffled = model.encode([self.TEXTS[place] for place in order], batch_size=4, convert_to_tensor=True)
         return shuffled.equal(alone[order])
 
-    @pytest.mark.parametrize(
-        ("recipe", "dtype"),
-        [
-            ("bidirectional", "bfloat16"), ("contrastive prompting", "bfloat16"),
-            ("thought-4", "float32"), ("metaeol", "bfloat16"), ("echo-2", "bfloat16"), ("reba-2", "bfloat16"),
-        ],
-    )  # fmt: skip
+    SAME_BITS = [
+        ("bidirectional", "bfloat16"), ("contrastive prompting", "bfloat16"),
+        ("thought-4", "float32"), ("metaeol", "bfloat16"), ("echo-2", "bfloat16"), ("reba-2", "bfloat16"),
+    ]  # fmt: skip
+
+    @pytest.mark.parametrize(("recipe", "dtype"), SAME_BITS)
     def test_every_batch_gives_the_same_bits(self, recipe, dtype, trained):
         model = pipeline(made(recipe, trained[dtype], deterministic=True))
         assert self.whatever_its_batch(SentenceTransformer(modules=[*model, Normalize()], device="cpu"))
@@ -307,23 +306,23 @@ def deep(tmp_path_factory):
     return st_reba.CausalTransformer(backbones.save(model, tmp_path_factory.mktemp("deep")))
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "layers", "usual"),
-    [
-        # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
-        (st_reba.ContrastivePromptingModule, {}, 32, {"contrast_layer": 4, "scale": 2.0, "output_layer": 27}),
-        (st_reba.ContrastivePromptingModule, {"template": "knowledge"}, 32, {"contrast_layer": 6, "output_layer": 31}),
-        (st_reba.ContrastivePromptingModule, {}, 1, {"contrast_layer": 0, "output_layer": 1, "final_norm": False}),
-        (st_reba.TokenPrependingModule, {}, 32, {"prepend_layers": 8, "output_layer": 27, "final_norm": False}),
-        # The middle third; half of the layers, and half of these.
-        (st_reba.KVReroutingModule, {}, 8, {"layers": [2, 3, 4, 5]}),
-        (st_reba.NoSinkModule, {}, 8, {"bidirectional_layers": 4, "layers": [6, 7]}),
-        # An eighth of the way up the whole model, wherever it stops.
-        (st_reba.EarlyLateModule, {"output_layer": 15}, 30, {"early_layer": 4, "output_layer": 15}),
-        # A share of the layers that are run, and below the last.
-        (st_reba.TopicModule, {"output_layer": 10}, 30, {"lower_layers": [9]}),
-    ],
-)
+USUAL = [
+    # The paper's layers 5 and 7 of 32, counted from 1, and its strengths; never above what is run.
+    (st_reba.ContrastivePromptingModule, {}, 32, {"contrast_layer": 4, "scale": 2.0, "output_layer": 27}),
+    (st_reba.ContrastivePromptingModule, {"template": "knowledge"}, 32, {"contrast_layer": 6, "output_layer": 31}),
+    (st_reba.ContrastivePromptingModule, {}, 1, {"contrast_layer": 0, "output_layer": 1, "final_norm": False}),
+    (st_reba.TokenPrependingModule, {}, 32, {"prepend_layers": 8, "output_layer": 27, "final_norm": False}),
+    # The middle third; half of the layers, and half of these.
+    (st_reba.KVReroutingModule, {}, 8, {"layers": [2, 3, 4, 5]}),
+    (st_reba.NoSinkModule, {}, 8, {"bidirectional_layers": 4, "layers": [6, 7]}),
+    # An eighth of the way up the whole model, wherever it stops.
+    (st_reba.EarlyLateModule, {"output_layer": 15}, 30, {"early_layer": 4, "output_layer": 15}),
+    # A share of the layers that are run, and below the last.
+    (st_reba.TopicModule, {"output_layer": 10}, 30, {"lower_layers": [9]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "layers", "usual"), USUAL)
 def test_what_is_usual(kind, settings, layers, usual, deep):
     module = kind(st_reba.CausalTransformer(deep, output_layer=layers), **settings)
     assert {name: getattr(module, name) for name in usual} == usual

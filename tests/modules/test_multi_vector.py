@@ -107,15 +107,15 @@ def test_the_length_of_queries_and_of_documents(backbone_path):
     assert (layout.copy_index == 0).sum() > 5
 
 
-@pytest.mark.parametrize(
-    ("rows", "settings", "message"),
-    [
-        ("last", {}, 'ReBAModule returns one token alone, rows="last".* use rows="all"'),
-        ("all", {"dimension": 33, "fit_texts": FIT}, "dimension=33: give a whole number from 1 to 32"),
-        ("all", {"dimension": 8, "fit_texts": ["a"]}, "1 tokens are too few for 8 directions: give more"),
-        ("all", {"dimension": 8, "fit_texts": "a b"}, "texts is one string"),
-    ],
-)
+REFUSED = [
+    ("last", {}, 'ReBAModule returns one token alone, rows="last".* use rows="all"'),
+    ("all", {"dimension": 33, "fit_texts": FIT}, "dimension=33: give a whole number from 1 to 32"),
+    ("all", {"dimension": 8, "fit_texts": ["a"]}, "1 tokens are too few for 8 directions: give more"),
+    ("all", {"dimension": 8, "fit_texts": "a b"}, "texts is one string"),
+]
+
+
+@pytest.mark.parametrize(("rows", "settings", "message"), REFUSED)
 def test_what_is_refused(rows, settings, message, shared):
     with pytest.raises(ValueError, match=message):
         multi_vector_encoder(ReBAModule(shared(), rows=rows), **settings)

@@ -73,22 +73,22 @@ def test_the_papers_prompts(roomy_path):
     assert not st_reba.MetaEOLModule(roomy_path, templates=list(st_reba.META_TASKS)).normalize_text
 
 
-@pytest.mark.parametrize(
-    ("text", "spans", "expected"),
-    [
-        ("A cat sat.", None, "sat. cat A"),
-        ("  two\nlines ", None, "lines two"),
-        (" ", [(0, 1)], " "),
-        # Cut after the second word, or before it.
-        ("one two three", [(0, 3), (3, 7)], "two one"),
-        ("one two three", [(3, 7), (7, 13)], "three two"),
-        # Tokens that share a character, and a mark that normalization added.
-        ("我爱你们", [(0, 1), (0, 1), (1, 2), (2, 4), (4, 5)], "你们爱我"),
-        ("我爱你们", None, "们你爱我"),
-        ("สวัสดี", [(0, 3), (3, 6)], "สดีสวั"),
-        ("用 Python 编程", None, "编程 Python 用"),
-    ],
-)
+REVERSED = [
+    ("A cat sat.", None, "sat. cat A"),
+    ("  two\nlines ", None, "lines two"),
+    (" ", [(0, 1)], " "),
+    # Cut after the second word, or before it.
+    ("one two three", [(0, 3), (3, 7)], "two one"),
+    ("one two three", [(3, 7), (7, 13)], "three two"),
+    # Tokens that share a character, and a mark that normalization added.
+    ("我爱你们", [(0, 1), (0, 1), (1, 2), (2, 4), (4, 5)], "你们爱我"),
+    ("我爱你们", None, "们你爱我"),
+    ("สวัสดี", [(0, 3), (3, 6)], "สดีสวั"),
+    ("用 Python 编程", None, "编程 Python 用"),
+]
+
+
+@pytest.mark.parametrize(("text", "spans", "expected"), REVERSED)
 def test_a_text_in_reverse(text, spans, expected):
     assert in_reverse(text, spans) == expected
 
@@ -374,16 +374,16 @@ def test_what_is_changed_of_a_tokenizer_is_seen_at_once(roomy_path):
     assert module.lay_out(["a cat"])[0].input_ids[0].tolist() == module.tokenizer("a cat")["input_ids"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "pooling", "advice"),
-    [
-        ("thought-2", "mean", 'Use Pooling("lasttoken").'),
-        ("thought-1", "mean", None),
-        ("reba-2", "cls", 'Use Pooling("mean") or Pooling("lasttoken").'),
-        ("reba-2", ("mean", "lasttoken"), None),
-        ("echo topic", "max", 'Use Pooling("mean").'),
-    ],
-)
+POOLING_ADVICE = [
+    ("thought-2", "mean", 'Use Pooling("lasttoken").'),
+    ("thought-1", "mean", None),
+    ("reba-2", "cls", 'Use Pooling("mean") or Pooling("lasttoken").'),
+    ("reba-2", ("mean", "lasttoken"), None),
+    ("echo topic", "max", 'Use Pooling("mean").'),
+]
+
+
+@pytest.mark.parametrize(("recipe", "pooling", "advice"), POOLING_ADVICE)
 def test_a_pooling_that_a_method_is_not_made_for_is_said_once(recipe, pooling, advice, shared, tmp_path):
     """When the pipeline is complete; and again when it is loaded, whose user may be another."""
     kind, settings = RECIPES[recipe]

@@ -133,15 +133,15 @@ def states():
     return torch.randn(2, 6, 3, 32) * torch.tensor([1.0, 30, 900])[:, None]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"bottlenecks": [3, 4, 7], "head_dimension": 2},
-        {"encoders": False},
-        {"layers": [1, 3], "bottlenecks": [4, 5]},
-    ],
-)
+AUTOENCODERS = [
+    {},
+    {"bottlenecks": [3, 4, 7], "head_dimension": 2},
+    {"encoders": False},
+    {"layers": [1, 3], "bottlenecks": [4, 5]},
+]
+
+
+@pytest.mark.parametrize("settings", AUTOENCODERS)
 def test_embeddings_and_scores_are_the_papers(settings, states):
     torch.manual_seed(1)
     module = LayerwiseAutoencoder(3, 32, **settings)
@@ -202,17 +202,17 @@ def test_encoders_can_begin_as_a_whitening(layers, states):
         assert torch.allclose(found, expected["sentence_embedding"], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("depth", "settings", "message"),
-    [
-        (0, {}, "depth=0: give a whole number from 1 to 1024"),
-        (3, {"bottlenecks": 8}, "bottlenecks=8: give a list of widths for equal shares of the 3 layers"),
-        (3, {"bottlenecks": [8, 33]}, "a whole number from 1 to 32, the width of a state"),
-        (3, {"encoders": False, "decoders": True}, "there is nothing to decode"),
-        (3, {"layers": [0, 1]}, "layers=\\[0, 1\\]: give a rising list of layers from 1 to 3"),
-        (3, {"layers": [2, 3], "bottlenecks": [1, 2, 3]}, "equal shares of the 2 layers"),
-    ],
-)
+OUT_OF_RANGE = [
+    (0, {}, "depth=0: give a whole number from 1 to 1024"),
+    (3, {"bottlenecks": 8}, "bottlenecks=8: give a list of widths for equal shares of the 3 layers"),
+    (3, {"bottlenecks": [8, 33]}, "a whole number from 1 to 32, the width of a state"),
+    (3, {"encoders": False, "decoders": True}, "there is nothing to decode"),
+    (3, {"layers": [0, 1]}, "layers=\\[0, 1\\]: give a rising list of layers from 1 to 3"),
+    (3, {"layers": [2, 3], "bottlenecks": [1, 2, 3]}, "equal shares of the 2 layers"),
+]
+
+
+@pytest.mark.parametrize(("depth", "settings", "message"), OUT_OF_RANGE)
 def test_settings_out_of_range(depth, settings, message):
     with pytest.raises(ValueError, match=message):
         LayerwiseAutoencoder(depth, 32, **settings)

@@ -56,14 +56,14 @@ def test_words_of_texts_that_are_normalised(backbone_path):
     assert relative_error(encode_words(pipeline(module), sentences, asked), expected) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("sentences", "asked", "message"),
-    [
-        (["a cat"], ["dog"], "The word 'dog' does not occur in 'a cat'"),
-        (["cat " * 200 + "dog"], ["dog"], "'dog' was truncated: .* longer than max_seq_length"),
-        (["a", "b"], ["a"], "2 sentences and 1 words: give sentences with one word each"),
-    ],
-)
+MISSING_WORDS = [
+    (["a cat"], ["dog"], "The word 'dog' does not occur in 'a cat'"),
+    (["cat " * 200 + "dog"], ["dog"], "'dog' was truncated: .* longer than max_seq_length"),
+    (["a", "b"], ["a"], "2 sentences and 1 words: give sentences with one word each"),
+]
+
+
+@pytest.mark.parametrize(("sentences", "asked", "message"), MISSING_WORDS)
 def test_words_that_are_not_there(sentences, asked, message, shared):
     with pytest.raises(ValueError, match=message):
         encode_words(pipeline(EchoModule(shared())), sentences, asked)
@@ -145,17 +145,17 @@ def test_chunks_of_so_many_tokens_cover_a_text_whatever_its_batch(texts, length,
         assert set().union(*(range(*span) for span in each.spans)) == set(range(len(text)))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "length", "overlap", "chunks"),
-    [
-        ([1] * 10, 4, 1, [(0, 4), (3, 7), (6, 10)]),
-        ([], 3, 1, []),
-        # A character of several tokens is not divided; behind a short chunk, the overlap would begin before the text.
-        ([1, 3, 1], 2, 0, [(0, 1), (1, 4), (4, 5)]),
-        ([1, 3, 1], 4, 3, [(0, 4), (1, 5)]),
-        ([1, 1, 1, 3], 3, 2, [(0, 3), (3, 6)]),
-    ],
-)
+CUTS = [
+    ([1] * 10, 4, 1, [(0, 4), (3, 7), (6, 10)]),
+    ([], 3, 1, []),
+    # A character of several tokens is not divided; behind a short chunk, the overlap would begin before the text.
+    ([1, 3, 1], 2, 0, [(0, 1), (1, 4), (4, 5)]),
+    ([1, 3, 1], 4, 3, [(0, 4), (1, 5)]),
+    ([1, 1, 1, 3], 3, 2, [(0, 3), (3, 6)]),
+]
+
+
+@pytest.mark.parametrize(("tokens", "length", "overlap", "chunks"), CUTS)
 def test_tokens_are_counted_and_shared(tokens, length, overlap, chunks):
     own = [(character, character + 1) for character, count in enumerate(tokens) for _ in range(count)]
     assert _cut(own, length, overlap) == chunks
@@ -184,35 +184,35 @@ def test_each_chunk_of_a_long_text_is_read_in_a_window(backbone_path):
         encode_chunks(SentenceTransformer(modules=[model[0]]), [TEXT], chunk_tokens=5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"chunk_tokens": 0}, "chunk_tokens=0, overlap=0: give at least 1 token per chunk"),
-        ({"overlap": 4}, "chunk_tokens=4, overlap=4: give .* fewer tokens than a chunk has"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"prompt_name": "queri"}, "prompt_name='queri': the model has"),
-        ({"texts": "abc"}, "texts is one string: give a list"),
-    ],
-)
+WRONG_SETTINGS = [
+    ({"chunk_tokens": 0}, "chunk_tokens=0, overlap=0: give at least 1 token per chunk"),
+    ({"overlap": 4}, "chunk_tokens=4, overlap=4: give .* fewer tokens than a chunk has"),
+    ({"batch_size": 0}, "batch_size=0"),
+    ({"prompt_name": "queri"}, "prompt_name='queri': the model has"),
+    ({"texts": "abc"}, "texts is one string: give a list"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_SETTINGS)
 def test_settings_that_cannot_be_used_are_refused(arguments, message, shared):
     with pytest.raises(ValueError, match=message):
         encode_chunks(pipeline(CausalTransformer(shared())), **{"texts": ["abc"], "chunk_tokens": 4, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("wanted", "kind", "arguments", "message"),
-    [
-        ("words", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'pool_over="text", and pool_copies="la'),
-        ("words", st_reba.EarlyLateModule, {}, "has no vectors of tokens. For words use EchoModule or ReBAModule"),
-        ("words", Transformer, {}, "first module is Transformer: words need a module of st_reba"),
-        ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer reads the prompt .* after the"),
-        ("chunks", CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
-        ("chunks", st_reba.MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule has no vectors of tokens"),
-        ("chunks", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, "reads a token in several copies"),
-        ("chunks", st_reba.LayerStates, {}, "LayerStates has no vectors of tokens, so chunks have none"),
-        ("chunks", Transformer, {}, "first module is Transformer: chunks need a module of st_reba"),
-    ],
-)
+WITHOUT_VECTORS = [
+    ("words", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'pool_over="text", and pool_copies="la'),
+    ("words", st_reba.EarlyLateModule, {}, "has no vectors of tokens. For words use EchoModule or ReBAModule"),
+    ("words", Transformer, {}, "first module is Transformer: words need a module of st_reba"),
+    ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer reads the prompt .* after the"),
+    ("chunks", CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
+    ("chunks", st_reba.MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule has no vectors of tokens"),
+    ("chunks", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, "reads a token in several copies"),
+    ("chunks", st_reba.LayerStates, {}, "LayerStates has no vectors of tokens, so chunks have none"),
+    ("chunks", Transformer, {}, "first module is Transformer: chunks need a module of st_reba"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "kind", "arguments", "message"), WITHOUT_VECTORS)
 def test_recipes_without_vectors_of_tokens_are_refused(wanted, kind, arguments, message, backbone_path):
     model = pipeline(kind(backbone_path("llama", "bert"), **arguments))
     with pytest.raises(ValueError, match=message):

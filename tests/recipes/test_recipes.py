@@ -143,16 +143,16 @@ def test_a_key_goes_on_with_a_layer_and_a_part():
     assert find("classical+idf-weighted").poolings == ("mean",)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("", r"There is no recipe ''\. `st-reba recipes` lists them, and what may follow a key\."),
-        ("echo_topic", r"There is no recipe 'echo_topic'\. Near it: echo-topic\. `st-reba recipes` lists them"),
-        ("reba-2+upside-down", "There is no recipe"),
-        ("Random weights, Classical, whitened", "is a control, to be compared with"),
-        ("PromptEOL, idf-weighted", "idf-weighted goes with mean pooling, and PromptEOL has last pooling; leave it ou"),
-    ],
-)
+NO_RECIPES = [
+    ("", r"There is no recipe ''\. `st-reba recipes` lists them, and what may follow a key\."),
+    ("echo_topic", r"There is no recipe 'echo_topic'\. Near it: echo-topic\. `st-reba recipes` lists them"),
+    ("reba-2+upside-down", "There is no recipe"),
+    ("Random weights, Classical, whitened", "is a control, to be compared with"),
+    ("PromptEOL, idf-weighted", "idf-weighted goes with mean pooling, and PromptEOL has last pooling; leave it ou"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), NO_RECIPES)
 def test_what_is_no_recipe_is_refused(name, message):
     with pytest.raises(ValueError, match=message):
         find(name)

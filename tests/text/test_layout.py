@@ -53,16 +53,16 @@ any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.j
 literals = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{}"), max_size=12)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", ""), ("\n\t", "\n\t"), ("A cat sat", "A cat sat."), ("A cat sat.", "A cat sat."),
-        ("A cat sat!", "A cat sat!."), ("Did it sit?", "Did it sit."), ("Did it? Yes", "Did it? Yes."),
-        ('He said "sit"', "He said 'sit'"), ('"Sit?" he said', "'Sit?' he said."), ("A cat 🥊", "A cat 🥊."),
-        ("我爱猫", "我爱猫。"), ("我爱猫！", "我爱猫！。"), ("你爱猫吗？", "你爱猫吗。"),
-        ("他说：“你好”", "他说：‘你好’"), ("我爱 cats", "我爱 cats."),
-    ],
-)  # fmt: skip
+NORMALISED = [
+    ("", ""), ("\n\t", "\n\t"), ("A cat sat", "A cat sat."), ("A cat sat.", "A cat sat."),
+    ("A cat sat!", "A cat sat!."), ("Did it sit?", "Did it sit."), ("Did it? Yes", "Did it? Yes."),
+    ('He said "sit"', "He said 'sit'"), ('"Sit?" he said', "'Sit?' he said."), ("A cat 🥊", "A cat 🥊."),
+    ("我爱猫", "我爱猫。"), ("我爱猫！", "我爱猫！。"), ("你爱猫吗？", "你爱猫吗。"),
+    ("他说：“你好”", "他说：‘你好’"), ("我爱 cats", "我爱 cats."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), NORMALISED)
 def test_texts_are_normalised_as_released(text, expected):
     """At most one character more, and each other in its place."""
     assert normalized(text) == expected
@@ -90,20 +90,20 @@ def test_a_template_is_what_it_was_parsed_from(parts):
     assert str(Template.parse(written)) == written
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("Rewrite:", r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer', 'topic', 'topic-zh'\]"),
-        ("{text} {0}", r"has other braces than \{text\}, one \{prompt\}, and one .*Remove the others\."),
-        ("{text.__class__}{text}", r"has other braces than \{text\}"),
-        ("{text}{prepend}", r"one \{prepend\} before \{text\}"),
-        ("{pro{prepend}mpt}{text}", r"has other braces than \{text\}"),
-        ("{pre{text}pend}", r"has other braces than \{text\}"),
-        ("{prompt} {prompt}{text}", r"one \{prompt\}"),
-        ("x" * 2_000_000 + "{text}", r"characters of templates were given, and at most 65,536 are allowed"),
-        (3, "template must be a string, but 3 was given"),
-    ],
-)
+NO_TEMPLATES = [
+    ("Rewrite:", r"'Rewrite:' has no \{text\}\..*or one of \[.*'springer', 'topic', 'topic-zh'\]"),
+    ("{text} {0}", r"has other braces than \{text\}, one \{prompt\}, and one .*Remove the others\."),
+    ("{text.__class__}{text}", r"has other braces than \{text\}"),
+    ("{text}{prepend}", r"one \{prepend\} before \{text\}"),
+    ("{pro{prepend}mpt}{text}", r"has other braces than \{text\}"),
+    ("{pre{text}pend}", r"has other braces than \{text\}"),
+    ("{prompt} {prompt}{text}", r"one \{prompt\}"),
+    ("x" * 2_000_000 + "{text}", r"characters of templates were given, and at most 65,536 are allowed"),
+    (3, "template must be a string, but 3 was given"),
+]
+
+
+@pytest.mark.parametrize(("template", "message"), NO_TEMPLATES)
 def test_what_is_no_template(template, message):
     with pytest.raises(ValueError, match=message):
         Template.parse(template)
@@ -462,15 +462,15 @@ def test_special_tokens_where_a_letter_is_one():
     assert special_tokens(_Wrapped(lambda text: [6, 5], lambda ids: [*ids, 5])) == ([], [5])
 
 
-@pytest.mark.parametrize(
-    ("plain", "full", "message"),
-    [
-        (lambda text: [5] * (1 + len(text) % 3), lambda ids: [5, *ids], "special tokens cannot be told from the text"),
-        (lambda text: [5], lambda ids: [9, 9], r"reads 'a b c 1 \?' as \[9, 9\] with special tokens and as \[5\]"),
-        (lambda text: [len(text)], lambda ids: [ids[0] + 10, *ids], r"or are others than around other texts. Use a"),
-        (lambda text: [], lambda ids: [9, *ids], "gives no tokens for any text that was tried"),
-    ],
-)
+UNCLEAR_SPECIALS = [
+    (lambda text: [5] * (1 + len(text) % 3), lambda ids: [5, *ids], "special tokens cannot be told from the text"),
+    (lambda text: [5], lambda ids: [9, 9], r"reads 'a b c 1 \?' as \[9, 9\] with special tokens and as \[5\]"),
+    (lambda text: [len(text)], lambda ids: [ids[0] + 10, *ids], r"or are others than around other texts. Use a"),
+    (lambda text: [], lambda ids: [9, *ids], "gives no tokens for any text that was tried"),
+]
+
+
+@pytest.mark.parametrize(("plain", "full", "message"), UNCLEAR_SPECIALS)
 def test_special_tokens_that_cannot_be_told(plain, full, message):
     with pytest.raises(ValueError, match=message):
         special_tokens(_Wrapped(plain, full))

@@ -165,13 +165,13 @@ class Steep(MultipleNegativesRankingLoss):
         return loss + (loss - loss.detach()).sqrt()
 
 
-@pytest.mark.parametrize(
-    ("kind", "message", "kept"),
-    [
-        (Spoiled, "Training diverged at step 4: the loss is nan. The last good checkpoint is .*checkpoint-2.", [2]),
-        (Steep, "step 1: the gradient is not finite. There is no checkpoint", []),
-    ],
-)
+DIVERGING = [
+    (Spoiled, "Training diverged at step 4: the loss is nan. The last good checkpoint is .*checkpoint-2.", [2]),
+    (Steep, "step 1: the gradient is not finite. There is no checkpoint", []),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "kept"), DIVERGING)
 def test_a_run_stops_before_its_weights_are_no_numbers(kind, message, kept, model, tmp_path):
     loss = kind(model())
     with pytest.raises(DivergedError, match=message):
@@ -195,14 +195,13 @@ class TestCheckpoints:
         stop(plain(), output, 5, identity=self.IDENTITY)
         return output
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but this run has learning_rate=0.001"),
-            ({"gradient_accumulation_steps": 2}, "a run with gradient_accumulation_steps=1, but this run has grad"),
-            ({"rows": ROWS.select(range(9))}, "a run with data="),
-        ],
-    )
+    ANOTHER_RUN = [
+        ({"learning_rate": 1e-3}, "a run with learning_rate=0.01, but this run has learning_rate=0.001"),
+        ({"gradient_accumulation_steps": 2}, "a run with gradient_accumulation_steps=1, but this run has grad"),
+        ({"rows": ROWS.select(range(9))}, "a run with data="),
+    ]
+
+    @pytest.mark.parametrize(("changes", "message"), ANOTHER_RUN)
     def test_of_another_run_are_refused(self, changes, message, stopped, plain):
         with pytest.raises(ValueError, match=message):
             fit(plain(), stopped, **{"identity": self.IDENTITY, **changes})
@@ -265,36 +264,36 @@ def read(tmp_path):
     return settings
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("\n", " has nothing: give lines such as model: org/name. Keys: arguments, evaluation, model_kwargs, "),
-        ("- a\n", " has a list"),
-        ("model: [\n", " is not a YAML file (while parsing a flow node expected the node content, but found '<stream"),
-        ("rank: 3\n", ": the key 'model' is missing. Add a line model: VALUE."),
-    ],
-)
+NO_SETTINGS = [
+    ("\n", " has nothing: give lines such as model: org/name. Keys: arguments, evaluation, model_kwargs, "),
+    ("- a\n", " has a list"),
+    ("model: [\n", " is not a YAML file (while parsing a flow node expected the node content, but found '<stream"),
+    ("rank: 3\n", ": the key 'model' is missing. Add a line model: VALUE."),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), NO_SETTINGS)
 def test_a_file_that_holds_no_settings(text, message, read):
     with pytest.raises(ValueError, match=re.escape(f"settings.yaml{message}")):
         read(text, begun="")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rnak: 3", "'rnak' is unknown. Keys: arguments, evaluation, model_kwargs, model, triplets, "),
-        ("traplets: x", "The nearest is triplets."),
-        ("learning_rates: 1", "The nearest is learning_rate, below arguments."),
-        ("rank: true", "rank: True was given: input should be a valid integer."),
-        ("bidirectional_layers: some", "was given: input should be a valid integer or input should be 'none', 'la"),
-        ("model_kwargs: {quantization_config: {}}", "model_kwargs: leave out quantization_config: an adapter is merg"),
-        ("arguments: {bf61: true}", "arguments: 'bf61' is unknown. The nearest is bf16."),
-        ("arguments: {seed: -1}", "arguments: seed: -1 was given: input should be greater than or equal to 0."),
-        ("arguments: {push_to_hub: true}", "push_to_hub cannot be given: the run sets it itself. Leave"),
-        ("arguments: {eval_strategy: steps}", "eval_strategy: 'steps' was given, but there is nothing to evaluate on."),
-        ("arguments: {load_best_model_at_end: true}\nevaluation: x", "metric_for_best_model: eval_spearman_cosine."),
-    ],
-)
+REFUSED = [
+    ("rnak: 3", "'rnak' is unknown. Keys: arguments, evaluation, model_kwargs, model, triplets, "),
+    ("traplets: x", "The nearest is triplets."),
+    ("learning_rates: 1", "The nearest is learning_rate, below arguments."),
+    ("rank: true", "rank: True was given: input should be a valid integer."),
+    ("bidirectional_layers: some", "was given: input should be a valid integer or input should be 'none', 'la"),
+    ("model_kwargs: {quantization_config: {}}", "model_kwargs: leave out quantization_config: an adapter is merg"),
+    ("arguments: {bf61: true}", "arguments: 'bf61' is unknown. The nearest is bf16."),
+    ("arguments: {seed: -1}", "arguments: seed: -1 was given: input should be greater than or equal to 0."),
+    ("arguments: {push_to_hub: true}", "push_to_hub cannot be given: the run sets it itself. Leave"),
+    ("arguments: {eval_strategy: steps}", "eval_strategy: 'steps' was given, but there is nothing to evaluate on."),
+    ("arguments: {load_best_model_at_end: true}\nevaluation: x", "metric_for_best_model: eval_spearman_cosine."),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
 def test_refusals_name_file_key_and_what_is_allowed(text, message, read):
     with pytest.raises(ValueError, match=rf"settings\.yaml: .*{re.escape(message)}"):
         read(text)

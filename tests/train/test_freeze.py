@@ -114,15 +114,15 @@ def test_a_resumed_run_is_the_run(run, settings, files):
     assert all(torch.equal(found[name], weight) for name, weight in whole[1].state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
-        ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: not for stage "cosines". Leave it out'),
-        ({"stage": "cosines", "loss": "cosent"}, 'loss "cosent": not for stage "cosines"'),
-        ({"arguments": {"per_device_train_batch_size": 1}}, "per_device_train_batch_size: 1 was given: give 2 or more"),
-    ],
-)
+SETTINGS = [
+    ({"lowest_score": 5.0}, "lowest_score: 5 was given, but it must be below highest_score, 5"),
+    ({"stage": "cosines", "bottlenecks": (4,)}, 'bottlenecks: not for stage "cosines". Leave it out'),
+    ({"stage": "cosines", "loss": "cosent"}, 'loss "cosent": not for stage "cosines"'),
+    ({"arguments": {"per_device_train_batch_size": 1}}, "per_device_train_batch_size: 1 was given: give 2 or more"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), SETTINGS)
 def test_settings(changes, message, settings):
     with pytest.raises(ValueError, match=message):
         settings(**changes)

@@ -55,20 +55,20 @@ def models(shallow_path):
 UNLIKE = "neither another pooling nor a missing prompt explains it: another model, recipe or precision?"
 
 
-@pytest.mark.parametrize(
-    ("served", "own", "expected"),
-    [
-        ("last, query", "last, query", []),
-        ("last", "last, query", ["the prompt is missing"]),
-        ("last, document", "last, query", ['the prompt is that of "document"']),
-        ("mean, query", "last, query", ["pooling is the mean of all tokens, and the model's lasttoken"]),
-        ("last", "mean, query", ["the prompt is missing, and pooling is the last token, and the model's mean"]),
-        ("bare", "last", ["normalization: its vectors have lengths of "]),
-        ("last", "bare", ["normalization: its vectors have lengths of 1 to 1, and the model's of "]),
-        (lambda texts: np.eye(32)[[len(text) % 5 for text in texts]], "last", [UNLIKE]),
-        (lambda texts: np.eye(32)[[0] * len(texts), :8], "last", ["it has 8 values, the model's 32"]),
-    ],
-)
+FAULTS = [
+    ("last, query", "last, query", []),
+    ("last", "last, query", ["the prompt is missing"]),
+    ("last, document", "last, query", ['the prompt is that of "document"']),
+    ("mean, query", "last, query", ["pooling is the mean of all tokens, and the model's lasttoken"]),
+    ("last", "mean, query", ["the prompt is missing, and pooling is the last token, and the model's mean"]),
+    ("bare", "last", ["normalization: its vectors have lengths of "]),
+    ("last", "bare", ["normalization: its vectors have lengths of 1 to 1, and the model's of "]),
+    (lambda texts: np.eye(32)[[len(text) % 5 for text in texts]], "last", [UNLIKE]),
+    (lambda texts: np.eye(32)[[0] * len(texts), :8], "last", ["it has 8 values, the model's 32"]),
+]
+
+
+@pytest.mark.parametrize(("served", "own", "expected"), FAULTS)
 def test_a_fault_is_named(served, own, expected, serve, models):
     embed = models[served].encode if isinstance(served, str) else served
     seen = verify(Endpoint(serve(embed)), models[own])
