@@ -442,9 +442,10 @@ def test_texts_of_the_same_tokens_are_equals(roomy):
     assert tf_idf.nearest(pairs.first[:1], pairs.first[:1] * 3, 3) == [[(0, 1.0), (1, 1.0), (2, 1.0)]]
 
 
-@pytest.mark.parametrize(
-    "name", ["classical", "reba-2", "prompteol", "knowledge", "value-aggregation", "early-late", "classical@1"]
-)
+PASSES = ["classical", "reba-2", "prompteol", "knowledge", "value-aggregation", "early-late", "classical@1"]
+
+
+@pytest.mark.parametrize("name", PASSES)
 def test_the_tokens_of_a_pass_are_those_that_run(roomy, name):
     """Counted where they enter each layer."""
     module = find(name).build(roomy)
@@ -524,10 +525,10 @@ def test_memory_grows_with_the_model_and_what_is_made_on_the_way(roomy):
     assert memory(roomy, 200, 32, 2, random=False)[1] > peak
 
 
-@pytest.mark.parametrize(
-    ("tokens", "duration", "twice"),
-    [(30_000, "30 seconds", "60 seconds"), (300_000, "5 minutes", "10 minutes"), (9e6, "2.5 hours", "5.0 hours")],
-)
+FORECASTS = [(30_000, "30 seconds", "60 seconds"), (3e5, "5 minutes", "10 minutes"), (9e6, "2.5 hours", "5.0 hours")]
+
+
+@pytest.mark.parametrize(("tokens", "duration", "twice"), FORECASTS)
 def test_what_is_told(tokens, duration, twice):
     told = str(Forecast(8, 1955, tokens, 1000.0, 270_000_000, 1_250_000_000, 2 * tokens / 1000))
     assert told.startswith("8 recipes on 1,955 texts, with controls and timings: ")

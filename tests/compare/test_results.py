@@ -112,9 +112,10 @@ def test_whatever_a_file_holds_is_shown_or_refused_by_its_key(comparison, saved)
     assert 30 < read < refused
 
 
-@pytest.mark.parametrize(
-    ("text", "message"), [("[" * 100_000, "recursion limit exceeded"), ("[]", "Input should be an object")]
-)
+NO_COMPARISONS = [("[" * 100_000, "recursion limit exceeded"), ("[]", "Input should be an object")]
+
+
+@pytest.mark.parametrize(("text", "message"), NO_COMPARISONS)
 def test_what_is_no_comparison(text, message, tmp_path):
     path = tmp_path / "other.json"
     path.write_bytes(text.encode(errors="surrogateescape"))

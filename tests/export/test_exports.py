@@ -44,9 +44,10 @@ def bag(module) -> SentenceTransformer:
 
 
 # Gemma's embeddings are scaled; GPT-2's tokens have positions.
-@pytest.mark.parametrize(
-    ("architecture", "kind"), [("llama", "bytes"), ("gemma3", "sentencepiece"), ("gpt2", "bert"), ("llama", "greedy")]
-)
+BAGS = [("llama", "bytes"), ("gemma3", "sentencepiece"), ("gpt2", "bert"), ("llama", "greedy")]
+
+
+@pytest.mark.parametrize(("architecture", "kind"), BAGS)
 def test_it_is_the_bag_of_input_embeddings_behind_weights_and_whitening(architecture, kind, shared):
     module = shared(architecture, kind)
     static = static_model(module, FIT, layer=0)

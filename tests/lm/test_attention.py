@@ -216,9 +216,10 @@ def test_dropout_is_dropout(rerouted):
     assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("block", "scratch", "gradients"), [(4, 1, False), (4, 2**14, True), (128, 2**14, False), (128, 2**28, True)]
-)
+RECTANGLES = [(4, 1, False), (4, 2**14, True), (128, 2**14, False), (128, 2**28, True)]
+
+
+@pytest.mark.parametrize(("block", "scratch", "gradients"), RECTANGLES)
 @pytest.mark.parametrize("layers", [None, {1}])
 def test_the_maximum_of_a_rectangle(block, scratch, gradients, layers, monkeypatch):
     """A head of a text at a time, some, or all."""

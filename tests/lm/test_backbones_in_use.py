@@ -152,11 +152,10 @@ class TestQuantized:
         group = torchao.granularity.PerGroup(16)
         return torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group)
 
+    QUANTIZED = [("int8", "float32", EXACT), ("int4", "float32", EXACT), ("int8", "bfloat16", 0.03)]
+
     @both_recipes
-    @pytest.mark.parametrize(
-        ("kind", "dtype", "tolerance"),
-        [("int8", "float32", EXACT), ("int4", "float32", EXACT), ("int8", "bfloat16", 0.03)],
-    )
+    @pytest.mark.parametrize(("kind", "dtype", "tolerance"), QUANTIZED)
     def test_on_loading(self, kind, dtype, tolerance, recipe, torchao, backbone_path, plain_words, tmp_path):
         config = transformers.TorchAoConfig(self.config(torchao, kind))
         model = make(recipe, backbone_path(), model_kwargs={"quantization_config": config, "dtype": dtype})

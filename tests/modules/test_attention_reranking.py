@@ -83,10 +83,9 @@ class TestEqualsTheStoredMaps:
         reranker = made(backbone_path(architecture), together=True)
         assert scores(reranker) == pytest.approx(expected(backbone_path(architecture), reranker[0]), abs=1e-5)
 
-    @pytest.mark.parametrize(
-        ("architecture", "kind"),
-        [("llama", "greedy"), ("qwen2", "bytes"), ("gpt2", "bert"), ("gpt_neox", "sentencepiece"), ("opt", "bytes")],
-    )
+    ALONE = [("llama", "greedy"), ("qwen2", "bytes"), ("gpt2", "bert"), ("gpt_neox", "sentencepiece"), ("opt", "bytes")]
+
+    @pytest.mark.parametrize(("architecture", "kind"), ALONE)
     def test_of_documents_read_alone(self, architecture, kind, backbone_path):
         path = backbone_path(architecture, kind)
         reranker = made(path)

@@ -161,9 +161,9 @@ class TestOracle:
             scale = np.abs(expected @ expected.T).max()
             assert np.allclose(found @ found.T, expected @ expected.T, rtol=1e-3, atol=1e-4 * max(scale, 1)), kind
 
-    @pytest.mark.parametrize(
-        ("choice", "low", "high"), [({}, 8, 24), ({"keep": (1, 3)}, 1, 3), ({"keep": [4, 22]}, 4, 22)]
-    )
+    RANGES = [({}, 8, 24), ({"keep": (1, 3)}, 1, 3), ({"keep": [4, 22]}, 4, 22)]
+
+    @pytest.mark.parametrize(("choice", "low", "high"), RANGES)
     def test_of_a_filter(self, choice, low, high, model, embedded, backbone_path):
         module = EmbeddingFilter.from_language_model(model, **choice)
         head = model[0].model.get_input_embeddings().weight.detach()

@@ -32,9 +32,9 @@ def head(source):
 
 
 class TestHead:
-    @pytest.mark.parametrize(
-        ("architecture", "tied"), [("llama", True), ("gemma2_softcap", False), ("gpt2", True), ("phi3", False)]
-    )
+    HEADS = [("llama", True), ("gemma2_softcap", False), ("gpt2", True), ("phi3", False)]
+
+    @pytest.mark.parametrize(("architecture", "tied"), HEADS)
     def test_it_is_what_the_language_model_has(self, architecture, tied, tmp_path, monkeypatch):
         monkeypatch.setattr(lm_head, "BLOCK", 100)
         model = language_model(tmp_path, architecture, tie_word_embeddings=tied)

@@ -32,9 +32,10 @@ def maxsim(query: torch.Tensor, document: torch.Tensor) -> float:
     return float(sum(cosine_similarity(token, document).max() for token in query))
 
 
-@pytest.mark.parametrize(
-    ("kind", "tokenizer"), [(CausalTransformer, "bytes"), (EchoModule, "sentencepiece"), (ReBAModule, "bert")]
-)
+KINDS = [(CausalTransformer, "bytes"), (EchoModule, "sentencepiece"), (ReBAModule, "bert")]
+
+
+@pytest.mark.parametrize(("kind", "tokenizer"), KINDS)
 def test_oracle(kind, tokenizer, shared):
     module = kind(shared("llama", tokenizer))
     model = multi_vector_encoder(module, prompts=PROMPTS)

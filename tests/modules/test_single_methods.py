@@ -159,9 +159,10 @@ def test_the_feed_forward_part_runs_for_the_tokens_that_are_read_alone(backbone_
     assert seen[-1] > len(TEXTS)
 
 
-@pytest.mark.parametrize(
-    ("module_class", "dtype"), [(st_reba.BidirectionalLastLayer, "bfloat16"), (st_reba.ReBAModule, "float16")]
-)
+IN_HALF = [(st_reba.BidirectionalLastLayer, "bfloat16"), (st_reba.ReBAModule, "float16")]
+
+
+@pytest.mark.parametrize(("module_class", "dtype"), IN_HALF)
 def test_a_small_effect_in_half_precision_is_an_effect(module_class, dtype):
     """In the demo model, one bidirectional layer moves the first token by less than bfloat16's rounding might."""
     module = module_class(str(DEMO_MODEL), bidirectional_layers=1, model_kwargs={"dtype": dtype})

@@ -158,9 +158,10 @@ def test_embeddings_and_scores_are_the_papers(settings, states):
     assert torch.allclose(1 - module.distances(first, second), cosines, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("bias", "dtype"), [(-1e6, torch.float32), (1e6, torch.bfloat16), (-3, torch.float16), (3, torch.bfloat16)]
-)
+BIASES = [(-1e6, torch.float32), (1e6, torch.bfloat16), (-3, torch.float16), (3, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("bias", "dtype"), BIASES)
 def test_identical_sentences_score_one_whatever_the_weights(bias, dtype, states):
     module = LayerwiseAutoencoder(3, 32)
     torch.nn.init.constant_(module.head.mlp[-1].bias, bias)

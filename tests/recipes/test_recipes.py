@@ -266,9 +266,10 @@ def test_recipes_of_their_own(theirs):
             st_reba.register(module, Row(key, name, module, ""))
 
 
-@pytest.mark.parametrize(
-    ("name", "key"), [("DoubleEOL", "double-eol"), ("KVMean2", "kv-mean2"), ("Layer_Mean", "layer-mean")]
-)
+CAPITALS = [("DoubleEOL", "double-eol"), ("KVMean2", "kv-mean2"), ("Layer_Mean", "layer-mean")]
+
+
+@pytest.mark.parametrize(("name", "key"), CAPITALS)
 def test_capitals_stay_together_in_a_key(name, key, theirs):
     theirs(THEIRS.replace("TheirModule", name))
     assert every_row()[-1].key == key
