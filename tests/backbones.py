@@ -185,19 +185,21 @@ def save(model, directory: Path, kind: str = "bytes", **kwargs) -> str:
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
 
 
+def language_model(directory: Path, name: str = "llama", seed: int = 1, **settings):
+    """Return a language model with its head, saved in a directory with a tokenizer."""
+    torch.manual_seed(seed)
+    made = AutoModelForCausalLM.from_config(config(name, **settings), attn_implementation="eager")
+    made = randomize(made.eval().float())
+    save(made, directory, model_max_length=settings.get("max_position_embeddings", POSITIONS))
+    return made
+
+
 def save_talking(directory: Path, name: str = "llama", tied: bool = True, **settings) -> str:
-    """Save a language model with its head, which generates up to its limit, and a tokenizer with a chat template."""
-    torch.manual_seed(1 if tied else 2)
-    made = randomize(
-        AutoModelForCausalLM.from_config(config(name, tie_word_embeddings=tied, **settings)).eval().float()
-    )
+    """Save one that generates up to its limit, and a tokenizer with a chat template."""
+    made = language_model(directory, name, 1 if tied else 2, tie_word_embeddings=tied, **settings)
     made.generation_config.eos_token_id = made.config.eos_token_id = None
-    return save(
-        made,
-        directory,
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=settings.get("max_position_embeddings", POSITIONS),
-    )
+    limit = settings.get("max_position_embeddings", POSITIONS)
+    return save(made, directory, chat_template=CHAT_TEMPLATE, model_max_length=limit)
 
 
 #: Encoders of BERT's build.

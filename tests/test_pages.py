@@ -29,9 +29,9 @@ from st_reba.data.demo import demo_sentences
 from st_reba.recipes import lookup
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
+from .backbones import language_model
 from .conftest import PROMPTS, pipeline
 from .hub.server import RunningHub
-from .modules.methods import language_model
 from .script.installed import Running, Script
 
 ROOT = Path(__file__).parents[1]

@@ -33,8 +33,7 @@ from st_reba.data.tables import Pairs, read_pairs
 from st_reba.evaluation import bootstrap
 
 from .. import backbones
-from ..backbones import TEXTS
-from ..modules.methods import language_model
+from ..backbones import TEXTS, language_model
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 import st_reba
 from st_reba import modules
@@ -23,7 +22,7 @@ from st_reba.modules import CausalModule
 from st_reba.recipes import every_row
 from st_reba.text.presets import TEMPLATES, normalized, preset
 
-from .. import backbones, oracles
+from .. import oracles
 from ..conftest import long
 
 TWICE = 'This : "{text}" can be rewritten as : "{text}" and its topic in one word is:"'
@@ -114,17 +113,6 @@ EACH_MODULE = [long(recipe) if recipe in FURTHER else recipe for recipe in RECIP
 #: multiplies it: 5e-6 was seen after two passes, 4e-5 after four.
 TOLERANCES = {"thought-4": 1e-4}
 TOLERANCE = 1e-5
-
-
-def language_model(directory, architecture="llama", **settings):
-    """A language model with its head, saved in a directory with a tokenizer."""
-    config = backbones.config(architecture)
-    config.update(settings)
-    torch.manual_seed(1)
-    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    model = backbones.randomize(made.eval().float())
-    backbones.save(model, directory, model_max_length=settings.get("max_position_embeddings", backbones.POSITIONS))
-    return model
 
 
 def read(module, texts, **kwargs) -> list[torch.Tensor]:

@@ -23,9 +23,8 @@ from st_reba.lm.sizes import SizeError
 from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
-from ..backbones import TEXTS, own
+from ..backbones import TEXTS, language_model, own
 from ..conftest import change, long, pipeline, relative_error, reloaded
-from .methods import language_model
 
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -225,22 +224,16 @@ IMAGE = {**VISION, "image_size": 28, "patch_size": 14}
 QWEN = {"hidden_size": 32, "depth": 2, "num_heads": 4, "intermediate_size": 48, "out_hidden_size": 32, "patch_size": 14}
 ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
 LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-LLAMA = {**TEXT, "model_type": "llama"}
+LINEAR_TEXT = {**TEXT, **LINEAR, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+LLAMA, MISTRAL = {**TEXT, "model_type": "llama"}, {**TEXT, "model_type": "mistral"}
+PIXTRAL = {**IMAGE, "head_dim": 8, "model_type": "pixtral"}
 
 #: Configurations: of the text, of the images, and further settings.
 MODELS = {
     "Gemma3": ({**TEXT, "sliding_window": 7, "query_pre_attn_scalar": 8}, IMAGE, {"mm_tokens_per_image": 4}),
     "Qwen3VL": ({**TEXT, **ROTARY}, {**QWEN, "deepstack_visual_indexes": [0]}, {}),
-    "Qwen3_5": (
-        {**TEXT, **LINEAR, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-        QWEN,
-        {},
-    ),
-    "Mistral3": (
-        {**TEXT, "model_type": "mistral"},
-        {**IMAGE, "head_dim": 8, "model_type": "pixtral"},
-        {"spatial_merge_size": 1},
-    ),
+    "Qwen3_5": (LINEAR_TEXT, QWEN, {}),
+    "Mistral3": (MISTRAL, PIXTRAL, {"spatial_merge_size": 1}),
     "SmolVLM": (LLAMA, IMAGE, {"scale_factor": 1}),
     "Llava": (LLAMA, {**IMAGE, "model_type": "clip_vision_model"}, {}),
 }

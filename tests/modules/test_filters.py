@@ -145,16 +145,13 @@ class TestOracle:
         size = width * len(shares)
         corpus, vectors = drawn(seed, texts, size), drawn(seed + 1, 5, size)
         mean, deviation = corpus.astype(np.float64).mean(axis=0), corpus.astype(np.float64).std(axis=0)
+        both = {"shares": shares, "shrinkage": shrinkage}
         for kind, arguments, expected in (
             (WhiteningTransform, {"shrinkage": shrinkage}, whitened(corpus, vectors, size, shrinkage)),
             (AllButTheTop, {"removed": 1}, without_the_top(corpus, vectors, 1)),
             (Centering, {}, vectors - mean),
             (Standardization, {}, (vectors - mean) / deviation),
-            (
-                PartwiseWhitening,
-                {"shares": shares, "shrinkage": shrinkage},
-                partwise_whitened(corpus, vectors, shares, shrinkage),
-            ),
+            (PartwiseWhitening, both, partwise_whitened(corpus, vectors, **both)),
             (StandardizedSum, {"shares": shares}, standardized_sum(corpus, vectors, shares)),
         ):
             found = applied(kind.from_moments(moments_of(corpus), **arguments), vectors)

@@ -20,9 +20,8 @@ from st_reba.text.presets import TEMPLATES, preset
 from st_reba.text.tokens import STOP_WORDS, lower_case_tokens, word_token_ids, words_of
 
 from .. import backbones
-from ..backbones import TEXTS, own
+from ..backbones import TEXTS, language_model, own
 from ..conftest import pipeline
-from .methods import language_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:A text without tokens")
 

@@ -214,20 +214,19 @@ class TestRefinedThought:
             st_reba.RefinedThoughtModule(str(tmp_path), iterations=1)
 
 
-class TestTokenPrepending:
-    def test_the_vector_is_saved(self, shared, tmp_path):
-        model = pipeline(st_reba.TokenPrependingModule(shared(), seed=7), "lasttoken")
-        # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
-        model[0].initial_state.mul_(-2)
-        model.save_pretrained(str(tmp_path))
-        file = own(tmp_path) / st_reba.TokenPrependingModule.FILE
-        assert list(load_file(file)) == ["initial_state"]
-        loaded = SentenceTransformer(str(tmp_path), device="cpu")
-        assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
-        for state in ({"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}):
-            save_file(state, file)
-            with pytest.raises(ValueError, match="give 32 values, as many as the model's input embeddings"):
-                SentenceTransformer(str(tmp_path), device="cpu")
+def test_the_vector_of_a_slot_is_saved(shared, tmp_path):
+    model = pipeline(st_reba.TokenPrependingModule(shared(), seed=7), "lasttoken")
+    # Not the seed decides what is loaded, but the vector: another release may draw otherwise.
+    model[0].initial_state.mul_(-2)
+    model.save_pretrained(str(tmp_path))
+    file = own(tmp_path) / st_reba.TokenPrependingModule.FILE
+    assert list(load_file(file)) == ["initial_state"]
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert np.array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
+    for state in ({"initial_state": torch.zeros(5)}, {"other": torch.zeros(32)}):
+        save_file(state, file)
+        with pytest.raises(ValueError, match="give 32 values, as many as the model's input embeddings"):
+            SentenceTransformer(str(tmp_path), device="cpu")
 
 
 class Title(str):
