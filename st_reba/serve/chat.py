@@ -20,7 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 
 from ..hub.checkpoints import check_checkpoint, missing_weights
 from ..lm.gguf import as_directory
-from ..lm.views import decoder_of, shallow_copy
+from ..lm.views import body_of, decoder_of
 from ..modules import CausalModule
 from ..settings import NO_LIMIT
 from .models import MAX_CHARACTERS, Embedder, share
@@ -226,7 +226,7 @@ def with_head(embedder: Embedder) -> PreTrainedModel:
         ValueError: If the recipe ends at an earlier layer, or the head is neither there nor the input embeddings.
     """
     module, lacks = causal_module(embedder), "the output head"
-    view: Any = shallow_copy(module.model)
+    view: Any = body_of(module.model)
     # The module's own has no cache, and the attention of st_reba.
     view.config.use_cache, view.config._attn_implementation = True, None
     with torch.device("meta"):

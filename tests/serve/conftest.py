@@ -31,9 +31,11 @@ def serving(server: Server) -> Iterator[str]:
         while not running.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield url_of(listening)
-        running.should_exit = True
-        thread.join()
+        try:
+            yield url_of(listening)
+        finally:
+            running.should_exit = True
+            thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import runpy
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,6 +25,7 @@ from st_reba.modules import AttentionReranker, AttentionRerankModule
 
 from ..backbones import FEW, TEXTS, save_talking
 from ..conftest import pipeline
+from .conftest import serving
 from .test_process import Serving
 
 chat = pytest.importorskip("st_reba.serve.chat")
@@ -227,6 +230,25 @@ def test_a_chat_whose_client_leaves_ends(server):
     asyncio.run(leave())
     hook.remove()
     assert len(passes) == 2
+
+
+def test_a_stream_whose_client_leaves_ends(whole_path):
+    made = embedder(whole_path)
+    talking, passes = chat.Chat(made), []
+    talking.lm.generation_config.eos_token_id = None
+    talking.lm.register_forward_pre_hook(lambda *given: (passes.append(given), time.sleep(0.02))[0])
+    with serving(Server(made, chat=talking)) as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        connection.request("POST", "/v1/chat/completions", json.dumps({**GREEDY, "max_tokens": 200, "stream": True}))
+        assert b"chatcmpl" in connection.getresponse().read(60)
+        connection.close()
+        with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
+            assert answer.status == 200
+    # The server has waited for what ran.
+    count = len(passes)
+    time.sleep(0.1)
+    assert len(passes) - count <= 1
+    assert count < 100
 
 
 def test_what_is_no_whole_language_model_is_refused(whole_path, untied_path, tmp_path, encoder_paths):
