@@ -19,6 +19,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 BEFORE, *BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 #: LangChain has an environment of its own, which has none of the others.
 APART = "langchain_huggingface"
+#: Its requirements exclude those of the others.
+BY_HAND = "semantic_router"
 
 
 def programs(block: str) -> list[str]:
@@ -29,6 +31,8 @@ def programs(block: str) -> list[str]:
 def test_a_block(block, prompted_path, tmp_path, monkeypatch):
     if (find_spec(APART) is not None) != (APART in programs(block)):
         pytest.skip("this program is in another environment")
+    if BY_HAND in programs(block):
+        pytest.importorskip(BY_HAND)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(prompted_path, "my-model")
     names: dict[str, object] = {}

@@ -54,6 +54,11 @@ TOPICS = [
             "from llama_index.embeddings.huggingface import HuggingFaceEmbedding",
             "HuggingFaceEmbedding(model_name=path{})",
         ),
+        (
+            "from chromadb.utils.embedding_functions import SentenceTransformerEmbeddingFunction",
+            "SentenceTransformerEmbeddingFunction(path{})",
+        ),
+        ("from setfit import SetFitModel", "SetFitModel.from_pretrained(path{})"),
     ],
 )
 def test_without_the_import(imports, load, check_without_the_import):
