@@ -290,7 +290,9 @@ def test_another_separator(name, content, separator, tmp_path):
     with pytest.raises(ValueError, match=said):
         read_data(path)
     if ",8" in content:
-        with pytest.raises(ValueError, match="line 1: score: '0,8' has a comma. Write decimals with a point, as in 0"):
+        with pytest.raises(
+            ValueError, match=r"line 1: score: '0,8' has a comma\. Write decimals with a point, as in 0\.8"
+        ):
             read_data(path, separator=separator)
     elif content.startswith("a;"):
         assert read_data(path, separator=separator, scored=False) == list("abcdefghij")

@@ -161,7 +161,7 @@ def test_what_has_no_score(kind):
 REFUSALS = [
     (lambda: bootstrap.mean({}), "Every recipe needs the same items, at least one, but these were given: {}"),
     (lambda: bootstrap.mean({"a": [1], "b": [1, 2]}), "{'a': 1, 'b': 2}"),
-    (lambda: bootstrap.spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an "),
+    (lambda: bootstrap.spearman({"a": [1, 2]}, [1]), "2 predictions and 1 labels were given: give one label an item"),
     (lambda: bootstrap.pearson({"a": [1, 2]}, [1, np.nan]), "Some labels are not finite"),
 ]
 

@@ -95,7 +95,9 @@ def test_gradient_checkpointing_changes_nothing(encoder_paths):
 
 
 def test_bad_settings(encoder_paths):
-    with pytest.raises(ValueError, match="cross_every=5: give a number of layers from 1 to 4, or 0 for no cross-atten"):
+    with pytest.raises(
+        ValueError, match="cross_every=5: give a number of layers from 1 to 4, or 0 for no cross-attention"
+    ):
         TwinTower(encoder_paths()[0], cross_every=5)
     with pytest.raises(ValueError, match="'../x': tower II of a saved TwinTower is in 'tower_2'"):
         TwinTower(encoder_paths()[0], second_subfolder="../x")
@@ -106,7 +108,9 @@ def test_other_architectures_are_refused(backbone_path, encoder_paths, tmp_path)
     AutoTokenizer.from_pretrained(encoder_paths()[0]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"'bert', or a decoder: .* with is_decoder false"):
         TwinTower(str(tmp_path))
-    message = "is of the architecture 'llama', .*: TwinTower takes encoders of the architectures bert, camembert, rob"
+    message = (
+        "is of the architecture 'llama', .*: TwinTower takes encoders of the architectures bert, camembert, roberta"
+    )
     with pytest.raises(ValueError, match=message):
         TwinTower(backbone_path())
     with pytest.raises(ValueError, match=message):

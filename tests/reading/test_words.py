@@ -203,7 +203,7 @@ WITHOUT_VECTORS = [
     ("words", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, 'pool_over="text", and pool_copies="la'),
     ("words", st_reba.EarlyLateModule, {}, "has no vectors of tokens. For words use EchoModule or ReBAModule"),
     ("words", Transformer, {}, "first module is Transformer: words need a module of st_reba"),
-    ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer reads the prompt .* after the"),
+    ("chunks", CausalTransformer, {"template": "prompteol"}, "CausalTransformer reads the prompt .* after the text"),
     ("chunks", CausalTransformer, {"pool_over": "whole"}, 'has pool_over="whole"'),
     ("chunks", st_reba.MetaEOLModule, {"templates": ["So {text}:"]}, "MetaEOLModule has no vectors of tokens"),
     ("chunks", EchoModule, {"repetitions": 3, "pool_copies": "repeated"}, "reads a token in several copies"),
