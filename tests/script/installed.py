@@ -31,7 +31,7 @@ def make(directory: Path) -> Path:
                 ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES],
                 cwd=ROOT, capture_output=True, text=True, check=True,
             ).stdout.split()  # fmt: skip
-            for name in ("pyproject.toml", "README.md", "LICENSE", "MODEL_CARD.md", *listed):
+            for name in ("pyproject.toml", "README.md", "LICENSE", *listed):
                 if (ROOT / name).is_file():
                     (sources / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(ROOT / name, sources / name)
