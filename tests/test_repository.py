@@ -123,7 +123,7 @@ class TestDocker:
         readme = own["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"][0]["path"]
         needed = ["pyproject.toml", readme, *own["project"]["license-files"], *built["packages"]]
         sent = {line.removeprefix("!") for line in text(".dockerignore").splitlines() if line.startswith("!")}
-        assert sent == {*needed, *built["force-include"]}
+        assert sent == {*needed}
 
 
 def test_pre_commit_runs_what_lint_runs():
