@@ -420,7 +420,7 @@ def cells() -> Iterator[Cell]:
         yield Cell("answer", world, (ANSWER,), f"{alike} pairs alike")
     many = replace(equal(NEIGHBOURS, 200, 1), classes=50, strength=_OF_MANY_CLASSES)
     yield Cell("classes", many, (SCORE,), "50 classes of 4 texts")
-    yield Cell("seeds", differing(equal(SPEARMAN, 200)), (NAMED, HIGHEST), "differing", split_anew, 100)
+    yield Cell("seeds", differing(equal(SPEARMAN, 200)), (NAMED, HIGHEST), "differing", split_anew)
     for items in (100, 300, 1000):
         yield Cell("power", equal(SPEARMAN, items), tuple(map(ahead_by, POINTS)), "one ahead", stronger)
 
