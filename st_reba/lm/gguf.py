@@ -26,8 +26,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..files import atomic_directory
 from ..fingerprint import digest_of_file
-from ..moments import LOG_SECONDS
 from ..optional import require
+from ..settings import LOG_SECONDS
 from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
 SUFFIX = ".gguf"

@@ -262,11 +262,11 @@ class LanguageModel:
             )
         return self.model.get_submodule(parts.projections[layer])
 
-    def feed_forward_at(self, positions: Tensor, length: int) -> list[Hook]:
-        """Return hooks with which the last layer's feed-forward part runs for one position of each row, (B,).
+    def feed_forward_at(self, positions: Tensor | slice, length: int) -> list[Hook]:
+        """Return hooks with which the last layer's feed-forward part runs for some of N positions.
 
-        Used where no other of the N states is read. Empty where no part is a function of one state, or gradient
-        checkpointing would run it a second time without hooks.
+        Used where no other state is read. Positions are one of each row, (B,), or a slice of all rows. Empty where no
+        part is a function of one state, or gradient checkpointing would run it a second time without hooks.
         """
         paths = parts_of(self.model).feed_forward
         if not paths or self._is_checkpointing:

@@ -336,13 +336,25 @@ def _feed_forward(layer: _Call, calls: Sequence[_Call]) -> tuple[str, ...]:
     return ()
 
 
-def at_positions(modules: Sequence[nn.Module], positions: Tensor, length: int) -> Hook:
-    """Return a hook with which modules run for one of N positions of each row, (B,). Other outputs are zero."""
+def at_positions(modules: Sequence[nn.Module], positions: Tensor | slice, length: int) -> Hook:
+    """Return a hook with which modules run for some of N positions: one of each row, (B,), or a slice of all rows.
+
+    Other outputs are zero.
+    """
+
+    def pick(states: Tensor) -> Tensor:
+        if isinstance(positions, slice):
+            return states[:, positions].contiguous()
+        return gather_positions(states, positions)[:, None]
 
     def fill(states: Tensor) -> Tensor:
-        return scatter_positions(states.new_zeros(len(states), length, states.shape[-1]), positions, states[:, 0])
+        filled = states.new_zeros(len(states), length, states.shape[-1])
+        if isinstance(positions, Tensor):
+            return scatter_positions(filled, positions, states[:, 0])
+        filled[:, positions] = states
+        return filled
 
-    return Replace(modules, lambda states: gather_positions(states, positions)[:, None], fill)
+    return Replace(modules, pick, fill)
 
 
 def _parent(path: str) -> str:

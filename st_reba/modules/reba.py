@@ -77,7 +77,9 @@ class ReBAModule(CausalModule):
         start = columns[0]
         keys = slice(start, columns[-1] + 1)
         attended = RunningMaximum(keys, slice(start, words.shape[1]), self._watched)
-        v = self.run(layout, attended)[:, start:]
+        # No state before the first word that is asked for is read.
+        behind = self.lm.feed_forward_at(slice(start, None), words.shape[1]) if start else []
+        v = self.run(layout, attended, *behind)[:, start:]
         a = zero_unselected(attended.symmetrised(), text[:, start:])
         if self.normalize_weights:
             a = a / a.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
