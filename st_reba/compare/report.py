@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
 from ..recipes.recipe import TF_IDF, device_of
 from .recipes import Recipes, in_short
-from .results import TIED, Comparison, Result, best_of, has_number, measured, rank, rows
+from .results import TIED, Comparison, Result, TableRow, best_of, has_number, measured, rank, rows
 
 _ASSETS = Path(__file__).parent.parent / "assets"
+# Number of labels that a picture of usual height has room for.
+_LABELS = 20
 # Number of recipes that the page shows; the others are folded away.
 _OPEN_ROWS = 15
 #: From a value to its place on an axis, in percent; and the values and texts of the ticks.
@@ -33,7 +36,7 @@ _ROUND = (1, 2, 5)
 def write_report(comparison: Comparison, directory: Path, called: str = "directory") -> Path:
     """Write ``report.html``, the numbers as ``results.csv``, and all of it as ``comparison.json``.
 
-    The page is complete in itself: it loads nothing and runs no script.
+    The page is complete in itself: it loads nothing, and a script in it sorts the tables.
 
     Args:
         comparison: What to show.
@@ -137,13 +140,15 @@ def _page(comparison: Comparison) -> str:
     timed = [row for row in own if row.result.cost and has_number(row.result, task)]
     place, ticks = score_axis(comparison)
     at, cost_ticks = cost_axis([row.result.cost or 1.0 for row in timed] or [1.0])
-    # The choice and the best that nothing cheaper equals have their names first.
-    front = [choice, *reversed(pareto_front([row.result for row in timed], task))]
-    points = {
-        result.name: (at(result.cost), place(result.scores[task.name].value))
-        for result in front
-        if result is not None and result.cost and task.name in result.scores
-    }
+    curved = [row for row in own[:_OPEN_ROWS] if row.result.by_layer]
+    scores = [score for row in curved for score in row.result.by_layer.values()]
+    along, layers = layer_axis([int(layer) for row in curved for layer in row.result.by_layer])
+    height, score_ticks = score_axis(comparison, scores) if scores else (place, ticks)
+    curves = [
+        (row, sorted((along(int(layer)), height(score)) for layer, score in row.result.by_layer.items()))
+        for row in curved
+    ]
+    script = (_ASSETS / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
         measured=measured,
@@ -153,10 +158,18 @@ def _page(comparison: Comparison) -> str:
         folded=own[_OPEN_ROWS:],
         controls=[row for row in table if row.result.control],
         scores=(place, ticks),
+        heights=[(place(value), tick) for value, tick in ticks],
         levels=rows(comparison, levels(comparison)),
-        timed=timed,
-        costs=(at, cost_ticks),
-        named=apart(points),
+        timed=_plot(
+            [(row, [(at(row.result.cost or 1.0), place(row.cells[0].score.value))]) for row in timed if row.cells[0]]
+        ),
+        cost_ticks=[(at(value), tick) for value, tick in cost_ticks],
+        curves=_plot(curves),
+        score_ticks=[(height(value), tick) for value, tick in score_ticks],
+        layer_ticks=layers,
+        labels=_LABELS,
+        script=script,
+        digest=b64encode(sha256(script.encode()).digest()).decode(),
     )
 
 
@@ -175,21 +188,12 @@ def levels(comparison: Comparison) -> list[Result]:
     return list(strongest.values())
 
 
-def pareto_front(results: Iterable[Result], task: Measure) -> list[Result]:
-    """Return the timed results that nothing cheaper equals or beats, the cheapest first."""
-    costly = [(result.cost, rank(result, task), result) for result in results if result.cost is not None]
-    front: list[Result] = []
-    for _, place, result in sorted(costly, key=lambda entry: entry[:2]):
-        if place < (rank(front[-1], task) if front else math.inf):
-            front.append(result)
-    return front
-
-
-def score_axis(comparison: Comparison) -> Axis:
-    """Return the axis of the first task's scores and their intervals, from tick to tick."""
+def score_axis(comparison: Comparison, values: Sequence[float] = ()) -> Axis:
+    """Return the axis of the first task's scores and their intervals, or of some values, from tick to tick."""
     task = comparison.tasks[0]
     scores = [result.scores[task.name] for result in comparison.results if has_number(result, task)]
-    ends = [task.scale * end for score in scores for end in (score.low, score.value, score.high) if math.isfinite(end)]
+    shown = values or [end for score in scores for end in (score.low, score.value, score.high)]
+    ends = [task.scale * end for end in shown if math.isfinite(end)]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     high = high if high > low else low + 1
     powers = range(math.floor(math.log10(high - low)) - 1, 309)
@@ -217,10 +221,32 @@ def cost_axis(costs: Sequence[float]) -> Axis:
     return place, [(tick, f"{tick:g}\N{MULTIPLICATION SIGN}") for tick in ticks if 0 <= place(tick) <= 100]
 
 
-def apart(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Return the names of points, both coordinates in percent, that can be written without covering an earlier one."""
-    named: list[str] = []
-    for name, (x, y) in points.items():
-        if all(abs(x - points[other][0]) > 40 or abs(y - points[other][1]) > 6 for other in named):
-            named.append(name)
-    return named
+def layer_axis(layers: Sequence[int]) -> Axis:
+    """Return the axis of layers, with room on both sides, and the layers that were tried as its ticks."""
+    low, high = (min(layers), max(layers)) if layers else (0, 1)
+
+    def place(layer: float) -> float:
+        return 5 + 90 * (layer - low) / max(1, high - low)
+
+    return place, [(place(layer), str(layer)) for layer in sorted({*layers})]
+
+
+def label_places(values: Sequence[float]) -> list[float]:
+    """Return heights of labels in percent, in the order of values in percent, each as near to its own as there is room.
+
+    Args:
+        values: At most as many as :data:`_LABELS` without the labels moving closer.
+    """
+    order, gap = sorted(range(len(values)), key=lambda place: -values[place]), 100 / max(_LABELS, len(values))
+    places, above, below = [0.0] * len(values), 100 + gap, -gap
+    for place in order:
+        above = places[place] = min(values[place], above - gap)
+    for place in reversed(order):
+        below = places[place] = max(places[place], below + gap)
+    return places
+
+
+def _plot(points: Sequence[tuple[TableRow, list[tuple[float, float]]]]) -> list[Mapping[str, object]]:
+    """Return what a picture shows of each row: its points, in percent, and the height of its label."""
+    heights = label_places([own[-1][1] for _, own in points])
+    return [{"row": row, "points": own, "label": at} for (row, own), at in zip(points, heights, strict=True)]

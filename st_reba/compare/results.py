@@ -83,6 +83,8 @@ class Result:
         template: Prompt that all items choose; empty: the recipe's own.
         part_weights: Weights of parts that all items choose; empty: the recipe's own.
         chosen: Number of halves that chose each setting, by its name in ``read_at``.
+        by_layer: Score on all items after each layer that was tried, by its number, with the words and weights of
+            ``read_at``; empty where one layer was tried.
     """
 
     recipe: str
@@ -98,6 +100,7 @@ class Result:
     template: str = ""
     part_weights: Annotated[tuple[float, ...], Field(alias="shares")] = ()
     chosen: dict[str, int] = field(default_factory=dict)
+    by_layer: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -258,6 +258,12 @@ def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapp
     recipe, row = table.recipes[name][0], table.rows[name]
     built, spent = table.recipes[name][row.built], seconds.get(name)
     unit = seconds.get(classical(recipe.pooling).result)
+    end = depth(table.first.backbone.model) + 1 + recipe.row.end
+    by_layer = {
+        str(each.layer or end): score
+        for each, score in zip(table.recipes[name], row.every, strict=False)
+        if (each.wording, each.part_weights) == (built.wording, built.part_weights) and np.isfinite(score)
+    }
     halves = Counter(in_short(table.recipes[name][place]) or "as it is" for place in row.chosen)
     return Result(
         recipe=recipe.name,
@@ -273,6 +279,7 @@ def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapp
         template="" if built.wording is None else built.wording.template,
         part_weights=built.part_weights,
         chosen=dict(halves.most_common()) if len(table.recipes[name]) > 1 else {},
+        by_layer=by_layer if len(by_layer) > 1 else {},
     )
 
 

@@ -225,12 +225,14 @@ class CrossFitted:
         drawn: On each replicate, (B,).
         chosen: The candidate that each direction chose, in the order of :attr:`.splits.Splits.directions`.
         built: The candidate that is chosen on all items.
+        every: Score of each candidate on all items; empty for one candidate.
     """
 
     score: float
     drawn: Array
     chosen: tuple[int, ...] = (0,)
     built: int = 0
+    every: tuple[float, ...] = ()
 
 
 class CrossFit:
@@ -277,11 +279,12 @@ class CrossFit:
             chosen.append(int(chosen_there[0]))
             total += np.take_along_axis(on_half, chosen_there[None], axis=0)[0]
         total /= len(chosen)
-        built = 0
+        built, every = 0, ()
         if candidates > 1:
             on_all = scorer(self.kind, self._weights[:1], () if self.labels is None else self.labels)
-            built = int(_best(on_all(values(self.whole, self.whole)))[0])
-        return CrossFitted(float(total[0]), total[1:], tuple(chosen), built)
+            on_each = on_all(values(self.whole, self.whole))
+            built, every = int(_best(on_each)[0]), tuple(on_each[:, 0].tolist())
+        return CrossFitted(float(total[0]), total[1:], tuple(chosen), built, every)
 
     def _score(self, half: int, values: Array) -> Array:
         """Return the scores of (C, n) values of a half, (C, 1 + B)."""

@@ -52,7 +52,8 @@ def _results(table: str, tied_above: float, best: str) -> list[Result]:
         halves = {"as it is": 4, "@27": 6} if recipe == "PromptEOL" else {}
         results.append(
             Result(recipe, pooling, control, scores, rate, share, controls=own, chosen=halves,
-                   read_at="@27" if halves else "")
+                   read_at="@27" if halves else "",
+                   by_layer={"27": float(sts) / 100, "29": 0.5, "30": 0.45} if halves else {})
         )  # fmt: skip
     return results
 
