@@ -94,14 +94,11 @@ class Layout:
         alike = int((ids == ids[:1]).all(dim=0).long().cumprod(dim=0).sum())
         return tuple(ids[0, :alike].tolist())
 
-    def columns(self, columns: slice) -> Layout:
-        """Return some of the columns."""
-        return self._at(slice(None), columns)
-
     def part(self, rows: Tensor) -> Layout:
         """Return some of the rows, at least one, without columns that only the others need."""
-        return self._at(rows, slice(max(1, int(self.lengths[rows].max()))))
+        return self.columns(slice(max(1, int(self.lengths[rows].max()))), rows)
 
-    def _at(self, rows: slice | Tensor, columns: slice) -> Layout:
+    def columns(self, columns: slice, rows: slice | Tensor = slice(None)) -> Layout:
+        """Return some of the columns, of all rows or some."""
         ids, mask, copies = (part[rows, columns] for part in (self.input_ids, self.attention_mask, self.copy_index))
         return replace(self, input_ids=ids, attention_mask=mask, copy_index=copies, spans=())
