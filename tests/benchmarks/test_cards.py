@@ -12,7 +12,13 @@ from st_reba.version import __version__
 from ..backbones import DEMO_MODEL
 from .test_tables import ROOT
 
-FIELDS = {"model": blocks.SMOLLM2, "precision": "bfloat16", "date": "2026-11-28", "texts": 300, "metric": "Spearman"}
+FIELDS: records.Record = {
+    "model": blocks.SMOLLM2,
+    "precision": "bfloat16",
+    "date": "2026-11-28",
+    "texts": 300,
+    "metric": "Spearman",
+}
 
 
 def test_no_card_is_stale():

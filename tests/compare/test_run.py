@@ -129,6 +129,18 @@ def test_a_score_is_that_of_a_direct_computation(name, chosen):
         assert result.chosen.get("as it is", 0) == settings.count(0)
 
 
+def test_a_score_by_layer_is_that_of_all_items(roomy_path, quick):
+    splits = Splits.of(PAIRS)
+    made = prepared(CausalTransformer(roomy_path), asked_for(["prompteol"]), splits, controls=False)
+    [result] = [result for result in compare(made, splits, random=False).results if result.recipe == "PromptEOL"]
+    own = {str(recipe.layer or 3): made.model(recipe) for recipe in made.all if recipe.row.key == "prompteol"}
+    assert result.by_layer.keys() == own.keys() == {"2", "3"}
+    for layer, model in own.items():
+        sides = [torch.tensor(model.encode(side)) for side in (PAIRS.first, PAIRS.second)]
+        expected = scipy.stats.spearmanr(torch.cosine_similarity(*sides).numpy(), PAIRS.scores)[0]
+        assert result.by_layer[layer] == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_order_of_the_file_changes_nothing(chosen):
     made, _, found = chosen
     again = compare(made, Splits.of(PAIRS.part(range(59, -1, -1))), random=False)
