@@ -33,27 +33,27 @@ PROMPTEOL = ["PromptEOL", "PromptEOL, Chinese"]
 PARTWISE, SUM = "partwise whitened", "standardised sum"
 #: Descriptions in the first table of methods, by a recipe's key; each may name the row before.
 IN_BRIEF = {
-    "classical": "Pool the last hidden states: what you have without a recipe",
-    "prompteol": "Ask what the text means in one word, and keep the last token",
-    "pretended-cot": "Like PromptEOL, but the prompt says to think step by step, and a layer less is read",
-    "knowledge": "Like Pretended CoT, but the prompt says what matters in a text",
-    "ck": "The mean of Pretended CoT and Knowledge",
-    "metaeol": "The mean of eight prompts, each for another task",
-    "reverse-eol": "PromptEOL on the text and on its words in reverse order, added",
-    "topic": "Like Knowledge, but ask for the topic, and add the states of a few layers below",
-    "echo-topic": "Like Topic, but with the text twice, and with the mean over its second copy added",
-    "early-late": "PromptEOL's last token, with the text's own tokens after an eighth of the layers",
-    "value-aggregation": "Like PromptEOL, but keep the output of attention, averaged over layers",
-    "contrastive-prompting": "Like PromptEOL, less what a second prompt finds irrelevant",
-    "token-prepending": "Like PromptEOL, but a slot before the text takes the last token's state from layer to layer",
-    "promptreps": "Ask for one word to find the text by; the head also gives a weight for each word",
-    "echo-2": "Read the text twice, and keep the second copy, whose tokens have seen all of it",
-    "reba-2": "Like Echo-2, but the first copy's tokens look back from what follows, weighted by the model's attention",
-    "rt-2": "Read again, with a token before the end that holds what the last token attended to",
+    "classical": "Pool the last hidden states",
+    "prompteol": "Ask for one word, and keep the last token",
+    "pretended-cot": "PromptEOL that says to think step by step",
+    "knowledge": "PromptEOL that says what matters in a text",
+    "ck": "Mean of Pretended CoT and Knowledge",
+    "metaeol": "Mean of eight prompts for eight tasks",
+    "reverse-eol": "Mean of PromptEOL forward and reversed",
+    "topic": "Ask for the topic; add lower layers",
+    "echo-topic": "Topic of a repeated text, with its mean",
+    "early-late": "PromptEOL and the text's early states",
+    "value-aggregation": "Mean of PromptEOL's attention outputs over layers",
+    "contrastive-prompting": "PromptEOL less what another prompt finds irrelevant",
+    "token-prepending": "Give a slot before the text the last token's state",
+    "promptreps": "PromptEOL, and weights of words from the head",
+    "echo-2": "Repeat the text, and keep the second copy",
+    "reba-2": "Let the first copy look back, by attention",
+    "rt-2": "Read again with what the last token attended to",
     "bidirectional": "Let the last layer attend both ways",
-    "no-sink": "Let half of the layers attend both ways, and hide the first token in half of these",
-    "kv-rerouting": "Let every token see the last one's key and value in the middle layers",
-    "attention-pooling": "Weight the last hidden states by the last token's attention",
+    "no-sink": "Let half of the layers attend both ways",
+    "kv-rerouting": "Let all tokens see the last one",
+    "attention-pooling": "Pool by the last token's attention",
 }
 #: The methods of FREEZE's paper's table.
 PAPERS_ROWS = (
@@ -199,7 +199,10 @@ def _(results: Results, page: Path) -> str:
     lines = [["method", "what it does", "passes"]]
     for key, says in IN_BRIEF.items():
         row = named[key]
-        lines.append([f"[{row.name}]({where}{row.page}.md)", says, row.cost.replace("prompts", "").strip()])
+        passes = re.sub("little more than ", "> ", row.cost.replace("prompts", "").strip())
+        lines.append(
+            [f"[{row.name}]({where}{row.page}.md)", says, passes.replace("less than ", "< ").replace("about ", "")]
+        )
     return markdown(lines)
 
 
@@ -233,7 +236,7 @@ def _(results: Results, page: Path) -> str:
 
 # Scores
 
-#: Rows of README's first table and picture, from held_out.csv. Readers without a language model were scored once for
+#: Rows of README's picture, from held_out.csv. Readers without a language model were scored once for
 #: each of the models; tf-idf is of SmolLM2's tokens, in Chinese of characters, where it is best.
 FIRST_ROWS = {
     "Echo topic, ours, on Qwen2.5-Coder-1.5B": (c.recipe == "echo-topic") & (c.model == QWEN),
@@ -249,12 +252,6 @@ FIRST_ROWS = {
 def first_rows(results: Results) -> pl.DataFrame:
     """Return these rows by their titles."""
     return labelled(results.of("held_out", c.against == ""), FIRST_ROWS)
-
-
-@block("first-screen")
-def _(results: Results, page: Path) -> str:
-    # The picture above it has the intervals.
-    return table(columns(first_rows(results), alike(is_set(HELD_OUT), tabular.alone)), {"read by": "{label}"})
 
 
 @block("scores")

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,15 @@ def image(results: Results, page: Path) -> str:
     """Return the image, as a page refers to it, with the scores as its alternative text."""
     data, path = by_model(results), results.directory / FILE
     parts = (
-        f"{title}: {', '.join(f'{name} {100 * score:.1f}' for name, (score, *_) in scores.items())}"
+        f"{title}: {', '.join(f'{_short(name)} {100 * score:.1f}' for name, (score, *_) in scores.items())}"
         for title, scores in data.items()
     )
     text = f"Scores x 100 on test parts that nothing was chosen on. {'. '.join(parts)}"
     return f"![{text}]({Path(os.path.relpath(path, page.parent)).as_posix()})" if data else ""
+
+
+def _short(name: str) -> str:
+    return re.sub(", ours|, trained|, without a model|, at half the cost", "", name)
 
 
 def is_stale(results: Results) -> bool:

@@ -49,6 +49,7 @@ NOT_RUN = 33
 STANDS_FOR = {
     "st-reba build --recipe echo-topic": "st-reba build --model Qwen/Qwen3-0.6B --recipe echo-topic",
     "echo-topic --out my-model": "echo-topic --out from-pypi",
+    "st_reba.demo_model()": '"HuggingFaceTB/SmolLM2-135M-Instruct"',
     "Qwen/Qwen3-0.6B": "{model}",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "{model}",
     "princeton-nlp/unsup-simcse-bert-base-uncased": "{encoder}",

@@ -107,7 +107,7 @@ def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_pat
     held = {"model": SMALL, "recipe": "echo-topic", "low": 0.4, "high": 0.6, "score": 0.5}
     rows = [{**held, "set": name} for name in blocks.HELD_OUT.values()]
     page = shown(tmp_path, "held-out-picture", held_out=rows)
-    assert "Echo topic, ours, on SmolLM2-135M 50.0" in page
+    assert "Echo topic, on SmolLM2-135M 50.0" in page
     drawn = tmp_path / "results" / "held-out.svg"
     first = drawn.read_bytes()
     assert b"Echo topic, ours" in first
