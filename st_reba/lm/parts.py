@@ -193,8 +193,9 @@ def _reads_as(part: PreTrainedModel, whole: PreTrainedModel) -> bool:
 def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
     """Return the parts of a model, and its last hidden states on :data:`TOKENS`."""
     census = _Census()
+    own: str | None = ATTENTION
     try:
-        trial, states, calls = _recorded(model, census, attention=ATTENTION)
+        trial, states, calls = _recorded(model, census, attention=own)
         calls_ours = bool(census.attentions) and _is_own(states, model, census.needs_softmax)
     except CANNOT_RUN:
         calls_ours = False
@@ -209,6 +210,11 @@ def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
                 "decoder-only language model, such as Llama, Qwen, GPT-2 or Mistral."
             ) from error
         attentions = dict.fromkeys(_attending(model))
+    if hasattr(model, "peft_config") and _mixes_texts(model, states, own):
+        raise ValueError(
+            f"The adapter of {type(model).__name__} mixes the texts of a batch, so an embedding would depend on the "
+            "others. Use an adapter that reads each text alone, such as LoRA."
+        )
     # A module that is called several times is described by its first call.
     first = {call.path: call for call in reversed(calls)}
     layers = _layers(trial, first)
@@ -237,6 +243,13 @@ def _is_own(states: Tensor, model: PreTrainedModel, needs_softmax: bool) -> bool
         with contextlib.suppress(*CANNOT_RUN):
             return close(states, _run(trial_copy(model), attention=name).last_hidden_state, times=2)
     return False
+
+
+def _mixes_texts(model: PreTrainedModel, states: Tensor, attention: str | None) -> bool:
+    """Return whether the states of a text depend on the others of its batch, as Lily's do."""
+    first = torch.tensor(TOKENS[:1], device=device_of(model))
+    alone = _run(trial_copy(model), attention=attention, input_ids=first).last_hidden_state
+    return not close(alone, states[:1], times=2)
 
 
 def _draws_random_numbers(model: PreTrainedModel, attention: str | None) -> bool:

@@ -144,6 +144,13 @@ def test_it_comes_back_on_a_model_that_was_saved(way, kind, backbone_path, tmp_p
     np.testing.assert_allclose(reloaded(model, out).encode(TEXTS), expected, atol=1e-5)
 
 
+def test_an_adapter_that_mixes_texts_is_refused(backbone_path):
+    model = AutoModel.from_pretrained(backbone_path())
+    model.add_adapter(peft.LilyConfig(r=4, init_weights=False, **LAYERS))
+    with pytest.raises(ValueError, match="adapter of LlamaModel mixes the texts of a batch, .* others. Use an adapter"):
+        CausalTransformer(model, tokenizer=backbones.tokenizer())
+
+
 def test_what_would_not_load_is_not_saved(backbone_path, tmp_path):
     """Nothing is written. What is merged first is saved."""
     # One for all, which names the model that it was given last.
