@@ -74,10 +74,6 @@ OTHERS = (
     "all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small", "tf-idf", "tf-idf of characters", "early-late", "prompteol",
     "topic",
 )  # fmt: skip
-#: Texts that recipes are fitted on in fitted.csv, besides the other half.
-FITTED_ON = (
-    "the package's sentences", "another set", *(f"{count} training texts" for count in ("50", "100", "200", "1,000")),
-)  # fmt: skip
 #: Models of grid.csv by size, and the texts that its recipes are fitted on where these are not the question.
 SIZES = {"SmolLM2 135M": SMOLLM2, "Gemma 3 270M": GEMMA, "Qwen2.5-Coder 0.5B": HALF, "Qwen2.5-Coder 1.5B": QWEN}
 USUAL_FIT = "200 texts of the set"
@@ -373,15 +369,6 @@ def _(results: Results, page: Path) -> str:
     )
     lines = [list(map(str, row)) for row in counted.sort("right", "recipe", descending=[True, False]).rows()]
     return f"{text}\n\n{markdown([counted.columns, *lines])}"
-
-
-@block("fitted")
-def _(results: Results, page: Path) -> str:
-    """The means over the sets; the sets themselves are in the file."""
-    rows = results.of("fitted", c.set == "mean")
-    others = alike({title: c.fitted_on == title for title in FITTED_ON}, tabular.ahead)
-    made = [cells(rows.filter(c.ahead.is_null()), "{fitted_on}"), *columns(rows, others)]
-    return table(made, fields("model", "recipe", "sets"))
 
 
 OWN, COSINE = c.reading == "its own similarity", (c.reading == "cosine") & SPEARMAN

@@ -41,7 +41,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "grid": ("model", "precision", "set", "metric", "recipe", "filter", "fitted_on", "against"),
     "compare_errors": ("quantity", "metric", "items", "recipes", "candidates", "case"),
     "compared": ("version", "model", "set", "metric"),
-    "fitted": ("model", "precision", "set", "metric", "recipe", "fitted_on"),
     "loaded": ("model", "precision", "quantity"),
     "one_process": ("model", "precision", "threads", "quantity", "contender"),
     "removed": ("name",),
