@@ -86,7 +86,7 @@ def compare(
     table.add(recipes)
     senses = {} if words is None else _senses(recipes, words)
     built = {name: candidates[table.rows[name].built] for name, candidates in table.recipes.items()}
-    spent = seconds_of(recipes, texts_of(splits.data), list(built.values()))
+    spent = seconds_of(recipes, table.texts, list(built.values()))
     seconds = spent | {name: spent[own.result] for name, own in built.items() if own.result in spent}
     if random and (last := table.finalists()):
         with recipes.on_random_weights([built[name].result for name in last]) as untrained:
@@ -139,6 +139,7 @@ class _Table:
         rows: Cross-fitted scores, by result.
         recipes: Candidates of each recipe, the recipe as it is first, by result.
         inputs: Texts to embed, by the prompt before them.
+        texts: All texts to embed.
     """
 
     def __init__(self, recipes: Recipes, splits: Splits) -> None:
@@ -152,6 +153,7 @@ class _Table:
         self.score = self.task.scores[0]
         self.fit = CrossFit(splits, self.score.kind, self.score.labels)
         self.inputs = inputs_of(splits.data)
+        self.texts = [text for texts in self.inputs.values() for text in texts]
         self.rows: dict[str, CrossFitted] = {}
         self.recipes: dict[str, list[Recipe]] = {}
 
@@ -240,7 +242,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
         results=results,
         verdict=[*why, *splits.notes],
         skipped=recipes.skipped,
-        lengths=recipes.lengths(sorted(texts_of(splits.data), key=len, reverse=True)),
+        lengths=recipes.lengths(sorted(table.texts, key=len, reverse=True)),
         settings=_settings(table),
         versions={
             "python": platform.python_version(),
