@@ -195,10 +195,9 @@ def _(results: Results, page: Path) -> str:
     lines = [["method", "what it does", "passes"]]
     for key, says in IN_BRIEF.items():
         row = named[key]
-        passes = re.sub("little more than ", "> ", row.cost.replace("prompts", "").strip())
-        lines.append(
-            [f"[{row.name}]({where}{row.page}.md)", says, passes.replace("less than ", "< ").replace("about ", "")]
-        )
+        passes = row.cost.replace("prompts", "").replace("about ", "").strip()
+        passes = passes.replace("little more than", ">").replace("less than", "<")
+        lines.append([f"[{row.name}]({where}{row.page}.md)", says, passes])
     return markdown(lines)
 
 

@@ -126,8 +126,10 @@ def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, t
         raise ValueError(f"{problem} Leave --prompt-language out, or give a recipe that has one, such as prompteol.")
     chinese = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
     if names := dict.fromkeys(row.name for row in chinese):
-        problem = f"The texts are in {LANGUAGES[texts]}, and so are the prompts of {', '.join(names)}."
-        notes.say(f"{problem} --prompt-language en keeps English prompts.")
+        notes.say(
+            f"The texts are in {LANGUAGES[texts]}, and so are the prompts of {', '.join(names)}. --prompt-language en "
+            "keeps English prompts."
+        )
     return in_language(recipes, asked or texts)
 
 

@@ -481,8 +481,15 @@ class Recipes:
                 untrained = random_weights(self.backbone)
             except Exception as error:
                 reason = reason_of(error)
-            own = {name: getattr(self, name) for name in ("batch_size", "fit_on", "on_progress")}
-            made = Recipes(untrained, [] if reason else chosen, controls=False, kept=self.cache, **own)
+            made = Recipes(
+                untrained,
+                [] if reason else chosen,
+                batch_size=self.batch_size,
+                controls=False,
+                fit_on=self.fit_on,
+                on_progress=self.on_progress,
+                kept=self.cache,
+            )
             if reason:
                 made._leave_out(chosen, reason)
             yield made

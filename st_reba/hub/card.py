@@ -190,7 +190,7 @@ def add_recipe(model: Any, recipe: Any) -> None:
         model: Model whose first module is ours.
         recipe: Its :class:`st_reba.recipes.Recipe`.
     """
-    own = {name: getattr(recipe, name) for name in ("name", "key", "description")}
+    own = {"name": recipe.name, "key": recipe.key, "description": recipe.description}
     adopt(model).recipe = {**own, "citation": recipe.row.citation}
 
 

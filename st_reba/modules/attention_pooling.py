@@ -81,8 +81,8 @@ class ValueAggregationModule(CausalModule):
         self, model_name_or_path: ModelSource, *, layers: Layers = "all", template: str = "prompteol", **settings: Any
     ) -> None:
         check_layers("layers", layers)
-        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         super().__init__(model_name_or_path, template=template, **settings)
+        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         run = depth(self.model)
         is_within = layers == "all" or all(-run <= layer < run for layer in layers)
         check("layers", layers, is_within, f"the model has {run} layers; use {-run} to {run - 1}.")

@@ -65,10 +65,10 @@ class ReBAModule(CausalModule):
     ) -> None:
         template = "{text}" * check_repetitions(repetitions, 1)
         check_layers("layers", layers)
-        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         check_flag("normalize_weights", normalize_weights)
         super().__init__(model_name_or_path, template=template, **{"tokenization": "pieces", **settings})
         self.repetitions, self.normalize_weights = repetitions, normalize_weights
+        self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
         self._watched = self.lm.resolve(layers, "watched")
 
     def read(self, layout: Layout) -> TokenVectors:
