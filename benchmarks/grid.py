@@ -1,6 +1,5 @@
 """Recipes on models of several sizes, beside encoders and tf-idf. A stopped run is resumed.
 
-    python benchmarks/grid.py --data DIR --labelled DIR --plan          # seconds that each part will take
     python benchmarks/grid.py --data DIR --labelled DIR                 # all; days on a CPU
     python benchmarks/grid.py --data DIR --labelled DIR --stages        # nothing but the scores of what is kept
 
@@ -20,9 +19,9 @@ import argparse
 import random
 import time
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -37,12 +36,12 @@ from real.cosines import cosines_of, places
 from real.kept import behind
 from real.models import MODELS, RealModel
 from real.sets import Matrix, Sets, labelled_part, neighbours_right
-from runs import device, kept, now, options, parser, pooled
+from runs import device, kept, options, parser, pooled
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Classes, Pairs, read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Items, Kind, Replicated, draw_weights
-from st_reba.modules import CausalModule, CausalTransformer
+from st_reba.modules import CausalTransformer
 from st_reba.reading.words import tokens_of
 from st_reba.recipes import find
 from st_reba.recipes.lookup import in_language
@@ -58,18 +57,14 @@ SPEARMAN, NEAREST, MEAN = "Spearman", "accuracy of 5 neighbours", "mean"
 #: Numbers of texts of a fit: the second is that of all scores but those of the question what to fit on.
 COUNTS = (50, 200, 1000)
 OWN, PACKAGE, CAPTIONS = "texts of the set", "sentences of the package", "captions"
+USUAL = f"{COUNTS[1]} {OWN}"
 #: Pairs at the beginning of STS-B's training part, all of them captions of videos.
 CAPTION_PAIRS = 900
 #: Number of test pairs of models that take too long for all.
 FEWER = {"Qwen2.5-Coder-1.5B-Instruct": 300}
-#: Readings that all recipes are held against, besides encoders and tf-idf.
-AGAINST = {
-    "Echo topic": ("Echo topic", True),
-    "PromptEOL": ("PromptEOL", True),
-    "PromptEOL as it is": ("PromptEOL", False),
-}
-AS_IT_IS = "as it is"
-BATCH, BLOCK, TRIED = 16, 256, 8
+#: Recipes that all others are held against, besides encoders and tf-idf.
+AGAINST, AS_IT_IS = ("Echo topic", "PromptEOL"), "as it is"
+BATCH, BLOCK = 16, 256
 
 
 class Part(NamedTuple):
@@ -116,6 +111,10 @@ class Reading(NamedTuple):
     fitted_on: str = ""
 
 
+#: Return what a reading is held against, by title.
+Against = Callable[[Reading], Mapping[str, Reading]]
+
+
 def drawn(texts: Sequence[str], without: set[str]) -> list[str]:
     """Draw plain texts that are not scored."""
     left = sorted(set(texts) - without)
@@ -155,7 +154,6 @@ class Reader:
 
     model: RealModel
     given: argparse.Namespace
-    speeds: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def loaded(self) -> Any:
@@ -188,16 +186,12 @@ class Reader:
                 kept(file, partial(self.embedded, key, language, some))
 
     def embedded(self, key: str, language: PromptLanguage, texts: Sequence[str]) -> dict[str, Any]:
-        """Return vectors, the weights of their parts, and how many tokens and seconds they took."""
+        """Return vectors, and the weights of their parts."""
         if key == TF_IDF:
             return {"vectors": np.array([" ".join(map(str, own.ids)) for own in tokens_of(self.loaded, texts)])}
         model = self.recipe(key, language)
-        start = now(str(model.device))
         found = model.encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
-        vectors = found.float().cpu().numpy()
-        seconds = now(str(model.device)) - start
-        shares = getattr(model[0], "part_weights", (1.0,))
-        return {"vectors": vectors, "shares": shares, "seconds": seconds, "tokens": run_tokens(model[0], texts)}
+        return {"vectors": found.float().cpu().numpy(), "shares": getattr(model[0], "part_weights", (1.0,))}
 
     def vectors(self, key: str, name: str, texts: Sequence[str]) -> tuple[Matrix, Sequence[float]] | None:
         """Return what is kept of a list, (texts, D), and the weights of its parts; None unless that is all of it."""
@@ -206,25 +200,6 @@ class Reader:
             return None
         there = [kept(file, dict) for file in files]
         return np.concatenate([each["vectors"] for each in there]), there[0].get("shares", np.ones(1)).tolist()
-
-    def speed(self, key: str, part: Part) -> float:
-        """Return the seconds of a token: of what is kept, or of a few texts."""
-        if key not in self.speeds:
-            there = list[Mapping[str, Any]](map(np.load, self.file(key, "", 0).parent.glob("*/*.npz")))
-            if not there:
-                self.embedded(key, part.language, part.fit[:1])
-                there = [self.embedded(key, part.language, part.fit[:TRIED])]
-            seconds, tokens = (sum(float(each[name]) for each in there) for name in ("seconds", "tokens"))
-            self.speeds[key] = seconds / max(1, tokens)
-        return self.speeds[key]
-
-
-def run_tokens(module: Any, texts: Sequence[str]) -> int:
-    """Return the number of tokens that a module runs for some texts, behind what precedes them all."""
-    if not isinstance(module, CausalModule):
-        return sum(len(own) for own in module.tokenizer(list(texts))["input_ids"])
-    layouts = module.lay_out(texts)
-    return sum(int((own.attention_mask & (own.copy_index >= 0).cummax(dim=1).values).sum()) for own in layouts)
 
 
 # Scores
@@ -309,7 +284,7 @@ def readings(part: Part, reader: Reader, encoders: Sequence[Reader]) -> dict[Rea
         else:
             title = find(key).row.name
             found[Reading(title)] = as_it_is(key, own)
-            found[Reading(title, filter_of(key), f"{COUNTS[1]} {OWN}")] = filtered(key, own, seen, shares)
+            found[Reading(title, filter_of(key), USUAL)] = filtered(key, own, seen, shares)
     if part.language == "zh":
         found[Reading(OF_CHARACTERS)] = tf_idf(fit, texts, list)
     for each in (each for each in encoders if part.language in each.model.languages):
@@ -340,45 +315,40 @@ def spread(vectors: Matrix) -> Matrix:
 
 
 def rows(found: Scored, recipes: set[str], about: records.Record) -> Iterator[records.Record]:
-    """Yield each reading alone, and the difference of each recipe, standardised, from others."""
+    """Yield each reading alone, and the differences of recipes, standardised, from what they are held against."""
     named = {" | ".join(reading): reading for reading in found.scores}
     scores = {name: found.scores[reading] for name, reading in named.items()}
     replicates = {name: found.drawn[reading] for name, reading in named.items()}
     own = {name for name, reading in named.items() if reading.recipe in recipes}
-    sure = Replicated(scores, replicates, found.kind, found.items, own)
-    about = {**about, "metric": found.metric, "texts": found.texts}
-    for name, each in sure.estimates(corrects=False).items():
-        yield {**about, **named[name]._asdict(), **rounded(score=each.value, low=each.low, high=each.high)}
-    plain = {reading.recipe: name for name, reading in named.items() if not reading.filter}
-    behind_filter = {reading.recipe: name for name, reading in named.items() if reading.filter}
-    others = {recipe: name for recipe, name in plain.items() if recipe not in behind_filter}
-    for title, is_filtered in AGAINST.items():
-        recipe = title.removesuffix(f" {AS_IT_IS}")
-        if recipe in behind_filter:
-            others[title] = (behind_filter if is_filtered else plain)[recipe]
-    for recipe, name in behind_filter.items():
-        for title, other in {**others, AS_IT_IS: plain[recipe]}.items() if name in own else ():
-            if other != name:
-                yield {**about, **named[name]._asdict(), "against": title, **ahead(sure, name, other)}
-
-
-def fit_rows(found: Scored, about: records.Record) -> Iterator[records.Record]:
-    """Yield the difference of each fit from that on the usual number of the set's own texts."""
-    named = {reading.fitted_on: reading for reading in found.scores}
-    scores = {name: found.scores[reading] for name, reading in named.items()}
-    replicates = {name: found.drawn[reading] for name, reading in named.items()}
-    sure, usual = Replicated(scores, replicates, found.kind, found.items), f"{COUNTS[1]} {OWN}"
+    sure, against = Replicated(scores, replicates, found.kind, found.items, own), held_against(named)
     for name, each in sure.estimates(corrects=False).items():
         line = {**about, "metric": found.metric, "texts": found.texts, **named[name]._asdict()}
-        if name != usual:
-            yield {**line, **rounded(score=each.value, low=each.low, high=each.high)}
-            yield {**line, "against": usual, **ahead(sure, name, usual)}
+        yield {**line, **rounded(score=each.value, low=each.low, high=each.high)}
+        for title, other in against(name).items() if name in own else ():
+            # The interval holds for all recipes against that one.
+            ahead, least = sure.difference(name, other), sure.least(name, other)
+            if other != name:
+                ends = rounded(ahead=ahead, ahead_low=ahead - least, ahead_high=ahead + least)
+                yield {**line, "against": title, **ends}
 
 
-def ahead(sure: Replicated, name: str, other: str) -> records.Record:
-    """Return a difference; its interval holds for all recipes against that one."""
-    difference, least = sure.difference(name, other), sure.least(name, other)
-    return rounded(ahead=difference, ahead_low=difference - least, ahead_high=difference + least)
+def held_against(named: Mapping[str, Reading]) -> Callable[[str], dict[str, str]]:
+    """Return a function from the name of a reading to those it is held against, by title.
+
+    A fit is held against that on the usual texts; a recipe, standardised, against itself without a filter, against some
+    recipes, and against what has no filter.
+    """
+    usual = {reading.recipe: name for name, reading in named.items() if reading.fitted_on == USUAL}
+    plain = {reading.recipe: name for name, reading in named.items() if not reading.filter}
+    others = {name: own for name, own in {**plain, **usual}.items() if name in AGAINST or name not in usual}
+
+    def against(name: str) -> dict[str, str]:
+        recipe, filtered, _ = named[name]
+        if not plain:
+            return {USUAL: usual[recipe]}
+        return {**others, AS_IT_IS: plain[recipe]} if filtered else {}
+
+    return against
 
 
 def rounded(**values: float) -> records.Record:
@@ -397,12 +367,12 @@ def score(every: Sequence[Part], reader: Reader, encoders: Sequence[Reader]) -> 
             made += rows(own, recipes, {**about, "set": part.name})
         for key in FITTED if part.stage == "dev" and part.set in QUESTIONED else ():
             if different := fits(part, reader, key):
-                made += fit_rows(scored(part, different), {**about, "set": part.name})
+                every_fit = rows(scored(part, different), {find(key).row.name}, {**about, "set": part.name})
+                made += [row for row in every_fit if row["fitted_on"] != USUAL]
     for (language, stage), several in found.items():
         if len(several) == sum((part.language, part.stage) == (language, stage) for part in every) > 1:
-            title = (
-                f"mean of {len(several)} {'development and training' if stage == 'dev' else 'test'} parts, {language}"
-            )
+            stages = "development and training" if stage == "dev" else "test"
+            title = f"mean of {len(several)} {stages} parts, {language}"
             made += rows(mean_of(several), recipes, {**about, "set": title})
     if made:
         records.rewrite("grid", made, given.results)
@@ -427,22 +397,6 @@ def work(
                 yield reader, key, part, part.further
 
 
-def plan(stage: str, every: Sequence[Part], reader: Reader, planned: set[Path]) -> float:
-    """Print the seconds that each part of a stage will take, and return their sum; ``planned`` are the files before."""
-    tokens, seconds = Counter[str](), Counter[str]()
-    for own, key, part, lists in work(stage, every, reader, ()):
-        files = [pair for name, texts in lists.items() for pair in own.files(key, name, texts)]
-        missing = [text for file, texts in files if not file.is_file() and file not in planned for text in texts]
-        planned |= {file for file, _ in files}
-        if missing and key != TF_IDF:
-            count = run_tokens(own.recipe(key, part.language)[0], missing)
-            tokens[part.name] += count
-            seconds[part.name] += count * own.speed(key, part)  # type: ignore[assignment]
-    for name, count in tokens.items():
-        print(f"{stage:5} {reader.model.name:28} {name:28} {count:10,} tokens {seconds[name]:8,.0f} s", flush=True)
-    return float(seconds.total())
-
-
 @torch.no_grad()
 def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/grid", labelled=True, models="build/models")
@@ -454,22 +408,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--pairs", type=int, default=300, help="of the development part of STS-B")
     made.add_argument("--test-pairs", type=int, help="of its test part; default: all, on the largest model 300")
     made.add_argument("--texts", type=int, default=300, help="of each part of a labelled set")
-    made.add_argument("--plan", action="store_true", help="run a few texts, and print how long the others will take")
     given = options(made, arguments)
     encoders = [Reader(each, given) for each in MODELS.values() if each.embedder]
-    total, planned = 0.0, set[Path]()
     for stage in given.stages or ("",):
         for name in given.only:
             reader = Reader(MODELS[name], given)
             every = [part for part in parts(reader.model, given) if not given.sets or part.set in given.sets]
-            if given.plan:
-                total += plan(stage, every, reader, planned)
-                continue
             for each, key, part, lists in work(stage, every, reader, encoders):
                 each.embed(key, part.language, lists)
             score(every, reader, encoders)
-    if given.plan:
-        print(f"in all {total:,.0f} s")
 
 
 if __name__ == "__main__":
