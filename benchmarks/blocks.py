@@ -60,20 +60,6 @@ PAPERS_ROWS = (
     "MLP on cosines", "siamese", "autoencoder", "autoencoder, log-variance",
     "autoencoder, log-variance, the paper's head",
 )  # fmt: skip
-#: The sets of held_out.csv, and the contenders that its recipes are compared with.
-HELD_OUT = {
-    "STS-B en (300), Spearman": f"{ENGLISH}, 300 pairs",
-    "Banking77 (300), accuracy": "Banking77 test, 300 texts",
-    "StackOverflow (300), accuracy": "StackOverflow test, 300 texts",
-    "mean, English": "mean of STS-B en, Banking77, StackOverflow",
-    "STS-B zh (300), Spearman": f"{CHINESE}, 300 pairs",
-    "TNews (300), accuracy": "TNews test, 300 texts",
-    "mean, Chinese": "mean of STS-B zh, TNews",
-}
-OTHERS = (
-    "all-MiniLM-L6-v2", "all-mpnet-base-v2", "m3e-small", "tf-idf", "tf-idf of characters", "early-late", "prompteol",
-    "topic",
-)  # fmt: skip
 #: Models of grid.csv by size, and the texts that its recipes are fitted on where these are not the question.
 SIZES = {"SmolLM2 135M": SMOLLM2, "Gemma 3 270M": GEMMA, "Qwen2.5-Coder 0.5B": HALF, "Qwen2.5-Coder 1.5B": QWEN}
 USUAL_FIT = "200 texts of the set"
@@ -87,7 +73,10 @@ COLLECTIONS = {
 
 SPEARMAN = c.metric == "Spearman"
 BY_SIZE = {title: c.model == name for title, name in SIZES.items()}
-GRID_MEANS = c.set.str.starts_with("mean")
+GRID_MEANS = c.set.str.starts_with("mean") & ~c.set.str.contains("classes")
+#: Not the pairs that a model was scored on for README's picture alone.
+USUAL_PAIRS = ~c.set.str.ends_with("test, 300 pairs") | (c.model == QWEN)
+ECHO_TOPIC = (c.recipe == "Echo topic") & (c.fitted_on == USUAL_FIT)
 TRAINED = c.weights == "trained"
 EARLY_LATE = (c.recipe == "Early and late") & (c.filter == PARTWISE)
 #: The recipe as its authors read it, with the filter that belongs to it.
@@ -231,22 +220,24 @@ def _(results: Results, page: Path) -> str:
 
 # Scores
 
-#: Rows of README's picture, from held_out.csv. Readers without a language model were scored once for
-#: each of the models; tf-idf is of SmolLM2's tokens, in Chinese of characters, where it is best.
+#: Rows of README's picture, from grid.csv. Readers without a language model were scored once for each of the models.
 FIRST_ROWS = {
-    "Echo topic, ours, on Qwen2.5-Coder-1.5B": (c.recipe == "echo-topic") & (c.model == QWEN),
-    "Echo topic, ours, on Gemma 3 270M": (c.recipe == "echo-topic") & (c.model == GEMMA),
-    "Echo topic, ours, on SmolLM2-135M": (c.recipe == "echo-topic") & (c.model == SMOLLM2),
-    "Topic, ours, at half the cost, on SmolLM2-135M": (c.recipe == "topic") & (c.model == SMOLLM2),
-    "PromptEOL, on SmolLM2-135M": (c.recipe == "prompteol") & (c.model == SMOLLM2),
-    "tf-idf, without a model": (c.model == SMOLLM2) & (c.recipe == "tf-idf") | (c.recipe == "tf-idf of characters"),
+    **{f"Echo topic, {size}": ECHO_TOPIC & (c.model == name) for size, name in reversed(SIZES.items())},
     **{f"{name}, trained": (c.recipe == name) & (c.model == GEMMA) for name in REFERENCES},
-}  # fmt: skip
+    "tf-idf": (c.model == SMOLLM2) & (c.recipe == "tf-idf") | (c.model == GEMMA) & (c.recipe == "tf-idf of characters"),
+}
+#: Its sets: all models on the same items.
+FIRST_SETS = {
+    "English, similarity": f"{ENGLISH}, 300 pairs",
+    "English, classes": "mean of 4 test parts with classes, en",
+    "Chinese, similarity": f"{CHINESE}, 300 pairs",
+    "Chinese, classes": "TNews test, 300 texts",
+}
 
 
 def first_rows(results: Results) -> pl.DataFrame:
     """Return these rows by their titles."""
-    return labelled(results.of("held_out", c.against == ""), FIRST_ROWS)
+    return labelled(results.of("grid", c.against == ""), FIRST_ROWS)
 
 
 @block("scores")
@@ -381,13 +372,6 @@ BLOCKS |= {
         "scores", {"last measured": Shown(lambda row: row["date"])}, fields("model", "precision", "versions"),
         split=(), caption=(),
     ),
-    "held-out": of_file(
-        "held_out", alike(is_set(HELD_OUT), bold="score"), {"read by": "{recipe}"}, c.against == "", split=["model"],
-    ),
-    "held-out-ahead": of_file(
-        "held_out", alike(is_set(HELD_OUT), tabular.ahead), {"read by": "{recipe}", "ahead of": "{against}"},
-        c.recipe == "echo-topic", c.against.is_in(OTHERS), split=["model"],
-    ),
     "grid": of_file(
         "grid", alike(BY_SIZE, bold="score"), fields("recipe", "filter"), c.against == "", GRID_MEANS, split=["set"],
     ),
@@ -396,8 +380,8 @@ BLOCKS |= {
         c.against.is_in(["Echo topic", "PromptEOL", "as it is"]), GRID_MEANS, split=["set"],
     ),
     "grid-sets": of_file(
-        "grid", {"{set}": Shown(tabular.alone, bold="score")}, fields("recipe", "filter"), c.against == "", ~GRID_MEANS,
-        c.fitted_on.is_in(["", USUAL_FIT]), split=["model"],
+        "grid", {"{set}": Shown(tabular.alone, bold="score")}, fields("recipe", "filter"), c.against == "",
+        ~c.set.str.starts_with("mean"), USUAL_PAIRS, c.fitted_on.is_in(["", USUAL_FIT]), split=["model"],
     ),
     "grid-fits": of_file(
         "grid", {"{fitted_on}": Shown(tabular.ahead)}, fields("model", "set", "recipe"), c.against == USUAL_FIT,

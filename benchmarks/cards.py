@@ -3,7 +3,7 @@
     python benchmarks/cards.py --models DIR
 
 Models that take long to fetch are left out unless they are in ``--models``. No text is embedded, as a card shows no
-weights. Scores are those of results/grid.csv, or of held_out.csv where it has none of the model.
+weights. Scores are those of results/grid.csv.
 """
 
 from __future__ import annotations
@@ -57,12 +57,10 @@ def page_of(name: str) -> Path:
 def scores(name: str, results: blocks.Results) -> pl.DataFrame:
     """Return the rows of a model's test parts, each with the name of a recipe."""
     about, plain = c.model == name, c.against == ""
-    found = results.of("grid", about, plain, c.set.str.contains("test"), c.fitted_on.is_in(["", blocks.USUAL_FIT]))
-    if not found.is_empty():
-        # A recipe with a filter of its own is read with it, and any other without one.
-        return found.filter((c.filter == "") | (c.recipe == find(RECOMMENDED).row.name)).sort("filter", "at")
-    names = {key: find(key).row.name for key in ("prompteol", RECOMMENDED)}
-    return results.of("held_out", about, plain).with_columns(recipe=c.recipe.replace(names))
+    parts = c.set.str.contains("test") & blocks.USUAL_PAIRS
+    found = results.of("grid", about, plain, parts, c.fitted_on.is_in(["", blocks.USUAL_FIT]))
+    # A recipe with a filter of its own is read with it, and any other without one.
+    return found.filter((c.filter == "") | (c.recipe == find(RECOMMENDED).row.name)).sort("filter", "at")
 
 
 def comparison(name: str, results: blocks.Results) -> dict[str, Any]:
@@ -74,7 +72,7 @@ def comparison(name: str, results: blocks.Results) -> dict[str, Any]:
     rows = [
         [key, *(tabular.score(cells[key, each]) if (key, each) in cells else "" for each in readings)] for key in sets
     ]
-    means = [row for row in rows if row[0].startswith("mean")]
+    means = [row for row in rows if row[0].startswith("mean") and "classes" not in row[0]]
     first = cells[sets[0], own]
     trained = ", ".join(each for each in readings if each in tabular.REFERENCES)
     return {

@@ -370,10 +370,13 @@ def score(every: Sequence[Part], reader: Reader, encoders: Sequence[Reader]) -> 
                 every_fit = rows(scored(part, different), {find(key).row.name}, {**about, "set": part.name})
                 made += [row for row in every_fit if row["fitted_on"] != USUAL]
     for (language, stage), several in found.items():
-        if len(several) == sum((part.language, part.stage) == (language, stage) for part in every) > 1:
-            stages = "development and training" if stage == "dev" else "test"
-            title = f"mean of {len(several)} {stages} parts, {language}"
-            made += rows(mean_of(several), recipes, {**about, "set": title})
+        if len(several) < sum((part.language, part.stage) == (language, stage) for part in every):
+            continue
+        kind = "development and training" if stage == "dev" else "test"
+        for which, some in (("", several), (" with classes", [own for own in several if own.metric == NEAREST])):
+            if len(some) > 1:
+                title = f"mean of {len(some)} {kind} parts{which}, {language}"
+                made += rows(mean_of(some), recipes, {**about, "set": title})
     if made:
         records.rewrite("grid", made, given.results)
         print(f"{time.strftime('%H:%M')} {reader.model.name}: {len(made)} rows", flush=True)

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,21 @@ STYLE: Any = {
 DARK = {"#ffffff": "#0d1117", INK: "#e6edf3", GREY: "#9aa4af", BLUE: "#6aa9ee", ORANGE: "#f2914c"}
 
 
+#: End of the title of a trained encoder.
+TRAINED = ", trained"
 #: The picture, in the directory of the results.
-FILE = "held-out.svg"
+FILE = "scores.svg"
 
 
 def image(results: Results, page: Path) -> str:
     """Return the image, as a page refers to it, with the scores as its alternative text."""
     data, path = by_model(results), results.directory / FILE
-    parts = (
-        f"{title}: {', '.join(f'{_short(name)} {100 * score:.1f}' for name, (score, *_) in scores.items())}"
-        for title, scores in data.items()
-    )
+    parts = []
+    for title, scores in data.items():
+        each = (f"{name.removesuffix(TRAINED)} {100 * score:.1f}" for name, (score, *_) in scores.items())
+        parts.append(f"{title}: {', '.join(each)}")
     text = f"Scores x 100 on test parts that nothing was chosen on. {'. '.join(parts)}"
     return f"![{text}]({Path(os.path.relpath(path, page.parent)).as_posix()})" if data else ""
-
-
-def _short(name: str) -> str:
-    return re.sub(", ours|, trained|, without a model|, at half the cost", "", name)
 
 
 def is_stale(results: Results) -> bool:
@@ -81,41 +78,33 @@ def digest(data: dict[str, Any]) -> str:
 def by_model(results: Results) -> dict[str, Any]:
     """Return [score, low, high] by set and reader."""
     rows, found = blocks.first_rows(results), {}
-    for title in ("mean, English", "STS-B en (300), Spearman", "mean, Chinese"):
-        own = rows.filter(c.set == blocks.HELD_OUT[title]).sort("at", maintain_order=True)
+    for title, name in blocks.FIRST_SETS.items():
+        own = rows.filter(c.set == name).sort("at", maintain_order=True)
         found[title] = {label: [*scores] for label, *scores in own.select("label", "score", "low", "high").iter_rows()}
     return found if all(found.values()) else {}
 
 
 def draw(figure: Any, data: dict[str, Any]) -> None:
-    """Draw a forest plot with a panel a set and a line a reader, the best first; trained readers are orange.
-
-    Scores no better than the control without a model are shaded.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    rows = [len(scores) for scores in data.values()]
+    """Draw two panels a language, with a line a reader; trained encoders are orange, and tf-idf is a dashed line."""
     # Narrow, so that names can be read where a page is 390 pixels wide.
+    panels = list(data.values())
+    readers = [list({**left, **right}) for left, right in zip(panels[::2], panels[1::2], strict=True)]
+    rows = [len(names) for names in readers]
     figure.set_size_inches(5.6, 0.5 * len(rows) + 0.24 * sum(rows))
-    axes = figure.subplots(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
-    for axis, (title, scores) in zip(axes, data.items(), strict=True):
-        axis.set_title(title, loc="left", fontweight="bold")
+    axes = figure.subplots(len(rows), 2, height_ratios=rows, sharey="row", squeeze=False)
+    for axis, place, (title, scores) in zip(axes.flat, range(len(data)), data.items(), strict=True):
+        names = readers[place // 2]
+        axis.set_title(title, loc="left", fontweight="bold", fontsize="medium")
         axis.grid(axis="x", color=GREY, alpha=0.2)
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=(1, 2, 5, 10)))
-        names = sorted(scores, key=lambda name: -scores[name][0])
-        for place, name in enumerate(names):
-            score, low, high = (100 * value for value in scores[name])
-            colour = ORANGE if name.endswith(", trained") else BLUE if "ours" in name else GREY
-            axis.errorbar(
-                score, place, xerr=[[score - low], [high - score]], fmt="o", color=colour, elinewidth=1.8, markersize=5
-            )
-            at = {"xycoords": ("axes fraction", "data"), "va": "center", "ha": "right"}
-            axis.annotate(f"{score:.1f}", (1.13, place), **at)
-        axis.set_xlim(axis.get_xlim())
-        for name in names:
-            if name.endswith(", without a model"):
-                axis.axvspan(axis.get_xlim()[0], 100 * scores[name][0], color=GREY, alpha=0.15, linewidth=0)
+        for name, (score, low, high) in scores.items():
+            colour = ORANGE if name.endswith(TRAINED) else BLUE if name.startswith("Echo topic") else GREY
+            at, ends = names.index(name), [[100 * (score - low)], [100 * (high - score)]]
+            axis.errorbar(100 * score, at, xerr=ends, fmt="o", color=colour, elinewidth=1.8, markersize=5)
+            axis.annotate(f"{100 * score:.0f}", (1.12, at), xycoords=("axes fraction", "data"), va="center", ha="right")
+            if name == "tf-idf":
+                axis.axvline(100 * score, color=GREY, linestyle="--", linewidth=1, zorder=0)
         axis.set_yticks(range(len(names)), names)
         axis.tick_params(axis="y", length=0)
-        axis.invert_yaxis()
-    figure.supxlabel("score x 100, 95% interval; shaded: no better than tf-idf", fontsize="medium")
+    for first, count in zip(axes[:, 0], rows, strict=True):
+        first.set_ylim(count - 0.4, -0.6)
+    figure.supxlabel("score x 100, 95% interval; dashed: tf-idf, which needs no model", fontsize="medium")

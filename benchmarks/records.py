@@ -37,7 +37,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "freeze": ("model", "precision", "set", "method", "pairs", "seed", "reading", "metric"),
     "bellm": ("model", "triplets", "set", "metric", "method", "turned", "reading", "seed"),
     "jtcse": ("model", "precision", "set", "metric", "method", "steps", "texts", "seed"),
-    "held_out": ("model", "precision", "set", "metric", "recipe", "against", "texts"),
     "grid": ("model", "precision", "set", "metric", "recipe", "filter", "fitted_on", "against"),
     "compare_errors": ("quantity", "metric", "items", "recipes", "candidates", "case"),
     "compared": ("version", "model", "set", "metric"),

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the CSV files")
     options = parser.parse_args(arguments)
     results = Results(options.results.resolve())
-    blocks: dict[str, Block] = {**BLOCKS, "held-out-picture": picture.image}
+    blocks: dict[str, Block] = {**BLOCKS, "picture": picture.image}
     texts = {page: filled(page.read_text(encoding="utf-8"), page, results, blocks) for page in pages(options.root)}
     texts[NAMES] = known_names()
     stale = [path for path, text in texts.items() if path.read_text(encoding="utf-8") != text]

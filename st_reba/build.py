@@ -22,7 +22,7 @@ from .recipes.recipe import device_of, mode_of
 from .text.presets import PromptLanguage, language_of, preset
 from .text.templates import PROMPT
 
-#: Recipe for most models and texts: see ``benchmarks/results/held_out.csv``.
+#: Recipe for most models and texts: see ``benchmarks/results/grid.csv``.
 RECOMMENDED = "echo-topic"
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,18 +72,6 @@ def beside(scores: Any, ours: Sequence[int], theirs: Sequence[int] = (), names: 
     # Few replicates without a score are left out.
     ends = np.nanquantile(drawn, [0.025, 0.975]) if np.isnan(drawn).mean() <= 0.1 else ()
     return dict(zip(names, map(float, (value, *ends)), strict=False))
-
-
-class Drawn(NamedTuple):
-    """Scores, (M,), and their resamples, (M, R)."""
-
-    scores: Array
-    replicates: Array
-
-
-def mean_of(parts: Sequence[Drawn]) -> Drawn:
-    """Return the mean over sets of the same contenders."""
-    return Drawn(*(np.mean(each, axis=0) for each in zip(*parts, strict=True)))
 
 
 def by_seed(found: Mapping[Training, Array], labels: Sequence[float], base: str = "") -> Iterator[Record]:

@@ -15,7 +15,6 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import cost
 import grid
-import held_out
 import one_process
 import real_models
 import records
@@ -28,7 +27,6 @@ from real.models import ModelError, RealModel
 from real.sets import COLLECTIONS, Sets
 from st_reba import CausalTransformer, EchoModule, ReBAModule, ReverseEOLModule
 from st_reba.data.tables import read_pairs
-from st_reba.evaluation import bootstrap
 
 from .. import backbones
 from ..backbones import TEXTS, language_model
@@ -134,21 +132,6 @@ def test_rankings_are_kept_scored_and_reranked(data, model, tmp_path, monkeypatc
     assert [row["ahead"] for row in others] == pytest.approx([row["score"] - bm25["score"] for row in others])
     monkeypatch.setattr(reranking, "scored", lambda *given: pytest.fail("it was there"))
     assert len(list(reranking.measure(model, COLLECTIONS["Cranfield"], given))) == 3
-
-
-def test_held_out_sets_have_means():
-    draw, names = np.random.default_rng(0), ["Banking77", "StackOverflow", "TREC", "HWU64"]
-    sets = ["STS-B en test, 300 pairs", *(f"{name} test, 300 texts" for name in names)]
-    found = {
-        (name, held_out.NEAREST if place else held_out.SPEARMAN): bootstrap.mean(
-            {"echo-topic": np.full(9, 0.1 * place), "tf-idf": draw.random(9)}
-        )
-        for place, name in enumerate(sets)
-    }
-    rows = list(held_out.rows(found, dict.fromkeys(sets, 9), {}, ["tf-idf"]))
-    alone = {row["set"]: row for row in rows if (row["recipe"], row["against"]) == ("echo-topic", "")}
-    assert alone["mean of STS-B en, Banking77, StackOverflow"]["score"] == pytest.approx(0.1)
-    assert alone["mean of 4 labelled sets"]["texts"] == 36
 
 
 def test_a_grid_is_kept_resumed_and_scored_by_each_fit(model, path, tmp_path, monkeypatch):

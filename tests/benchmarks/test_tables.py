@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import blocks
+import picture
 import records
 import tables
 
@@ -51,7 +52,7 @@ def test_no_table_of_the_repository_is_stale(capsys):
 
 def test_each_table_is_on_a_page():
     texts = "".join(page.read_text(encoding="utf-8") for page in tables.pages(ROOT))
-    assert [name for name in [*blocks.BLOCKS, "held-out-picture"] if f"<!-- table: {name} -->" not in texts] == []
+    assert [name for name in [*blocks.BLOCKS, "picture"] if f"<!-- table: {name} -->" not in texts] == []
 
 
 def test_scores_of_one_precision_with_intervals_the_best_in_bold(tmp_path):
@@ -104,21 +105,21 @@ def test_marks_that_cannot_be_understood(tmp_path, page, error, said):
 
 
 def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_path, capsys):
-    held = {"model": SMALL, "recipe": "echo-topic", "low": 0.4, "high": 0.6, "score": 0.5}
-    rows = [{**held, "set": name} for name in blocks.HELD_OUT.values()]
-    page = shown(tmp_path, "held-out-picture", held_out=rows)
-    assert "Echo topic, on SmolLM2-135M 50.0" in page
-    drawn = tmp_path / "results" / "held-out.svg"
+    row: records.Record = {"model": SMALL, "recipe": "Echo topic", "fitted_on": blocks.USUAL_FIT, "score": 0.5}
+    rows = [{**row, "set": name, "low": 0.4, "high": 0.6} for name in blocks.FIRST_SETS.values()]
+    page = shown(tmp_path, "picture", grid=rows)
+    assert "Echo topic, SmolLM2 135M 50.0" in page
+    drawn = tmp_path / "results" / picture.FILE
     first = drawn.read_bytes()
-    assert b"Echo topic, ours" in first
+    assert b"Echo topic, SmolLM2 135M" in first
     drawn.unlink()
     run(tmp_path)
     assert drawn.read_bytes() == first
-    records.append("held_out", [{**rows[0], "score": 0.55}], tmp_path / "results")
-    (tmp_path / "README.md").write_text(page + marked("held-out"), encoding="utf-8")
+    records.append("grid", [{**rows[0], "score": 0.55}], tmp_path / "results")
+    (tmp_path / "README.md").write_text(page + marked("grid-sets"), encoding="utf-8")
     assert run(tmp_path, "--check") == 1
     said = capsys.readouterr().err
-    assert "held-out.svg is stale" in said
+    assert f"{picture.FILE} is stale" in said
     assert "README.md is stale" in said
 
 
