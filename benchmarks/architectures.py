@@ -11,24 +11,23 @@ names, architectures that have rows of this version of transformers are left out
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
-import csv
 import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -38,10 +37,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 import records
+from runs import options, parser
 
 sys.path.insert(0, str(records.ROOT))
 from st_reba import CausalTransformer, modules
-from st_reba.files import atomic_file
 from st_reba.lm.views import set_attention
 from st_reba.recipes import every_row
 from st_reba.text.layout import PREPENDED, Layout
@@ -87,7 +86,6 @@ WITHOUT_DEFAULT = {
     "indexer_budget": 8, "indexer_compress_ratio": 2, "default_language": "en_XX", "num_experts": 4,
     "top_k_experts": 2, "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
-_SHARING: dict[str, Any] = {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
 _LATENT = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
     "v_head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -95,57 +93,39 @@ _LATENT = {
 _HYBRID = {
     "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_hidden_size": 64, "attention_head_dim": 16,
 }  # fmt: skip
-_SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+_ROPE, _SLIDING = {"rope_type": "default", "rope_theta": 1e4}, ["sliding_attention", "full_attention"]
+_SHARING = {"num_kv_shared_layers": 2, "layer_types": _SLIDING * 2}
+_SECTIONS = {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}}
 #: Settings that other settings of an architecture ask for, by the type of its configuration.
 OWN: Mapping[str, dict[str, Any]] = {
-    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 8, "n_group": 1},
+    **dict.fromkeys(("gemma3n_text", "gemma4_text", "gemma4_unified_text"), _SHARING),
+    **dict.fromkeys((
+        "cosmos3_edge_text", "glm4v_text", "glm_ocr_text", "paddleocr_vl_text", "qwen2_vl_text", "qwen2_5_vl_text",
+        "qwen2_5_omni_text",
+    ), _SECTIONS),
+    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 100},
-    "cohere_compass_text": {
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")
-        },
-    },
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(_SLIDING, _ROPE)},
     "chameleon": {"vocabulary_map": {"<image>": 330}},
-    "cosmos3_edge_text": _SECTIONS,
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"] * 2},
-    "dots3_note_text": {"num_key_value_heads": 4, **{f"swa_{name}": value for name, value in _LATENT.items()}},
-    "falcon_h1": {"mamba_d_head": 8},
-    "gemma3n_text": _SHARING,
-    "gemma4_text": _SHARING,
-    "gemma4_unified_text": _SHARING,
+    "dots3_note_text": {f"swa_{name}": value for name, value in _LATENT.items()},
     "glm4v_moe_text": {
-        "head_dim": 16,
-        "rope_parameters": {**_SECTIONS["rope_parameters"], "partial_rotary_factor": 0.5},
+        "head_dim": 16, "rope_parameters": {**_SECTIONS["rope_parameters"], "partial_rotary_factor": 0.5},
     },
-    "glm4v_text": _SECTIONS,
-    "glm_ocr_text": _SECTIONS,
-    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "hunyuan_vl_text": {**_SECTIONS, "head_dim": 8},
-    "kosmos_2_text_model": {"pad_token_id": 1},
-    "kosmos_2_5_text_model": {"pad_token_id": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "mamba2": {"num_heads": 4, "head_dim": 16},
-    "minimax_m3_vl_text": {
-        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
-        "index_topk_blocks": 2,
-        "index_block_size": 4,
-    },
+    "mamba2": {"head_dim": 16},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "mistral4": {"head_dim": 16},
     "molmo2_adapter": {"vision_feature_layer": [3, 1]},
-    "paddleocr_vl_text": _SECTIONS,
-    "qwen2_vl_text": _SECTIONS,
-    "qwen2_5_vl_text": _SECTIONS,
-    "qwen2_5_omni_text": _SECTIONS,
     "reformer": {"is_decoder": True, "axial_pos_shape": (32, 32), "axial_pos_embds_dim": (16, 16)},
     "unlimited_ocr_text": {"num_key_value_heads": 4},
-    "xglm": {"pad_token_id": 1},
     "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_heads": 2, "max_inference_chunksize": 16384},
     "zamba": _HYBRID,
     "zamba2": {**_HYBRID, "n_mamba_heads": 4},
-}
+}  # fmt: skip
 
 
 def names() -> list[str]:
@@ -223,65 +203,23 @@ TOLERANCE = 1e-4
 Change = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-class _Eager:
-    """Attention by the architecture's own eager function: maps are kept, and its arguments can be changed."""
-
-    change: Change | None = None
-    maps: list[Tensor] | None = None
-    #: The modules that called it, by layer.
-    callers: dict[int, nn.Module] = {}
-
-    def __call__(
-        self,
-        own: Callable[..., tuple[Tensor, Tensor]],
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        self.callers[module.layer_idx] = module
-        if self.change is not None:
-            key, value, attention_mask = self.change(module.layer_idx, key, value, attention_mask)
-        output, weights = own(module, query, key, value, attention_mask, **kwargs)
-        if self.maps is not None and kwargs.get("s_aux") is not None:
-            values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-            # A sink may be applied to the output alone.
-            share = (output.transpose(1, 2) * (weights @ values)).sum(-1) / (weights @ values).square().sum(-1)
-            self.maps.append(weights * share[..., None])
-        elif self.maps is not None:
-            self.maps.append(weights)
-        return output, weights
-
-
-EAGER = _Eager()
-
-
-@contextlib.contextmanager
-def _recorded() -> Iterator[None]:
-    """Let eager attention go through :data:`EAGER` within the block."""
-    original = AttentionInterface.get_interface
-
-    def get_interface(interface: AttentionInterface, name: str, default: Any) -> Any:
-        return partial(EAGER, default) if name == "eager" else original(interface, name, default)
-
-    AttentionInterface.get_interface = get_interface  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        AttentionInterface.get_interface = original  # type: ignore[method-assign]
-
-
 class Own:
     """A model's own forward, on one text at a time. It is called as tests/oracles.py calls an eager model.
 
     Args:
         model: With its head.
         part: Class of the part that reads text.
+
+    Attributes:
+        change: Of the keys, values and mask of each layer's attention; None for none.
+        maps: Attention maps of the last forward.
+        callers: Modules that called the attention function in it, by layer.
     """
 
     model: Any
+    change: Change | None = None
+    maps: list[Tensor]
+    callers: dict[int, nn.Module]
 
     def __init__(self, model: PreTrainedModel, part: type[nn.Module]) -> None:
         self.whole = copy.deepcopy(model)
@@ -292,14 +230,31 @@ class Own:
         self.depth = int(config.num_hidden_layers)
         self.layers = self._layers()
 
-    def __call__(self, output_attentions: bool = False, **inputs: Any) -> Any:
-        EAGER.maps = [] if output_attentions else None
-        try:
-            with _recorded():
-                states = self.model(**inputs).last_hidden_state
-            return SimpleNamespace(last_hidden_state=states, attentions=EAGER.maps)
-        finally:
-            EAGER.maps = None
+    def __call__(self, **inputs: Any) -> Any:
+        inputs.pop("output_attentions", None)
+        self.maps, self.callers = [], {}
+        with mock.patch.object(AttentionInterface, "get_interface", self._interface):
+            states = self.model(**inputs).last_hidden_state
+        return SimpleNamespace(last_hidden_state=states, attentions=self.maps)
+
+    def _interface(self, name: str, default: Any) -> Any:
+        return partial(self._attend, default) if name == "eager" else AttentionInterface().get(name, default)
+
+    def _attend(
+        self, eager: Any, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Attend by the architecture's own eager function."""
+        self.callers[module.layer_idx] = module
+        if self.change is not None:
+            key, value, attention_mask = self.change(module.layer_idx, key, value, attention_mask)
+        output, weights = eager(module, query, key, value, attention_mask, **kwargs)
+        share = torch.ones(())
+        if kwargs.get("s_aux") is not None:
+            seen = weights @ value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+            # A sink may be applied to the output alone.
+            share = ((output.transpose(1, 2) * seen).sum(-1) / seen.square().sum(-1))[..., None]
+        self.maps.append(weights * share)
+        return output, weights
 
     def get_input_embeddings(self) -> Any:
         return self.model.get_input_embeddings()
@@ -311,7 +266,7 @@ class Own:
         with contextlib.ExitStack() as stack:
             for module in (module for module in lists if len(module) == self.depth):
                 note = module[0].register_forward_hook(lambda *_, own=module: called.append(own))
-                stack.callback(note.remove)
+                stack.enter_context(note)
             self.last([5, 6, 7])
         return next((module for module in lists if any(module is own for own in called)), nn.ModuleList())
 
@@ -324,14 +279,19 @@ class Own:
         head, seen = self.whole.get_output_embeddings(), list[Tensor]()
         with contextlib.ExitStack() as stack:
             if head is not None:
-                stack.enter_context(_hooked(head, before=_noting(seen)))
+                note = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+                stack.enter_context(note)
             output = self.whole(input_ids=torch.tensor([ids]), output_hidden_states=True)
         return [*seen, *(states[0] for states in (getattr(output, "hidden_states", None) or ())[-1:])]
 
     def after(self, ids: Sequence[int], layer: int) -> Tensor:
         """Return the states after a layer, counted from 1, (N, D); after the last, before the final norm."""
+        return self.output(self.layers[layer - 1], ids)
+
+    def output(self, module: nn.Module, ids: Sequence[int]) -> Tensor:
+        """Return what a module gives, (N, D)."""
         seen: list[Tensor] = []
-        with _hooked(self.layers[layer - 1], after=_noting(seen)):
+        with _changed(module, lambda states: seen.append(states[0]) or states):  # type: ignore[func-returns-value]
             self.last(ids)
         return seen[-1]
 
@@ -344,58 +304,14 @@ class Own:
         short.model.config.get_text_config(decoder=True).num_hidden_layers = count
         return short
 
-    @contextlib.contextmanager
-    def changed(self, change: Change) -> Iterator[None]:
-        """Change the keys, values and mask of each layer's attention within the block."""
-        EAGER.change = change
-        try:
-            yield
-        finally:
-            EAGER.change = None
 
-    def attentions(self) -> dict[int, nn.Module]:
-        """Return the attention of each layer: the modules that call the attention function."""
-        EAGER.callers = {}
-        self.last([5, 6, 7])
-        return EAGER.callers
+def _changed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> RemovableHandle:
+    """Change the first output of a module, in a ``with`` block."""
 
+    def hook(_: nn.Module, inputs: Any, output: Any) -> Any:
+        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
-@contextlib.contextmanager
-def _hooked(
-    module: nn.Module,
-    before: Callable[[Tensor], Tensor] | None = None,
-    after: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[None]:
-    """Change the first input, or the first output, of a module within the block."""
-
-    def change_input(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        if args:
-            return (before(args[0]), *args[1:]), kwargs  # type: ignore[misc]
-        first = next(iter(kwargs))
-        return args, {**kwargs, first: before(kwargs[first])}  # type: ignore[misc]
-
-    def change_output(_: nn.Module, args: Any, output: Any) -> Any:
-        return (after(output[0]), *output[1:]) if isinstance(output, tuple) else after(output)  # type: ignore[misc]
-
-    handles = [
-        *([module.register_forward_pre_hook(change_input, with_kwargs=True)] if before else []),
-        *([module.register_forward_hook(change_output)] if after else []),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _noting(seen: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that keeps the states of one text, (N, D), and changes nothing."""
-
-    def note(states: Tensor) -> Tensor:
-        seen.append(states[0])
-        return states
-
-    return note
+    return module.register_forward_hook(hook)
 
 
 class Text(NamedTuple):
@@ -419,66 +335,63 @@ class Text(NamedTuple):
 
 
 #: Return what a module gives for a text, (n, D), given the model's own forward, the module and the text's layouts.
-Standard = Callable[[Own, Any, Sequence[Text]], Tensor]
+Standard = Callable[..., Tensor]
 
 
-def words(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    [text] = texts
+def words(own: Own, module: Any, text: Text) -> Tensor:
     return own.last(text.ids)[text.positions(module.copies_read[-1])]
 
 
-def ends(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
+def ends(own: Own, module: Any, *texts: Text) -> Tensor:
     return torch.stack([own.last(text.ids)[-1] for text in texts])
 
 
-def layer_ends(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
+def layer_ends(own: Own, module: Any, *texts: Text) -> Tensor:
     return torch.stack([own.after(text.ids, module.output_layer)[-1] for text in texts])
 
 
-def layer_words(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    return own.after(texts[0].ids, module.output_layer)[texts[0].positions()]
+def layer_words(own: Own, module: Any, text: Text) -> Tensor:
+    return own.after(text.ids, module.output_layer)[text.positions()]
 
 
-def short_words(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    return own.shortened(module.output_layer).last(texts[0].ids)[texts[0].positions()]
+def short_words(own: Own, module: Any, text: Text) -> Tensor:
+    return own.shortened(module.output_layer).last(text.ids)[text.positions()]
 
 
-def all_layers(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    return torch.stack([own.after(texts[0].ids, layer)[-1] for layer in range(1, own.depth + 1)])
+def all_layers(own: Own, module: Any, text: Text) -> Tensor:
+    return torch.stack([own.after(text.ids, layer)[-1] for layer in range(1, own.depth + 1)])
 
 
-def topic(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    [text] = texts
+def topic(own: Own, module: Any, text: Text) -> Tensor:
     lower = [own.after(text.ids, layer)[-1] for layer in module.lower_layers]
     return torch.cat([own.last(text.ids)[-1], *lower])[None]
 
 
-def early_late(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    [text] = texts
+def early_late(own: Own, module: Any, text: Text) -> Tensor:
     early = own.after(text.ids, module.early_layer)[text.positions()]
     return torch.cat([early, own.last(text.ids)[-1:].expand(len(early), -1)], dim=-1)
 
 
-def reba(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    [text] = texts
-    ids = [text.ids[position] for position in text.positions()]
-    return oracles.algorithm_2(own, ids, module.repetitions)
+def reba(own: Own, module: Any, text: Text) -> Tensor:
+    return oracles.algorithm_2(own, [text.ids[position] for position in text.positions()], module.repetitions)
 
 
-def thought(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    return oracles.refined_thought(own, texts[0].ids, module.iterations)
+def thought(own: Own, module: Any, text: Text) -> Tensor:
+    return oracles.refined_thought(own, text.ids, module.iterations)
 
 
-def attention_pooled(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    states, maps = oracles.run(own, texts[0].ids)
+def attention_pooled(own: Own, module: Any, text: Text) -> Tensor:
+    states, maps = oracles.run(own, text.ids)
     weights = maps[-1][:, -1].mean(dim=0)
     return (weights @ states / weights.sum())[None]
 
 
-def _opened(layers: Sequence[int], sinkless: Sequence[int] = ()) -> Change:
+def both_ways(own: Own, module: Any, text: Text) -> Tensor:
+    top, sinkless = range(own.depth - module.bidirectional_layers, own.depth), getattr(module, "layers", ())
+
     def change(layer: int, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden = torch.finfo(mask.dtype).min
-        if layer in layers:
+        if layer in top:
             seen = mask > hidden / 2
             mask = torch.zeros_like(mask).masked_fill(~(seen | seen.mT), hidden)
         if layer in sinkless:
@@ -486,77 +399,66 @@ def _opened(layers: Sequence[int], sinkless: Sequence[int] = ()) -> Change:
             mask[..., 1:, 0] = hidden
         return key, value, mask
 
-    return change
+    with mock.patch.object(own, "change", change):
+        return words(own, module, text)
 
 
-def both_ways(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    top = range(own.depth - module.bidirectional_layers, own.depth)
-    with own.changed(_opened(top, getattr(module, "layers", ()))):
-        return words(own, module, texts)
-
-
-def rerouted(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
+def rerouted(own: Own, module: Any, text: Text) -> Tensor:
     def change(layer: int, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if layer in module.layers:
             key, value = (torch.cat([states[:, :, -1:], states], dim=2) for states in (key, value))
             mask = torch.cat([torch.zeros_like(mask[..., :1]), mask], dim=-1)
         return key, value, mask
 
-    [text] = texts
-    with own.changed(change):
+    with mock.patch.object(own, "change", change):
         states = own.last(text.ids)[int(text.positions()[0]) :]
     return torch.stack([states.mean(dim=0), states[-1]])
 
 
-def _outputs(own: Own, module: Any) -> Mapping[int, nn.Module]:
-    """Return the modules that give the outputs of attention, by layer."""
-    names = {own_part: name for name, own_part in module.model.named_modules()}
+def _attention(own: Own, module: Any, layer: int) -> nn.Module:
+    """Return the module that gives the output of a layer's attention."""
+    own.last([5, 6, 7])
     # Attention of the model's own may return more than its output projection does.
-    found = {layer: own.model.get_submodule(names[module.lm.projection(layer)]) for layer in module.lm.projected_layers}
-    return {**found, **own.attentions()}
+    if layer in own.callers:
+        return own.callers[layer]
+    projection = module.lm.projection(layer)
+    return own.model.get_submodule(next(name for name, part in module.model.named_modules() if part is projection))
 
 
-def values(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    seen, outputs = list[Tensor](), _outputs(own, module)
-    for layer in module.lm.projected_layers:
-        with _hooked(outputs[layer], after=_noting(seen)):
-            own.last(texts[0].ids)
-    return torch.stack([states[-1] for states in seen]).mean(dim=0)[None]
+def values(own: Own, module: Any, text: Text) -> Tensor:
+    outputs = [own.output(_attention(own, module, layer), text.ids)[-1] for layer in module.lm.projected_layers]
+    return torch.stack(outputs).mean(dim=0)[None]
 
 
-def contrasted(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
+def contrasted(own: Own, module: Any, text: Text, other: Text) -> Tensor:
     """The output projection is linear: what is steered is its output without its bias."""
-    text, other = texts
-    attention, seen = _outputs(own, module)[module.contrast_layer], list[Tensor]()
+    attention = _attention(own, module, module.contrast_layer)
     bias = getattr(module.lm.projection(module.contrast_layer), "bias", None)
-    bias = 0 if bias is None else bias
-    with _hooked(attention, after=_noting(seen)):
-        own.last(other.ids)
+    irrelevant = own.output(attention, other.ids)[-1]
 
     def steer(states: Tensor) -> Tensor:
-        steered = module.scale * (states[:, -1:] - seen[0][-1]) + bias
+        steered = module.scale * (states[:, -1:] - irrelevant) + (0 if bias is None else bias)
         return torch.cat([states[:, :-1], steered], dim=1)
 
-    with _hooked(attention, after=steer):
-        return layer_ends(own, module, [text])
+    with _changed(attention, steer):
+        return layer_ends(own, module, text)
 
 
-def prepended(own: Own, module: Any, texts: Sequence[Text]) -> Tensor:
-    [text] = texts
+def prepended(own: Own, module: Any, text: Text) -> Tensor:
     slot = (text.copies == PREPENDED)[:, None]
-    table = own.get_input_embeddings()
+    table = own.get_input_embeddings().weight
     # A word whose row of the table is the vector.
     unused = backbones.VOCABULARY - 1
     ids = [unused if is_slot else token for token, is_slot in zip(text.ids, slot, strict=True)]
-    row = table.weight[unused].clone()
+    row = table[unused].clone()
     with contextlib.ExitStack() as stack:
-        for layer in own.layers[1 : module.prepend_layers]:
-            stack.enter_context(_hooked(layer, before=lambda states: torch.where(slot, states[:, -1:], states)))
-        table.weight[unused] = module.initial_state
+        for layer in own.layers[: module.prepend_layers - 1]:
+            stack.enter_context(_changed(layer, lambda states: torch.where(slot, states[:, -1:], states)))
+        table[unused] = module.initial_state
         try:
-            return layer_ends(own, module, [Text(ids, text.copies)])
+            return layer_ends(own, module, Text(ids, text.copies))
         finally:
-            table.weight[unused] = row
+            table[unused] = row
 
 
 ROWS = {row.key: row for row in every_row()}
@@ -660,7 +562,7 @@ def _verdict(key: str, own: Own, source: CausalTransformer, known: set[str]) -> 
     faults = []
     for vectors, text, others in zip(batch, TEXTS, zip(alone, whole, strict=True), strict=True):
         try:
-            expected = standard(own, module, [Text.of(layout) for layout in module.lay_out([text])])
+            expected = standard(own, module, *(Text.of(layout) for layout in module.lay_out([text])))
         except Exception as error:
             return Verdict("fault", f"by definition: {_in_a_line(error)}")
         for what, other in (("alone", others[0]), ("without a cached prefix", others[1]), ("by definition", expected)):
@@ -681,59 +583,20 @@ def _vectors(module: modules.CausalModule, texts: Sequence[str]) -> list[Tensor]
     return [states[mask] for states, mask in pairs]
 
 
-# Results
-
-FILE = "architectures.csv"
-COLUMNS = ("architecture", "recipe", "verdict", "sentence", "transformers")
-
-
-def read(directory: Path) -> list[dict[str, str]]:
-    """Return the rows of a directory's file; none if there is no file."""
-    path = directory / FILE
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [*csv.DictReader(file)]
-
-
-def replace(directory: Path, name: str, found: Mapping[str, Verdict]) -> None:
-    """Put the rows of an architecture in the place of its former ones."""
-    kept = [row for row in read(directory) if row["architecture"] != name]
-    release = version("transformers")
-    rows = [
-        {"architecture": name, "recipe": key, "transformers": release, **own._asdict()} for key, own in found.items()
-    ]
-    directory.mkdir(parents=True, exist_ok=True)
-    with atomic_file(directory / FILE, "w") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted([*kept, *rows], key=lambda row: (row["architecture"], row["recipe"])))
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Silence transformers' advice on tiny configurations, and warnings about poolings and empty texts."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser(__doc__, data=False, threads=1)
     made.add_argument("names", nargs="*", metavar="ARCHITECTURE", help="types of configurations; default: all")
-    made.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV file")
-    given = made.parse_args()
-    torch.set_num_threads(1)
-    done = {row["architecture"] for row in read(given.results) if row["transformers"] == version("transformers")}
+    given, release = options(made, arguments), version("transformers")
+    done = set(records.read("architectures").filter(transformers=release)["architecture"])
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     for name in given.names or [name for name in names() if name not in done]:
-        with silence():
-            found = surveyed(name)
-        replace(given.results, name, found)
+        found = surveyed(name)
+        rows = [
+            {"architecture": name, "recipe": key, "transformers": release, **own._asdict()}
+            for key, own in found.items()
+        ]
+        records.rewrite("architectures", rows, given.results, instead_of={"architecture": name})
         faults = [f"{key}: {own.sentence}" for key, own in found.items() if own.verdict == "fault"]
         print("\n  ".join([name, *faults]), flush=True)
 

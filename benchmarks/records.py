@@ -105,13 +105,19 @@ def append(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RES
         file.write(text.getvalue())
 
 
-def rewrite(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RESULTS) -> None:
+def rewrite(
+    name: str,
+    rows: Iterable[Mapping[str, Value]],
+    directory: Path = RESULTS,
+    instead_of: Mapping[str, str] | None = None,
+) -> None:
     """Put rows in the place of those that measured the same, leave the others as they are written, and sort all.
 
     Args:
         name: A key of :data:`KEYS`.
         rows: The new rows.
         directory: Directory of the file.
+        instead_of: Fields and values of rows that go, too.
 
     Raises:
         ValueError: If a row has a field that the file has no column for.
@@ -121,7 +127,8 @@ def rewrite(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RE
     latest: dict[tuple[str, ...], dict[str, str]] = {}
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
-            latest = {tuple(row[key] for key in KEYS[name]): row for row in csv.DictReader(file)}
+            there = [row for row in csv.DictReader(file) if not instead_of or not instead_of.items() <= row.items()]
+            latest = {tuple(row[key] for key in KEYS[name]): row for row in there}
     for row in rows:
         text = {column: "" if row.get(column) is None else str(row[column]) for column in {*columns, *row}}
         latest[tuple(text[column] for column in KEYS[name])] = text

@@ -15,11 +15,7 @@ from st_reba.lm.attention.hooks import RunningMaximum
 
 from .. import backbones
 
-
-@pytest.fixture(autouse=True)
-def silence():
-    with architectures.silence():
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def faults(name, *recipes):
