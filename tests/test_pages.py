@@ -43,7 +43,7 @@ FENCE = re.compile(
 )
 
 #: Blocks that are not run.
-NOT_RUN = 33
+NOT_RUN = 34
 
 #: What stands for a name or a number of the pages. The tiny language model has 3 layers, and 32 values a token.
 STANDS_FOR = {
