@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,18 @@ SEEDS = (0, 1, 2)
 SAVED = 20
 
 
-def settings(path: str, turned: str, reading: str, seed: int, given: argparse.Namespace) -> BeLLMTraining:
-    """Return the paper's settings."""
+def trained(
+    path: str, turned: str, reading: str, seed: int, work: Path, given: argparse.Namespace
+) -> SentenceTransformer:
+    """Return the model of one training with the paper's settings, which goes on where it was stopped."""
     every: dict[str, Any] = {
         "model": path, "triplets": str(given.triplets), "bidirectional_layers": turned, **READINGS[reading],
         "model_kwargs": {"dtype": given.precision},
-        "arguments": {"seed": seed, "max_steps": given.max_steps, "save_steps": SAVED, "report_to": "none"},
+        "arguments": {"seed": seed, "save_steps": SAVED, "report_to": "none"},
     }  # fmt: skip
-    return BeLLMTraining(**every)
-
-
-def trained(settings: BeLLMTraining, work: Path) -> SentenceTransformer:
-    """Return the model of one training, which goes on where it was stopped."""
     if (work / "model").exists():
-        return SentenceTransformer(str(work / "model"), model_kwargs=dict(settings.model_kwargs))
-    return train_bellm(settings, work, progress=False)
+        return SentenceTransformer(str(work / "model"), model_kwargs={"dtype": given.precision})
+    return train_bellm(BeLLMTraining(**every), work, progress=False)
 
 
 def untrained(path: str, precision: str) -> SentenceTransformer:
@@ -72,47 +70,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--triplets", type=Path, required=True, help="a file, as st-reba train bellm takes it")
     made.add_argument("--source", required=True, help="what tables call the triplets")
     made.add_argument("--model", choices=MODELS, default="SmolLM2-135M-Instruct")
-    made.add_argument("--path", type=Path, help="the language model, where it is there already")
-    made.add_argument("--embedder", type=Path, help=f"{EMBEDDER}, where it is there already")
     made.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
     made.add_argument("--turned", nargs="+", choices=TURNED, default=list(TURNED), help="which layers")
     made.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=list(SEEDS))
-    made.add_argument("--max-steps", type=int, default=-1, help="of each training; default: one pass")
     given = options(made, arguments)
-    path = str(given.path or MODELS[given.model].located(given.out / "models"))
-    sets = {"test": Sets(given.data).pairs("en", "test")}
-    out = given.out / f"{given.model}, {given.source}"
-    shared: records.Record = {
-        "model": given.model, "precision": given.precision, "triplets": given.source, "set": "STS-B en test",
-        "metric": "Spearman", "turned": "", "reading": "", **records.today(),
-    }  # fmt: skip
-
-    def write(found: Mapping[Training, Array], method: str, **about: records.Value) -> None:
-        """The rows of some trainings; what is called ``method`` there is which layers."""
-        rows = []
-        for row in by_seed(found, sets["test"].scores, base="none"):
-            turned = {"turned": row["method"]} if about else {}
-            rows.append({**shared, **about, **row, **turned, "method": method})
-            print(f"{method}, {turned}, {about}, seed {row['seed']}: {row['score']:.3f}", flush=True)
-        records.rewrite("bellm", rows, given.results)
-
-    embedder = str(given.embedder or MODELS[EMBEDDER].located(given.out / "models"))
-    references: dict[str, Callable[[], SentenceTransformer]] = {
-        UNTRAINED: partial(untrained, path, given.precision), EMBEDDER: partial(SentenceTransformer, embedder),
-    }  # fmt: skip
+    path, embedder = (str(MODELS[name].located(given.out / "models")) for name in (given.model, EMBEDDER))
+    pairs, out = Sets(given.data).pairs("en", "test"), given.out / f"{given.model}, {given.source}"
+    references = {
+        UNTRAINED: partial(untrained, path, given.precision),
+        EMBEDDER: partial(SentenceTransformer, embedder),
+    }
+    rows: list[records.Record] = []
     for name, make in references.items():
-        write({(name, None): kept_cosines(out / f"{name}, {given.precision}.npz", make, sets)["test"]}, name)
+        cosines = kept_cosines(out / f"{name}, {given.precision}.npz", make, pairs)
+        rows += ({"turned": "", "reading": "", **row} for row in by_seed({(name, None): cosines}, pairs.scores))
     for reading in given.readings:
         found: dict[Training, Array] = {}
-        for seed in SEEDS:
-            for turned in TURNED:
-                name = f"{turned}, {reading}, seed {seed}"
-                file, work = out / f"{name}, {given.precision}.npz", out / f"{name}, running"
-                if file.is_file() or (turned in given.turned and seed in given.seeds):
-                    make = partial(trained, settings(path, turned, reading, seed, given), work)
-                    found[turned, seed] = kept_cosines(file, make, sets)["test"]
-                    shutil.rmtree(work, ignore_errors=True)
-        write(found, "BeLLM", reading=reading)
+        for seed, turned in product(SEEDS, TURNED):
+            name = f"{turned}, {reading}, seed {seed}"
+            file, work = out / f"{name}, {given.precision}.npz", out / f"{name}, running"
+            if file.is_file() or (turned in given.turned and seed in given.seeds):
+                found[turned, seed] = kept_cosines(
+                    file, partial(trained, path, turned, reading, seed, work, given), pairs
+                )
+                shutil.rmtree(work, ignore_errors=True)
+        for row in by_seed(found, pairs.scores, base="none"):
+            rows.append({**row, "turned": row["method"], "method": "BeLLM", "reading": reading})
+    shared: records.Record = {
+        "model": given.model, "precision": given.precision, "triplets": given.source, "set": "STS-B en test",
+        "metric": "Spearman", **records.today(),
+    }  # fmt: skip
+    records.rewrite("bellm", [{**shared, **row} for row in rows], given.results)
 
 
 if __name__ == "__main__":

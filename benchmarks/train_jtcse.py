@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -85,27 +86,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser(__doc__, out="build/jtcse", threads=1)
     made.add_argument("--max-steps", type=int, default=60, help=f"of each training, {TEXTS_A_STEP} texts a step")
     given = options(made, arguments)
-    path = str(MODELS[ENCODER].located(given.out / "models"))
-    sets = {"test": Sets(given.data).pairs("en", "test")}
-    texts, out, steps = unlabelled(given.data), given.out / ENCODER, given.max_steps
+    path, out, steps = str(MODELS[ENCODER].located(given.out / "models")), given.out / ENCODER, given.max_steps
+    texts, pairs = unlabelled(given.data), Sets(given.data).pairs("en", "test")
     found: dict[Training, Array] = {}
     for name, file, pooling in (("mean of the tokens", "mean", "mean"), ("first token", "first", "cls")):
         make = partial(single, path, pooling)
-        found[f"before, {name}", None] = kept_cosines(out / f"before, {file}.npz", make, sets)["test"]
-    for seed in SEEDS:
-        for method in METHODS:
-            make = partial(trained, method, path, seed, texts, steps, out / "running")
-            file = out / f"{method}, {steps} steps, {LEARNING_RATE:g}, seed {seed}.npz"
-            found[method, seed] = kept_cosines(file, make, sets)["test"]
+        found[f"before, {name}", None] = kept_cosines(out / f"before, {file}.npz", make, pairs)
+    for seed, method in product(SEEDS, METHODS):
+        make = partial(trained, method, path, seed, texts, steps, out / "running")
+        file = f"{method}, {steps} steps, {LEARNING_RATE:g}, seed {seed}.npz"
+        found[method, seed] = kept_cosines(out / file, make, pairs)
     shared: records.Record = {
         "model": ENCODER, "precision": "float32", "set": "STS-B en test", "metric": "Spearman", "texts": len(texts),
         **records.today(),
     }  # fmt: skip
-    rows = []
-    for row in by_seed(found, sets["test"].scores, base=SIMCSE):
-        about = {**shared, "steps": 0 if str(row["method"]).startswith("before") else steps}
-        rows.append(about | {key: value for key, value in row.items() if key not in ("seeds", "ahead_seeds")})
-        print(f"{row['method']}, seed {row['seed']}: {row['score']:.3f}")
+    rows = [
+        {**shared, **row, "steps": 0 if str(row["method"]).startswith("before") else steps}
+        for row in by_seed(found, pairs.scores, base=SIMCSE)
+    ]
     records.rewrite("jtcse", rows, given.results)
 
 

@@ -19,6 +19,7 @@ from st_reba.evaluation import bootstrap
 Array = NDArray[np.float64]
 #: A method, and the seed of one training.
 Training = tuple[str, int | None]
+Statistic = Callable[[Mapping[str, Array], Sequence[float]], bootstrap.Items]
 SCORE, AHEAD = ("score", "low", "high"), ("ahead", "ahead_low", "ahead_high")
 
 
@@ -37,23 +38,16 @@ def places(pairs: tables.Pairs) -> tuple[list[str], tuple[NDArray[np.int64], NDA
     return texts, (first, second)
 
 
-def pair_cosines(model: SentenceTransformer, pairs: tables.Pairs) -> Array:
-    """(pairs,): by a model that embeds each text once."""
-    texts, columns = places(pairs)
-    vectors = model.encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
-    return cosines_of(vectors, *columns)
-
-
-def kept_cosines(
-    file: Path, make: Callable[[], SentenceTransformer], sets: Mapping[str, tables.Pairs]
-) -> dict[str, Array]:
-    """Those of several sets, by a model that is made if they are not there."""
+def kept_cosines(file: Path, make: Callable[[], SentenceTransformer], pairs: tables.Pairs) -> Array:
+    """(pairs,): by a model that is made if they are not there, and embeds each text once."""
 
     def made() -> dict[str, Array]:
-        model = make()
-        return {name: pair_cosines(model, pairs) for name, pairs in sets.items()}
+        texts, columns = places(pairs)
+        vectors = make().encode(texts, show_progress_bar=False, convert_to_tensor=True).float().cpu().numpy()
+        return {"test": cosines_of(vectors, *columns)}
 
-    return kept(file, made)
+    found: Array = kept(file, made)["test"]
+    return found
 
 
 def beside(scores: Any, ours: Sequence[int], theirs: Sequence[int] = (), names: Sequence[str] = SCORE) -> Record:
@@ -74,24 +68,28 @@ def beside(scores: Any, ours: Sequence[int], theirs: Sequence[int] = (), names: 
     return dict(zip(names, map(float, (value, *ends)), strict=False))
 
 
-def by_seed(found: Mapping[Training, Array], labels: Sequence[float], base: str = "") -> Iterator[Record]:
+def by_seed(
+    found: Mapping[Training, Array], labels: Sequence[float], base: str = "", statistic: Statistic = bootstrap.spearman
+) -> Iterator[Record]:
     """The score of each training; and of each method, without a seed, the mean over its seeds.
 
     Args:
-        found: Cosines by method and seed; without a seed, those of a model that was not trained.
+        found: Similarities by method and seed; without a seed, those of a model that was not trained.
         labels: Of the pairs.
-        base: The method that the means of the others are held against, by the seeds that both have: a seed draws the
-            order of the rows and the new weights for both.
+        base: What the means of the others are held against: a method, by the seeds that both have, as a seed draws the
+            order of the rows and the new weights for both; or a model that was not trained.
+        statistic: From similarities and labels to scores.
     """
-    scores = bootstrap.spearman({str(key): own for key, own in found.items()}, labels)
-    places: dict[str, dict[int, int]] = defaultdict(dict)
+    scores = statistic({str(key): own for key, own in found.items()}, labels)
+    places: dict[str, dict[int | None, int]] = defaultdict(dict)
     for place, (method, seed) in enumerate(found):
         yield {"method": method, "seed": seed, **beside(scores, [place])}
-        if seed is not None:
-            places[method][seed] = place
-    for method, own in places.items():
+        places[method][seed] = place
+    others = places.get(base, {})
+    for method, own in ((method, own) for method, own in places.items() if None not in own):
         row: Record = {"method": method, "seed": None, "seeds": len(own), **beside(scores, list(own.values()))}
-        if method != base and (shared := own.keys() & places.get(base, {}).keys()):
-            ours, theirs = ([places[each][seed] for seed in sorted(shared)] for each in (method, base))
+        shared = [seed for seed in own if seed in others or None in others]
+        if method != base and shared:
+            ours, theirs = ([each[seed if seed in each else None] for seed in shared] for each in (own, others))
             row |= {**beside(scores, ours, theirs, AHEAD), "ahead_seeds": len(shared)}
         yield row

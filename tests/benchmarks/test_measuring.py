@@ -186,9 +186,10 @@ def test_trainings_become_rows_once_and_means_are_of_the_seeds_that_both_have(da
     monkeypatch.setattr(train_bellm, "train_bellm", trained)
     monkeypatch.setattr(train_bellm, "untrained", lambda path, precision: quick(101))
     quick(102).save_pretrained(str(tmp_path / "embedder"))
+    monkeypatch.setattr(RealModel, "located", lambda self, directory: tmp_path / "embedder")
     arguments = [
-        "--data", data, "--triplets", "triplets.tsv", "--source", "made up", "--path", "model", "--out", tmp_path,
-        "--embedder", tmp_path / "embedder", "--results", tmp_path, "--readings", "every token", "--seeds",
+        "--data", data, "--triplets", "triplets.tsv", "--source", "made up", "--out", tmp_path, "--results", tmp_path,
+        "--readings", "every token", "--seeds",
     ]  # fmt: skip
     for _ in range(2):
         train_bellm.main([*map(str, arguments), "0", "1"])
