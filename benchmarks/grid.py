@@ -36,12 +36,11 @@ from real.cosines import cosines_of, places
 from real.kept import behind
 from real.models import MODELS, RealModel
 from real.sets import Matrix, Sets, labelled_part, neighbours_right
-from runs import device, kept, options, parser, pooled
+from runs import kept, options, parser, pooled
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Classes, Pairs, read_pairs
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.bootstrap import Items, Kind, Replicated, draw_weights
-from st_reba.modules import CausalTransformer
 from st_reba.reading.words import tokens_of
 from st_reba.recipes import find
 from st_reba.recipes.lookup import in_language
@@ -157,11 +156,7 @@ class Reader:
 
     @cached_property
     def loaded(self) -> Any:
-        path = str(self.model.located(self.given.models))
-        if self.model.embedder:
-            return SentenceTransformer(path)
-        print(f"{time.strftime('%H:%M')} {self.model.name} is loaded", flush=True)
-        return CausalTransformer(path, model_kwargs={"dtype": self.given.precision}).to(device())
+        return self.model.load(self.given.models, "auto" if self.model.embedder else self.given.precision)
 
     def recipe(self, key: str, language: PromptLanguage) -> SentenceTransformer:
         """Return a recipe without its filter."""

@@ -17,26 +17,21 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from sentence_transformers import SentenceTransformer
-
 import records
 from real import claims, scores
 from real.kept import Kept, recipes
 from real.models import MODELS, USUAL, RealModel
 from real.sets import LISTS, PARTS, WORD_LISTS, Sets
-from runs import device, options, parser
-from st_reba.modules import CausalTransformer
+from runs import options, parser
 from st_reba.recipes import random_weights
 
 #: The recipes whose word embeddings are measured.
 WORDS = ("Classical", "Echo-2", "ReBA-1", "ReBA-2", "ReBA-2, normalised")
 
 
-def load(model: RealModel, path: Path, precision: str, weights: str) -> Any:
+def load(model: RealModel, directory: Path, precision: str, weights: str) -> Any:
     """Load a language model, or an embedder."""
-    if model.embedder:
-        return SentenceTransformer(str(path), model_kwargs={"dtype": precision})
-    loaded = CausalTransformer(str(path), model_kwargs={"dtype": precision}).to(device())
+    loaded = model.load(directory, precision)
     return random_weights(loaded) if weights == "random" else loaded
 
 
@@ -81,16 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = options(made, arguments)
     sets = Sets(given.data, given.some)
     for model in map(MODELS.__getitem__, given.models):
-        path = model.located(given.out / "models")
         for weights in given.weights if not model.embedder else ["trained"]:
             some = "" if given.some is None else f", {given.some} pairs"
             directory = given.out / f"{model.name}, {given.precision}, {weights}{some}"
-            loaded = cache(partial(load, model, path, given.precision, weights))
+            loaded = cache(partial(load, model, given.out / "models", given.precision, weights))
             kept = Kept(directory, sets, loaded, model.name if model.embedder else "")
             embed(kept, given.lists, model.languages, given.recipes)
             # An embedder has no causal tokens: the first model that reads its languages lends its own.
             first = next(each for each in MODELS.values() if set(model.languages) <= set(each.languages))
-            other = cache(partial(load, first, first.located(given.out / "models"), given.precision, "trained"))
+            other = cache(partial(first.load, given.out / "models", given.precision))
             shared = {"model": model.name, "precision": given.precision, "weights": weights, **records.today()}
             score(kept, other if model.embedder else loaded, model, shared, given.results)
 

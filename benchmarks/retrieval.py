@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 
 import records
 from real.contenders import CONTENDERS, Key, bm25, of_queries
@@ -31,7 +30,6 @@ from runs import device, kept, now, options, parser
 from st_reba.data.tables import Retrieval
 from st_reba.evaluation import bootstrap
 from st_reba.evaluation.rankings import ByModel, Hits, TfIdf
-from st_reba.modules import CausalTransformer
 
 #: Number of documents that are found for a query.
 FOUND = 100
@@ -40,18 +38,12 @@ METRICS = {"ndcg": "nDCG@10", "recall": "recall@100"}
 FIT_DOCUMENTS, BATCH = 400, 16
 
 
-def embedder(path: Path, max_tokens: int) -> SentenceTransformer:
-    """Load a trained embedder."""
-    model = SentenceTransformer(str(path))
-    model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
-    return model
-
-
-def backbone(path: Path, precision: str, max_tokens: int) -> CausalTransformer:
-    """Load a language model."""
-    module = CausalTransformer(str(path), model_kwargs={"dtype": precision}).to(device())
-    module.max_seq_length = max_tokens
-    return module
+def load(model: RealModel, precision: str, given: argparse.Namespace) -> Any:
+    """Load a model that reads so many tokens of a text, or fewer."""
+    loaded = model.load(given.packages, precision)
+    own = (loaded.max_seq_length if model.embedder else None) or given.max_tokens
+    loaded.max_seq_length = min(given.max_tokens, own)
+    return loaded
 
 
 def ranked(model: Callable[[], Any], data: Retrieval) -> dict[str, Any]:
@@ -65,16 +57,14 @@ def ranked(model: Callable[[], Any], data: Retrieval) -> dict[str, Any]:
 
 def measure(model: RealModel, collection: Collection, given: argparse.Namespace) -> Iterator[records.Record]:
     """Rank by every contender, and yield the scores, all on the same resamples of the queries."""
-    data, path = collection.part(given.data, "test"), model.located(given.packages)
+    data = collection.part(given.data, "test")
     precision = "float32" if model.embedder else given.precision
     directory = given.out / f"{model.name}, {precision}, {given.max_tokens} tokens" / collection.name
     found: dict[Key, list[Hits]] = {}
     seconds: dict[Key, float] = {}
-    contenders: dict[Key, Callable[[], Any]]
-    if model.embedder:
-        contenders = {(model.name, "", ""): partial(embedder, path, given.max_tokens)}
-    else:
-        loaded = cache(partial(backbone, path, precision, given.max_tokens))
+    loaded = cache(partial(load, model, precision, given))
+    contenders: dict[Key, Callable[[], Any]] = {(model.name, "", ""): loaded}
+    if not model.embedder:
         queries, documents = list(data.queries.values()), list(data.documents.values())
         found["tf-idf", "", ""] = TfIdf(loaded(), documents).nearest(queries, documents, FOUND)
         found["BM25", "", ""] = bm25(queries, documents, collection.language, FOUND)

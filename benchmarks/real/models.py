@@ -8,8 +8,13 @@ import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from sentence_transformers import SentenceTransformer
+
+from runs import device
 from st_reba.files import atomic_directory, atomic_file
+from st_reba.modules import CausalTransformer
 
 
 class ModelError(Exception):
@@ -39,6 +44,13 @@ class RealModel:
     joined: str = ""
     embedder: bool = False
     slow: bool = False
+
+    def load(self, directory: Path, precision: str) -> Any:
+        """Return an embedder, or a language model on the accelerator, whose file or directory is :meth:`located`."""
+        path, kwargs = str(self.located(directory)), {"dtype": precision}
+        if self.embedder:
+            return SentenceTransformer(path, model_kwargs=kwargs)
+        return CausalTransformer(path, model_kwargs=kwargs).to(device())
 
     def located(self, directory: Path) -> Path:
         """Its GGUF file or its directory, below a directory that it is fetched to if it is not there yet.

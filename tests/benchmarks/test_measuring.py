@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from scipy.stats import spearmanr
 
 import cost
 import grid
@@ -21,14 +19,13 @@ import records
 import reranking
 import retrieval
 import runs
-import train_bellm
+from real.cosines import by_seed
 from real.kept import Kept
 from real.models import ModelError, RealModel
 from real.sets import COLLECTIONS, Sets
 from st_reba import CausalTransformer, EchoModule, ReBAModule, ReverseEOLModule
 from st_reba.data.tables import read_pairs
 
-from .. import backbones
 from ..backbones import TEXTS, language_model
 
 
@@ -164,41 +161,17 @@ def test_a_grid_is_kept_resumed_and_scored_by_each_fit(model, path, tmp_path, mo
     assert found["ahead_low"] <= found["ahead"] <= found["ahead_high"]
 
 
-def quick(seed: int) -> SentenceTransformer:
-    """A model that takes no time, where a script would train one; another for each seed."""
-    words = backbones.tokenizer()
-    weights = torch.randn(len(words), 8, generator=torch.Generator().manual_seed(seed))
-    table = StaticEmbedding(words.backend_tokenizer, embedding_weights=weights)
-    return SentenceTransformer(modules=[table], device="cpu")
-
-
-def test_trainings_become_rows_once_and_means_are_of_the_seeds_that_both_have(data, tmp_path, monkeypatch):
-    asked = []
-
-    def trained(settings, work, progress):
-        asked.append(settings.arguments["seed"])
-        return quick(settings.arguments["seed"] + 7 * (settings.bidirectional_layers == "all"))
-
-    monkeypatch.setattr(train_bellm, "train_bellm", trained)
-    monkeypatch.setattr(train_bellm, "untrained", lambda path, precision: quick(101))
-    quick(102).save_pretrained(str(tmp_path / "embedder"))
-    monkeypatch.setattr(RealModel, "located", lambda self, directory: tmp_path / "embedder")
-    arguments = [
-        "--data", data, "--triplets", "triplets.tsv", "--source", "made up", "--out", tmp_path, "--results", tmp_path,
-        "--readings", "every token", "--seeds",
-    ]  # fmt: skip
-    for _ in range(2):
-        train_bellm.main([*map(str, arguments), "0", "1"])
-        assert asked == [0] * 3 + [1] * 3
-    # Two references; two seeds and their mean, with no layer turned, the last and all.
-    assert records.read("bellm", tmp_path).height == 2 + 3 * 3
-    # A seed more of one of them.
-    train_bellm.main([*map(str, arguments), "2", "--turned", "all"])
-    assert len(asked) == 7
-    rows = records.read("bellm", tmp_path).filter(method="BeLLM", turned="all")
-    [mean] = rows.filter(rows["seed"].is_null()).to_dicts()
-    assert mean["score"] == pytest.approx(rows.filter(rows["seed"].is_not_null())["score"].mean())
-    assert (mean["seeds"], mean["ahead_seeds"]) == (3, 2)
+def test_means_are_of_the_seeds_that_both_have():
+    draw, labels = np.random.default_rng(0), list(range(30))
+    found = {key: draw.random(30) for key in (("a", 0), ("a", 1), ("b", 1), ("b", 2), ("untrained", None))}
+    rows = [*by_seed(found, labels, "a")]
+    assert rows[2]["score"] == pytest.approx(spearmanr(found["b", 1], labels).statistic)
+    means = {row["method"]: row for row in rows if "seeds" in row}
+    assert means.keys() == {"a", "b"}
+    assert (means["b"]["seeds"], means["b"]["ahead_seeds"]) == (2, 1)
+    assert means["b"]["ahead"] == pytest.approx(rows[2]["score"] - rows[1]["score"])
+    [*_, last] = by_seed(found, labels, "untrained")
+    assert last["ahead"] == pytest.approx((rows[2]["score"] + rows[3]["score"]) / 2 - rows[4]["score"])
 
 
 def test_each_question_of_a_conversation_is_about_the_one_who_is_told_of():
