@@ -514,9 +514,10 @@ def surveyed(name: str, recipes: Iterable[str] = RECIPES) -> dict[str, Verdict]:
             return {"all": _refusal(error, known)}
         try:
             own = Own(model, type(source.model))
+            fault = _reads_another_part(own, source)
         except Exception as error:
-            return {"all": Verdict("fault", f"its own forward: {_in_a_line(error)}")}
-        if fault := _reads_another_part(own, source):
+            fault = f"its own forward: {_in_a_line(error)}"
+        if fault:
             return {"all": Verdict("fault", fault)}
         return {key: _verdict(key, own, source, known) for key in recipes}
 

@@ -39,13 +39,11 @@ SPEARMAN, PRECISION, ACCURACY, NEIGHBOURS = "Spearman", "average precision", "ac
 #: What is found of an answer.
 PLAIN, CONTROLS = "said to be ahead of what is there without a recipe", "said to be ahead of every control"
 COVERED, BIAS, BEFORE = "interval covers the truth", "bias of the score", "bias before the correction"
-APART, ITS_ROWS = "equal recipes told apart", "score and interval are those of its row"
-ANSWER, SCORE = "an answer is given", "score"
-NAMED, HIGHEST = "several recipes named by eight seeds", "several recipes highest by eight seeds"
+APART, ANSWER = "equal recipes told apart", "an answer is given"
 #: What is promised: the least and the largest.
 PROMISED: dict[str, tuple[float | None, float | None]] = {
     PLAIN: (None, 0.05), CONTROLS: (None, 0.05), COVERED: (0.93, None), BIAS: (-0.02, 0.02), APART: (None, 0.06),
-    ITS_ROWS: (1.0, None), ANSWER: (1.0, None),
+    ANSWER: (1.0, None),
 }  # fmt: skip
 #: Points by which a recipe is truly ahead of all others.
 POINTS = (3, 5, 8)
@@ -55,10 +53,9 @@ _SHARED, _RECIPE, _CANDIDATE = 0.8, 0.45, 0.3
 _ALONE = float(np.hypot(_RECIPE, _CANDIDATE))
 # How much weaker the rows are that are not to be mistaken for a recipe.
 _WEAKER = 0.5
-_DIMENSIONS = 8
-# Strength of equal recipes; for texts in many classes one at which the accuracy is 0.92.
+_DIMENSIONS, _CLASSES = 8, 5
+# Strength of equal recipes.
 _STRENGTH = {SPEARMAN: 1.0, PRECISION: 2.0, ACCURACY: 0.4, NEIGHBOURS: 1.0}
-_OF_MANY_CLASSES = 2.8
 # Strengths whose true scores are computed, the size of a population, and the number of samples for a mean.
 _STRENGTHS = np.linspace(-0.5, 4.5, 51)
 _POPULATION, _SAMPLES = 200_000, 400
@@ -82,7 +79,6 @@ class World:
         weaker: How much weaker the row without a recipe and the best control are.
         anchors: Number of different first texts of the pairs; 0: as many as there are pairs.
         copies: How often the data have each pair.
-        classes: K, of texts.
     """
 
     metric: str = SPEARMAN
@@ -95,7 +91,6 @@ class World:
     weaker: float = 0.0
     anchors: int = 0
     copies: int = 1
-    classes: int = 5
 
     @property
     def name(self) -> str:
@@ -141,7 +136,7 @@ def truth_of(world: World, n: int, draw: Generator) -> Array:
     if world.metric == PRECISION:
         return np.asarray(draw.permutation(n) < round(n * world.positives / world.items), dtype=np.float64)
     if world.metric == NEIGHBOURS:
-        return np.arange(n, dtype=np.float64) % world.classes
+        return np.arange(n, dtype=np.float64) % _CLASSES
     return np.ones(n) if world.metric == ACCURACY else draw.normal(size=n)
 
 
@@ -157,7 +152,7 @@ def noise(world: World, shape: tuple[int, ...], draw: Generator) -> Array:
 def values_of(world: World, strengths: Array, truth: Array, noises: Array) -> Array:
     """Return values, (..., n) or (..., n, D), of strengths (...)."""
     if world.metric == NEIGHBOURS:
-        centres = np.random.default_rng(0).normal(size=(world.classes, _DIMENSIONS))
+        centres = np.random.default_rng(0).normal(size=(_CLASSES, _DIMENSIONS))
         return np.asarray(strengths[..., None, None] * centres[truth.astype(int)] + noises)
     values = strengths[..., None] * truth + noises
     return np.asarray(values > 0, dtype=np.float64) if world.metric == ACCURACY else values
@@ -192,14 +187,13 @@ class Compared:
     Args:
         world: Of the data.
         data: The items.
-        seed: Of the splits.
 
     Attributes:
         rows: Scores by row.
     """
 
-    def __init__(self, world: World, data: Labelled, seed: int = 0) -> None:
-        self.splits = Splits.of(data, choose=world.candidates > 1, seed=seed)
+    def __init__(self, world: World, data: Labelled) -> None:
+        self.splits = Splits.of(data, choose=world.candidates > 1)
         self._parts = [*self.splits.halves, np.arange(len(self.splits.data))]
         tasks = [task_of(self.splits.data.part(part.tolist())) for part in self._parts]
         count = min((task.neighbours for task in tasks if isinstance(task, ClassesTask)), default=None)
@@ -241,9 +235,9 @@ def measured_by(task: Task, values: Array) -> Array:
     return task.measure(Vectors(lambda texts, role: vectors))[task.scores[0].of]
 
 
-def compared(world: World, rows: Rows, seed: int = 0) -> Compared:
+def compared(world: World, rows: Rows) -> Compared:
     """Return the scores of all rows."""
-    found = Compared(world, rows.data, seed)
+    found = Compared(world, rows.data)
     for name, values in rows.values.items():
         found.add(name, values)
     return found
@@ -268,7 +262,7 @@ def strength_of(world: World, score: float) -> float:
 
 def _items_of(world: World) -> World:
     """Return the same items without recipes."""
-    return World(world.metric, world.items, 0, world.candidates, world.positives, classes=world.classes)
+    return World(world.metric, world.items, 0, world.candidates, world.positives)
 
 
 @cache
@@ -303,7 +297,6 @@ def answered(world: World, draw: Generator) -> Run:
         return {ANSWER: 0.0}
     best, score = answer.best.name, answer.score
     true = score_of(world, rows.strengths[best][made.rows[best].built])
-    highest = max(made.rows[name].score for name in rows.strengths)
     return {
         ANSWER: float(np.isfinite(score.value)),
         PLAIN: float(answer.ahead),
@@ -312,9 +305,6 @@ def answered(world: World, draw: Generator) -> Run:
         BIAS: score.best_guess - true,
         BEFORE: score.value - true,
         APART: float(not all(replicated.tied(name) for name in rows.strengths)),
-        # No interval is NaN in both.
-        ITS_ROWS: float(str(score) == str(replicated.estimates()[best]) and score.value == highest),
-        SCORE: score.value,
     }
 
 
@@ -332,15 +322,6 @@ def stronger(world: World, draw: Generator) -> Run:
         answer = made.answer()
         found[ahead_by(points)] = float(answer is not None and answer.use == "recipe 0")
     return found
-
-
-def split_anew(world: World, draw: Generator) -> Run:
-    """Return whether more than one recipe is named, or best, where the same data are split with eight seeds."""
-    rows = simulated(world, draw)
-    answers = [compared(world, rows, seed).answer() for seed in range(8)]
-    named = {answer.use for answer in answers if answer is not None}
-    best = {answer.best.name for answer in answers if answer is not None}
-    return {NAMED: float(len(named - {""}) > 1), HIGHEST: float(len(best) > 1)}
 
 
 @dataclass(frozen=True)
@@ -404,23 +385,20 @@ def cells() -> Iterator[Cell]:
     for metric, items, size in product(metrics, (40, 60, 200), (choosing, as_they_are)):
         yield Cell("ahead", equal(metric, items, *size), (PLAIN, CONTROLS), runs=1000)
     for world in (equal(metric, 200) for metric in metrics):
-        yield Cell("bias", world, (BIAS, BEFORE, ITS_ROWS))
-        yield Cell("bias", differing(world), (BIAS, BEFORE, ITS_ROWS), "differing")
+        yield Cell("bias", world, (BIAS, BEFORE))
+        yield Cell("bias", differing(world), (BIAS, BEFORE), "differing")
     shared, copied = replace(equal(SPEARMAN, 200), anchors=40), replace(equal(SPEARMAN, 20), copies=10)
-    yield Cell("apart", shared, (APART, ITS_ROWS), "40 first texts, 5 pairs each")
-    yield Cell("apart", copied, (APART, ITS_ROWS), "20 pairs, 10 copies each")
+    yield Cell("apart", shared, (APART,), "40 first texts, 5 pairs each")
+    yield Cell("apart", copied, (APART,), "20 pairs, 10 copies each")
     for metric, sizes in {SPEARMAN: (60, 200), PRECISION: (60, 200), NEIGHBOURS: (100, 200)}.items():
         for items, size in product(sizes, ((10, 2) if metric == NEIGHBOURS else choosing, as_they_are)):
             world = replace(equal(metric, items, *size), positives=20 if metric == PRECISION else 0)
-            yield Cell("covered", world, (COVERED, ITS_ROWS))
+            yield Cell("covered", world, (COVERED,))
             if size != as_they_are:
-                yield Cell("covered", differing(world), (COVERED, ITS_ROWS), "differing")
+                yield Cell("covered", differing(world), (COVERED,), "differing")
     for items, alike in ((60, 2), (60, 5), (200, 6), (200, 16)):
         world = replace(equal(PRECISION, items), positives=alike)
         yield Cell("answer", world, (ANSWER,), f"{alike} pairs alike")
-    many = replace(equal(NEIGHBOURS, 200, 1), classes=50, strength=_OF_MANY_CLASSES)
-    yield Cell("classes", many, (SCORE,), "50 classes of 4 texts")
-    yield Cell("seeds", differing(equal(SPEARMAN, 200)), (NAMED, HIGHEST), "differing", split_anew)
     for items in (100, 300, 1000):
         yield Cell("power", equal(SPEARMAN, items), tuple(map(ahead_by, POINTS)), "one ahead", stronger)
 

@@ -63,6 +63,8 @@ CAPTION_PAIRS = 900
 FEWER = {"Qwen2.5-Coder-1.5B-Instruct": 300}
 #: Recipes that all others are held against, besides encoders and tf-idf.
 AGAINST, AS_IT_IS = ("Echo topic", "PromptEOL"), "as it is"
+#: Number of texts of each part of a labelled set.
+TEXTS = 300
 BATCH, BLOCK = 16, 256
 
 
@@ -131,9 +133,9 @@ def parts(model: RealModel, given: argparse.Namespace) -> Iterator[Part]:
         }}  # fmt: skip
         pools = {f"STS-B {language}": train.texts()}
         for name in LABELLED[language]:
-            own = labelled_part(name, given.labelled, given.data, "train", given.texts + max(COUNTS))
-            test = labelled_part(name, given.labelled, given.data, "test", given.texts)
-            dev = own.part(range(given.texts))
+            own = labelled_part(name, given.labelled, given.data, "train", TEXTS + max(COUNTS))
+            test = labelled_part(name, given.labelled, given.data, "test", TEXTS)
+            dev = own.part(range(TEXTS))
             found[name] = {
                 "dev": (f"{name} train, {len(dev)} texts", dev),
                 "test": (f"{name} test, {len(test)} texts", test),
@@ -401,17 +403,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = [each.name for each in MODELS.values() if not each.embedder]
     made.add_argument("--only", nargs="+", choices=own, default=own, help="models to run; default: all")
     made.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES, help="to embed; none: scores alone")
-    made.add_argument("--sets", nargs="+", help="such as 'STS-B en' or TREC; default: all")
     made.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
     made.add_argument("--pairs", type=int, default=300, help="of the development part of STS-B")
     made.add_argument("--test-pairs", type=int, help="of its test part; default: all, on the largest model 300")
-    made.add_argument("--texts", type=int, default=300, help="of each part of a labelled set")
     given = options(made, arguments)
     encoders = [Reader(each, given) for each in MODELS.values() if each.embedder]
     for stage in given.stages or ("",):
         for name in given.only:
             reader = Reader(MODELS[name], given)
-            every = [part for part in parts(reader.model, given) if not given.sets or part.set in given.sets]
+            every = [*parts(reader.model, given)]
             for each, key, part, lists in work(stage, every, reader, encoders):
                 each.embed(key, part.language, lists)
             score(every, reader, encoders)

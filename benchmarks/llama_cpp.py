@@ -23,7 +23,7 @@ import torch
 
 from real.models import MODELS
 from real.sets import Sets
-from records import Record, append, machine, today
+from records import Record, machine, rewrite, today
 from runs import alone, contender, encoding, interleaved, megabytes, options, parser
 from st_reba import CausalTransformer, LlamaCppTransformer
 from st_reba.modules import CausalModule
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shared |= {"machine": machine("cpu", given.threads), **today()}
     for part in given.parts:
         for row in PARTS[part](file, given):
-            append("llama_cpp", [{**row, **shared}], given.results)
+            rewrite("llama_cpp", [{**row, **shared}], given.results)
             print(row, flush=True)
 
 

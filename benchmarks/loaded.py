@@ -75,7 +75,7 @@ def main() -> None:
     given = options(made)
     about = {"model": given.model, "precision": given.precision, "threads": given.threads, **records.today()}
     rows = [{**about, "quantity": what, "value": round(value, 7)} for what, value in measure(given).items()]
-    records.append("loaded", rows, given.results)
+    records.rewrite("loaded", rows, given.results)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def main() -> None:
     for quantity, contender, value in rows:
         print(quantity, contender, round(value, 4), sep="; ")
         row = {"quantity": quantity, "contender": contender, "value": round(value, 4)}
-        records.append("one_process", [about | row], given.results)
+        records.rewrite("one_process", [about | row], given.results)
 
 
 if __name__ == "__main__":

@@ -72,13 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--weights", nargs="+", choices=["trained", "random"], default=["trained", "random"])
     made.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS), help="texts to embed")
     made.add_argument("--recipes", nargs="+", choices=names, default=names)
-    made.add_argument("--some", type=int, help="so many pairs of each part of STS-B in the place of all")
     given = options(made, arguments)
-    sets = Sets(given.data, given.some)
+    sets = Sets(given.data)
     for model in map(MODELS.__getitem__, given.models):
         for weights in given.weights if not model.embedder else ["trained"]:
-            some = "" if given.some is None else f", {given.some} pairs"
-            directory = given.out / f"{model.name}, {given.precision}, {weights}{some}"
+            directory = given.out / f"{model.name}, {given.precision}, {weights}"
             loaded = cache(partial(load, model, given.out / "models", given.precision, weights))
             kept = Kept(directory, sets, loaded, model.name if model.embedder else "")
             embed(kept, given.lists, model.languages, given.recipes)

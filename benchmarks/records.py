@@ -1,13 +1,12 @@
 """What was measured, as data: one CSV file a subject in ``benchmarks/results``.
 
-Rows are only ever added. Where a later row measures the same as an earlier one, tables show the later one. Scores and
-differences are fractions: 0.738 is shown as 73.8. An empty field is an empty text, or no number.
+A row takes the place of one that measured the same. Scores and differences are fractions: 0.738 is shown as 73.8. An
+empty field is an empty text, or no number.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import time
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -63,7 +62,7 @@ TYPES: dict[str, type[pl.DataType]] = {
 
 
 def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
-    """The rows of a file, each measurement once.
+    """The rows of a file.
 
     Args:
         name: A key of :data:`KEYS`; the file is ``directory/name.csv``.
@@ -79,7 +78,7 @@ def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
     # A difference of two correlations reaches from -2 to 2.
     if wrong := [column.name for column in scores if not (column.drop_nulls().abs() <= 2).all()]:
         raise ValueError(f"{path}: {', '.join(wrong)}: a score is a fraction, such as 0.738, and no other number.")
-    return frame.group_by(KEYS[name], maintain_order=True).last().select(columns)
+    return frame
 
 
 def columns_of(name: str, directory: Path = RESULTS) -> list[str]:
@@ -87,22 +86,6 @@ def columns_of(name: str, directory: Path = RESULTS) -> list[str]:
     path = directory / f"{name}.csv"
     with (path if path.is_file() else RESULTS / path.name).open(encoding="utf-8", newline="") as file:
         return next(csv.reader(file))
-
-
-def append(name: str, rows: Iterable[Mapping[str, Value]], directory: Path = RESULTS) -> None:
-    """Add rows to a file, which is made where it is missing.
-
-    Raises:
-        ValueError: If a row has a field that the file has no column for.
-    """
-    path, columns, text = directory / f"{name}.csv", columns_of(name, directory), io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    if not path.is_file():
-        directory.mkdir(parents=True, exist_ok=True)
-        writer.writeheader()
-    writer.writerows(rows)
-    with path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text.getvalue())
 
 
 def rewrite(

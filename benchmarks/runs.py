@@ -136,7 +136,7 @@ def add_costs(rows: Iterable[Mapping[str, Any]], given: argparse.Namespace, plac
     """Rows of results/cost.csv, with what they share; and each as a line."""
     shared = {**where, **records.today(), "machine": records.machine(place, given.threads)}
     made = [{**row, **shared} for row in rows]
-    records.append("cost", made, given.results)
+    records.rewrite("cost", made, given.results)
     for row in made:
         names = ("model", "precision", "tokens", "quantity", "contender", "unit", "value", "low", "high")
         print("; ".join(str(row[name]) for name in names if row.get(name) not in ("", None)), flush=True)

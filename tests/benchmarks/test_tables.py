@@ -28,7 +28,7 @@ def repository(path: Path, page: str, **files: list[records.Record]) -> Path:
     """A root with one page and its results; files that are not given have no rows."""
     (path / "README.md").write_text(page, encoding="utf-8")
     for name in records.KEYS:
-        records.append(name, files.get(name, []), path / "results")
+        records.rewrite(name, files.get(name, []), path / "results")
     return path
 
 
@@ -115,7 +115,7 @@ def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_pat
     drawn.unlink()
     run(tmp_path)
     assert drawn.read_bytes() == first
-    records.append("grid", [{**rows[0], "score": 0.55}], tmp_path / "results")
+    records.rewrite("grid", [{**rows[0], "score": 0.55}], tmp_path / "results")
     (tmp_path / "README.md").write_text(page + marked("grid-sets"), encoding="utf-8")
     assert run(tmp_path, "--check") == 1
     said = capsys.readouterr().err
@@ -125,7 +125,7 @@ def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_pat
 
 @pytest.mark.parametrize("value", ["nan", 73.8])
 def test_a_score_that_is_no_fraction(tmp_path, value):
-    records.append("scores", [score("Classical", 0.5) | {"score": value}], tmp_path)
+    records.rewrite("scores", [score("Classical", 0.5) | {"score": value}], tmp_path)
     with pytest.raises(ValueError, match=r"scores.csv: score: a score is a fraction"):
         records.read("scores", tmp_path)
 
@@ -133,7 +133,7 @@ def test_a_score_that_is_no_fraction(tmp_path, value):
 def test_rows_take_the_place_of_those_that_measured_the_same(tmp_path):
     first = {"method": "a", "set": ENGLISH}
     rows = [{**first, "seed": 10, "score": 0.1}, {**first, "method": 'b, "c"', "score": 0.2}, {**first, "seed": 9}]
-    records.append("freeze", rows, tmp_path)
+    records.rewrite("freeze", rows, tmp_path)
     records.rewrite("freeze", [{**first, "seed": 10, "score": 0.4}], tmp_path)
     found = records.read("freeze", tmp_path).select("method", "seed", "score").rows()
     assert found == [("a", 9, None), ("a", 10, 0.4), ('b, "c"', None, 0.2)]
