@@ -181,7 +181,7 @@ def _(results: Results, page: Path) -> str:
     """A line for each method."""
     named = {row.key: row for row in every_row()}
     where = "docs/methods/" if page.name == "README.md" else "methods/"
-    lines = [["method", "what it does", "passes"]]
+    lines = [["method", "what it does", "passes over the text"]]
     for key, says in IN_BRIEF.items():
         row = named[key]
         passes = row.cost.replace("prompts", "").replace("about ", "").strip()

@@ -117,12 +117,12 @@ class Shown:
         if self._bar.desc != printable(what):
             self._bar.close()
             self._bar = self._start(what, done, total, unit)
-        self._bar.update(done - self._bar.n)
+        self._bar.update(round(done) - self._bar.n)
 
     @staticmethod
     def _start(what: str, done: float, total: float | None, unit: str) -> tqdm:
         file, interval = notes.file, 0.25 if notes.file.isatty() else 10
         return tqdm(
-            desc=printable(what), initial=done, total=total, unit=f" {unit}", leave=False, mininterval=interval,
-            delay=interval, file=file if file.isatty() else _Lines(file),
+            desc=printable(what), initial=round(done), total=total and round(total), unit=f" {unit}", leave=False,
+            mininterval=interval, delay=interval, file=file if file.isatty() else _Lines(file),
         )  # fmt: skip

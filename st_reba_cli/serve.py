@@ -116,7 +116,8 @@ def serve(
         def print_address() -> None:
             console.say(f"{', '.join(server.models)} at {url}")
             if embedder is not None:
-                console.say(f'OpenAI(base_url="{url}/v1").embeddings.create(model="{embedder.name}", input=...)')
+                client = f'OpenAI(base_url="{url}/v1", api_key="...")'
+                console.say(f'{client}.embeddings.create(model="{embedder.name}", input=...)')
 
         answer_requests(server, listener, started=print_address)
     console.print("Stopped; every request was answered.")

@@ -155,7 +155,7 @@ class TextFiles:
         # Some lines of JSON may lack a kept column.
         kept = (Column(name, "", lambda cell: cell, needed=file.kind != "jsonl") for name in keep)
         columns = (Column(self.column or "text", others, any_text), *kept)
-        remedy = "If the column has another name, give it as --column."
+        remedy = "If the first line gives the column another name, give that as --column."
         return opened(file, [Schema("texts", columns, remedy, headed=self.column is not None or len(keep) > 0)])[1]
 
 

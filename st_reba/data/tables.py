@@ -308,8 +308,8 @@ def _classes(table: Table, columns: str | None, tell: Tell) -> Classes:
     sizes = Counter(labels.values())
     classes = Classes({text: label for text, label in labels.items() if sizes[label] > 1})
     remedy = (
-        "--columns TEXT,LABEL reads texts with labels, --columns TEXT plain texts, by the names or positions of "
-        "columns; pairs need a third column, their score."
+        "Pairs need a third column, their score. --columns TEXT,LABEL reads texts with labels, --columns TEXT plain "
+        "texts, by the names or positions of columns."
     )
     first = table.values["label"][0]
     if table.unsure and columns is None and sizes[first] == 1 < max(sizes.values()):

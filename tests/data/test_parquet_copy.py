@@ -124,7 +124,7 @@ REFUSALS = [
     ("t.jsonl", b'{"body": "a", "id": 1}\n', "line 1 lacks text (texts); its columns are body, id. A row is text"),
     ("t.jsonl", b'{"text": null}\n', "line 1: text: None is not text. A row is text."),
     ("t.csv", b"a,b\n", "t.csv, line 1: 2 columns, and no header that names them. A row is text. If"),
-    ("t.csv", b"review,label\na,b\n", "A row is text. If the column has another name, give it as --column."),
+    ("t.csv", b"review,label\na,b\n", "If the first line gives the column another name, give that as --column."),
     ("t.csv.zst", b'text,b\n1,2\n3,"4\n', "t.csv.zst, line 3: unexpected end of data"),
     ("t.parquet", b"PAR1", "is not a Parquet file"),
 ]
@@ -143,7 +143,7 @@ MISSING_COLUMNS = [
         "t.csv",
         b"a,b\n",
         {"column": "c"},
-        "line 1 lacks c (texts); its columns are a, b. A row is c. If the column has another name, give it",
+        "line 1 lacks c (texts); its columns are a, b. A row is c. If the first line gives the column another",
     ),
     # The kept column has the usual name of the texts.
     ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),

@@ -422,8 +422,8 @@ REFUSED = [
      "text, label; or text."),
     ("t.txt", b"\na\nb\nc\td\t1\n", "line 4: has a tab, and plain texts have none. If tabs separate columns, end"),
     ("t.txt", b"a\na\nb\n", r"t\.txt: 2 different texts. Give at least 3"),
-    ("t.tsv", "text\tlabel\na\tx\nb\tx\n", "1 of 1 labels have two texts or more; two are needed. --col"),
-    ("t.tsv", "a b\tc d\ne f\tg h\n", "0 of 2 labels have two texts or more; two are needed. --columns TEXT,LABEL"),
+    ("t.tsv", "text\tlabel\na\tx\nb\tx\n", "1 of 1 labels have two texts or more; two are needed. Pairs"),
+    ("t.tsv", "a b\tc d\ne f\tg h\n", "0 of 2 labels have two texts or more; two are needed. Pairs need a third"),
     ("t.tsv", "comment\tmood\na\tx\nb\ty\nc\tx\n", 'line 1: no other text has the label "mood", so this line may na'
      "me the columns.*--columns TEXT,LABEL reads texts with labels"),
     ("t.csv", "review,label\na,x\nb,y\nc,x\n", r"csv, line 1 lacks .* text \(texts with labels\).* its columns are"
