@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
+from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
 from ..recipes.recipe import TF_IDF, device_of
@@ -27,6 +29,8 @@ _LABELS = 20
 _OPEN_ROWS = 15
 #: From a value to its place on an axis, in percent; and the values and texts of the ticks.
 Axis = tuple[Callable[[float], float], list[tuple[float, str]]]
+# Rows with their scores by layer, or by cost.
+_Points = Sequence[tuple[TableRow, Mapping[Any, float]]]
 
 # Most steps between ticks; a step is one of these times a power of ten.
 _STEPS = 6
@@ -138,16 +142,11 @@ def _page(comparison: Comparison) -> str:
     scored = best_of(comparison.results, task) is not None
     choice = comparison.choice() if scored else None
     timed = [row for row in own if row.result.cost and has_number(row.result, task)]
-    place, ticks = score_axis(comparison)
-    at, cost_ticks = cost_axis([row.result.cost or 1.0 for row in timed] or [1.0])
+    by_cost = [(row, {row.result.cost or 1.0: row.result.scores[task.name].value}) for row in timed]
     curved = [row for row in own[:_OPEN_ROWS] if row.result.by_layer]
-    scores = [score for row in curved for score in row.result.by_layer.values()]
-    along, layers = layer_axis([int(layer) for row in curved for layer in row.result.by_layer])
-    height, score_ticks = score_axis(comparison, scores) if scores else (place, ticks)
-    curves = [
-        (row, sorted((along(int(layer)), height(score)) for layer, score in row.result.by_layer.items()))
-        for row in curved
-    ]
+    by_layer = [(row, {int(layer): score for layer, score in row.result.by_layer.items()}) for row in curved]
+    strongest = rows(comparison, levels(comparison))
+    drawn = [row.cells[0].score for row in [*own[:_OPEN_ROWS], *strongest] if row.cells[0]]
     script = (_ASSETS / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
@@ -157,23 +156,17 @@ def _page(comparison: Comparison) -> str:
         rows=own[:_OPEN_ROWS],
         folded=own[_OPEN_ROWS:],
         controls=[row for row in table if row.result.control],
-        scores=(place, ticks),
-        heights=[(place(value), tick) for value, tick in ticks],
-        levels=rows(comparison, levels(comparison)),
-        timed=_plot(
-            [(row, [(at(row.result.cost or 1.0), place(row.cells[0].score.value))]) for row in timed if row.cells[0]]
-        ),
-        cost_ticks=[(at(value), tick) for value, tick in cost_ticks],
-        curves=_plot(curves),
-        score_ticks=[(height(value), tick) for value, tick in score_ticks],
-        layer_ticks=layers,
+        scores=score_axis(task, [end for score in drawn for end in (score.low, score.value, score.high)]),
+        levels=strongest,
+        timed=_picture(task, by_cost, cost_axis, strongest),
+        curves=_picture(task, by_layer, layer_axis),
         labels=_LABELS,
         script=script,
         digest=b64encode(sha256(script.encode()).digest()).decode(),
     )
 
 
-# Places in the pictures: on the axis of scores, and on that of costs
+# Places in the pictures: on the axes of scores, costs and layers
 
 
 def levels(comparison: Comparison) -> list[Result]:
@@ -188,12 +181,9 @@ def levels(comparison: Comparison) -> list[Result]:
     return list(strongest.values())
 
 
-def score_axis(comparison: Comparison, values: Sequence[float] = ()) -> Axis:
-    """Return the axis of the first task's scores and their intervals, or of some values, from tick to tick."""
-    task = comparison.tasks[0]
-    scores = [result.scores[task.name] for result in comparison.results if has_number(result, task)]
-    shown = values or [end for score in scores for end in (score.low, score.value, score.high)]
-    ends = [task.scale * end for end in shown if math.isfinite(end)]
+def score_axis(task: Measure, scores: Sequence[float]) -> Axis:
+    """Return the axis of a task's scores, from tick to tick."""
+    ends = [task.scale * score for score in scores if math.isfinite(score)]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     high = high if high > low else low + 1
     powers = range(math.floor(math.log10(high - low)) - 1, 309)
@@ -210,7 +200,7 @@ def score_axis(comparison: Comparison, values: Sequence[float] = ()) -> Axis:
 
 def cost_axis(costs: Sequence[float]) -> Axis:
     """Return the logarithmic axis of costs above 0, with room for names at both ends."""
-    low, high = math.log10(min(costs)), math.log10(max(costs))
+    low, high = math.log10(min(costs, default=1.0)), math.log10(max(costs, default=1.0))
     margin = max(0.1, 0.2 * (high - low))
 
     def place(cost: float) -> float:
@@ -223,12 +213,12 @@ def cost_axis(costs: Sequence[float]) -> Axis:
 
 def layer_axis(layers: Sequence[int]) -> Axis:
     """Return the axis of layers, with room on both sides, and the layers that were tried as its ticks."""
-    low, high = (min(layers), max(layers)) if layers else (0, 1)
+    low, high = min(layers, default=0), max(layers, default=0)
 
     def place(layer: float) -> float:
         return 5 + 90 * (layer - low) / max(1, high - low)
 
-    return place, [(place(layer), str(layer)) for layer in sorted({*layers})]
+    return place, [(layer, str(layer)) for layer in sorted({*layers})]
 
 
 def label_places(values: Sequence[float]) -> list[float]:
@@ -246,7 +236,18 @@ def label_places(values: Sequence[float]) -> list[float]:
     return places
 
 
-def _plot(points: Sequence[tuple[TableRow, list[tuple[float, float]]]]) -> list[Mapping[str, object]]:
-    """Return what a picture shows of each row: its points, in percent, and the height of its label."""
-    heights = label_places([own[-1][1] for _, own in points])
-    return [{"row": row, "points": own, "label": at} for (row, own), at in zip(points, heights, strict=True)]
+def _picture(
+    task: Measure, recipes: _Points, axis: Callable[[Sequence[Any]], Axis], controls: Sequence[TableRow] = ()
+) -> Mapping[str, object]:
+    """Return what a picture shows, in percent: ticks, controls, and each row's points and the height of its label."""
+    lines = {row.result.name: row.result.scores[task.name].value for row in controls}
+    across, columns = axis([x for _, own in recipes for x in own])
+    up, heights = score_axis(task, [*lines.values(), *(y for _, own in recipes for y in own.values())])
+    points = [[(across(x), up(y)) for x, y in sorted(own.items())] for _, own in recipes]
+    labels = label_places([own[-1][1] for own in points])
+    return {
+        "rows": [(row, own, label) for (row, _), own, label in zip(recipes, points, labels, strict=True)],
+        "across": [(across(value), tick) for value, tick in columns],
+        "up": [(up(value), tick) for value, tick in heights],
+        "lines": [(up(value), name) for name, value in lines.items()],
+    }

@@ -119,7 +119,7 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
     untrained = Result("Random weights, Echo-2", "mean", True, {"A": Estimate(0.15, 0.1, 0.3)})
     classical, echo, bag = tiny().results
     echo = dataclasses.replace(echo, controls=(Control("random", untrained.name),))
-    given = tiny(results=[classical, echo, bag, untrained], build="st-reba build", command="st-reba compare")
+    given = tiny(results=[classical, echo, bag, untrained], build="st-reba build --out a", command="st-reba compare")
     text, page = page_of(given, tmp_path)
     rows = page.rows()
     tied = "50.0≈ cannot be told from the best [40.0, 60.0]"
@@ -128,6 +128,7 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
     assert rows[2] == ["Classical mean", tied, "", "3.000 [2.500, 3.500]", "", "1.0×", "10"]
     assert rows[4] == ["Bag of input embeddings mean", "20.0 [10.0, 30.0]", "", "1.000 [0.500, 1.500]", "", "", ""]
     assert page.all("strong") == ["bold", "70.0", "4.000"]
+    assert page.all("th", **{"aria-sort": "descending"}) == ["A accuracy, %"]
     # The forest plot goes from 0 to 80, and is shaded up to the control.
     bar, dot = r'--low: ([\d.]+)%; --high: ([\d.]+)%"></i>', r'<i class="dot" style="--value: ([\d.]+)%'
     assert re.findall(rf'{bar}(?:<i class="tick"[^>]*></i>)?{dot}', text) == [
@@ -137,7 +138,7 @@ def test_the_best_of_each_column_is_bold_and_ties_are_marked(tmp_path):
     assert text.count('class="level" style="--value: 25.0%"') == 4
     assert [tick for tick in page.all("i") if tick] == ["0", "20", "40", "60", "80"]
     assert {"Two copies.", "as it is: 4 of 10; @7: 6 of 10"} <= set(page.all("dd"))
-    assert page.all("code") == ["st-reba build", "st-reba compare"]
+    assert page.all("code") == ["st-reba build --out a", "st-reba compare"]
     # What is not known is empty in the CSV.
     lines = (tmp_path / "out" / "results.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("recipe,pooling,control,corrected,A,A low,A high,A tied,A random,B,")
@@ -203,8 +204,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
 def test_the_axis_of_scores_holds_all_of_them_between_round_ticks():
     ends = {(0.21, 0.78): [20, 80], (-0.2, 0.5): [-20, 60], (0.5, 0.5): [50, 51], (0.113, 0.1131): None}
     for (low, high), ticks in ends.items():
-        found = [Result(name, "", False, {"A": Estimate(low, NAN, high)}) for name in "ab"]
-        place, shown = score_axis(Comparison("m", "d", [tiny().tasks[0]], found))
+        place, shown = score_axis(tiny().tasks[0], [low, NAN, high])
         values = [value for value, _ in shown]
         assert place(values[0]) == pytest.approx(0)
         assert place(values[-1]) == pytest.approx(100)
@@ -232,12 +232,14 @@ def test_labels_are_apart_and_in_the_order_of_their_points(values):
 
 def test_layers_are_on_an_axis_and_each_recipe_is_named_once(tmp_path):
     place, ticks = layer_axis([30, 27, 30, 29])
-    assert ticks == [(place(27), "27"), (place(29), "29"), (place(30), "30")] == [(5, "27"), (65, "29"), (95, "30")]
+    assert [(place(layer), name) for layer, name in ticks] == [(5, "27"), (65, "29"), (95, "30")]
     classical, echo, bag = tiny().results
     text, page = page_of(
         tiny(results=[classical, dataclasses.replace(echo, by_layer={"7": 0.7, "5": 0.6}), bag]), tmp_path
     )
     assert '<polyline points="5.0,100.0 95.0,0.0 "/>' in text
+    by_layer, by_cost = ["60", "62", "64", "66", "68", "70"], ["20", "30", "40", "50", "60", "70"]
+    assert page.all("span", class_="y") == by_layer + by_cost
     assert page.all("b") == ["1 Echo-2, mean", "1 Echo-2, mean", "2 Classical, mean"]
 
 
