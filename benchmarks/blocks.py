@@ -159,10 +159,9 @@ def of_file(
     return made
 
 
-def is_set(names: Mapping[str, str] | Sequence[str]) -> dict[str, pl.Expr]:
-    """Return a condition for each set, by its own name or by another."""
-    named = names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
-    return {title: c.set == name for title, name in named.items()}
+def is_set(names: Sequence[str]) -> dict[str, pl.Expr]:
+    """Return a condition for each set by its name."""
+    return {name: c.set == name for name in names}
 
 
 def fields(*names: str) -> dict[str, str]:
@@ -309,9 +308,6 @@ def _(results: Results, page: Path) -> str:
 def _(results: Results, page: Path) -> str:
     """On how many sets each version is surely ahead, and its time."""
     rows = results.of("compared")
-    # Sets that both versions have.
-    both = rows.group_by("set").agg(c.version.n_unique().alias("versions of it"))
-    rows = rows.join(both.filter(pl.col("versions of it") == rows["version"].n_unique()), on="set")
     counted = rows.group_by("version", maintain_order=True).agg(
         pl.len().alias("sets"),
         (c.advised != "").sum().alias("a recipe is advised"),
@@ -450,14 +446,15 @@ BLOCKS |= {
 def of_cost(
     name: str,
     labels: Mapping[str, str],
-    titles: str | Mapping[str, Shown],
+    title: str,
     *where: pl.Expr,
     caption: Sequence[str] = (),
 ) -> Block:
     """Return one table of cost.csv, split by model and machine."""
-    every = {titles: Shown(tabular.cost)} if isinstance(titles, str) else titles
     more = (*caption, "how", "date", "versions")
-    return of_file("cost", every, labels, c.table == name, *where, split=("model", "machine"), caption=more)
+    return of_file(
+        "cost", {title: Shown(tabular.cost)}, labels, c.table == name, *where, split=("model", "machine"), caption=more
+    )
 
 
 RATIO, LENGTHS = {"ratio": "{quantity}: {contender} / {unit}"}, "n = {tokens}"

@@ -29,8 +29,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, LlamaConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from records import Record
-from runs import add_costs, alone, contender, encoding, interleaved, megabytes, options, parser, ratio, timed
+from records import Record, machine, rewrite, today
+from runs import alone, contender, encoding, interleaved, megabytes, options, parser, ratio, timed
 from st_reba import CausalTransformer
 from st_reba.compare.cost import TIMED_TEXTS, timed_batch
 from st_reba.data.demo import demo_sentences
@@ -185,8 +185,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             named(size): str(make_backbone(size, Path(directory), given.dtype, given.device)) for size in given.sizes
         }  # fmt: skip
         for name, path in named_models.items():
-            found = measured(path, given)
-            add_costs(found, given, given.device, table=given.table, model=name, precision=given.dtype)
+            about = {"table": given.table, "model": name, "precision": given.dtype}
+            about |= {"machine": machine(given.device, given.threads), **today()}
+            for row in measured(path, given):
+                rewrite("cost", [{**about, **row}], given.results)
+                print(name, *(value for value in row.values() if value is not None), sep="; ", flush=True)
 
 
 if __name__ == "__main__":

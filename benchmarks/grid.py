@@ -21,6 +21,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -190,12 +191,15 @@ class Reader:
         found = model.encode(list(texts), batch_size=BATCH, convert_to_tensor=True, show_progress_bar=False)
         return {"vectors": found.float().cpu().numpy(), "shares": getattr(model[0], "part_weights", (1.0,))}
 
-    def vectors(self, key: str, name: str, texts: Sequence[str]) -> tuple[Matrix, Sequence[float]] | None:
-        """Return what is kept of a list, (texts, D), and the weights of its parts; None unless that is all of it."""
-        files = [file for file, _ in self.files(key, name, texts)]
-        if not files or not all(file.is_file() for file in files):
-            return None
-        there = [kept(file, dict) for file in files]
+    def vectors(self, key: str, name: str, texts: Sequence[str]) -> tuple[Matrix, Sequence[float]]:
+        """Return what is kept of a list, (texts, D), and the weights of its parts.
+
+        Raises:
+            FileNotFoundError: Unless all of it is kept, and there is any.
+        """
+        there = [kept(file) for file, _ in self.files(key, name, texts)]
+        if not there:
+            raise FileNotFoundError(name)
         return np.concatenate([each["vectors"] for each in there]), there[0].get("shares", np.ones(1)).tolist()
 
 
@@ -261,45 +265,34 @@ def as_it_is(key: str, vectors: Matrix) -> Matrix:
     return vectors.reshape(len(vectors), 2, -1).mean(axis=1) if key == "reverse-eol" else vectors
 
 
-@torch.inference_mode()
-def filtered(key: str, vectors: Matrix, fit: Matrix, shares: Sequence[float]) -> Matrix:
-    """Return vectors behind the recipe's filter, fitted on others."""
-    return behind(filter_of(key), torch.from_numpy(vectors), torch.from_numpy(fit), shares).numpy()
-
-
-def readings(part: Part, reader: Reader, encoders: Sequence[Reader]) -> dict[Reading, Matrix] | None:
-    """Return the vectors of a part by every reading; None unless all of them are kept."""
+def readings(part: Part, reader: Reader, encoders: Sequence[Reader]) -> dict[Reading, Matrix]:
+    """Return the vectors of a part by every reading."""
     found: dict[Reading, Matrix] = {}
     (name, texts), (fit_name, fit) = part.lists.items()
     for key in (*reader.given.recipes, BAG, TF_IDF):
-        both = [reader.vectors(key, name, texts), reader.vectors(key, fit_name, fit)]
-        if both[0] is None or both[1] is None:
-            return None
-        (own, shares), (seen, _) = both[0], both[1]
+        (own, shares), (seen, _) = reader.vectors(key, name, texts), reader.vectors(key, fit_name, fit)
         if key == TF_IDF:
             found[Reading(TF_IDF)] = tf_idf(seen, own, str.split)
         else:
             title = find(key).row.name
             found[Reading(title)] = as_it_is(key, own)
-            found[Reading(title, filter_of(key), USUAL)] = filtered(key, own, seen, shares)
+            found[Reading(title, filter_of(key), USUAL)] = behind(filter_of(key), own, seen, shares)
     if part.language == "zh":
         found[Reading(OF_CHARACTERS)] = tf_idf(fit, texts, list)
     for each in (each for each in encoders if part.language in each.model.languages):
-        if (there := each.vectors("", name, texts)) is None:
-            return None
-        found[Reading(each.model.name)] = there[0]
+        found[Reading(each.model.name)] = each.vectors("", name, texts)[0]
     return found
 
 
 def fits(part: Part, reader: Reader, key: str) -> dict[Reading, Matrix]:
     """Return the vectors of a part by a recipe that is fitted on each kind and number of texts that are kept."""
     every = {name: reader.vectors(key, name, texts) for name, texts in {**part.lists, **part.further}.items()}
-    if any(each is None for each in every.values()):
-        return {}
-    own, first, *others = (cast(tuple[Matrix, Sequence[float]], each) for each in every.values())
+    own, first, *others = every.values()
     pools = {OWN: np.concatenate([first[0], others[0][0]]), PACKAGE: spread(others[1][0]), CAPTIONS: others[2][0]}
     return {
-        Reading(find(key).row.name, filter_of(key), f"{count:,} {kind}"): filtered(key, own[0], pool[:count], own[1])
+        Reading(find(key).row.name, filter_of(key), f"{count:,} {kind}"): behind(
+            filter_of(key), own[0], pool[:count], own[1]
+        )
         for kind, pool in pools.items()
         for count in COUNTS
         if count <= len(pool)
@@ -358,13 +351,15 @@ def score(every: Sequence[Part], reader: Reader, encoders: Sequence[Reader]) -> 
     about: records.Record = {"model": reader.model.name, "precision": given.precision, **records.today()}
     recipes = {find(key).row.name for key in given.recipes}
     for part in every:
-        if (there := readings(part, reader, encoders)) is not None:
-            own = scored(part, there)
+        with suppress(FileNotFoundError):
+            own = scored(part, readings(part, reader, encoders))
             found[part.language, part.stage].append(own)
             made += rows(own, recipes, {**about, "set": part.name})
         for key in FITTED if part.stage == "dev" and part.set in QUESTIONED else ():
-            if different := fits(part, reader, key):
-                every_fit = rows(scored(part, different), {find(key).row.name}, {**about, "set": part.name})
+            with suppress(FileNotFoundError):
+                every_fit = rows(
+                    scored(part, fits(part, reader, key)), {find(key).row.name}, {**about, "set": part.name}
+                )
                 made += [row for row in every_fit if row["fitted_on"] != USUAL]
     for (language, stage), several in found.items():
         if len(several) < sum((part.language, part.stage) == (language, stage) for part in every):

@@ -127,24 +127,12 @@ def interleaved(contenders: Mapping[Key, Callable[[Given], Found]], rounds: Iter
 def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 4) -> records.Record:
     """The median of the rounds' ratios, the lowest and the highest."""
     every = [one / other for one, other in zip(ours, theirs, strict=True)]
-    return {
-        name: round(of(every), digits) for name, of in (("value", median), ("low", min), ("high", max))
-    }  # fmt: skip
+    return {"value": round(median(every), digits), "low": round(min(every), digits), "high": round(max(every), digits)}
 
 
-def add_costs(rows: Iterable[Mapping[str, Any]], given: argparse.Namespace, place: str = "cpu", **where: Any) -> None:
-    """Rows of results/cost.csv, with what they share; and each as a line."""
-    shared = {**where, **records.today(), "machine": records.machine(place, given.threads)}
-    made = [{**row, **shared} for row in rows]
-    records.rewrite("cost", made, given.results)
-    for row in made:
-        names = ("model", "precision", "tokens", "quantity", "contender", "unit", "value", "low", "high")
-        print("; ".join(str(row[name]) for name in names if row.get(name) not in ("", None)), flush=True)
-
-
-def kept(file: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def kept(file: Path, make: Callable[[], Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """Arrays by name, which are made once."""
-    if not file.is_file():
+    if make is not None and not file.is_file():
         made = make()
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(file) as stream:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
 from runs import kept, pooled
 from st_reba.modules import CausalModule, EmbeddingFilter
@@ -131,15 +130,12 @@ class Kept:
 
 
 @torch.inference_mode()
-def behind(name: str, vectors: Tensor, fit: Tensor, shares: Sequence[float]) -> Tensor:
+def behind(name: str, vectors: Array, fit: Array, shares: Sequence[float]) -> Array:
     """Return vectors behind a filter that is fitted on others."""
-    if not name:
-        return vectors
     moments = Moments(fit.shape[1], covariance=POST_PROCESSORS[name].needs_covariance)
-    moments.add(fit)
-    mapped: Tensor = POST_PROCESSORS[name].from_moments(moments, shares)({"sentence_embedding": vectors})[
-        "sentence_embedding"
-    ]
+    moments.add(torch.from_numpy(fit))
+    part = POST_PROCESSORS[name].from_moments(moments, shares)
+    mapped: Array = part({"sentence_embedding": torch.from_numpy(vectors)})["sentence_embedding"].numpy()
     return mapped
 
 
@@ -149,11 +145,11 @@ def behind_filters(own: Array, fit: Array, row: Row | None, tokens: CausalModule
     shares = CausalModule.part_weights
     if row is not None and row.post_processor is not None:
         names, shares = (row.post_processor.name,), row.build(tokens).part_weights
-    vectors, seen = torch.from_numpy(own), torch.from_numpy(fit)
-    for name in names:
-        if not name or POST_PROCESSORS[name].fitted:
-            yield name, behind(name, vectors, seen, shares).numpy()
+    yield from (("", own) for name in names if not name)
+    for name in filter(None, names):
+        if POST_PROCESSORS[name].fitted:
+            yield name, behind(name, own, fit, shares)
         elif row is not None:
             with torch.inference_mode():
-                filtered = EmbeddingFilter.from_language_model(tokens)({"sentence_embedding": vectors})
+                filtered = EmbeddingFilter.from_language_model(tokens)({"sentence_embedding": torch.from_numpy(own)})
             yield name, filtered["sentence_embedding"].numpy()
