@@ -26,8 +26,8 @@ STYLE: Any = {
 DARK = {"#ffffff": "#0d1117", INK: "#e6edf3", GREY: "#9aa4af", BLUE: "#6aa9ee", ORANGE: "#f2914c"}
 
 
-#: End of the title of a trained encoder.
-TRAINED = ", trained"
+#: Beginning of the title of a language model, and end of that of a trained encoder.
+OURS, TRAINED = "Echo topic, ", ", trained"
 #: The picture, in the directory of the results.
 FILE = "scores.svg"
 
@@ -37,9 +37,10 @@ def image(results: Results, page: Path) -> str:
     data, path = by_model(results), results.directory / FILE
     parts = []
     for title, scores in data.items():
-        each = (f"{name.removesuffix(TRAINED)} {100 * score:.1f}" for name, (score, *_) in scores.items())
+        names = (name.removeprefix(OURS).removesuffix(TRAINED) for name in scores)
+        each = (f"{name} {100 * score:.1f}" for name, (score, *_) in zip(names, scores.values(), strict=True))
         parts.append(f"{title}: {', '.join(each)}")
-    text = f"Scores x 100 on test parts that nothing was chosen on. {'. '.join(parts)}"
+    text = f"Scores x 100 of Echo topic on language models, of trained encoders and of tf-idf. {'. '.join(parts)}"
     return f"![{text}]({Path(os.path.relpath(path, page.parent)).as_posix()})" if data else ""
 
 
@@ -97,7 +98,7 @@ def draw(figure: Any, data: dict[str, Any]) -> None:
         axis.set_title(title, loc="left", fontweight="bold", fontsize="medium")
         axis.grid(axis="x", color=GREY, alpha=0.2)
         for name, (score, low, high) in scores.items():
-            colour = ORANGE if name.endswith(TRAINED) else BLUE if name.startswith("Echo topic") else GREY
+            colour = ORANGE if name.endswith(TRAINED) else BLUE if name.startswith(OURS) else GREY
             at, ends = names.index(name), [[100 * (score - low)], [100 * (high - score)]]
             axis.errorbar(100 * score, at, xerr=ends, fmt="o", color=colour, elinewidth=1.8, markersize=5)
             axis.annotate(f"{100 * score:.0f}", (1.12, at), xycoords=("axes fraction", "data"), va="center", ha="right")

@@ -108,7 +108,7 @@ def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_pat
     row: records.Record = {"model": SMALL, "recipe": "Echo topic", "fitted_on": blocks.USUAL_FIT, "score": 0.5}
     rows = [{**row, "set": name, "low": 0.4, "high": 0.6} for name in blocks.FIRST_SETS.values()]
     page = shown(tmp_path, "picture", grid=rows)
-    assert "Echo topic, SmolLM2 135M 50.0" in page
+    assert "similarity: SmolLM2 135M 50.0" in page
     drawn = tmp_path / "results" / picture.FILE
     first = drawn.read_bytes()
     assert b"Echo topic, SmolLM2 135M" in first
