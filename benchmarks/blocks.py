@@ -96,17 +96,6 @@ class Results:
 
 
 Block = Callable[[Results, Path], str]
-BLOCKS: dict[str, Block] = {}
-
-
-def block(name: str) -> Callable[[Block], Block]:
-    """Register the function that makes the table of this name; it returns "" if nothing was measured."""
-
-    def add(function: Block) -> Block:
-        BLOCKS[name] = function
-        return function
-
-    return add
 
 
 def one_precision(rows: pl.DataFrame) -> pl.DataFrame:
@@ -175,8 +164,7 @@ RECIPES = fields("recipe", "pooling")
 # Tables of the package itself
 
 
-@block("methods")
-def _(results: Results, page: Path) -> str:
+def methods(results: Results, page: Path) -> str:
     """A line for each method."""
     named = {row.key: row for row in every_row()}
     where = "docs/methods/" if page.name == "README.md" else "methods/"
@@ -189,8 +177,7 @@ def _(results: Results, page: Path) -> str:
     return markdown(lines)
 
 
-@block("json")
-def _(results: Results, page: Path) -> str:
+def json_fields(results: Results, page: Path) -> str:
     """The output of ``compare --json``, a :class:`Comparison`."""
     lines = [["field", "what it is"]]
     attributes = inspect.getdoc(Comparison).partition("Attributes:\n")[2]  # type: ignore[union-attr]
@@ -199,8 +186,7 @@ def _(results: Results, page: Path) -> str:
     return f"**`st-reba/compare/1`**\n\n{markdown(lines)}"
 
 
-@block("command-reference")
-def _(results: Results, page: Path) -> str:
+def command_reference(results: Results, page: Path) -> str:
     """The help of each command."""
     group = get_command(app)
     parts = []
@@ -239,8 +225,7 @@ def first_rows(results: Results) -> pl.DataFrame:
     return labelled(results.of("grid", c.against == ""), FIRST_ROWS)
 
 
-@block("scores")
-def _(results: Results, page: Path) -> str:
+def scores(results: Results, page: Path) -> str:
     """Each method under its usual pooling: its score at its own end, and its time."""
     named = {row.key: row for row in every_row()}
     usual = {named[key].name: named[key].poolings[0] for key in IN_BRIEF}
@@ -263,8 +248,7 @@ def _(results: Results, page: Path) -> str:
     )
 
 
-@block("word-sense")
-def _(results: Results, page: Path) -> str:
+def word_sense(results: Results, page: Path) -> str:
     rows = one_precision(results.of("scores", c.metric.is_in(WORDS), c.filter == ""))
     made = []
     for metric in WORDS:
@@ -274,14 +258,12 @@ def _(results: Results, page: Path) -> str:
     return table(made, RECIPES, ("model", "set"))
 
 
-@block("claims")
-def _(results: Results, page: Path) -> str:
+def claims(results: Results, page: Path) -> str:
     rows = one_precision(results.of("claims", c.set.str.starts_with("STS-B")))
     return table([cells(rows, "{set}, {model}", tabular.difference)], {"claim": "{claim}"})
 
 
-@block("scores-of-the-page")
-def _(results: Results, page: Path) -> str:
+def scores_of_the_page(results: Results, page: Path) -> str:
     names = [row.name for row in every_row() if row.page == page.stem]
     rows = one_precision(results.of("scores", TRAINED, OWN_END, c.recipe.is_in(["Classical", *names])))
     if rows.filter(c.recipe.is_in(names)).is_empty():
@@ -290,8 +272,7 @@ def _(results: Results, page: Path) -> str:
     return table([*pairs, *columns(rows, alike(is_set(TITLES), bold="score"))], RECIPES, ("model",))
 
 
-@block("filters")
-def _(results: Results, page: Path) -> str:
+def filters(results: Results, page: Path) -> str:
     rows = results.of("scores", TRAINED, SPEARMAN, c.set.is_in(PAIRS))
     named = {
         "Classical, mean": (c.recipe == "Classical") & (c.pooling == "mean"),
@@ -304,8 +285,7 @@ def _(results: Results, page: Path) -> str:
     return table(made, {"behind the pooling": "{filter}"}, ("model", "set"))
 
 
-@block("compared-sure")
-def _(results: Results, page: Path) -> str:
+def compared_sure(results: Results, page: Path) -> str:
     """On how many sets each version is surely ahead, and its time."""
     rows = results.of("compared")
     counted = rows.group_by("version", maintain_order=True).agg(
@@ -319,8 +299,7 @@ def _(results: Results, page: Path) -> str:
     return markdown([counted.columns, *(list(map(str, row)) for row in counted.rows())])
 
 
-@block("compare-errors")
-def _(results: Results, page: Path) -> str:
+def compare_errors(results: Results, page: Path) -> str:
     """What was found of simulated data beside what is promised, by quantity and metric."""
     lines = [["in % or points", "score", "settings", "answers", "promised", "worst", "mean"]]
     rows = results.of("compare_errors", ~c.quantity.str.starts_with("named where"))
@@ -335,8 +314,7 @@ def _(results: Results, page: Path) -> str:
     return markdown(lines) if len(lines) > 1 else ""
 
 
-@block("architectures")
-def _(results: Results, page: Path) -> str:
+def architectures(results: Results, page: Path) -> str:
     """How many architectures run each recipe, and how many refuse it."""
     rows = results.of("architectures")
     if rows.is_empty():
@@ -359,7 +337,10 @@ def _(results: Results, page: Path) -> str:
 
 OWN, COSINE = c.reading == "its own similarity", (c.reading == "cosine") & SPEARMAN
 
-BLOCKS |= {
+BLOCKS: dict[str, Block] = {
+    "methods": methods, "json": json_fields, "command-reference": command_reference, "scores": scores,
+    "word-sense": word_sense, "claims": claims, "scores-of-the-page": scores_of_the_page, "filters": filters,
+    "compared-sure": compared_sure, "compare-errors": compare_errors, "architectures": architectures,
     "compare-power": of_file(
         "compare_errors", {"{quantity}": Shown(lambda row: f"{100 * row['value']:.0f}%")}, {"pairs": "{items}"},
         c.quantity.str.starts_with("named where"), split=(), caption=(),

@@ -9,7 +9,6 @@ Each run has a seed of its own, and is kept: a stopped script goes on where it w
 from __future__ import annotations
 
 import json
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -416,9 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows = list(cell.rows(cell.complete(given.runs or cell.runs, given.out)))
             about = {"machine": records.machine("cpu", given.threads), **records.today()}
             records.rewrite("compare_errors", [{**row, **about} for row in rows], given.results)
-            for row in rows:
-                shown = (value for value in row.values() if value is not None)
-                print(time.strftime("%H:%M"), *shown, sep="; ", flush=True)
+            print(*(tuple(row.values()) for row in rows), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -168,14 +168,12 @@ class Reader:
         [recipe] = in_language([find(key)], language)
         return pooled(recipe.build(self.loaded), recipe.pooling)
 
-    def file(self, key: str, texts: str, number: int) -> Path:
-        precision = "" if self.model.embedder else self.given.precision
-        return Path(self.given.out) / self.model.name / precision / key / texts / f"{number:03}.npz"
-
     def files(self, key: str, name: str, texts: Sequence[str]) -> Iterator[tuple[Path, Sequence[str]]]:
         """Yield each file of a list, and its texts."""
+        precision = "" if self.model.embedder else self.given.precision
+        directory = self.given.out / self.model.name / precision / key / name
         for number, start in enumerate(range(0, len(texts), BLOCK)):
-            yield self.file(key, name, number), texts[start : start + BLOCK]
+            yield directory / f"{number:03}.npz", texts[start : start + BLOCK]
 
     def embed(self, key: str, language: PromptLanguage, lists: Mapping[str, Sequence[str]]) -> None:
         """Keep the vectors of some lists by a recipe."""
@@ -287,21 +285,17 @@ def readings(part: Part, reader: Reader, encoders: Sequence[Reader]) -> dict[Rea
 def fits(part: Part, reader: Reader, key: str) -> dict[Reading, Matrix]:
     """Return the vectors of a part by a recipe that is fitted on each kind and number of texts that are kept."""
     every = {name: reader.vectors(key, name, texts) for name, texts in {**part.lists, **part.further}.items()}
-    own, first, *others = every.values()
-    pools = {OWN: np.concatenate([first[0], others[0][0]]), PACKAGE: spread(others[1][0]), CAPTIONS: others[2][0]}
+    (own, first, *others), name = every.values(), filter_of(key)
+    further, package, captions = (vectors for vectors, _ in others)
+    # The package's sentences are in the order of its questions.
+    spread = package[np.random.default_rng(0).permutation(len(package))]
+    pools = {OWN: np.concatenate([first[0], further]), PACKAGE: spread, CAPTIONS: captions}
     return {
-        Reading(find(key).row.name, filter_of(key), f"{count:,} {kind}"): behind(
-            filter_of(key), own[0], pool[:count], own[1]
-        )
+        Reading(find(key).row.name, name, f"{count:,} {kind}"): behind(name, own[0], pool[:count], own[1])
         for kind, pool in pools.items()
         for count in COUNTS
         if count <= len(pool)
     }
-
-
-def spread(vectors: Matrix) -> Matrix:
-    """Return vectors in another order: those of the package's sentences are in the order of its questions."""
-    return np.asarray(vectors[np.random.default_rng(0).permutation(len(vectors))])
 
 
 def rows(found: Scored, recipes: set[str], about: records.Record) -> Iterator[records.Record]:
@@ -357,9 +351,8 @@ def score(every: Sequence[Part], reader: Reader, encoders: Sequence[Reader]) -> 
             made += rows(own, recipes, {**about, "set": part.name})
         for key in FITTED if part.stage == "dev" and part.set in QUESTIONED else ():
             with suppress(FileNotFoundError):
-                every_fit = rows(
-                    scored(part, fits(part, reader, key)), {find(key).row.name}, {**about, "set": part.name}
-                )
+                own = scored(part, fits(part, reader, key))
+                every_fit = rows(own, {find(key).row.name}, {**about, "set": part.name})
                 made += [row for row in every_fit if row["fitted_on"] != USUAL]
     for (language, stage), several in found.items():
         if len(several) < sum((part.language, part.stage) == (language, stage) for part in every):

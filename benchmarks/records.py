@@ -126,9 +126,7 @@ def rewrite(
 def today() -> dict[str, str]:
     """When something is measured, and with what: fields of each row."""
     packages = ("torch", "transformers", "sentence-transformers")
-    return {
-        "date": time.strftime("%Y-%m-%d"), "versions": ", ".join(f"{name} {version(name)}" for name in packages)
-    }  # fmt: skip
+    return {"date": time.strftime("%Y-%m-%d"), "versions": ", ".join(f"{name} {version(name)}" for name in packages)}
 
 
 def machine(device: str, threads: int) -> str:

