@@ -185,14 +185,14 @@ class Compared:
 
     Args:
         world: Of the data.
-        data: The items.
+        rows: Values of all rows.
 
     Attributes:
         rows: Scores by row.
     """
 
-    def __init__(self, world: World, data: Labelled) -> None:
-        self.splits = Splits.of(data, choose=world.candidates > 1)
+    def __init__(self, world: World, rows: Rows) -> None:
+        self.splits = Splits.of(rows.data, choose=world.candidates > 1)
         self._parts = [*self.splits.halves, np.arange(len(self.splits.data))]
         tasks = [task_of(self.splits.data.part(part.tolist())) for part in self._parts]
         count = min((task.neighbours for task in tasks if isinstance(task, ClassesTask)), default=None)
@@ -200,6 +200,8 @@ class Compared:
         self.score = self._tasks[-1].scores[0]
         self.fit = CrossFit(self.splits, self.score.kind, self.score.labels)
         self.rows: dict[str, CrossFitted] = {}
+        for name, values in rows.values.items():
+            self.add(name, values)
 
     def add(self, name: str, values: Array) -> None:
         """Score one row, of values (C, n) or (C, n, D); without a choice, of the first candidate."""
@@ -232,14 +234,6 @@ def measured_by(task: Task, values: Array) -> Array:
         return values
     vectors = torch.from_numpy(values)
     return task.measure(Vectors(lambda texts, role: vectors))[task.scores[0].of]
-
-
-def compared(world: World, rows: Rows) -> Compared:
-    """Return the scores of all rows."""
-    found = Compared(world, rows.data)
-    for name, values in rows.values.items():
-        found.add(name, values)
-    return found
 
 
 # Truth
@@ -290,7 +284,7 @@ def _true_scores(world: World) -> Array:
 def answered(world: World, draw: Generator) -> Run:
     """Return what one answer says, and whether it is right."""
     rows = simulated(world, draw)
-    made = compared(world, rows)
+    made = Compared(world, rows)
     answer, replicated = made.answer(), made.replicated
     if answer is None:
         return {ANSWER: 0.0}
@@ -314,7 +308,7 @@ def ahead_by(points: int) -> str:
 def stronger(world: World, draw: Generator) -> Run:
     """Return whether a recipe is named that is truly ahead of all others, by how many points it is."""
     rows = simulated(world, draw)
-    made, found = compared(world, rows), {}
+    made, found = Compared(world, rows), {}
     for points in POINTS:
         strength = strength_of(world, score_of(world, world.strength) + points / 100)
         made.add("recipe 0", rows.values["recipe 0"] + (strength - world.strength) * rows.truth)

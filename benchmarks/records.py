@@ -49,13 +49,13 @@ FRACTIONS = ("score", "difference", "ahead")
 #: Columns that hold numbers; all others hold text.
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
-        ("depth", "tokens", "batch", "max_tokens", "queries", "documents", "clients", "dimensions", "pairs",
-         "seed", "seeds", "ahead_seeds", "texts", "steps", "sets", "items", "recipes", "candidates", "runs"), pl.Int64,
+        ("depth", "tokens", "batch", "max_tokens", "queries", "documents", "pairs",
+         "seed", "seeds", "ahead_seeds", "texts", "steps", "items", "recipes", "candidates", "runs"), pl.Int64,
     ),
     **dict.fromkeys(
         (*FRACTIONS, "low", "high", "ahead_low", "ahead_high", "value", "control_score", "control_ahead",
          "control_low", "control_high", "plain_score", "plain_ahead", "plain_low", "plain_high", "seconds", "size",
-         "rate", "at_least", "at_most"),
+         "at_least", "at_most"),
         pl.Float64,
     ),
 }  # fmt: skip
