@@ -25,13 +25,13 @@ from urllib.request import urlopen
 
 from openai import OpenAI
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import records
 import st_reba
 from real.models import MODELS
 from runs import megabytes, options, parser
 from st_reba.data.demo import demo_sentences
+from st_reba.lm.gguf import converted
 
 ENCODER, TEXTS = "all-MiniLM-L6-v2", 16
 ONE, ALONE, TWO = "one process", "chat server alone", f"chat server and {ENCODER}"
@@ -134,11 +134,9 @@ def main() -> None:
     for name, usual in (("chats", 8), ("tokens", 64), ("conversations", 20)):
         made.add_argument(f"--{name}", type=int, default=usual)
     given = options(made)
-    lm, saved, small = (given.out / name for name in (given.model, f"{given.model}-echo-topic", ENCODER))
+    saved, small = (given.out / name for name in (f"{given.model}-echo-topic", ENCODER))
     path = MODELS[given.model].located(given.models) if given.model in MODELS else records.DEMO_MODEL / "config.json"
-    file = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    for auto in (AutoTokenizer, AutoModelForCausalLM):
-        auto.from_pretrained(path.parent, **file).save_pretrained(lm)
+    lm = converted(path, given.precision) if path.suffix == ".gguf" else path.parent
     recipe = st_reba.build(str(lm), "echo-topic", demo_sentences("en"))
     recipe.save_pretrained(str(saved), create_model_card=False)
     encoder = SentenceTransformer(str(MODELS[ENCODER].located(given.models)), device="cpu")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import records
-from real import claims, scores
+from real import scores
 from real.kept import Kept, recipes
 from real.models import MODELS, USUAL, RealModel
 from real.sets import LISTS, PARTS, WORD_LISTS, Sets
@@ -48,20 +48,14 @@ def score(kept: Kept, tokens: Callable[[], Any], model: RealModel, shared: recor
     """Score what is kept, and write the results; ``tokens`` loads the model whose tokens tf-idf counts."""
     trained = shared["weights"] == "trained"
     found: list[records.Record] = []
-    claimed: list[records.Record] = []
     for language in model.languages:
         for part in PARTS:
-            read = scores.pairs(kept, language, part, tokens())
             # The overlap of words does not depend on the weights.
-            found += [row for row in scores.pair_rows(read) if trained or row["recipe"] != scores.TF_IDF.recipe]
-            claimed += claims.pair_claims(read) if part == "test" else ()
+            rows = scores.pair_rows(kept, language, part, tokens())
+            found += [row for row in rows if trained or row["recipe"] != scores.TF_IDF.recipe]
     for name in WORD_LISTS if "zh" in model.languages and not model.embedder else ():
         found += scores.word_rows(kept, name)
-        claimed += claims.word_claims(kept, name)
     records.rewrite("scores", [{**shared, **row} for row in found], results)
-    if trained and not model.embedder:
-        about = {name: shared[name] for name in ("model", "precision", "date")}
-        records.rewrite("claims", [{**about, **row} for row in claimed], results)
     print(f"{time.strftime('%H:%M')} {kept.directory.name}: {len(found)} scores", flush=True)
 
 

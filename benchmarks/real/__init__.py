@@ -1,1 +1,1 @@
-"""What ``benchmarks/real_models.py`` measures, and how: text lists, passes, kept vectors, scores and claims."""
+"""What ``benchmarks/real_models.py`` measures, and how: text lists, passes, kept vectors and scores."""

@@ -83,7 +83,7 @@ def test_a_model_in_parts_is_joined_and_must_be_the_one_that_was_measured(tmp_pa
     assert model.located(tmp_path).read_bytes() == whole
 
 
-def test_recipes_are_kept_scored_and_claimed(data, path, model, tmp_path, monkeypatch):
+def test_recipes_are_kept_and_scored(data, path, model, tmp_path, monkeypatch):
     kept = Kept(tmp_path, Sets(data), lambda: CausalTransformer(str(path), model_kwargs={"dtype": "float32"}))
     names = ("Classical", "Echo-2", "ReBA-2", "Early and late")
     lists = ("stsb-en-test", "stsb-en-dev", "fit-en")
@@ -101,9 +101,6 @@ def test_recipes_are_kept_scored_and_claimed(data, path, model, tmp_path, monkey
     rows = records.read("scores", tmp_path).filter(set="STS-B en test", pooling="mean", filter="")
     ends = {row["recipe"]: row["score"] for row in rows.to_dicts()}
     assert ends.keys() == {"Classical", "Echo-2", "ReBA-2"}
-    [claim] = records.read("claims", tmp_path).filter(claim="Echo lifts the mean").to_dicts()
-    assert claim["difference"] == pytest.approx(ends["Echo-2"] - ends["Classical"])
-    assert claim["low"] <= claim["difference"] <= claim["high"]
 
 
 def test_rankings_are_kept_scored_and_reranked(data, model, tmp_path, monkeypatch):
