@@ -402,8 +402,8 @@ BLOCKS: dict[str, Block] = {
         caption=("date", "versions"),
     ),
     "one-process": of_file(
-        "one_process", {"{contender}": Shown(tabular.number("value", ",.3g"))}, {"measured": "{quantity}"},
-        split=["model", "precision", "threads"], caption=("date", "versions"),
+        "one_process", {"{contender}": Shown(tabular.number("value", ",.4g"))}, {"measured": "{quantity}"},
+        split=["model", "precision"], caption=("date", "versions"),
     ),
     "llama-cpp": of_file(
         "llama_cpp", {"{contender}": Shown(tabular.number("value", ",.4g"))}, fields("quantity", "set", "threads"),

@@ -109,7 +109,8 @@ def measure(given: argparse.Namespace, lm: str, saved: str, encoder: str) -> Ite
     """Yield quantities, contenders and values."""
     dtype, ours = ["--dtype", given.precision, "--device", "cpu"], ["--model-name", "m", "--device", "cpu"]
     chat, embedding = ["transformers", "serve", lm, *dtype], ["st-reba", "serve", encoder, *ours]
-    both = ["st-reba", "serve", saved, "--chat", "--dtype", given.precision, *ours]
+    # A head with weights of its own is not in the recipe.
+    both = ["st-reba", "serve", saved, "--chat", "--lm", lm, "--dtype", given.precision, *ours]
     for contender, commands in ((ALONE, [chat]), (TWO, [chat, embedding]), (ONE, [both])):
         with ExitStack() as running:
             servers = [running.enter_context(serving(*command)) for command in commands]
