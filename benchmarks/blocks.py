@@ -58,6 +58,9 @@ IN_BRIEF = {
 #: Models of grid.csv by size, and the texts that its recipes are fitted on where these are not the question.
 SIZES = {"SmolLM2 135M": SMOLLM2, "Gemma 3 270M": GEMMA, "Qwen2.5-Coder 0.5B": HALF, "Qwen2.5-Coder 1.5B": QWEN}
 USUAL_FIT = "200 texts of the set"
+#: Others that are shown, of those in the file.
+OTHER_FITS = ("50 texts of the set", "1,000 texts of the set", "200 sentences of the package", "200 captions")
+WITHOUT_FIT = ("tf-idf", "tf-idf of characters", *REFERENCES)
 #: Titles of the columns of retrieval.csv, and how the sets begin.
 COLLECTIONS = {
     "CMRC 2018, Gemma": "CMRC 2018 test",
@@ -349,15 +352,16 @@ BLOCKS: dict[str, Block] = {
     ),
     "grid-ahead": of_file(
         "grid", alike(BY_SIZE, tabular.ahead), {"recipe": "{recipe}", "ahead of": "{against}"},
-        c.against.is_in(["Echo topic", "PromptEOL", "as it is"]), GRID_MEANS, split=["set"],
+        c.against.is_in(["Echo topic", "as it is"]), GRID_MEANS, split=["set"],
     ),
     "grid-sets": of_file(
-        "grid", {"{set}": Shown(tabular.alone, bold="score")}, fields("recipe", "filter"), c.against == "",
-        ~c.set.str.starts_with("mean"), USUAL_PAIRS, c.fitted_on.is_in(["", USUAL_FIT]), split=["model"],
+        "grid", {"{set}": Shown(tabular.alone, bold="score")}, fields("recipe"), c.against == "",
+        ~c.set.str.starts_with("mean"), USUAL_PAIRS, (c.fitted_on == USUAL_FIT) | c.recipe.is_in(WITHOUT_FIT),
+        split=["model"],
     ),
     "grid-fits": of_file(
-        "grid", {"{fitted_on}": Shown(tabular.ahead)}, fields("model", "set", "recipe"), c.against == USUAL_FIT,
-        split=(),
+        "grid", alike({text: c.fitted_on == text for text in OTHER_FITS}, tabular.ahead),
+        fields("model", "set", "recipe"), c.against == USUAL_FIT, split=(),
     ),
     "retrieval": of_file(
         "retrieval", alike({title: c.set.str.starts_with(name) for title, name in COLLECTIONS.items()}, bold="score"),
