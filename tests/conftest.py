@@ -9,7 +9,7 @@ import gc
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,13 +103,14 @@ def what_others_do_for_every_model_is_done_once():
 @pytest.fixture(scope="module")
 def quick():
     """Time each recipe once, on a batch of four texts, in all comparisons of a module."""
-    from st_reba.compare import cost
-
-    once = {"TIMED_ROUNDS": 1, "TIMED_TEXTS": 4, "_MEASURED_SECONDS": 0.0}
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in once.items():
-            patched.setattr(cost, name, value)
+        time_once(patched)
         yield
+
+
+def time_once(patched: pytest.MonkeyPatch) -> None:
+    for name, value in (("TIMED_ROUNDS", 1), ("TIMED_TEXTS", 4), ("_MEASURED_SECONDS", 0.0)):
+        patched.setattr(f"st_reba.compare.cost.{name}", value)
 
 
 @pytest.fixture(scope="session")
@@ -228,11 +229,22 @@ def token_ids(backbone_path):
     return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def pipeline(module, pooling: str = "mean") -> SentenceTransformer:
+def pipeline(module, pooling: str = "mean", *behind, **settings) -> SentenceTransformer:
+    """Return a model of a module, a pooling, and what stands behind it."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    return SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension(), pooling)], device="cpu")
+    parts = [module, Pooling(module.get_embedding_dimension(), pooling), *behind]
+    return SentenceTransformer(modules=parts, device="cpu", **settings)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Return a function that raises an error, whatever it is given."""
+
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
 
 
 @contextlib.contextmanager

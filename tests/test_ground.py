@@ -21,6 +21,8 @@ from st_reba.files import atomic_directory, atomic_file, is_full
 from st_reba.optional import require
 from st_reba.settings import check_choice, check_flag, check_int, check_layers, check_tokens, describe
 
+from .conftest import raising
+
 INDICES = "a list of layer indices, such as [-1]."
 TOKENS = "give a number of tokens, 1 or more, or None for no limit."
 #: A check with its further arguments, allowed values, others, and the end of the message.
@@ -94,17 +96,15 @@ def test_a_package_that_is_missing_or_there(package):
 MANY = 1 << 17
 
 
-def refuse(path):
-    """Raise the error of safetensors on a full disk, which cannot be provoked by a full device."""
-    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
+#: Of safetensors, which cannot be provoked by a full device.
+FULL_DISK = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 WRITERS = {
     "write": lambda path: path.write_bytes(bytes(8 * MANY)),
     "numpy": lambda path: np.save(path.open("wb"), np.zeros(MANY)),
     "pyarrow": lambda path: pq.write_table(pa.table({"a": np.random.rand(MANY)}), path.open("wb")),
     "torch": lambda path: torch.save(torch.zeros(MANY), path),
-    "safetensors": refuse,
+    "safetensors": raising(FULL_DISK),
 }
 on_a_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 

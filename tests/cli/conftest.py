@@ -30,8 +30,7 @@ def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkey
     models = {"lm": backbone_path(), "shallow": shallow_path, "roomy": roomy_path, "demo": DEMO_MODEL, "saved": saved}
     for name, path in models.items():
         Path(name).symlink_to(path)
-    for name in ("full",):
-        Path(name).mkdir()
+    Path("full").mkdir()
     shutil.copytree(saved, "damaged")
     (own(Path("damaged")) / "model.safetensors").write_bytes(b"\x08\0\0\0")
     Path("full/notes.txt").touch()

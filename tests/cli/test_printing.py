@@ -32,6 +32,7 @@ from st_reba_cli.printing import EscapingConsole, Shown, printable
 from st_reba_cli.show import show
 
 from ..compare import samples
+from ..conftest import raising
 from . import typed
 
 #: Clears the screen, colours, rings, rewrites the line, turns the direction; and the one-byte form of ESC [.
@@ -188,11 +189,8 @@ FULL_DISKS = [
 
 @pytest.mark.parametrize(("place", "error", "said", "left"), FULL_DISKS)
 def test_a_full_disk(place, error, said, left, desk, monkeypatch):
-    def fail(*args, **kwargs):
-        raise error
-
     before = {path.name for path in desk.iterdir()}
-    monkeypatch.setattr(*place, fail)
+    monkeypatch.setattr(*place, raising(error))
     out = "--save-best best --out report" if left else "--save-best best"
     assert said in typed(f"compare --model shallow --device cpu --data pairs.tsv --recipes classical {out}", expect=1)
     assert {path.name for path in desk.iterdir()} == before | left

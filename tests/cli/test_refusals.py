@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from st_reba.data.demo import demo_model
 from st_reba_cli import app, options
 
+from ..conftest import raising
 from . import typed
 from .conftest import written
 
@@ -199,10 +200,7 @@ MEMORY_ERRORS = [
 
 @pytest.mark.parametrize("error", MEMORY_ERRORS)
 def test_memory_that_is_not_there(error, desk, monkeypatch):
-    def fails(*given, **settings):
-        raise error
-
-    monkeypatch.setattr("st_reba_cli.load.load_saved", fails)
+    monkeypatch.setattr("st_reba_cli.load.load_saved", raising(error))
     said = CliRunner().invoke(app, "serve saved --port 0")
     told = "Error: There is not enough memory ("
     assert (told in " ".join(said.output.split()), said.exception is error) == (str(error) != "x", str(error) == "x")

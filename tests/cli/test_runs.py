@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from .. import processes
 from ..backbones import TEXTS
+from ..conftest import raising
 from . import typed
 
 pytestmark = pytest.mark.usefixtures("desk")
@@ -88,9 +89,6 @@ def test_a_run_that_diverges():
 
 
 def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
     config()
-    monkeypatch.setattr("st_reba.train.bellm.fit", interrupt)
+    monkeypatch.setattr("st_reba.train.bellm.fit", raising(KeyboardInterrupt()))
     assert "Stopped. The same command resumes from the last checkpoint in out." in typed(TRAIN, expect=130)

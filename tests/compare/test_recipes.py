@@ -36,7 +36,7 @@ from st_reba.recipes import Recipe, asked_for, default_recipes, find, random_wei
 from st_reba.recipes.rows import POST_PROCESSORS
 
 from ..backbones import TEXTS as ALL_TEXTS
-from ..conftest import relative_error
+from ..conftest import raising, relative_error, time_once
 
 TEXTS = ALL_TEXTS[:3]
 # More of them than there are dimensions, and short; one without tokens, which does not count.
@@ -119,14 +119,9 @@ def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
 # Recipes that fail
 
 
-def time_once(monkeypatch):
-    """Not by the fixture ``quick``, which holds for the whole module: other tests here time recipes as users do."""
-    for name, value in (("TIMED_ROUNDS", 1), ("TIMED_TEXTS", 1), ("_MEASURED_SECONDS", 0.0)):
-        monkeypatch.setattr(cost, name, value)
-
-
 @pytest.mark.filterwarnings("ignore:There is no interval")
 def test_a_comparison_goes_on_without_the_recipes_that_an_architecture_cannot_run(backbone_path, monkeypatch):
+    # Not by the fixture ``quick``, which holds for the whole module: other tests here time recipes as users do.
     time_once(monkeypatch)
     bloom = CausalTransformer(backbone_path("bloom"))
     found = compare(Recipes(bloom, asked_for(["few"], 3, FIT_TEXTS), fit_on=[tuple(FIT_TEXTS)]), PAIRS)
@@ -145,13 +140,6 @@ def failing(monkeypatch, roomy, kind, name, fail, recipes=TRIED):
     made = Recipes(roomy, asked_for(recipes), controls=False, batch_size=2, fit_on=[tuple(FIT_TEXTS)])
     made.add([*TEXTS, *FIT_TEXTS])
     return made
-
-
-def raising(error):
-    def fail(*args, **kwargs):
-        raise error
-
-    return fail
 
 
 ERRORS_OF_A_RECIPE = [
@@ -316,11 +304,9 @@ def test_weights_are_gone_and_come_back_to_the_bit(model, monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(own is other for own, other in zip(model.parameters(), parameters, strict=True))
 
-    def full(*args):
-        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
-
     # They stay where the disk has no room.
-    monkeypatch.setattr(torch, "save", full)
+    full = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+    monkeypatch.setattr(torch, "save", raising(full))
     with set_aside(model):
         assert model[0].weight.numel() == 28
 
@@ -370,13 +356,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monke
     assert len(list(tmp_path.glob(".writing-*"))) == 1
     assert compared(shallow_path, tmp_path) == whole
     assert not list(tmp_path.glob(".writing-*"))
-
-    def never(*args, **kwargs):
-        raise AssertionError
-
-    monkeypatch.setattr(ModulePass, "encode", never)
-    monkeypatch.setattr(SweepPass, "encode", never)
-    monkeypatch.setattr("st_reba.compare.recipes.encode_words", never)
+    for run in (ModulePass, SweepPass):
+        monkeypatch.setattr(run, "encode", raising(AssertionError()))
+    monkeypatch.setattr("st_reba.compare.recipes.encode_words", raising(AssertionError()))
     assert compared(shallow_path, tmp_path) == whole
 
 
@@ -450,27 +432,13 @@ def test_the_tokens_of_a_pass_are_those_that_run(roomy, name):
     """Counted where they enter each layer."""
     module = find(name).build(roomy)
     ran = []
-
-    def note(layer, args, kwargs):
-        states = args[0] if args else kwargs["hidden_states"]
-        if type(layer).__name__ == "LlamaDecoderLayer":
-            ran.append(states.shape[0] * states.shape[1])
-
     with torch.inference_mode():
         # What stands before all texts is run here, once.
         module(module.preprocess([ALL_TEXTS[0]]))
-    hooks = [
-        part.register_forward_pre_hook(note, with_kwargs=True)
-        for part in module.model.modules()
-        if type(part).__name__ == "LlamaDecoderLayer"
-    ]
-    try:
-        with torch.inference_mode():
-            for text in ALL_TEXTS:
-                module(module.preprocess([text]))
-    finally:
-        for hooked in hooks:
-            hooked.remove()
+        for layer in module.lm.layers:
+            layer.register_forward_pre_hook(lambda layer, args: ran.append(args[0].shape[:2].numel()))
+        for text in ALL_TEXTS:
+            module(module.preprocess([text]))
     assert tokens(module, ALL_TEXTS, roomy) == pytest.approx(sum(ran) / depth(roomy.model), rel=0.1)
     # Of many texts some are counted.
     assert tokens(module, 40 * ALL_TEXTS, roomy) == pytest.approx(40 * tokens(module, ALL_TEXTS, roomy), rel=0.1)
@@ -500,8 +468,7 @@ def test_a_speed_is_measured_in_a_moment(monkeypatch, seconds, sizes):
             clock[0] += seconds * len(texts)
 
     class Failing(Pass):
-        def encode(self, texts, prompt, batch_size):
-            raise IndexError
+        encode = raising(IndexError())
 
     clocks = {"perf_counter": lambda: clock[0], "process_time": lambda: 0.5 * clock[0]}
     monkeypatch.setattr(cost, "time", SimpleNamespace(**clocks))

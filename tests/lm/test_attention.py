@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,6 +21,8 @@ from st_reba.lm.attention.hooks import Bidirectional, ExtraKey, RunningMaximum
 from st_reba.lm.attention.kernels import FoldKind, LogWeights, fold_kernel, trusted_fold, update_running_max
 from st_reba.lm.passes import AttentionCall, Hook, active_pass
 from st_reba.modules.no_sink import HideFirstToken
+
+from ..conftest import raising
 
 CAUSAL = torch.ones(9, 9).tril().bool()
 WINDOW = torch.ones(9, 9).triu(-3).bool()
@@ -290,12 +291,8 @@ def wrong(call):
     return output, lse + 1
 
 
-def missing(call):
-    raise AttributeError("no such operator")
-
-
-def full(call):
-    raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+missing = raising(AttributeError("no such operator"))
+full = raising(torch.cuda.OutOfMemoryError("CUDA out of memory."))
 
 
 def without_mask(call):
@@ -493,10 +490,10 @@ def forgetful(*args):
     update_running_max(*args[:3], args[3].fill_(-math.inf))
 
 
-def failing(*args):
-    raise OSError("no C compiler")
+failing = raising(OSError("no C compiler"))
 
 
+@pytest.mark.filterwarnings("error")
 class TestTrust:
     """With torch's operations in the kernel's place."""
 
@@ -521,9 +518,7 @@ class TestTrust:
         said = "it fails with OSError: no C compiler" if fold is failing else "it gives other numbers"
         with pytest.warns(UserWarning, match=f"is not used on cpu, because {said}"):
             assert trusted_fold(kind) is None
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert trusted_fold(kind) is None
+        assert trusted_fold(kind) is None, "without another warning"
 
     def test_a_full_gpu_says_nothing_about_the_kernel_which_is_tried_once_for_each_kind_of_layer(self, as_kernel):
         """At the first batch there may be no memory for the trial, and at the next one there is."""
@@ -536,11 +531,9 @@ class TestTrust:
             update_running_max(*args)
 
         as_kernel(fold)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert fold_kernel(handed_over()) is None
-            for source in (handed_over(), handed_over(seed=1)):
-                assert fold_kernel(source) is fold
+        assert fold_kernel(handed_over()) is None
+        for source in (handed_over(), handed_over(seed=1)):
+            assert fold_kernel(source) is fold
         once = len(tried) - 1
         fold_kernel(handed_over(softcap=2.0))
         assert len(tried) - 1 == 2 * once > 0
@@ -548,6 +541,4 @@ class TestTrust:
     def test_without_triton_there_is_none_and_no_warning(self, monkeypatch):
         monkeypatch.delitem(sys.modules, TRITON_KERNEL, raising=False)
         monkeypatch.setitem(sys.modules, "triton", None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert trusted_fold(KIND) is None
+        assert trusted_fold(KIND) is None

@@ -25,7 +25,7 @@ from st_reba.modules.lm_head import head_blocks
 
 from .. import ggufs, processes
 from ..backbones import TEXTS
-from ..conftest import pipeline
+from ..conftest import pipeline, raising
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +190,8 @@ class TestKept:
         assert [path.name for path in kept.glob("*/.*")] == []
 
     def test_a_failed_conversion_leaves_nothing(self, files, kept, monkeypatch):
-        def full(*_):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(gguf, "_check_tokenizer", full)
+        full = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr(gguf, "_check_tokenizer", raising(full))
         with pytest.raises(OSError, match=r"No space left on device, .*: '.*gguf"):
             gguf.converted(files())
         assert left_in(kept) == []

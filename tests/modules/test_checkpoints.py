@@ -24,7 +24,7 @@ from st_reba.modules.lm_head import head_blocks
 
 from .. import backbones
 from ..backbones import TEXTS, language_model, own
-from ..conftest import change, long, pipeline, relative_error, reloaded
+from ..conftest import change, long, pipeline, raising, relative_error, reloaded
 
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -264,14 +264,12 @@ def saved_weights(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", FEW)
 def test_its_language_model_is_read_and_saved(name, tmp_path):
-    lm, tokenizer = multimodal(name), backbones.tokenizer()
-    lm.save_pretrained(tmp_path / "lm")
-    tokenizer.save_pretrained(tmp_path / "lm")
+    lm = multimodal(name)
+    backbones.save(lm, tmp_path / "lm")
     # Such a processor could not be made: nothing may look for it.
+    (tmp_path / "lm" / "preprocessor_config.json").write_text("{}")
     for file in ("preprocessor_config.json", "tokenizer_config.json"):
-        path = tmp_path / "lm" / file
-        settings = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**settings, "processor_class": f"{name}Processor"}))
+        change(tmp_path / "lm" / file, processor_class=f"{name}Processor")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "lm")
     vectors = []
     for way, given in (("loaded", {"model_name_or_path": lm, "tokenizer": tokenizer}), ("path", {})):
@@ -290,18 +288,12 @@ def test_its_language_model_is_read_and_saved(name, tmp_path):
 @pytest.mark.parametrize("prefix", ["model.language_model.", long("language_model.model.")])
 def test_its_language_model_needs_no_package_for_images(prefix, tmp_path, monkeypatch):
     """As Gemma 3n without timm."""
-    lm, tokenizer = multimodal("Gemma3"), backbones.tokenizer()
-    lm.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    expected = pipeline(CausalTransformer(str(tmp_path))).encode(TEXTS)
+    expected = pipeline(CausalTransformer(backbones.save(multimodal("Gemma3"), tmp_path))).encode(TEXTS)
     file = tmp_path / "model.safetensors"
     weights = {re.sub("^.*language_model.(model.)?", prefix, name): own for name, own in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
-
-    def lacking(*args, **kwargs):
-        raise ImportError("TimmWrapperModel requires the timm library")
-
-    monkeypatch.setattr(transformers.AutoModelForMultimodalLM, "from_pretrained", lacking)
+    lacking = ImportError("TimmWrapperModel requires the timm library")
+    monkeypatch.setattr(transformers.AutoModelForMultimodalLM, "from_pretrained", raising(lacking))
     model = pipeline(CausalTransformer(str(tmp_path)))
     np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)
     np.testing.assert_allclose(reloaded(model, tmp_path / "saved").encode(TEXTS), expected, atol=1e-6)
@@ -324,9 +316,8 @@ def test_its_head_is_found(is_tied, tmp_path):
     text, vision, _ = MODELS["Llava"]
     config = transformers.LlavaConfig(text_config=text, vision_config=vision, tie_word_embeddings=is_tied)
     lm = AutoModelForImageTextToText.from_config(config).eval()
-    lm.save_pretrained(tmp_path)
-    backbones.tokenizer().save_pretrained(tmp_path)
-    loaded, read = PromptRepsModule(lm, tokenizer=backbones.tokenizer()), PromptRepsModule(str(tmp_path))
+    read = PromptRepsModule(backbones.save(lm, tmp_path))
+    loaded = PromptRepsModule(lm, tokenizer=backbones.tokenizer())
     for module in (loaded, read):
         assert torch.equal(module.head_weight, lm.get_output_embeddings().weight)
     vectors = [pipeline(module).encode(TEXTS) for module in (loaded, read)]
@@ -335,9 +326,8 @@ def test_its_head_is_found(is_tied, tmp_path):
 
 def test_adapters_of_the_whole_and_of_its_language_model(tmp_path):
     peft = pytest.importorskip("peft")
-    lm, tokenizer = multimodal("Gemma3"), backbones.tokenizer()
-    lm.save_pretrained(tmp_path / "lm")
-    tokenizer.save_pretrained(tmp_path / "lm")
+    lm = multimodal("Gemma3")
+    backbones.save(lm, tmp_path / "lm")
     config = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
 
     base = AutoModelForImageTextToText.from_pretrained(tmp_path / "lm")
@@ -350,7 +340,7 @@ def test_adapters_of_the_whole_and_of_its_language_model(tmp_path):
 
     for path, model in (
         ("of-whole", pipeline(module)),
-        ("of-view", pipeline(CausalTransformer(whole, tokenizer=tokenizer))),
+        ("of-view", pipeline(CausalTransformer(whole, tokenizer=backbones.tokenizer()))),
         ("own", pipeline(CausalTransformer(str(tmp_path / "lm")))),
     ):
         if path == "own":

@@ -25,16 +25,16 @@ from st_reba.hub import compat
 
 from .. import backbones
 from ..backbones import TEXTS
-from ..conftest import pipeline
+from ..conftest import pipeline, raising
 from .methods import EACH_MODULE, RECIPES, read
 
 CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</>{% endfor %}"
 
 
-def language_model(name: str = "llama", seed: int = 0):
+def language_model(name: str = "llama", **settings):
     """A tiny one with its head."""
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(backbones.config(name)).eval()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(backbones.config(name, **settings)).eval()
 
 
 @pytest.fixture
@@ -131,8 +131,7 @@ def test_it_generates_in_another_thread_at_the_same_time(lm, tokenizer):
 
 def test_frequencies_that_follow_the_length_of_a_text_are_not_shared(tokenizer):
     """A long generation would turn the embeddings of texts, and the texts its tokens."""
-    config = backbones.config("llama", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
-    lm = AutoModelForCausalLM.from_config(config).eval()
+    lm = language_model(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
     model = pipeline(CausalTransformer(lm, tokenizer=tokenizer))
     alone = model.encode(TEXTS)
     lm(torch.ones(1, 2 * backbones.POSITIONS, dtype=torch.long))
@@ -151,8 +150,7 @@ def test_it_is_moved_and_cast_by_its_owner(lm, tokenizer):
 
 
 def test_a_model_in_training_is_read_in_evaluation(tokenizer):
-    config = backbones.config("llama", attention_dropout=0.5)
-    lm = AutoModelForCausalLM.from_config(config).train()
+    lm = language_model(attention_dropout=0.5).train()
     module = CausalTransformer(lm, tokenizer=tokenizer)
     first, second = (pipeline(module).encode(TEXTS) for _ in range(2))
     assert np.array_equal(first, second)
@@ -201,11 +199,8 @@ class TestAdapters:
 
 
 def test_refusals(lm, tokenizer, backbone_path):
-    def others_forward(*args, **kwargs):
-        raise AssertionError
-
     patched = language_model()
-    patched.model.layers[1].forward = others_forward
+    patched.model.layers[1].forward = raising(AssertionError())
     for given, settings, message in [
         (lm, {}, "a loaded language model does not bring its tokenizer. Give it, such as"),
         (lm, {"tokenizer": "gpt2"}, "tokenizer='gpt2': a loaded language model does not"),
