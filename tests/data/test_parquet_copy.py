@@ -105,11 +105,7 @@ REFUSALS = [
     ("t", b"PAR1", "t is a Parquet file. End its name in .parquet."),
     ("t.txt", "a".encode("utf-16"), "t.txt is UTF-16. Save the file as UTF-8."),
     ("t.tsv", "a\tb\n".encode("utf-16-le"), "t.tsv is UTF-16. Save the file as UTF-8."),
-    (
-        "t.csv",
-        b"text;id;x\na;1;2\n",
-        't.csv: columns are separated by ";". Give --separator ";", or save it with commas.',
-    ),
+    ("t.csv", b"a;b;c\nd;e;f\n", 't.csv: columns are separated by ";". Give --separator ";", or save it with commas.'),
     ("t.txt.gz", b"", "t.txt.gz holds no texts."),
     ("t.csv", b"text\n", "t.csv holds no texts"),
     ("t.jsonl", b'{"text": "a"}\n\n{"text": \n', "t.jsonl, line 3: not JSON (Expecting value"),
@@ -139,16 +135,12 @@ def test_refusals(name, data, message, tmp_path):
 MISSING_COLUMNS = [
     ("t.txt", b"a", {"column": "body"}, 'plain text has no column "body". Leave out --column'),
     ("t.txt", b"a", {"keep": ["id"]}, 'plain text has no columns to keep such as "id". Keep "text"'),
-    (
-        "t.csv",
-        b"a,b\n",
-        {"column": "c"},
-        "line 1 lacks c (texts); its columns are a, b. A row is c. If the first line gives the column another",
-    ),
+    ("t.csv", b"a,b\n", {"column": "c"}, "line 1 lacks c (texts); its columns are a, b. A row is c. If the first line g"
+     "ives the column another"),
     # The kept column has the usual name of the texts.
     ("t.csv", b"sentence\na\n", {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
     ("t.jsonl", b'{"sentence": "a"}\n', {"keep": ["text"]}, "line 1 lacks text (texts); its columns are sentence"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "data", "options", "message"), MISSING_COLUMNS)

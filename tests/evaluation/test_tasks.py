@@ -11,12 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import (
-    BinaryClassificationEvaluator,
-    EmbeddingSimilarityEvaluator,
-    InformationRetrievalEvaluator,
-    TripletEvaluator,
-)
+from sentence_transformers.sentence_transformer import evaluation
 from sentence_transformers.util import cos_sim
 
 from st_reba.data.demo import demo_retrieval
@@ -28,20 +23,36 @@ from st_reba.evaluation.tasks import Measure, Vectors, task_of
 WORDS = [f"text {number}" for number in range(60)]
 
 
-def random_vectors(texts, prompt=None):
-    """Of a text and its prompt, the same each time."""
-    seeds = [sum(map(ord, f"{prompt}{text}")) * 31 + len(text) for text in texts]
-    return torch.stack([torch.randn(4, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+WIDTHS = {"narrow": 3, "wide": 12}
+
+
+def vector(variant: str, text: str, prompt: str | None) -> torch.Tensor:
+    """The same each time."""
+    seed = sum(ord(character) * (place + 1) for place, character in enumerate(f"{variant}|{text}|{prompt}"))
+    return torch.randn(WIDTHS[variant], generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def vectors(variant, texts, prompt=None):
+    return torch.stack([vector(variant, text, prompt) for text in texts])
+
+
+class Embedder:
+    def __init__(self):
+        self.asked: list[tuple[str | None, str]] = []
+
+    def __call__(self, texts, prompt):
+        self.asked += [(prompt, text) for text in texts]
+        return {variant: vectors(variant, texts, prompt) for variant in WIDTHS}
 
 
 def similarity(task):
-    return Vectors(lambda texts, role: random_vectors(texts, task.prompt(role)))
+    return Vectors(lambda texts, role: vectors("wide", texts, task.prompt(role)).float())
 
 
 def check(data, evaluator, metrics):
     """What is measured on the items is the score of ST's evaluator, and so are the task's own as an evaluator."""
     task = task_of(data)
-    model = stand_in(Embedded(lambda texts, prompt: {"x": random_vectors(texts, prompt)}), "x")
+    model = stand_in(Embedded(Embedder()), "wide")
     model.prompts = dict(task.prompts)
     found, own = evaluator(model), task(model)
     assert list(own) == metrics
@@ -56,7 +67,7 @@ def check(data, evaluator, metrics):
 
 def test_graded_pairs():
     data = Pairs(WORDS[:20], WORDS[20:40], [float(number % 6) for number in range(20)])
-    evaluator = EmbeddingSimilarityEvaluator(data.first, data.second, data.scores, main_similarity="cosine")
+    evaluator = evaluation.EmbeddingSimilarityEvaluator(data.first, data.second, data.scores, main_similarity="cosine")
     check(data, evaluator, ["spearman_cosine", "pearson_cosine"])
 
 
@@ -64,14 +75,16 @@ def test_graded_pairs():
 def test_two_classes(labels):
     data = Pairs(WORDS[:30], WORDS[30:60], [labels[number % 3 == 0] for number in range(30)])
     classes = [number % 3 == 0 for number in range(30)]
-    evaluator = BinaryClassificationEvaluator(data.first, data.second, classes, similarity_fn_names=["cosine"])
+    cosine = {"similarity_fn_names": ["cosine"]}
+    evaluator = evaluation.BinaryClassificationEvaluator(data.first, data.second, classes, **cosine)
     task = check(data, evaluator, ["cosine_ap"])
     assert task.scores[0].column.chance == pytest.approx(1 / 3)
 
 
 def test_triplets():
     data = Triplets(WORDS[:20], WORDS[20:40], WORDS[40:])
-    task = check(data, TripletEvaluator(data.anchors, data.positives, data.negatives), ["cosine_accuracy"])
+    evaluator = evaluation.TripletEvaluator(data.anchors, data.positives, data.negatives)
+    task = check(data, evaluator, ["cosine_accuracy"])
     alike = task.measure(similar(dict.fromkeys(WORDS, torch.ones(3))))
     assert set(alike["correct"]) == {0.5}, "ties count half"
 
@@ -80,13 +93,9 @@ def test_triplets():
 def test_retrieval(prompts):
     data = read_data(demo_retrieval("zh"))
     data = Retrieval(data.queries, data.documents, data.relevant, prompts)
-    evaluator = InformationRetrievalEvaluator(
-        data.queries,
-        data.documents,
-        {query: set(documents) for query, documents in data.relevant.items()},
-        precision_recall_at_k=[100],
-        score_functions={"cosine": cos_sim},
-    )
+    relevant = {query: set(documents) for query, documents in data.relevant.items()}
+    measured = {"precision_recall_at_k": [100], "score_functions": {"cosine": cos_sim}}
+    evaluator = evaluation.InformationRetrievalEvaluator(data.queries, data.documents, relevant, **measured)
     check(data, evaluator, ["cosine_ndcg@10", "cosine_recall@100"])
 
 
@@ -186,37 +195,11 @@ def test_a_recipe_without_numbers_has_no_score_and_one_that_tells_nothing_apart_
 
 # Texts that are embedded once, tensors that are computed once, and the table of an evaluation
 
-WIDTHS = {"narrow": 3, "wide": 12}
+
+some_texts = st.lists(st.text("ab 我", max_size=3), min_size=1, max_size=6)
 
 
-def vector(variant: str, text: str, prompt: str | None) -> torch.Tensor:
-    seed = sum(ord(character) * (place + 1) for place, character in enumerate(f"{variant}|{text}|{prompt}"))
-    return torch.randn(WIDTHS[variant], generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def vectors(variant, texts, prompt=None):
-    return torch.stack([vector(variant, text, prompt) for text in texts])
-
-
-class Embedder:
-    def __init__(self):
-        self.asked: list[tuple[str | None, str]] = []
-
-    def __call__(self, texts, prompt):
-        self.asked += [(prompt, text) for text in texts]
-        return {variant: vectors(variant, texts, prompt) for variant in WIDTHS}
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(sorted(WIDTHS)),
-            st.sampled_from([None, "query: "]),
-            st.lists(st.text("ab 我", max_size=3), min_size=1, max_size=6),
-        ),
-        max_size=8,
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from(sorted(WIDTHS)), st.sampled_from([None, "query: "]), some_texts), max_size=8))
 def test_each_text_is_embedded_once(calls):
     embedder = Embedder()
     store = Embedded(embedder)

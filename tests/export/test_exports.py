@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -13,18 +14,11 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import processors
 from transformers import AutoModel
 
-from st_reba import (
-    CausalTransformer,
-    Centering,
-    EchoModule,
-    IdfWeights,
-    InputEmbeddings,
-    ReBAModule,
-    WhiteningTransform,
-)
+from st_reba import CausalTransformer, EchoModule, InputEmbeddings, ReBAModule
 from st_reba.data.demo import demo_sentences
 from st_reba.export import save_plain, static_model
 from st_reba.hub.push import check_saved_model
+from st_reba.modules import Centering, IdfWeights, WhiteningTransform
 
 from ..backbones import TEXTS, backbone, save
 from ..cli import typed
@@ -169,21 +163,18 @@ def test_the_command_writes_a_ready_directory(backbone_path, tmp_path):
 LONG = [*TEXTS, "Is this so?", 'He said "no"', "我爱你", "one two three " * 60]
 
 RECIPES = {
-    "classical": lambda path: CausalTransformer(path),
-    "classical-all": lambda path: CausalTransformer(path, pool_over="all"),
-    "prompteol": lambda path: CausalTransformer(
-        path, template="prompteol", tokenization="pieces", normalize_text=False
-    ),
-    "early-exit": lambda path: CausalTransformer(path, output_layer=2),
-    "prefix": lambda path: CausalTransformer(path, template="So {text}", tokenization="pieces"),
-    "echo": lambda path: EchoModule(path),
-    "springer": lambda path: EchoModule(path, template="springer", pool_over="all"),
+    "classical": CausalTransformer,
+    "classical-all": partial(CausalTransformer, pool_over="all"),
+    "prompteol": partial(CausalTransformer, template="prompteol", tokenization="pieces", normalize_text=False),
+    "early-exit": partial(CausalTransformer, output_layer=2),
+    "prefix": partial(CausalTransformer, template="So {text}", tokenization="pieces"),
+    "echo": EchoModule,
+    "springer": partial(EchoModule, template="springer", pool_over="all"),
 }
 
 
 def last(module, **prompts) -> SentenceTransformer:
-    pooling = Pooling(module.get_embedding_dimension(), "lasttoken")
-    return SentenceTransformer(modules=[module, pooling, Normalize()], device="cpu", **prompts)
+    return pipeline(module, "lasttoken", Normalize(), **prompts)
 
 
 QUERY = {"prompts": {"query": "Find: "}}
@@ -222,27 +213,17 @@ def test_what_engines_read(backbone_path, tmp_path):
     assert types == [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
 
 
+DEFAULT, LINEAR = {"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}
+OF_BOTH = {"full_attention": {**DEFAULT, "rope_theta": 1e6}, "sliding_attention": {**DEFAULT, "rope_theta": 2e4}}
 ROTATIONS = [
-    ("llama", {"rope_theta": 1e5}, {"rope_theta": 1e5}),
-    (
-        "llama",
-        {"rope_theta": 1e5, "rope_type": "linear", "factor": 2.0},
-        {"rope_theta": 1e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    ),
-    (
-        "gemma3",
-        {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 2e4}},
-        {"rope_theta": 1e6, "rope_local_base_freq": 2e4},
-    ),
+    ("llama", {**DEFAULT, "rope_theta": 1e5}, {"rope_theta": 1e5}),
+    ("llama", {**LINEAR, "rope_theta": 1e5}, {"rope_theta": 1e5, "rope_scaling": LINEAR}),
+    ("gemma3", OF_BOTH, {"rope_theta": 1e6, "rope_local_base_freq": 2e4}),
 ]
 
 
 @pytest.mark.parametrize(("architecture", "rotation", "older"), ROTATIONS)
 def test_transformers_4_finds_the_rotation_and_the_tokenizer(architecture, rotation, older, tmp_path):
-    if "rope_theta" in rotation:
-        rotation = {"rope_type": "default", **rotation}
-    else:
-        rotation = {name: {"rope_type": "default", **each} for name, each in rotation.items()}
     made = save(backbone(architecture, rope_parameters=rotation), tmp_path / "made")
     (tmp_path / "plain").mkdir()
     check(last(EchoModule(made)), tmp_path / "plain")

@@ -264,18 +264,15 @@ def read(tmp_path):
     return settings
 
 
-NO_SETTINGS = [
-    ("\n", " has nothing: give lines such as model: org/name. Keys: arguments, evaluation, model_kwargs, "),
-    ("- a\n", " has a list"),
-    ("model: [\n", " is not a YAML file (while parsing a flow node expected the node content, but found '<stream"),
-    ("rank: 3\n", ": the key 'model' is missing. Add a line model: VALUE."),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), NO_SETTINGS)
-def test_a_file_that_holds_no_settings(text, message, read):
-    with pytest.raises(ValueError, match=re.escape(f"settings.yaml{message}")):
-        read(text, begun="")
+def test_a_file_that_holds_no_settings(read):
+    for text, message in (
+        ("\n", " has nothing: give lines such as model: org/name. Keys: arguments, evaluation, model_kwargs, "),
+        ("- a\n", " has a list"),
+        ("model: [\n", " is not a YAML file (while parsing a flow node expected the node content, but found '<stream"),
+        ("rank: 3\n", ": the key 'model' is missing. Add a line model: VALUE."),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"settings.yaml{message}")):
+            read(text, begun="")
 
 
 REFUSED = [

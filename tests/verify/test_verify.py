@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from sentence_transformers.sentence_transformer.modules import Normalize
 
 from st_reba import CausalTransformer
 from st_reba.modules.endpoint import EndpointError
 from st_reba.verify import Endpoint, verify
 
 from ..cli import typed
-from ..conftest import change
+from ..conftest import PROMPTS, change, pipeline
 from ..endpoint.server import Server
-
-PROMPTS = {"query": "Find what answers: ", "document": "文本："}
 
 
 @pytest.fixture
@@ -38,10 +36,7 @@ def serve():
 def models(shallow_path):
     head = CausalTransformer(shallow_path, pool_over="all")
 
-    def made(pooling, *behind, **settings):
-        modules = [head, Pooling(head.get_embedding_dimension(), pooling), *behind]
-        return SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS, **settings)
-
+    made = partial(pipeline, head, prompts=PROMPTS)
     asks = {"default_prompt_name": "query"}
     return {
         "last": made("lasttoken", Normalize()),
