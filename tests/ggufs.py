@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import gguf
+import huggingface_hub
 import numpy as np
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -38,6 +40,11 @@ _NAMES = {
 def tokenizer() -> PreTrainedTokenizerFast:
     """Return the tokenizer of the files, trained once, because training is not deterministic."""
     return backbones.tokenizer()
+
+
+def keep_at(place: Path, patch: pytest.MonkeyPatch) -> None:
+    """Keep there what is read out of files from here on."""
+    patch.setattr("st_reba.lm.gguf.cached_assets_path", partial(huggingface_hub.cached_assets_path, assets_dir=place))
 
 
 def original(seed: int = 0) -> LlamaForCausalLM:

@@ -95,6 +95,11 @@ def chosen(shallow_path, quick):
     return made, splits, compare(made, splits, random=False)
 
 
+def cosines(model, pairs):
+    sides = (torch.tensor(model.encode(side)) for side in (pairs.first, pairs.second))
+    return torch.cosine_similarity(*sides).numpy()
+
+
 @pytest.mark.parametrize("name", ["PromptEOL, last", "Classical, mean", "Classical, centred, mean"])
 def test_a_score_is_that_of_a_direct_computation(name, chosen):
     """By models that embed each half, each fitted on the half that chooses, and SciPy."""
@@ -106,20 +111,15 @@ def test_a_score_is_that_of_a_direct_computation(name, chosen):
         models = [
             dataclasses.replace(recipe, fit_texts=texts if recipe.fitted else ()).model(made.backbone) for recipe in own
         ]
-        values[place] = [
-            torch.cosine_similarity(
-                *(torch.tensor(model.encode(side)) for side in (splits.data.first, splits.data.second))
-            )
-            for model in models
-        ]
+        values[place] = [cosines(model, splits.data) for model in models]
 
-    def score(cosines, half):
+    def score(found, half):
         items = splits.halves[half]
-        return scipy.stats.spearmanr(cosines.numpy()[items], np.array(splits.data.scores)[items])[0]
+        return scipy.stats.spearmanr(found[items], np.array(splits.data.scores)[items])[0]
 
     scores, settings = [], []
     for choosing, scoring in splits.directions:
-        best = int(np.argmax([score(cosines, choosing) for cosines in values[choosing]]))
+        best = int(np.argmax([score(own, choosing) for own in values[choosing]]))
         settings.append(best)
         scores.append(score(values[choosing][best], scoring))
     result = next(result for result in found.results if result.name == name)
@@ -136,8 +136,7 @@ def test_a_score_by_layer_is_that_of_all_items(roomy_path, quick):
     own = {str(recipe.layer or 3): made.model(recipe) for recipe in made.all if recipe.row.key == "prompteol"}
     assert result.by_layer.keys() == own.keys() == {"2", "3"}
     for layer, model in own.items():
-        sides = [torch.tensor(model.encode(side)) for side in (PAIRS.first, PAIRS.second)]
-        expected = scipy.stats.spearmanr(torch.cosine_similarity(*sides).numpy(), PAIRS.scores)[0]
+        expected = scipy.stats.spearmanr(cosines(model, PAIRS), PAIRS.scores)[0]
         assert result.by_layer[layer] == pytest.approx(expected, abs=1e-6)
 
 

@@ -7,18 +7,16 @@ import json
 import pickle
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.lm import gguf, llama_cpp
+from st_reba.lm import llama_cpp
 from st_reba.lm.llama_cpp import LlamaCpp
 from st_reba.lm.passes import Replace
 
@@ -33,8 +31,7 @@ TEXTS = ["A man is playing a guitar.", "The storm closed the harbour for two day
 def kept(tmp_path_factory):
     """Where what is read out of files is kept."""
     with pytest.MonkeyPatch.context() as patch:
-        place = tmp_path_factory.mktemp("assets")
-        patch.setattr(gguf, "cached_assets_path", partial(huggingface_hub.cached_assets_path, assets_dir=place))
+        ggufs.keep_at(tmp_path_factory.mktemp("assets"), patch)
         yield
 
 

@@ -9,10 +9,9 @@ import resource
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -39,22 +38,18 @@ def files(tmp_path_factory):
     return lambda kind="Q8_0": file(kind)
 
 
-def keep_at(place: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gguf, "cached_assets_path", partial(huggingface_hub.cached_assets_path, assets_dir=place))
-
-
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     """Where converted files are kept, for tests of what is read, which may find there what others have converted."""
     with pytest.MonkeyPatch.context() as patch:
-        keep_at(tmp_path_factory.mktemp("assets"), patch)
+        ggufs.keep_at(tmp_path_factory.mktemp("assets"), patch)
         yield
 
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch, common):
     """The same place of the test's own, empty."""
-    keep_at(tmp_path / "assets", monkeypatch)
+    ggufs.keep_at(tmp_path / "assets", monkeypatch)
     return tmp_path / "assets" / "st_reba" / "gguf"
 
 

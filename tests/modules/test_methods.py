@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -218,9 +219,7 @@ def test_threads(shared):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_saved_and_loaded(recipe, kind, shared, tmp_path):
     module = made(recipe, shared("llama", kind))
-    width = module.get_embedding_dimension()
-    parts = [module, Pooling(width, "mean"), Dense(width, 8), Normalize()]
-    model = SentenceTransformer(modules=parts, device="cpu")
+    model = pipeline(module, "mean", Dense(module.get_embedding_dimension(), 8), Normalize())
     loaded = reloaded(model, tmp_path)
     assert type(loaded[0]) is type(module)
     assert loaded[0].get_config_dict() == module.get_config_dict()
@@ -285,8 +284,8 @@ class TestDeterministic:
 
     @pytest.mark.parametrize(("recipe", "dtype"), SAME_BITS)
     def test_every_batch_gives_the_same_bits(self, recipe, dtype, trained):
-        model = pipeline(made(recipe, trained[dtype], deterministic=True))
-        assert self.whatever_its_batch(SentenceTransformer(modules=[*model, Normalize()], device="cpu"))
+        module = made(recipe, trained[dtype], deterministic=True)
+        assert self.whatever_its_batch(pipeline(module, "mean", Normalize()))
 
     @pytest.mark.parametrize("kind", [st_reba.WhiteningTransform, st_reba.PartwiseWhitening])
     def test_what_stands_behind_keeps_to_it(self, kind, trained):
@@ -336,14 +335,11 @@ def archive():
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    made = {}
+    @functools.cache
+    def backbone(architecture):
+        return Transformer(golden.save(tmp_path_factory.mktemp(architecture), architecture))
 
-    def get(architecture):
-        if architecture not in made:
-            made[architecture] = Transformer(golden.save(tmp_path_factory.mktemp(architecture), architecture))
-        return made[architecture]
-
-    return get
+    return backbone
 
 
 @pytest.mark.parametrize("architecture", golden.ARCHITECTURES)

@@ -104,7 +104,7 @@ def test_the_one_chunk_of_a_whole_text_is_what_encode_gives(shared):
     pooled = pipeline(ReBAModule(shared()), "weightedmean")
     behind = [st_reba.Centering.fit(pooled, TEXTS), Normalize()]
     for model in (
-        SentenceTransformer(modules=[*pooled.children(), *behind], device="cpu"),
+        pipeline(pooled[0], "weightedmean", *behind),
         pipeline(CausalTransformer(shared()), "lasttoken"),
         pipeline(st_reba.KVReroutingModule(shared(), pool_over="text")),
     ):
