@@ -113,6 +113,18 @@ def time_once(patched: pytest.MonkeyPatch) -> None:
         patched.setattr(f"st_reba.compare.cost.{name}", value)
 
 
+@pytest.fixture
+def memory():
+    """Return the file system of ``memory://``, empty before and after a test."""
+    import fsspec
+
+    filesystem = fsspec.filesystem("memory")
+    for each in (filesystem.store, filesystem.pseudo_dirs):
+        each.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
 @pytest.fixture(scope="session")
 def backbone_path(tmp_path_factory):
     """Return ``backbone_path(architecture, tokenizer_kind)``, a directory with a tiny model, made once."""

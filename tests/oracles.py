@@ -146,14 +146,12 @@ def final_norm(architecture, model):
     return model.get_submodule(NORMS.get(architecture, "norm"))
 
 
-def after_each_layer(model, architecture, ids, normed=True):
-    """Return the states (n, D) after 0, 1, ... layers, with or without the final norm."""
-    norm, seen = final_norm(architecture, model), []
-    hook = norm.register_forward_pre_hook(lambda norm, args: seen.append(args[0]))
+def after_each_layer(model, architecture, ids):
+    """Return the states (n, D) after 0, 1, ... layers, with the final norm."""
+    norm = final_norm(architecture, model)
     with torch.inference_mode():
         *states, last = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
-        hook.remove()
-        return [norm(each)[0] if normed else each[0] for each in states] + [(last if normed else seen[0])[0]]
+        return [*(norm(each)[0] for each in states), last[0]]
 
 
 def layer_name(architecture, layer):
@@ -215,20 +213,10 @@ def shortened(model, layers):
     return model
 
 
-def layer_states(model, ids):
+def layer_states(model, architecture, ids):
     """Return the last token's state after each layer, (L, D): the outputs of the blocks, without the final norm."""
-    blocks = next(
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == model.config.num_hidden_layers
-    )
-    states = []
-    hooks = [block.register_forward_hook(lambda block, args, output: states.append(output)) for block in blocks]
-    model(input_ids=torch.tensor([ids]))
-    for hook in hooks:
-        hook.remove()
-    outputs = [state[0] if isinstance(state, tuple) else state for state in states]
-    return torch.stack([output.view(1, len(ids), -1)[0, -1] for output in outputs])
+    names = [layer_name(architecture, layer) for layer in range(model.config.num_hidden_layers)]
+    return torch.stack([seen(model, name, ids, "after")[-1] for name in names])
 
 
 def reconstruction_error(autoencoder, states):

@@ -12,9 +12,11 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 if sys.platform == "linux":
     from multiprocessing.context import ForkServerProcess as Process
@@ -72,6 +74,28 @@ def run(*arguments: object, out: Path, timeout: float = 300, **settings: Any) ->
     finally:
         process.kill()
     return subprocess.CompletedProcess(arguments, code, stdout=out.read_text(encoding="utf-8"))
+
+
+def forked(run: Callable[[pytest.MonkeyPatch], object]) -> int:
+    """Run in a forked process, and return its number."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(pytest.MonkeyPatch())
+        finally:
+            os._exit(1)
+    return pid
+
+
+def killed_in(run: Callable[[pytest.MonkeyPatch], object]) -> None:
+    """Run in a forked process that is killed meanwhile."""
+    _, status = os.waitpid(forked(run), 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+def die(*given: object, **options: object) -> None:
+    """Kill this process, in place of any function."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _main(words: list[str], env: dict[str, str], out: str, directory: str) -> None:

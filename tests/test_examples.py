@@ -69,12 +69,8 @@ def run(tmp_path, monkeypatch, capsys):
     return shown
 
 
-def test_a_chat_recalls_what_was_said(run, roomy_path, monkeypatch):
-    tokenizer = AutoTokenizer.from_pretrained(roomy_path)
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    model = AutoModelForCausalLM.from_pretrained(roomy_path)
-    for each in (tokenizer, model):
-        each.save_pretrained("talking")
+def test_a_chat_recalls_what_was_said(run, monkeypatch):
+    save_talking(Path("talking"), max_position_embeddings=2048)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ice is cold\nfire is hot\nice is cold\n\nnot read\n"))
     shown = run("chat.py", "--model talking --recalled 1 --words 3")
     assert [line for line in shown.splitlines() if line.startswith("(")] == [

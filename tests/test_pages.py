@@ -141,13 +141,11 @@ def desk(tmp_path, monkeypatch, quick) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[dict[str, str]]:
     """Run a local Hub, and yield the environment in which the command finds it."""
-    running = RunningHub({"hf_owner": ("somebody", "org")})
-    running.start()
-    yield {
-        "HF_ENDPOINT": running.endpoint, "HF_TOKEN": "hf_owner", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost",
-    }  # fmt: skip
-    running.stop()
+    with RunningHub({"hf_owner": ("somebody", "org")}) as running:
+        yield {
+            "HF_ENDPOINT": running.endpoint, "HF_TOKEN": "hf_owner", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost",
+        }  # fmt: skip
 
 
 class Reader:

@@ -82,15 +82,11 @@ def test_mteb_run(prompted_path, tmp_path):
     (data / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     own = Path(prompted_path)
     files = {path.relative_to(own).as_posix(): path.read_bytes() for path in own.rglob("*") if path.is_file()}
-    hub = RunningHub({"hf_owner": ("owner", "org")})
-    hub.put("org/own", files)
-    hub.start()
-    try:
+    with RunningHub({"hf_owner": ("owner", "org")}) as hub:
+        hub.put("org/own", files)
         words = ("mteb", "run", "-m", "org/own", "-t", "STSBenchmark", "--output-folder", "results", "--no-co2-tracker")
         process = started(*words, cwd=tmp_path, env=hub.environment(tmp_path / "home"))
         output = process.communicate(timeout=300)[0]
-    finally:
-        hub.stop()
     assert process.returncode == 0, output
     [found] = (tmp_path / "results").rglob("STSBenchmark.json")
     assert "cosine_spearman" in found.read_text()

@@ -8,7 +8,6 @@ import errno
 import itertools
 import math
 import os
-import signal
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -35,6 +34,7 @@ from st_reba.reading.words import tokens_of
 from st_reba.recipes import Recipe, asked_for, default_recipes, find, random_weights
 from st_reba.recipes.rows import POST_PROCESSORS
 
+from .. import processes
 from ..backbones import TEXTS as ALL_TEXTS
 from ..conftest import raising, relative_error, time_once
 
@@ -337,21 +337,20 @@ def compared(path, directory):
 def test_a_run_that_was_killed_goes_on_to_the_same(shallow_path, tmp_path, monkeypatch):
     time_once(monkeypatch)
     whole = compared(shallow_path, None)
-    child = os.fork()
-    if child == 0:
-        moved, replace = [], os.replace
+    moved, replace = [], os.replace
 
-        def dying(source, target):
-            moved.append(target)
-            if len(moved) == 9:
-                # In the middle of a file, which is written and not yet in its place.
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(source, target)
+    def dying(source, target):
+        moved.append(target)
+        if len(moved) == 9:
+            # In the middle of a file, which is written and not yet in its place.
+            processes.die()
+        replace(source, target)
 
-        os.replace = dying
+    def first(patch):
+        patch.setattr(os, "replace", dying)
         compared(shallow_path, tmp_path)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    processes.killed_in(first)
     assert len(list(tmp_path.glob("*.safetensors"))) == 8
     assert len(list(tmp_path.glob(".writing-*"))) == 1
     assert compared(shallow_path, tmp_path) == whole

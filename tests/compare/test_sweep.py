@@ -118,9 +118,7 @@ def test_refused_calls(backbone_path):
 
 
 def test_a_model_left_in_training_is_read_in_inference(tmp_path):
-    config = backbones.config("gpt2")
-    config.resid_pdrop = 0.5
-    path = backbones.save(backbones.randomize(type(backbones.backbone("gpt2"))(config)), tmp_path)
+    path = backbones.save(backbones.backbone("gpt2", resid_pdrop=0.5), tmp_path)
     expected = pipeline(CausalTransformer(path)).encode(TEXTS)
     found = RecipeSweep(CausalTransformer(path).train(), 2).encode(TEXTS)["Classical", "mean"]
     assert relative_error(found, expected) < 1e-5

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import datasets
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -98,13 +97,6 @@ class TestFolders:
 
 
 class TestRemote:
-    @pytest.fixture
-    def memory(self):
-        filesystem = fsspec.filesystem("memory")
-        filesystem.store.clear()
-        yield filesystem
-        filesystem.store.clear()
-
     def test_a_file_and_a_folder(self, memory):
         for name in ("x/part-2.tsv", "x/part-10.tsv", "x/notes.md"):
             memory.pipe(f"/{name}", f"{name}\tb\t1\nc\td\t2\n".encode())
@@ -290,9 +282,8 @@ def test_another_separator(name, content, separator, tmp_path):
     with pytest.raises(ValueError, match=said):
         read_data(path)
     if ",8" in content:
-        with pytest.raises(
-            ValueError, match=r"line 1: score: '0,8' has a comma\. Write decimals with a point, as in 0\.8"
-        ):
+        said = r"line 1: score: '0,8' has a comma\. Write decimals with a point, as in 0\.8"
+        with pytest.raises(ValueError, match=said):
             read_data(path, separator=separator)
     elif content.startswith("a;"):
         assert read_data(path, separator=separator, scored=False) == list("abcdefghij")

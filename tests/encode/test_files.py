@@ -167,15 +167,6 @@ def assets(tmp_path, monkeypatch):
     return directory
 
 
-@pytest.fixture
-def memory(assets):
-    filesystem = fsspec.filesystem("memory")
-    for each in (filesystem.store, filesystem.pseudo_dirs):
-        each.clear()
-    yield filesystem
-    filesystem.store.clear()
-
-
 def found(memory: MemoryFileSystem) -> dict[str, bytes]:
     return {name: memory.cat_file(name) for name in memory.find("/")}
 
@@ -232,7 +223,7 @@ def test_one_that_was_killed_at_its_very_end_ends_without_another_upload(fake, t
 
 
 @pytest.mark.parametrize("out", ["a.npy", "shards", "memory://a.npy", "memory://shards"])
-def test_overwrite_and_what_appears_meanwhile(out, fake, few, memory, tmp_path):
+def test_overwrite_and_what_appears_meanwhile(out, fake, few, memory, assets, tmp_path):
     """With --overwrite, too: nobody has said that about a file that was not there. The same command goes on."""
     url = out if "://" in out else str(tmp_path / out)
     place, path = fsspec.url_to_fs(url)

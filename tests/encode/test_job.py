@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
-import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -188,18 +187,16 @@ class TestResuming:
 
 class TestInputs:
     @pytest.mark.parametrize("source", ["in", "memory://in", "org/name"])
-    def test_the_same_bytes_as_of_one_file(self, source, fake, texts, tmp_path, monkeypatch):
+    def test_the_same_bytes_as_of_one_file(self, source, fake, texts, memory, tmp_path, monkeypatch):
         """Of a folder, of a remote one, and of a data set of the Hub."""
         rows = datasets.Dataset.from_dict({"text": TEXTS})
         monkeypatch.setattr(datasets, "load_dataset", lambda name, subset, split: datasets.DatasetDict({"all": rows}))
         monkeypatch.chdir(tmp_path)
-        filesystem = fsspec.filesystem("memory")
-        filesystem.store.clear()
         Path("in").mkdir()
         for number, (start, end) in enumerate([(0, 5), (5, 20), (20, 50)], start=9):
             lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[start:end])
             Path("in", f"part-{number}.jsonl").write_text(lines)
-            filesystem.pipe(f"/in/part-{number}.jsonl", lines.encode())
+            memory.pipe(f"/in/part-{number}.jsonl", lines.encode())
         encode_file(fake, texts, tmp_path / "one.npy", chunk_size=8)
         interrupted(fake, source, tmp_path / "a.npy")
         made = encode_file(fake, source, tmp_path / "a.npy", chunk_size=8)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from st_reba.encode import Encoder, LocalEngine, RayEngine, encode_file
 from st_reba.encode.workspace import Workspace
 
 from .. import processes
+from ..processes import die, forked, killed_in
 from .conftest import TEXTS, Fake, contents, names, written
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a process is forked, to be killed")
@@ -30,27 +30,6 @@ POINTS = {
     "Hashing 0": 0, "Checking 0": 0, "Encoding 24": 16, "Writing 0": 50, "Writing 24": 50, "noted": 50, "in place": 50,
     "being removed": 50,
 }  # fmt: skip
-
-
-def die(*given, **options):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def forked(run: Callable[[pytest.MonkeyPatch], object]) -> int:
-    """Run in a process of its own; returns its number."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run(pytest.MonkeyPatch())
-        finally:
-            os._exit(1)
-    return pid
-
-
-def killed_in(run: Callable[[pytest.MonkeyPatch], object]) -> None:
-    """The same of a process that is killed meanwhile."""
-    _, status = os.waitpid(forked(run), 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def killed(point: str, encoder, texts: Path, out: Path, **options) -> None:

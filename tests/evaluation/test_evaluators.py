@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import pairwise_cos_sim
-from transformers import AutoModel, AutoTokenizer, BertConfig
+from transformers import AutoModel, AutoTokenizer
 
 import st_reba
 from st_reba.evaluation import ConditionalSimilarityEvaluator, OddOneOutEvaluator, PairScoreEvaluator
@@ -134,20 +134,6 @@ def test_the_order_of_the_sentences_does_not_matter(vectors, order):
         assert np.array_equal(first, second)
 
 
-REFUSED_QUESTIONS = [
-    (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="no"), "='no': use 'error' or 'skip'"),
-    (lambda path: OddOneOutEvaluator([]), "needs at least one question"),
-    (lambda path: asking([0]).score(np.full((1, 4, 3), np.nan)), "Some word embeddings are not finite"),
-    (lambda path: Question("a", ("a", "a", "a"), 3), "A question has four sentences and an answer from 0 to 3"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED_QUESTIONS)
-def test_refused_questions(call, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        call(write(tmp_path, HEADER + ROW.format("E")))
-
-
 CATS = [("a cat ran", "the cat sat", "my cat eats", "cat is a word"), ("a cat", "1 cat", "cat", "no cat")]
 
 
@@ -207,20 +193,6 @@ def test_each_pair_is_read_under_its_condition(shared):
     assert found["dev_pearson_cosine"] == pytest.approx(pearsonr(cosines, scores)[0], abs=1e-4)
 
 
-REFUSED_PAIRS = [
-    (lambda: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "'second': 4, 'labels': 5}. Give one"),
-    (lambda: PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5), "5 pairs with 1 different labels leave nothing to rank"),
-    (lambda: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), "'conditions': 0, 'scores': 1}. Give one of"),
-    (lambda: ConditionalSimilarityEvaluator.from_rows([]), "0 pairs with 0 different labels leave nothing to rank"),
-]
-
-
-@pytest.mark.parametrize(("made", "message"), REFUSED_PAIRS)
-def test_refused_pairs(made, message):
-    with pytest.raises(ValueError, match=message):
-        made()
-
-
 def test_a_model_that_scores_no_pairs(shared):
     with pytest.raises(ValueError, match="The model ends in Pooling, which scores no pairs. Use a model that ends in"):
         PairScoreEvaluator(TEXTS, TEXTS, LABELS)(pipeline(st_reba.LayerStates(shared())))
@@ -259,9 +231,8 @@ def test_the_score_after_each_layer(model, backbone_path, tmp_path):
     assert (tmp_path / "turning_point_sts_results.csv").read_text().startswith("epoch,steps,layer_0_")
 
 
-def test_any_evaluator(backbone_path):
+def test_any_evaluator(model):
     """The last layer's score is what the evaluator gives the model itself, prompts and similarity included."""
-    model = pipeline(st_reba.CausalTransformer(backbone_path()))
     model.prompts, model.similarity_fn_name = {"query": "ask: ", "document": "read: "}, "euclidean"
     documents = dict(zip("abcde", TEXTS, strict=True))
     retrieval = InformationRetrievalEvaluator(
@@ -344,31 +315,15 @@ def test_the_dependency_of_every_layer(model, tmp_path):
     assert (tmp_path / "dependency_tiny_results.csv").exists()
 
 
-def test_a_bert_and_its_first_token(tmp_path):
+def test_a_bert_and_its_first_token(encoder_paths):
     """The paper's other arm: an encoder, pivot CLS."""
-    torch.manual_seed(0)
-    config = BertConfig(**backbones.SIZE, intermediate_size=48)
-    path = backbones.save(backbones.randomize(AutoModel.from_config(config).eval()), tmp_path, "bert")
+    path, _ = encoder_paths()
     model = SentenceTransformer(modules=[Transformer(path), Pooling(32, "cls")], device="cpu")
     backbone, tokenizer = AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
     with torch.inference_mode():
         states = [backbone(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
     expected = np.mean([naive(tokens, 0) for tokens in states])
     assert DependencyEvaluator(TEXTS, pivot="first")(model)["mean"] == pytest.approx(expected, abs=1e-5)
-
-
-WRONG_SETTINGS = [
-    ({"sentences": []}, "give at least one sentence"),
-    ({"pivot": "cls"}, "pivot='cls': use 'last' or 'first'"),
-    ({"layers": 3}, "layers=3: use 'last' or 'all'"),
-    ({"batch_size": 0}, "batch_size=0: give a whole number of 1 or more"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), WRONG_SETTINGS)
-def test_wrong_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DependencyEvaluator(**{"sentences": TEXTS, **settings})
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "falcon"])
@@ -394,14 +349,11 @@ BEHIND_THE_LAST = [
 @pytest.mark.parametrize(("settings", "norm"), BEHIND_THE_LAST)
 def test_what_stands_behind_the_last_layer(settings, norm, tmp_path, token_ids):
     """A norm and a projection (two steps), or nothing at all: OPT has them all."""
-    torch.manual_seed(0)
-    config = backbones.config("opt")
-    config.update(settings)
-    backbone = backbones.randomize(AutoModel.from_config(config).eval())
+    backbone = backbones.backbone("opt", **settings)
     model = pipeline(st_reba.CausalTransformer(backbones.save(backbone, tmp_path)), "lasttoken")
     embeddings = LayerReader(model).embeddings(TEXTS[:1])
     with torch.inference_mode():
-        states = oracles.layer_states(backbone, token_ids(TEXTS[0]))
+        states = oracles.layer_states(backbone, "opt", token_ids(TEXTS[0]))
         expected = norm(backbone.decoder, states[:, None])
     assert relative_error(embeddings[1:], expected) < 1e-5
 
@@ -440,3 +392,25 @@ def test_what_cannot_be_read(shared, backbone_path, monkeypatch):
     monkeypatch.setattr(kind, "forward", scaled)
     with pytest.raises(ValueError, match="LlamaModel changes its last layer's states in a way that could not be f"):
         LayerReader(pipeline(st_reba.CausalTransformer(backbone)))
+
+
+REFUSED = [
+    (lambda path: OddOneOutEvaluator.from_csv(path, on_missing_word="no"), "='no': use 'error' or 'skip'"),
+    (lambda _: OddOneOutEvaluator([]), "needs at least one question"),
+    (lambda _: asking([0]).score(np.full((1, 4, 3), np.nan)), "Some word embeddings are not finite"),
+    (lambda _: Question("a", ("a", "a", "a"), 3), "A question has four sentences and an answer from 0 to 3"),
+    (lambda _: PairScoreEvaluator(TEXTS, TEXTS[1:], LABELS), "'second': 4, 'labels': 5}. Give one"),
+    (lambda _: PairScoreEvaluator(TEXTS, TEXTS, [1.0] * 5), "5 pairs with 1 different labels leave nothing to rank"),
+    (lambda _: ConditionalSimilarityEvaluator(["a"], ["b"], [], [1.0]), "'conditions': 0, 'scores': 1}. Give one of"),
+    (lambda _: ConditionalSimilarityEvaluator.from_rows([]), "0 pairs with 0 different labels leave nothing to rank"),
+    (lambda _: DependencyEvaluator([]), "give at least one sentence"),
+    (lambda _: DependencyEvaluator(TEXTS, pivot="cls"), "pivot='cls': use 'last' or 'first'"),
+    (lambda _: DependencyEvaluator(TEXTS, layers=3), "layers=3: use 'last' or 'all'"),
+    (lambda _: DependencyEvaluator(TEXTS, batch_size=0), "batch_size=0: give a whole number of 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_is_refused(call, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        call(write(tmp_path, HEADER + ROW.format("E")))

@@ -245,7 +245,7 @@ class RunningHub:
             **more,
         }  # fmt: skip
 
-    def start(self) -> None:
+    def __enter__(self) -> RunningHub:
         how: dict[str, Any] = {"log_level": "error", "lifespan": "off", "interface": "asgi3"}
         self._server = uvicorn.Server(uvicorn.Config(self._serve, port=self.port, **how))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -253,6 +253,10 @@ class RunningHub:
         while not self._server.started:
             assert self._thread.is_alive(), "The loopback Hub did not start."
             time.sleep(0.01)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         self._server.should_exit = self._server.force_exit = True

@@ -64,9 +64,8 @@ def hub(backbone_path, tmp_path_factory):
     running.put("org/parts", {"a-Q8_0.gguf": content, "b-Q8_0.gguf": content})
     running.put("org/secret", {"tiny-Q8_0.gguf": content}, private=True)
     running.repositories[VECTORS] = Repository(VECTORS)
-    running.start()
-    yield running
-    running.stop()
+    with running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -187,8 +187,7 @@ def test_adapted(way, backbone_path, plain_words, tmp_path):
     torch.manual_seed(1)
     if way in ("path", "load_adapter"):
         transformer.model.add_adapter(lora)
-        transformer.model.save_pretrained(adapter)
-        backbones.tokenizer().save_pretrained(adapter)
+        backbones.save(transformer.model, adapter)
     elif way == "PeftModel":
         transformer.model = peft.get_peft_model(transformer.model, lora)
     model = make(recipe, {"path": str(adapter), "PeftModel": transformer}.get(way, backbone_path()))

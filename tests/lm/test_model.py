@@ -163,7 +163,7 @@ T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "
 
 
 NO_DECODERS = [
-    ("BertConfig", {**SIZE, **MLP}, "In BertModel a token sees later tokens: it is an encoder"),
+    ("BertConfig", {**SIZE, **MLP}, "In BertModel a token sees later tokens: it is an encoder. Use a decoder-only"),
     # Its first token sees the same tokens at the same positions, if two of them change places.
     ("RobertaConfig", {**SIZE, **MLP, "pad_token_id": 1}, "In RobertaModel a token sees later tokens"),
     ("LlamaConfig", {**SIZE, **MLP, "is_causal": False}, "In LlamaModel a token sees later tokens"),

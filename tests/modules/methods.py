@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import sys
 from dataclasses import dataclass, replace
@@ -182,7 +183,7 @@ def bag(naive, text, template="{text}"):
 
 def layer_states(naive, text, template="{text}", pool_over="text"):
     ids, own = naive.ids(template, text)
-    return oracles.layer_states(naive.model, ids[: own.stop] if pool_over == "text" else ids)
+    return oracles.layer_states(naive.model, naive.architecture, ids[: own.stop] if pool_over == "text" else ids)
 
 
 def echo(naive, text, repetitions=2, template=None, pool_copies="last", pool_over="text", rows="all"):
@@ -375,9 +376,7 @@ ORACLES: dict[type, Any] = {
     st_reba.InputEmbeddings: bag,
     st_reba.LayerStates: layer_states,
     st_reba.EchoModule: echo,
-    st_reba.BidirectionalLastLayer: lambda naive, text, template="representative-word", pool_over="all": classical(
-        naive, text, template, pool_over
-    ),
+    st_reba.BidirectionalLastLayer: functools.partial(classical, template="representative-word", pool_over="all"),
     st_reba.NoSinkModule: no_sink,
     st_reba.ReBAModule: reba,
     st_reba.RefinedThoughtModule: thought,

@@ -95,9 +95,7 @@ def test_ranks_that_adalora_has_chosen(backbone_path, tmp_path):
     whole.peft_config["default"].rank_pattern = dict.fromkeys(names, kept)
     viewed = pipeline(CausalTransformer(whole, tokenizer=backbones.tokenizer()))
     found = [reloaded(viewed, tmp_path / "view")]
-    whole.save_pretrained(tmp_path / "peft")
-    backbones.tokenizer().save_pretrained(tmp_path / "peft")
-    found.append(pipeline(CausalTransformer(str(tmp_path / "peft"))))
+    found.append(pipeline(CausalTransformer(backbones.save(whole, tmp_path / "peft"))))
     stored = load_file(tmp_path / "peft/adapter_model.safetensors")
     assert {weight.shape[0] for name, weight in stored.items() if "lora_A" in name} == {4}
     for model in (*found, reloaded(found[1], tmp_path / "again")):

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from sentence_transformers.base.modules import Transformer
-from transformers import AutoModelForCausalLM, OPTConfig, OPTModel
+from transformers import AutoModelForCausalLM
 
 import st_reba
 from st_reba.modules import CausalModule
@@ -113,8 +113,7 @@ class TestBackbones:
     @pytest.mark.parametrize("module_class", [st_reba.EarlyLateModule, st_reba.TopicModule])
     def test_one_that_projects_its_last_states(self, module_class, tmp_path):
         """As OPT-350m does: the parts of a vector would be of two widths."""
-        sizes = {**backbones.SIZE, "ffn_dim": 48, "word_embed_proj_dim": 16, "do_layer_norm_before": False}
-        model = OPTModel(OPTConfig(**backbones.IDS, **sizes, max_position_embeddings=backbones.POSITIONS))
+        model = backbones.backbone("opt", word_embed_proj_dim=16, do_layer_norm_before=False)
         path = backbones.save(model, tmp_path)
         message = "from 32 values to 16, .*: use final_norm=False, which leaves the projection"
         with pytest.raises(ValueError, match=message):

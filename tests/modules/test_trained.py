@@ -62,14 +62,12 @@ def test_oracle(family, cross_every, encoder_paths):
     assert ("cross_states" in found) == bool(cross_every)
 
 
-def test_towers_of_two_shapes_are_tncse(encoder_paths, tmp_path):
-    first, _ = encoder_paths()
-    backbones.encoder("bert", num_hidden_layers=2).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(first).save_pretrained(tmp_path)
-    module = TwinTower(first, str(tmp_path), cross_every=0)
+def test_towers_of_two_shapes_are_tncse(encoder_paths):
+    first, other = encoder_paths()[0], encoder_paths(num_hidden_layers=2)[0]
+    module = TwinTower(first, other, cross_every=0)
     assert pipeline(module, "cls").encode(TEXTS).shape == (5, 32)
     with pytest.raises(ValueError, match="cross_every=2: .* needs towers of one shape .* or cross_every=0"):
-        TwinTower(first, str(tmp_path))
+        TwinTower(first, other)
 
 
 def test_each_saved_tower_is_an_encoder(encoder_paths, tmp_path):
@@ -103,11 +101,9 @@ def test_bad_settings(encoder_paths):
         TwinTower(encoder_paths()[0], second_subfolder="../x")
 
 
-def test_other_architectures_are_refused(backbone_path, encoder_paths, tmp_path):
-    backbones.encoder("bert", is_decoder=True).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(encoder_paths()[0]).save_pretrained(tmp_path)
+def test_other_architectures_are_refused(backbone_path, encoder_paths):
     with pytest.raises(ValueError, match=r"'bert', or a decoder: .* with is_decoder false"):
-        TwinTower(str(tmp_path))
+        TwinTower(encoder_paths(is_decoder=True)[0])
     message = (
         "is of the architecture 'llama', .*: TwinTower takes encoders of the architectures bert, camembert, roberta"
     )
@@ -241,5 +237,5 @@ def test_which_token_is_the_last(pool_over, backbone_path):
     features = module.preprocess(["the cat"], prompt="q:")
     ids = features["input_ids"][0].tolist()[: None if pool_over == "all" else -2]
     with torch.inference_mode():
-        expected = oracles.layer_states(module.model, ids)
+        expected = oracles.layer_states(module.model, "gpt2", ids)
         assert relative_error(module(features)["layer_states"][0], expected) < 1e-5

@@ -147,13 +147,10 @@ def test_no_hub(script: Script, tmp_path):
 
 
 def test_a_model_id_with_a_typing_error(script: Script, tmp_path):
-    hub = RunningHub({"hf_owner": ("somebody", "org")})
-    hub.start()
-    env = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": "home", "NO_PROXY": "127.0.0.1,localhost"}
-    try:
-        done = script.run_alone(*shlex.split("build --model org/modle --out m"), cwd=tmp_path, env=env)
-    finally:
-        hub.stop()
+    env = {"HF_HUB_OFFLINE": "0", "HF_HOME": "home", "NO_PROXY": "127.0.0.1,localhost"}
+    with RunningHub({"hf_owner": ("somebody", "org")}) as hub:
+        line, env["HF_ENDPOINT"] = shlex.split("build --model org/modle --out m"), hub.endpoint
+        done = script.run_alone(*line, cwd=tmp_path, env=env)
     refused(done, NOT_THERE.format("org/modle", ""))
     assert done.output.endswith("Check the name, or give a directory.\n")
 
@@ -166,12 +163,6 @@ def test_no_package_of_the_demo_model(script: Script, tmp_path):
     (tmp_path / "gguf.py").write_text('raise ModuleNotFoundError("No module named gguf", name="gguf")')
     done = script.run_alone(*line, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     refused(done, 'Error: A GGUF file needs gguf: pip install "st-reba[gguf]".')
-
-
-def test_an_encoder_in_place_of_a_decoder(script: Script, encoder_paths, tmp_path):
-    done = script.run("build", "--model", encoder_paths()[0], "--recipe", "prompteol", "--out", "m", cwd=tmp_path)
-    refused(done, "Error: ")
-    assert "decoder-only" in done.output
 
 
 def test_a_saved_model_without_the_import(roomy_path, tmp_path):

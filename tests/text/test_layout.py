@@ -46,7 +46,6 @@ def text_lengths(layout):
 
 
 TOKENIZERS = {kind: tokenizer(kind) for kind in ("bytes", "bert", "sentencepiece")}
-each_kind = pytest.mark.parametrize("kind", TOKENIZERS)
 
 #: Also with braces.
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.just("{text} {0} {text.__class__}")
@@ -113,7 +112,7 @@ def assert_same(one, other):
     assert all(torch.equal(part, other.features()[name]) for name, part in one.features().items())
 
 
-@each_kind
+@pytest.mark.parametrize("kind", TOKENIZERS)
 class TestLayout:
     @given(
         batch=st.lists(any_text, min_size=1, max_size=4),
