@@ -139,10 +139,7 @@ FORBIDDEN_SETTINGS = [
     ({"retries": 10**9}, "give a whole number from 0 to 20"),
     ({"shell": "rm"}, "sets shell, which is no setting of EndpointTransformer"),
     ({"template": "{text}" * 2000}, "give a whole number from 1 to 1024"),
-    (
-        {"form": "ollama"},
-        "sets form to 'ollama', a setting of EndpointTransformer, removed in 1.0: load it with st_reba 0.8",
-    ),
+    ({"form": "ollama"}, "sets form to 'ollama', a setting of EndpointTransformer, removed in 1.0: load it with"),
     ({"with_end": True}, "sets with_end to True, a setting of EndpointTransformer, removed in 1.0"),
 ]
 

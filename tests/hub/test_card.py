@@ -12,13 +12,14 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule, modules
+from st_reba import CausalTransformer, EchoModule, ReBAModule
 from st_reba.hub import card
-from st_reba.modules import SAVED, CausalModule, PromptRepsModule
+from st_reba.modules import CausalModule, PromptRepsModule
 from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline
+from ..modules.methods import PUBLIC_MODULES
 
 
 def written(model: SentenceTransformer, directory: Path) -> str:
@@ -32,11 +33,7 @@ def metadata(text: str) -> dict:
 
 
 #: Modules that a Pooling follows.
-POOLED = [
-    own
-    for own in (getattr(modules, name) for name in SAVED)
-    if issubclass(own, CausalModule) and not issubclass(own, PromptRepsModule)
-]
+POOLED = [own for own in PUBLIC_MODULES if issubclass(own, CausalModule) and own is not PromptRepsModule]
 
 
 @pytest.mark.parametrize("module_class", POOLED)
