@@ -192,11 +192,8 @@ def test_vectors_that_are_no_numbers(roomy, monkeypatch):
 
 def test_a_filter_that_cannot_be_fitted_on_one_set(roomy, monkeypatch):
     fitted = PartwiseWhitening.from_moments.__func__
-    monkeypatch.setattr(
-        PartwiseWhitening,
-        "from_moments",
-        classmethod(lambda cls, moments, **kwargs: 1 / 0 if moments.count < 45 else fitted(cls, moments, **kwargs)),
-    )
+    few = classmethod(lambda cls, moments, **given: 1 / 0 if moments.count < 45 else fitted(cls, moments, **given))
+    monkeypatch.setattr(PartwiseWhitening, "from_moments", few)
     made = Recipes(roomy, asked_for(TRIED), fit_on=[tuple(FIT_TEXTS), tuple(FIT_TEXTS[:40])])
     names = ["Bag of input embeddings, partwise whitened, mean", "Early and late, partwise whitened, mean"]
     assert made.skipped == [(name, "ZeroDivisionError: division by zero") for name in names]
@@ -315,18 +312,16 @@ def test_weights_are_gone_and_come_back_to_the_bit(model, monkeypatch):
 
 MANY = [f"{text} {number}" for number in range(2) for text in ALL_TEXTS]
 PAIRS = Pairs(MANY, [f"{text[: 3 * place]}!" for place, text in enumerate(MANY)], [0.0, 1.0, 2.0, 3.0, 4.0] * 2)
-QUESTIONS = OddOneOutEvaluator(
-    [
-        Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3),
-        Question("dog", ("dog is a word", "the dog sat", "my dog eats", "a dog ran"), 0),
-    ]
-)
+CAT = Question("cat", ("a cat ran", "the cat sat", "my cat eats", "cat is a word"), 3)
+DOG = Question("dog", ("dog is a word", "the dog sat", "my dog eats", "a dog ran"), 0)
 
 
 def compared(path, directory):
     asked = asked_for(["reba-2", "prompteol", "classical+whitened"], 2, MANY)
     kept = None if directory is None else TensorCache(directory)
-    made = compare(Recipes(CausalTransformer(path), asked, batch_size=4, kept=kept), PAIRS, QUESTIONS)
+    made = compare(
+        Recipes(CausalTransformer(path), asked, batch_size=4, kept=kept), PAIRS, OddOneOutEvaluator([CAT, DOG])
+    )
     # What is measured with a clock is never the same.
     results = [dataclasses.replace(result, cost=None, sentences_per_second=None) for result in made.results]
     return dataclasses.replace(made, results=results, answer="", use="", verdict=[]).as_json()

@@ -78,9 +78,8 @@ def test_questions_that_lack_their_word_can_be_left_out(tmp_path):
     path = write(tmp_path, HEADER + ROW.format("A") + lacking + ROW.format("B"))
     with pytest.raises(MissingWordError, match=r"line 3 \(question 2\): The word '精简' does not occur in '精选人物'"):
         OddOneOutEvaluator.from_csv(path)
-    with pytest.warns(
-        UserWarning, match=r"2 of 4 questions are left out, .* lacks the word: line 3 \(question 2\); line"
-    ):
+    said = r"2 of 4 questions are left out, .* lacks the word: line 3 \(question 2\); line"
+    with pytest.warns(UserWarning, match=said):
         evaluator = OddOneOutEvaluator.from_csv(path, on_missing_word="skip")
     assert [question.answer for question in evaluator.questions] == [0, 1]
 

@@ -6,7 +6,6 @@ import copy
 import math
 import pickle
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -73,9 +72,11 @@ def standardized_sum(fitted_on, vectors, shares):
 
 def idf_weighted_mean(fitted_on, ids, vectors):
     """sum_i idf(w_i) v_i / sum_i idf(w_i) with idf = ln((1 + N) / (1 + df)) + 1, texts as lists of token ids."""
-    df = Counter(token for text in fitted_on for token in set(text))
-    weights = [math.log((1 + len(fitted_on)) / (1 + df[token])) + 1 for token in ids]
-    return np.average(np.asarray(vectors, dtype=np.float64), axis=0, weights=weights)
+    return np.average(np.asarray(vectors, dtype=np.float64), axis=0, weights=[idf(fitted_on, token) for token in ids])
+
+
+def idf(texts, token):
+    return math.log((1 + len(texts)) / (1 + sum(token in text for text in texts))) + 1
 
 
 def without_the_top(fitted_on, vectors, d):
@@ -380,10 +381,7 @@ class TestIdfWeights:
         rows = zip(handed["input_ids"].tolist(), handed["attention_mask"].sum(dim=1).tolist(), strict=True)
         texts = [set(ids[:count]) for ids, count in rows]
         weights = IdfWeights.fit(module, ["", *FIT]).weights
-        expected = [
-            math.log((1 + len(FIT)) / (1 + sum(token in text for text in texts))) + 1 for token in range(len(weights))
-        ]
-        assert torch.allclose(weights, torch.tensor(expected))
+        assert torch.allclose(weights, torch.tensor([idf(texts, token) for token in range(len(weights))]))
 
     def test_the_language_model_is_not_run(self, shared, monkeypatch):
         module = CausalTransformer(shared())

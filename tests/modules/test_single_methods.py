@@ -187,9 +187,8 @@ class TestRefinedThought:
             assert relative_error(item["sentence_embedding"], steps[item["passes"] - 1][text]) < 10 * TOLERANCE
 
     def test_what_it_needs_of_a_model(self, backbone_path, monkeypatch):
-        with pytest.raises(
-            ValueError, match="iterations=2 with bidirectional_layers=1 on LlamaModel: .* causal layers"
-        ):
+        said = "iterations=2 with bidirectional_layers=1 on LlamaModel: .* causal layers"
+        with pytest.raises(ValueError, match=said):
             st_reba.RefinedThoughtModule(backbone_path(), bidirectional_layers=1)
         assert st_reba.RefinedThoughtModule(backbone_path(), bidirectional_layers=1, iterations=1).iterations == 1
         # As where a model makes a cache of its own.

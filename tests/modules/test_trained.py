@@ -93,9 +93,8 @@ def test_gradient_checkpointing_changes_nothing(encoder_paths):
 
 
 def test_bad_settings(encoder_paths):
-    with pytest.raises(
-        ValueError, match="cross_every=5: give a number of layers from 1 to 4, or 0 for no cross-attention"
-    ):
+    said = "cross_every=5: give a number of layers from 1 to 4, or 0 for no cross-attention"
+    with pytest.raises(ValueError, match=said):
         TwinTower(encoder_paths()[0], cross_every=5)
     with pytest.raises(ValueError, match="'../x': tower II of a saved TwinTower is in 'tower_2'"):
         TwinTower(encoder_paths()[0], second_subfolder="../x")
