@@ -40,6 +40,8 @@ ARCHIVES = {
     "saved-0.8-elsewhere.tar.xz": "641efd90859731ef8739f1131769fe0ef058240d6f5cb51cbf7f22ff42406f86",
     # Written when 0.8 was ready: what came after the others, that which 1.0 removed among it.
     "saved-0.8-late.tar.xz": "5b91da418a5fc016f75b7519b2134e8b792e28a907a9af4c560df8ecd91145b0",
+    "saved-1.0.tar.xz": "9afb859bdd972045055b34090095dc511a335679fa2f674cbc3c06635c96166f",
+    "saved-1.0-elsewhere.tar.xz": "fb7ce4b9cddc6465d8dbc315a4d5c23adbe6600b9e1b392cb4a48537a755217d",
 }
 #: What llama.cpp and a server run: tested apart.
 ELSEWHERE = ("llama-cpp", "endpoint")
@@ -82,6 +84,7 @@ def models_of(archive: str) -> list[str]:
 
 
 MODELS = [(archive, model) for archive in ARCHIVES for model in models_of(archive) if model not in ELSEWHERE]
+REMOVED = [(archive, model) for archive, model in MODELS if model in GONE and archive < "saved-1"]
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +108,7 @@ def test_each_archive_is_as_its_version_wrote_it():
 
 
 @pytest.mark.filterwarnings("ignore:A text without tokens")
-@pytest.mark.parametrize(("archive", "model"), [case for case in MODELS if case[1] not in GONE])
+@pytest.mark.parametrize(("archive", "model"), [case for case in MODELS if case not in REMOVED])
 def test_a_saved_model_loads_and_embeds_as_it_did(archive, model, unpacked):
     place = unpacked(archive)
     texts = json.loads((place / TEXTS_FILE).read_text(encoding="utf-8"))
@@ -153,7 +156,7 @@ def check_loads(path, texts, expected):
         assert np.abs((embeddings - rows) / scale).max() <= 1e-5, key
 
 
-@pytest.mark.parametrize(("archive", "model"), [case for case in MODELS if case[1] in GONE])
+@pytest.mark.parametrize(("archive", "model"), REMOVED)
 def test_what_is_gone_is_refused_by_its_name(archive, model, unpacked):
     path = unpacked(archive) / model
     told = rf"^{re.escape(str(path))}\S* {re.escape(GONE[model])}.*, removed in 1.0: load it with st_reba 0.8.$"
@@ -188,9 +191,10 @@ def test_a_part_of_a_router_that_is_gone_is_refused_by_its_name(family, tmp_path
             load(str(tmp_path))
 
 
-def test_what_llama_cpp_runs_loads_and_embeds_as_it_did(unpacked):
+@pytest.mark.parametrize("version", ["0.8", "1.0"])
+def test_what_llama_cpp_runs_loads_and_embeds_as_it_did(version, unpacked):
     pytest.importorskip("xllamacpp")
-    place = unpacked("saved-0.8-elsewhere.tar.xz")
+    place = unpacked(f"saved-{version}-elsewhere.tar.xz")
     loaded = sentence_transformers.SentenceTransformer(str(place / "llama-cpp"), device="cpu")
     expected = load_file(place / EMBEDDINGS)["llama-cpp"]
     found = loaded.encode(json.loads((place / TEXTS_FILE).read_text(encoding="utf-8")))
@@ -203,12 +207,12 @@ def test_what_a_server_runs_loads_with_its_settings(unpacked, tmp_path):
     shutil.copytree(unpacked("saved-0.8-elsewhere.tar.xz") / "endpoint", tmp_path, dirs_exist_ok=True)
     with pytest.raises(ValueError, match=r"sets form to 'tei', .* removed in 1\.0: load it with st_reba 0\.8"):
         sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
-    path = tmp_path / "0_EndpointTransformer" / "config.json"
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    change(path, form="openai")
-    loaded = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")[0].get_config_dict()
-    assert loaded == {name: saved[name] for name in loaded}
-    assert (loaded["key_variable"], loaded["dimension"]) == ("MY_API_KEY", make_saved.WIDTH)
+    change(tmp_path / "0_EndpointTransformer" / "config.json", form="openai")
+    for directory in (tmp_path, unpacked("saved-1.0-elsewhere.tar.xz") / "endpoint"):
+        saved = json.loads((directory / "0_EndpointTransformer" / "config.json").read_text(encoding="utf-8"))
+        loaded = sentence_transformers.SentenceTransformer(str(directory), device="cpu")[0].get_config_dict()
+        assert loaded == {name: saved[name] for name in loaded}
+        assert loaded["key_variable"] == "MY_API_KEY"
 
 
 def of_the_same_tokens(tokenizer, before, now):
