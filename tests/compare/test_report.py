@@ -234,8 +234,9 @@ def test_layers_are_on_an_axis_and_each_recipe_is_named_once(tmp_path):
     place, ticks = layer_axis([30, 27, 30, 29])
     assert [(place(layer), name) for layer, name in ticks] == [(5, "27"), (65, "29"), (95, "30")]
     classical, echo, bag = tiny().results
-    echo = dataclasses.replace(echo, by_layer={"7": 0.7, "5": 0.6})
-    text, page = page_of(tiny(results=[classical, echo, bag]), tmp_path)
+    text, page = page_of(
+        tiny(results=[classical, dataclasses.replace(echo, by_layer={"7": 0.7, "5": 0.6}), bag]), tmp_path
+    )
     assert '<polyline points="5.0,100.0 95.0,0.0 "/>' in text
     by_layer, by_cost = ["60", "62", "64", "66", "68", "70"], ["20", "30", "40", "50", "60", "70"]
     assert page.all("span", class_="y") == by_layer + by_cost
