@@ -60,7 +60,6 @@ SIZES = {"SmolLM2 135M": SMOLLM2, "Gemma 3 270M": GEMMA, "Qwen2.5-Coder 0.5B": H
 USUAL_FIT = "200 texts of the set"
 #: Others that are shown, of those in the file.
 OTHER_FITS = ("50 texts of the set", "1,000 texts of the set", "200 sentences of the package", "200 captions")
-WITHOUT_FIT = ("tf-idf", "tf-idf of characters", *REFERENCES)
 #: Titles of the columns of retrieval.csv, and how the sets begin.
 COLLECTIONS = {
     "CMRC 2018, Gemma": "CMRC 2018 test",
@@ -353,11 +352,6 @@ BLOCKS: dict[str, Block] = {
     "grid-ahead": of_file(
         "grid", alike(BY_SIZE, tabular.ahead), {"recipe": "{recipe}", "ahead of": "{against}"},
         c.against.is_in(["Echo topic", "as it is"]), GRID_MEANS, split=["set"],
-    ),
-    "grid-sets": of_file(
-        "grid", {"{set}": Shown(tabular.alone, bold="score")}, fields("recipe"), c.against == "",
-        ~c.set.str.starts_with("mean"), USUAL_PAIRS, (c.fitted_on == USUAL_FIT) | c.recipe.is_in(WITHOUT_FIT),
-        split=["model"],
     ),
     "grid-fits": of_file(
         "grid", alike({text: c.fitted_on == text for text in OTHER_FITS}, tabular.ahead),

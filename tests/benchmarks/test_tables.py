@@ -116,7 +116,7 @@ def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_pat
     run(tmp_path)
     assert drawn.read_bytes() == first
     records.rewrite("grid", [{**rows[0], "score": 0.55}], tmp_path / "results")
-    (tmp_path / "README.md").write_text(page + marked("grid-sets"), encoding="utf-8")
+    (tmp_path / "README.md").write_text(page + marked("grid"), encoding="utf-8")
     assert run(tmp_path, "--check") == 1
     said = capsys.readouterr().err
     assert f"{picture.FILE} is stale" in said
