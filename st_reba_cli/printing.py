@@ -110,7 +110,7 @@ class Shown:
     def more(self, count: float, what: str) -> None:
         """Add to the count."""
         self._bar.set_description_str(printable(what), refresh=False)
-        self._bar.update(count)
+        self._bar.update(round(count))
 
     def stage(self, what: str, done: float, total: float | None, unit: str) -> None:
         """Set the count of a stage; a new stage begins with the count of an interrupted run."""
