@@ -107,22 +107,22 @@ class Shown:
     def __exit__(self, *error: object) -> None:
         self._bar.close()
 
-    def more(self, count: float, what: str) -> None:
+    def more(self, count: int, what: str) -> None:
         """Add to the count."""
         self._bar.set_description_str(printable(what), refresh=False)
-        self._bar.update(round(count))
+        self._bar.update(count)
 
     def stage(self, what: str, done: float, total: float | None, unit: str) -> None:
         """Set the count of a stage; a new stage begins with the count of an interrupted run."""
         if self._bar.desc != printable(what):
             self._bar.close()
             self._bar = self._start(what, done, total, unit)
-        self._bar.update(round(done) - self._bar.n)
+        self._bar.update(done - self._bar.n)
 
     @staticmethod
     def _start(what: str, done: float, total: float | None, unit: str) -> tqdm:
         file, interval = notes.file, 0.25 if notes.file.isatty() else 10
         return tqdm(
-            desc=printable(what), initial=round(done), total=total and round(total), unit=f" {unit}", leave=False,
-            mininterval=interval, delay=interval, file=file if file.isatty() else _Lines(file),
+            desc=printable(what), initial=done, total=total, unit=f" {unit}", leave=False, mininterval=interval,
+            delay=interval, file=file if file.isatty() else _Lines(file),
         )  # fmt: skip

@@ -44,8 +44,8 @@ def kept(out: Path | None) -> Iterator[TensorCache | None]:
 @contextmanager
 def running(recipes: Recipes, total: float | None) -> Iterator[None]:
     """Show a bar of progress of ``total`` tokens while recipes run."""
-    with Shown("Comparing", "tokens", total) as shown:
-        recipes.on_progress = lambda step, tokens: shown.more(tokens, step)
+    with Shown("Comparing", "tokens", total and round(total)) as shown:
+        recipes.on_progress = lambda step, tokens: shown.more(round(tokens), step)
         try:
             yield
         except KeyboardInterrupt:
