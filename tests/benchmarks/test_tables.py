@@ -106,7 +106,7 @@ def test_marks_that_cannot_be_understood(tmp_path, page, error, said):
 
 def test_a_stale_file_is_named_and_a_picture_is_drawn_the_same_each_time(tmp_path, capsys):
     row: records.Record = {"model": SMALL, "recipe": "Echo topic", "fitted_on": blocks.USUAL_FIT, "score": 0.5}
-    rows = [{**row, "set": name, "low": 0.4, "high": 0.6} for name in blocks.FIRST_SETS.values()]
+    rows = [{**row, "set": name, "low": 0.4, "high": 0.6} for name in picture.PANELS.values()]
     page = shown(tmp_path, "picture", grid=rows)
     assert "similarity: SmolLM2 135M 50.0" in page
     drawn = tmp_path / "results" / picture.FILE
