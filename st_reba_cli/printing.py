@@ -73,7 +73,7 @@ def loading_line(kind: str, model: object, revision: str | None = None, imports:
     return f'{imports}{kind}("{model}"{branch})'
 
 
-def write_json(command: str, **result: Any) -> None:
+def write_json(command: str, /, **result: Any) -> None:
     """Print the result of a command as one JSON object, beginning with the name of its schema."""
     sys.stdout.write(json.dumps({"schema": f"st-reba/{command}/1", **result}, ensure_ascii=False, indent=1) + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -35,6 +36,8 @@ def test_the_answer_comes_first():
     assert found.answer in unescape(Path("report/report.html").read_text(encoding="utf-8"))
     assert bool(found.build) == bool(found.use)
     assert found.build in done.stdout
+    shown = CliRunner().invoke(app, ["compare", "--saved", "report/comparison.json", "--json"])
+    assert json.loads(shown.stdout) == {"schema": "st-reba/compare/1", **found.as_json()}
 
 
 def test_a_dry_run_on_the_demo_texts(desk):
