@@ -89,6 +89,8 @@ def compare(
         refuse(context, "it chooses among the demo texts, and there are data of your own", "--demo")
     else:
         refuse(context, "it is for the table of --data", "--columns", "--separator")
+    if out == save_best:
+        refuse(context, "it is the directory of --out, too", "--save-best")
     name = "" if saved is not None else model_or_demo(model)
 
     from st_reba.compare import Splits, forecast, prepared, texts_of

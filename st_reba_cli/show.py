@@ -49,8 +49,8 @@ def running(recipes: Recipes, total: float | None) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            if recipes.kept is not None:
-                notes.say(f"Stopped: the same command goes on from {recipes.kept.directory}.")
+            kept = recipes.kept and f"the same command goes on from {recipes.kept.directory}"
+            notes.say(f"Stopped: {kept or 'nothing was kept; --out keeps it'}.")
             raise
 
 

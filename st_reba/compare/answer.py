@@ -138,8 +138,9 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
     """
     best, score = _in_brackets(answer.best), answer.score
     shown = f"{column.show(score.best_guess)} {column.show_interval(score)}".rstrip()
+    corrected = column.show(score.value) != column.show(score.best_guess)
     before = f", {column.show(score.value)} before the correction for being the best of {recipes} recipes"
-    sentences = [f"{best}: {shown}{'' if column.show(score.value) == column.show(score.best_guess) else before}."]
+    sentences = [f"{best}: {shown}{before * corrected}."]
     if splits.chooses:
         sentences.append(
             f"The score is the mean over {SPLITS} splits: one half of the {column.unit} chooses the settings, the "
@@ -163,11 +164,14 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
             f"{_in_brackets(answer.cheaper)} is as good: it takes {share:.0f}% of the time and is surely less than "
             f"{column.show(answer.margin)} behind."
         )
-    if not math.isnan(answer.least):
-        sentences.append(
-            f"Intervals are 95% for all rows at once. These {len(splits.data)} {column.unit} can tell differences of "
-            f"{column.show(answer.least)} or more."
-        )
+    items = f"{len(splits.data)} {column.unit}"
+    if not math.isnan(score.low):
+        sentences.append("Intervals are 95% for all rows at once.")
+    elif splits.sure:
+        sentences.append(f"There are no intervals: {items} are too few, or too few of one kind.")
+    if answer.least > 0:
+        least = f"{column.show(answer.least)} or more{', before the correction' * corrected}"
+        sentences.append(f"These {items} can tell differences of {least}.")
     return sentences
 
 

@@ -81,8 +81,7 @@ def write_csv(comparison: Comparison, path: Path) -> None:
                 score = None if cell is None else cell.score
                 line += [None] * 4 if score is None else [score.value, score.low, score.high, score.tied]
                 line.append(None if cell is None or cell.random is None else cell.random.value)
-            line += [result.sentences_per_second, result.cost, result.read_at]
-            writer.writerow(line)
+            writer.writerow([*line, result.sentences_per_second, result.cost, result.read_at])
 
 
 def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTransformer:

@@ -115,9 +115,7 @@ def has_number(result: Result, task: Measure) -> bool:
 
 def rank(result: Result, task: Measure) -> float:
     """Return a key that sorts the best first and results without a number last."""
-    if not has_number(result, task):
-        return math.inf
-    return -result.scores[task.name].value
+    return -result.scores[task.name].value if has_number(result, task) else math.inf
 
 
 def best_of(results: Iterable[Result], task: Measure) -> Result | None:

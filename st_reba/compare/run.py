@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
@@ -190,20 +190,22 @@ class _Table:
             self.recipes[name] = own
             self.rows[name] = self.fit.row(values, len(own), fitted=fitted)
 
-    @property
-    def replicated(self) -> Replicated:
-        """Scores and replicates of all rows; the best is looked for among the recipes."""
-        own = {name for name, candidates in self.recipes.items() if not candidates[0].control} - set(WITHOUT)
+    def replicated(self, plain: Collection[str] = ()) -> Replicated:
+        """Return scores and replicates of all rows; the best is looked for among the recipes and rows of ``plain``."""
+        recipes = {name for name, candidates in self.recipes.items() if not candidates[0].control}
+        own = recipes - (WITHOUT.keys() - plain)
         scores = {name: row.score for name, row in self.rows.items()}
         drawn = {name: row.drawn for name, row in self.rows.items()}
         return Replicated(scores, drawn, self.score.kind, len(self.splits.data), own, self.splits.sure)
 
     def estimates(self, replicated: Replicated) -> dict[str, Estimate]:
-        """Return the score and the interval of each row, of :attr:`replicated`."""
+        """Return the score and the interval of each row, of :meth:`replicated`; ties are with the best row."""
         estimates = {name: Estimate(np.nan, np.nan, np.nan) for name in self.rows} | replicated.estimates()
-        for name in WITHOUT:
-            if name in estimates and replicated.best is not None:
-                estimates[name] = replace(estimates[name], tied=not replicated.ahead(replicated.best, name))
+        if (every := self.replicated(WITHOUT)).best in WITHOUT:
+            tied = {name: own.tied for name, own in every.estimates().items()}
+        else:
+            tied = {name: not replicated.ahead(every.best or "", name) for name in WITHOUT if name in replicated}
+        estimates |= {name: replace(estimates[name], tied=own) for name, own in tied.items()}
         if not self.score.has_interval:
             estimates = {name: replace(own, low=np.nan, high=np.nan) for name, own in estimates.items()}
         return estimates
@@ -211,15 +213,14 @@ class _Table:
     def finalists(self) -> list[str]:
         """Return the recipes that are run on random weights: the best and those tied with it, :data:`.cost.FINALISTS`
         at most."""
-        replicated = self.replicated
-        own = sorted(replicated.own, key=lambda place: -replicated.scores[place])
-        names = [replicated.names[place] for place in own]
-        return [name for name in names if replicated.tied(name)][:FINALISTS]
+        replicated = self.replicated()
+        tied = [name for place in replicated.own if replicated.tied(name := replicated.names[place])]
+        return sorted(tied, key=lambda name: -self.rows[name].score)[:FINALISTS]
 
 
 def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str, Array], margin: float) -> Comparison:
     recipes, splits, column = table.first, table.splits, table.score.column
-    replicated = table.replicated
+    replicated = table.replicated()
     columns = [(column, table.estimates(replicated))]
     if senses:
         beside = [name for name in senses if table.recipes[name][0].control]

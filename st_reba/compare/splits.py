@@ -100,9 +100,7 @@ class Splits:
     @property
     def directions(self) -> list[tuple[int, int]]:
         """Indices of the half that chooses and of the half that scores."""
-        if not self.chooses:
-            return [(0, 0)]
-        return [(half, half ^ 1) for half in range(len(self.halves))]
+        return [(half, half ^ 1) for half in range(len(self.halves))] if self.chooses else [(0, 0)]
 
     @cached_property
     def fit_on(self) -> list[tuple[str, ...]]:

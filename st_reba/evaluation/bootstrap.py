@@ -303,7 +303,7 @@ class Replicated:
         sure: False where the replicates are not to be relied on.
 
     Attributes:
-        names: Rows that have a score.
+        names: Rows that have a score; those outside ``own`` on the replicates, too.
         best: The row of ``own`` with the best score, the earliest of equals; None if none has a score.
         sure: Whether there are intervals: ``sure``, and enough replicates have a score.
     """
@@ -317,7 +317,10 @@ class Replicated:
         own: Collection[str] | None = None,
         sure: bool = True,
     ) -> None:
-        self.names = [name for name, score in scores.items() if not np.isnan(score)]
+        undefined = {name: np.isnan(drawn[name]).mean() for name, score in scores.items() if not np.isnan(score)}
+        # A control without a score on many replicates must not take the intervals of all other rows.
+        most = max(_MOST_UNDEFINED, min(undefined.values(), default=0))
+        self.names = [name for name, share in undefined.items() if share <= most or own is None or name in own]
         self.scores = np.array([scores[name] for name in self.names])
         self.count, self._is_correlation = count, kind in ("spearman", "pearson")
         self.own = [place for place, name in enumerate(self.names) if own is None or name in own]
@@ -357,8 +360,7 @@ class Replicated:
 
     def _intervals(self, excess: float) -> tuple[Array, Array]:
         if not self.sure:
-            nothing = np.full(len(self.names), np.nan)
-            return nothing, nothing
+            return (np.full(len(self.names), np.nan),) * 2
         centre = self.scores.copy()
         if self.best is not None:
             centre[self._place[self.best]] -= excess
@@ -382,8 +384,11 @@ class Replicated:
         return np.asarray(np.clip((expit(values) * (self.count + 1) - 0.5) / self.count, 0, 1))
 
     def ahead(self, name: str, other: str) -> bool:
-        """Return whether a row is surely ahead of another one: at once for all of ``own`` against that one."""
-        return self.sure and self.difference(name, other) > self.least(name, other)
+        """Return whether a row is surely ahead of another one: at once for all of ``own`` against that one.
+
+        The best must be ahead by its corrected score, too.
+        """
+        return self.sure and self.difference(name, other) > max(self.least(name, other), self.excess)
 
     def difference(self, name: str, other: str) -> float:
         """Return the score of a row less that of another one."""
@@ -397,18 +402,16 @@ class Replicated:
 
     def tied(self, name: str) -> bool:
         """Return whether a row of ``own`` cannot be told from the best: at once for all pairs of rows."""
-        if self.best is None or name == self.best or not self.sure:
-            return True
-        return self.difference(self.best, name) <= self._critical_value * self._between(self.best, name)
+        return self.best is None or not self.sure or self.difference(self.best, name) <= self._margin(name)
 
     def within(self, name: str, margin: float) -> bool:
         """Return whether a row of ``own`` is surely less than ``margin`` behind the best: at once for all pairs."""
-        if self.best is None or not self.sure:
-            return False
-        return self.difference(self.best, name) + self._critical_value * self._between(self.best, name) < margin
+        return self.best is not None and self.sure and self.difference(self.best, name) + self._margin(name) < margin
 
-    def _between(self, first: str, second: str) -> float:
-        return float((self.drawn[self._place[first]] - self.drawn[self._place[second]]).std())
+    def _margin(self, name: str) -> float:
+        """Return half the width of the interval of the difference between the best and a row of ``own``."""
+        difference = self.drawn[self._place[self.best or name]] - self.drawn[self._place[name]]
+        return self._critical_value * float(difference.std())
 
     @cached_property
     def _critical_value(self) -> float:

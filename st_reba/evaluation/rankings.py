@@ -112,8 +112,7 @@ class TfIdf:
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
         """For each query the documents of the highest cosine, at most so many: their indices and cosines."""
-        asked, there = map(self._vectors, (queries, documents))
-        there = there.T.tocsc()
+        asked, there = self._vectors(queries), self._vectors(documents).T.tocsc()
         hits = []
         for row in range(asked.shape[0]):
             scores = np.round((asked[row] @ there).toarray().ravel(), _DIGITS)

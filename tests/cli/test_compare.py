@@ -17,6 +17,7 @@ from st_reba.compare.results import Comparison
 from st_reba_cli import app
 
 from ..backbones import TEXTS
+from ..conftest import raising
 from . import typed
 from .conftest import written
 
@@ -72,6 +73,9 @@ def test_a_stopped_run_goes_on(monkeypatch):
     assert "Going on from out.partial, which a stopped run has left." in typed(f"{PAIRS} --out out")
     assert Path("out/comparison.json").exists()
     assert not Path("out.partial").exists()
+    monkeypatch.setattr("st_reba.compare.compare", raising(KeyboardInterrupt()))
+    assert "Stopped: the same command goes on from new.partial." in typed(f"{PAIRS} --out new", expect=130)
+    assert "Stopped: nothing was kept; --out keeps it." in typed(PAIRS, expect=130)
 
 
 def test_where_no_recipe_can_be_scored_what_was_found_is_kept(recwarn):

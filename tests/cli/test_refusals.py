@@ -70,6 +70,7 @@ AT_ONCE: dict[str, list[tuple[str, int, str]]] = {
     ],
     "compare": [
         ("--out full", 1, f"{TAKEN} --out"),
+        ("--out new --save-best new", 1, "--save-best: it is the directory of --out, too. Leave --save-best out."),
         ("--saved no.json", 2, NO_FILE),
         ("--data 'no/*.tsv'", 1, "no file has such a name."),
         ("--demo pairs-zh --data pairs.tsv", 1, "--demo: it chooses among the demo texts"),

@@ -332,6 +332,12 @@ def test_where_nothing_is_sure_nothing_is_ahead():
     assert head.startswith("None is surely ahead of the 10.0 that you have without a recipe: the best, PromptEOL")
     assert said.startswith("PromptEOL (last token): 90.0. The score is the mean over 5 splits: ")
     assert "can tell" not in said
+    # The score of few positives has no interval, and may be ahead.
+    found, _, _ = answered({MEAN: 0.1, PROMPT: 0.9})
+    score = dataclasses.replace(found.score, low=math.nan, high=math.nan)
+    said = reasons(dataclasses.replace(found, score=score), STS, SPLITS, 1)[-2:]
+    assert said[0] == "There are no intervals: 400 labelled pairs are too few, or too few of one kind."
+    assert said[1].startswith("These 400 labelled pairs can tell differences of")
 
 
 def test_the_command_that_builds_a_recipe():

@@ -13,11 +13,13 @@ import torch
 from st_reba import CausalTransformer
 from st_reba.compare import Recipes, Splits, compare, prepared, run
 from st_reba.compare.cost import FINALISTS, total_tokens
+from st_reba.compare.recipes import classical
 from st_reba.compare.run import controls_of
-from st_reba.compare.splits import SPLITS
+from st_reba.compare.splits import SPLITS, CrossFitted
 from st_reba.data.demo import demo_sentences
 from st_reba.data.tables import Classes, Pairs, Retrieval, Triplets
 from st_reba.evaluation import OddOneOutEvaluator, Question
+from st_reba.evaluation.tasks import task_of
 from st_reba.recipes import asked_for, default_recipes, find
 from st_reba.recipes.rows import PARTWISE
 
@@ -160,6 +162,17 @@ def test_the_answer_is_its_row(chosen):
     assert found.verdict[0].startswith(f"{best.recipe} (last token): {shown}")
     assert found.settings["settings"] == "chosen on one half of 60 pairs, scored on the other, in turn"
     assert found.settings["filters fitted on"] == "the choosing half's texts"
+
+
+def test_ties_are_with_an_embedding_without_a_recipe_where_it_leads():
+    table, draw = object.__new__(run._Table), np.random.default_rng(0)
+    every = [classical("mean"), classical("last"), find("prompteol"), find("echo-2")]
+    table.recipes = {recipe.result: [recipe] for recipe in every}
+    scores = dict(zip(table.recipes, (0.7, 0.69, 0.5, 0.49), strict=True))
+    table.rows = {name: CrossFitted(score, score + draw.normal(0, 0.02, 400)) for name, score in scores.items()}
+    table.splits, table.score = Splits.of(PAIRS), task_of(PAIRS).scores[0]
+    marked = [name for name, own in table.estimates(table.replicated()).items() if own.tied]
+    assert marked == [recipe.result for recipe in every[:2]]
 
 
 def test_without_random_weights_and_without_controls(shallow_path):

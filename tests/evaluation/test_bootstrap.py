@@ -132,6 +132,20 @@ def test_without_enough_replicates_nothing_is_sure():
     assert not found.ahead("a", "b")
     assert found.tied("b")
     assert all(math.isnan(own.low) and own.corrected is None for own in found.estimates().values())
+    # A control takes no intervals but its own.
+    found = bootstrap.Replicated(scores, rows, own={"a"})
+    assert (found.names, found.sure) == (["a"], True)
+
+
+def test_what_is_ahead_is_ahead_by_its_corrected_score():
+    """The first row is a bit better than ``plain`` on all items, and one of many that are about as good."""
+    noise = np.random.default_rng(0).normal(0, 0.05, (20, 400))
+    scores = {str(row): 0.53 - 0.001 * (row > 0) for row in range(20)} | {"plain": 0.5}
+    drawn = {str(row): scores[str(row)] + own for row, own in enumerate(noise)} | {"plain": 0.5 + noise[0]}
+    found = bootstrap.Replicated(scores, drawn, own=scores.keys() - {"plain"})
+    assert (found.best, found.least("0", "plain")) == ("0", pytest.approx(0))
+    assert found.estimates()["0"].corrected < scores["plain"]
+    assert not found.ahead("0", "plain")
 
 
 def test_differences_are_paired():
