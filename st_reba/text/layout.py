@@ -59,9 +59,9 @@ class Layout:
 
     @classmethod
     def from_features(cls, features: Mapping[str, Any], number: int = 0) -> Layout:
-        """Read layout ``number`` of a module's features. sentence-transformers has moved them to the model's device."""
+        """Read layout ``number`` of a module's features, which sentence-transformers may move, and pad with zeros."""
         ids, mask, copies = (features[f"{name}_{number}" if number else name].cpu() for name in FEATURES)
-        return cls(ids, mask.bool(), copies)
+        return cls(ids, mask.bool(), copies.masked_fill(mask == 0, NOT_TEXT))
 
     def features(self, number: int = 0) -> dict[str, Tensor]:
         """Return the features from which :meth:`from_features` makes the layout."""

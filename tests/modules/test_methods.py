@@ -194,6 +194,17 @@ def test_parts_of_a_batch_give_the_same(recipe, model, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", EACH_MODULE)
+def test_padding_of_sentence_transformers_is_no_text(recipe, model):
+    """A loss joins columns of texts, padded with zeros; 0 is the first copy of a text, too."""
+    whole = model(recipe)
+    features = whole.preprocess(UNSORTED)
+    wider = {name: torch.nn.functional.pad(part, (0, 3)) for name, part in features.items()}
+    with torch.no_grad():
+        found, expected = (whole(own)["sentence_embedding"].numpy() for own in (wider, features))
+    assert relative_error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("recipe", EACH_MODULE)
 def test_bfloat16_is_near(recipe, backbone_path, shared):
     architecture = "gemma2_softcap" if "reba" in recipe else "llama"
     half = pipeline(made(recipe, backbone_path(architecture), model_kwargs={"dtype": "bfloat16"}))
