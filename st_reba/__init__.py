@@ -49,7 +49,7 @@ from .version import __version__
 
 #: Public names, without subpackages.
 __all__ = ["META_TASKS", "TEMPLATES", "DocumentChunks", "Row", "__version__", "build", "demo_model", "encode_chunks"]
-__all__ += ["encode_words", "in_context", "in_terms_of", "register", *modules.__all__]
+__all__ += ["encode_words", "in_context", "in_terms_of", "register", *(globals().keys() & modules.__all__)]
 
 function.register()
 make_known(*(getattr(modules, name) for name in modules.SAVED))

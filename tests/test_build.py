@@ -26,6 +26,10 @@ from .cli import typed as run
 CORPUS = [f"{number}: {text}" for number in range(50) for text in TEXTS]
 
 
+def test_every_public_name_is_there():
+    assert not [name for name in st_reba.__all__ if not hasattr(st_reba, name)]
+
+
 WRITTEN = [
     ("topic", "texts", {}, ()),
     ("classical+whitened", "texts", {"pooling": "last"}, ("--pooling", "last")),
