@@ -302,7 +302,7 @@ class CausalModule(SafeTransformer):
         Args:
             given: As for :meth:`preprocess`.
             prompt: Prompt of all inputs.
-            index: Number of the input, for an error message.
+            index: Number of the input in its batch, which sentence-transformers sorts, for an error message.
 
         Raises:
             ValueError: If it is none of the inputs that :meth:`preprocess` takes.
@@ -314,15 +314,15 @@ class CausalModule(SafeTransformer):
             own, text = read_as(self._tokenizer, given, self.chat)
             if own and has_slot:
                 raise ValueError(
-                    f"Input {index} is a conversation, and the template {self.template!r} has a slot where its earlier "
-                    'turns would be: use chat="conversation", which reads all of it as the text.'
+                    f"Input {index} of its batch is a conversation, and the template {self.template!r} has a slot "
+                    'where its earlier turns would be: use chat="conversation", which reads all of it as the text.'
                 )
         elif isinstance(given, Mapping) and all(isinstance(given.get(name), str) for name in ("prompt", "text")):
             own, text = given["prompt"], given["text"]
         else:
             column = " Give a column as a list: list(column)." if hasattr(given, "to_numpy") else ""
             raise ValueError(
-                f"Input {index} is a {type(given).__name__}: {type(self).__name__} embeds strings, "
+                f"Input {index} of its batch is a {type(given).__name__}: {type(self).__name__} embeds strings, "
                 '{"prompt": ..., "text": ...} with two strings, or conversations, lists of {"role": ..., '
                 f'"content": ...}}.{column}'
             )

@@ -294,7 +294,7 @@ class EndpointTransformer(StoredModule, InputModule):
             ValueError: If an input is no string.
         """
         if wrong := [index for index, text in enumerate(inputs) if not isinstance(text, str)]:
-            raise ValueError(f"Input {wrong[0]} is a {type(inputs[wrong[0]]).__name__}: give strings.")
+            raise ValueError(f"Input {wrong[0]} of its batch is a {type(inputs[wrong[0]]).__name__}: give strings.")
         texts = [(normalized(text) if self.normalize_text else text)[: self.max_characters] for text in inputs]
         self._template.check_prompt(prompt or "")
         literals = [literal.replace(PROMPT, prompt or "") for literal in self._template.literals]

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..modules import CausalModule, KVReroutingModule
 from ..modules.vectors import ONE_BY_ONE, TokenVectors
-from ..settings import check_int
+from ..settings import check_int, first_not_none
 from ..text.layout import Layout
 from ..text.tokens import Span
 from .words import token_offsets, untruncated_offsets
@@ -89,13 +89,13 @@ def encode_chunks(
     """
     check_chunk_tokens(chunk_tokens, overlap)
     check_int("batch_size", batch_size, 1)
-    if isinstance(texts, str):
-        raise ValueError("texts is one string: give a list of texts.")
+    texts = texts if isinstance(texts, str) else [*texts]
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts is one string, or has something else than strings: give a list of texts.")
     if prompt is None and prompt_name not in (None, *model.prompts):
         names = ", ".join(map(repr, model.prompts)) or "none"
         raise ValueError(f"prompt_name={prompt_name!r}: the model has {names}. Or give the prompt in full.")
-    prompt = model.prompts.get(prompt_name or model.default_prompt_name or "") if prompt is None else prompt
-    prompt = prompt or ""
+    prompt = first_not_none(prompt, model.prompts.get(prompt_name or model.default_prompt_name or ""), "")
     reader = _reader(model)
     spans: list[list[Span]] = []
     windows: _Windows = {}

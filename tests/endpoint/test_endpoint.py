@@ -56,7 +56,7 @@ def test_a_template_stands_around_each_text(path, server):
 
 def test_a_long_text_is_cut_and_a_filter_stands_behind(server):
     module = EndpointTransformer(server.url, template='{text}" is:"', max_characters=10)
-    with pytest.raises(ValueError, match="Input 1 is a dict: give strings"):
+    with pytest.raises(ValueError, match="Input 1 of its batch is a dict: give strings"):
         module.preprocess(["a", {"text": "b"}])
     assert module.preprocess(["0123456789abc"])["texts"] == ['0123456789" is:"']
     plain = SentenceTransformer(modules=[module], device="cpu")

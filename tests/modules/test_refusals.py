@@ -130,7 +130,7 @@ class TestBackbones:
 
 @pytest.mark.parametrize("item", [3, None, ("a", "b"), {"text": "a"}, {"prompt": None, "text": "a"}, b"a"])
 def test_inputs_that_are_not_text(item, shared):
-    with pytest.raises(ValueError, match=f"Input 1 is a {type(item).__name__}: EchoModule embeds strings"):
+    with pytest.raises(ValueError, match=f"Input 1 of its batch is a {type(item).__name__}: EchoModule embeds strings"):
         st_reba.EchoModule(shared()).preprocess(["a", item])
 
 

@@ -242,7 +242,7 @@ def test_whatever_is_a_string_is_a_text(shared):
         assert np.array_equal(encode([{"prompt": kind(""), "text": text} for text in texts]), expected)
     column = pytest.importorskip("pandas").Series(plain, index=[7, 9])
     assert np.array_equal(encode(column.to_numpy()), expected)
-    with pytest.raises(ValueError, match=r"Input 0 is a Series: .* Give a column as a list: list\(column\)\.$"):
+    with pytest.raises(ValueError, match=r"0 of its batch is a Series: .* Give a column as a list: list\(column\)\.$"):
         encode(column)
 
 

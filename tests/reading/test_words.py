@@ -189,7 +189,8 @@ WRONG_SETTINGS = [
     ({"overlap": 4}, "chunk_tokens=4, overlap=4: give .* fewer tokens than a chunk has"),
     ({"batch_size": 0}, "batch_size=0"),
     ({"prompt_name": "queri"}, "prompt_name='queri': the model has"),
-    ({"texts": "abc"}, "texts is one string: give a list"),
+    ({"texts": "abc"}, "texts is one string, .*: give a list"),
+    ({"texts": ["abc", None]}, "something else than strings: give a list"),
 ]
 
 
@@ -303,5 +304,5 @@ def test_a_slot_is_given_once_and_conversations_have_none(shared):
     module = CausalTransformer(shared(), template="ponte")
     module.tokenizer.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
     turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    with pytest.raises(ValueError, match='Input 0 is a conversation, .* use chat="conversation"'):
+    with pytest.raises(ValueError, match='Input 0 of its batch is a conversation, .* use chat="conversation"'):
         module.preprocess([turns], prompt="its topic")
