@@ -16,7 +16,7 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from ..lm.sizes import in_a_line
-from ..lm.views import decoder_of, is_borrowed
+from ..lm.views import decoder_of, is_borrowed, unwrap_children
 from ..version import REQUIREMENT
 from . import adapters
 from .checkpoints import SAVED_MODEL, Files, read_config
@@ -39,6 +39,8 @@ def saving(model: Any) -> Iterator[None]:
         with _saving_adapter(model):
             yield
         return
+    # peft leaves the wrappers of an adapter that was deleted.
+    unwrap_children(model)
     # Others are made in another way: those with code of their own, quantised ones, and those that run elsewhere.
     is_plain = not (getattr(model.config, "auto_map", None) or hasattr(model, "language_model_class"))
     if is_plain and getattr(model, "hf_quantizer", None) is None:

@@ -248,8 +248,10 @@ def body_of(model: nn.Module, *, disable_adapter: bool = False) -> PreTrainedMod
         # Rotary frequencies that follow the length of a text differ from call to call.
         if getattr(module, "rope_type", "default") != "default":
             module._buffers = dict(module._buffers)
+    if disable_adapter and not unwrap_children(view):
+        raise ValueError("disable_adapter=True: this model has no adapter. Leave it out.")
     if disable_adapter:
-        _remove_adapters(view)
+        forget_adapters(view)
     elif adapters is not None:
         # transformers then saves the adapters, and prefixes are not kept.
         view.peft_config, view._hf_peft_config_loaded = adapters, True
@@ -268,25 +270,18 @@ def _stay(view: PreTrainedModel, *args: Any, **kwargs: Any) -> PreTrainedModel:
     return view
 
 
-def _remove_adapters(view: PreTrainedModel) -> None:
-    """Put the modules back that adapters wrap.
-
-    Raises:
-        ValueError: If there are none, or they are merged into the weights of their layers.
-    """
-    if not _unwrap_children(view):
-        raise ValueError("disable_adapter=True: this model has no adapter. Leave it out.")
-    forget_adapters(view)
-
-
 def forget_adapters(model: PreTrainedModel) -> None:
     """Remove what says that a model has adapters."""
     for name in _ADAPTERS:
         vars(model).pop(name, None)
 
 
-def _unwrap_children(parent: nn.Module, path: str = "") -> bool:
-    """Put back what is wrapped within a module, and return whether anything is."""
+def unwrap_children(parent: nn.Module, path: str = "") -> bool:
+    """Put back what adapters wrap within a module, and return whether they wrap anything.
+
+    Raises:
+        ValueError: If they are merged into the weights of their layers.
+    """
     is_any = False
     for name, child in list(parent.named_children()):
         place, module = f"{path}.{name}".strip("."), child
@@ -300,5 +295,5 @@ def _unwrap_children(parent: nn.Module, path: str = "") -> bool:
         if module is not child:
             setattr(parent, name, module)
             is_any = True
-        is_any |= _unwrap_children(module, place)
+        is_any |= unwrap_children(module, place)
     return is_any

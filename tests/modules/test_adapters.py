@@ -175,6 +175,9 @@ def test_what_would_not_load_is_not_saved(backbone_path, tmp_path):
         if name == "disabled":
             model[0].model.enable_adapters()
             reloaded(model, tmp_path / name)
+            model.delete_adapter("default")
+            bare = pipeline(CausalTransformer(backbone_path())).encode(TEXTS)
+            np.testing.assert_array_equal(reloaded(model, tmp_path / "deleted").encode(TEXTS), bare)
         else:
             expected = model.encode(TEXTS)
             merge_adapter(model)
@@ -184,7 +187,7 @@ def test_what_would_not_load_is_not_saved(backbone_path, tmp_path):
         module.save(str(tmp_path))
     with pytest.raises(ValueError, match=r"belongs to a model that the program has loaded.*merge_and_unload\(\)"):
         merge_adapter(pipeline(module))
-    assert {path.name for path in tmp_path.iterdir()} == {*cases}
+    assert {path.name for path in tmp_path.iterdir()} == {*cases, "deleted"}
 
 
 def test_kinds_that_peft_keeps_apart(backbone_path, tmp_path):
