@@ -77,9 +77,9 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     if type(module) not in (CausalTransformer, EchoModule):
         problem = f"{name} does more than one causal pass, which no engine runs."
         raise ValueError(f"{problem} Serve it with st_reba, or export a CausalTransformer or an EchoModule.")
-    if module.bidirectional_layers or not module.final_norm:
+    if module.bidirectional_layers or not module.final_norm or hasattr(module.model, "peft_config"):
         problem = "An engine runs the language model unchanged:"
-        raise ValueError(f"{problem} use bidirectional_layers=0 and final_norm=True.")
+        raise ValueError(f"{problem} use bidirectional_layers=0 and final_norm=True, and merge an adapter first.")
     if not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in following[1:]):
         problem = f"{name} is followed by {', '.join(type(part).__name__ for part in following)}:"
         raise ValueError(f"{problem} an engine runs only Pooling and Normalize, in this order.")

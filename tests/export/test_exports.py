@@ -238,7 +238,14 @@ def filtered(path) -> SentenceTransformer:
     return SentenceTransformer(modules=[*model.children(), Centering.fit(model, TEXTS)], device="cpu")
 
 
+def adapted(path) -> SentenceTransformer:
+    model = last(CausalTransformer(path()))
+    model.add_adapter(pytest.importorskip("peft").LoraConfig(r=2, target_modules=["q_proj"]))
+    return model
+
+
 NOT_FOR_ENGINES = [
+    (adapted, "merge an adapter first"),
     (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass"),
     (lambda path: last(CausalTransformer(path(), bidirectional_layers=1)), "runs the language model unchanged"),
     (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
