@@ -67,14 +67,15 @@ def build(
     Raises:
         ValueError: If there is no such recipe, or it does not fit the model, a setting or the texts.
     """
-    if isinstance(texts, str):
-        raise ValueError("texts is one string: give an iterable of texts, such as a list.")
+    texts = texts if isinstance(texts, str) else tuple(() if texts is None else texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts is one string, or has something else than strings: give an iterable of texts.")
     if isinstance(model_name_or_path, nn.Module) and device is not None and "tokenizer" in settings:
         raise ValueError(
             f"device={device!r}: a loaded language model stays where it is. Move it yourself, or leave device out."
         )
     if isinstance(recipe, str):
-        recipe = _named(recipe, () if texts is None else tuple(texts), language, settings.get("template"))
+        recipe = _named(recipe, texts, language, settings.get("template"))
     mode = mode_of(recipe.pooling if pooling is None else pooling)
     fitting = [mode_of(own) for own in recipe.poolings]
     if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:

@@ -115,7 +115,8 @@ def test_the_prompt_is_in_the_language_of_the_texts(roomy_path):
 
 
 REFUSED = [
-    ("topic", {"texts": "one text"}, "texts is one string: give an iterable of texts"),
+    ("topic", {"texts": "one text"}, "texts is one string, or has something else"),
+    ("topic", {"texts": ["one text", None]}, "something else than strings: give an iterable of texts"),
     ("classical", {"language": "zh"}, "language='zh': classical asks in no language of its own. Leave language"),
     ("topic", {"language": "fr"}, "language='fr': topic asks in 'en' or 'zh'."),
     ("topic", {"language": "zh", "template": "{text} is"}, "template and language both say which prompt is read"),
