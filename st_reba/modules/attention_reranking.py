@@ -378,8 +378,11 @@ class AttentionReranker(CrossEncoder):
                 ``batch_size``, are ignored.
 
         Raises:
-            ValueError: If several processes are asked for, or an input is not a pair of strings.
+            ValueError: If the model has another module, several processes are asked for, or an input is not a pair of
+                strings.
         """
+        if not isinstance(self[0], AttentionRerankModule):
+            raise ValueError("The model has no AttentionRerankModule: build one that has, with st-reba build --rerank.")
         if pool is not None or isinstance(device, list):
             raise ValueError("AttentionReranker runs in one process: leave pool out, and give one device.")
         is_one = self.is_singular_input(inputs)
@@ -387,14 +390,13 @@ class AttentionReranker(CrossEncoder):
         if device is not None:
             self.to(device)
         self.eval()
+        prompt = self._resolve_prompt(prompt, prompt_name)
         places_of: dict[Any, list[int]] = {}
         for place, pair in enumerate(pairs):
             places_of.setdefault(pair[0] if len(pair) else "", []).append(place)
         scores = torch.zeros(len(pairs), device=self.device)
         for places in places_of.values():
-            features = self.preprocess(
-                [[*pairs[place]] for place in places], prompt=self._resolve_prompt(prompt, prompt_name), **kwargs
-            )
+            features = self.preprocess([[*pairs[place]] for place in places], prompt=prompt, **kwargs)
             scores[places] = self(features)["scores"][:, 0].to(scores)
         scores = (activation_fn or self.activation_fn or nn.Identity())(scores)
         result: Any = scores if convert_to_tensor else scores.cpu().numpy() if convert_to_numpy else [*scores]

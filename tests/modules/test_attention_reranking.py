@@ -215,5 +215,7 @@ class TestRefusals:
                 reranker.predict(wrong)
         with pytest.raises(ValueError, match="2 queries were given: documents are scored for one query at a time"):
             reranker[0].preprocess([("a", "b"), ("b", "b")])
+        with pytest.raises(ValueError, match="no AttentionRerankModule: build one that has"):
+            AttentionReranker(backbone_path(), device="cpu").predict([(QUERY, "a")])
         with pytest.raises(ValueError, match="runs in one process"):
             reranker.predict([(QUERY, "a")], device=["cpu", "cpu"])
