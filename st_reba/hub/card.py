@@ -29,8 +29,8 @@ _WIDGET: dict[str, Any] = {
 
 # Seconds to wait for the Hub, which is asked for the licence of a base model.
 _HUB_TIMEOUT = 5
-_COST = "One pass over the text, as for the classical embedding."
-_COST_OF_COPIES = "One pass over {0} copies of the text: about {0} times the classical embedding."
+_COST = "One pass over a text and its prompts: for long texts as the classical embedding."
+_COPIES_COST = "One pass over {0} copies of a text and its prompts: for long texts {0} times the classical embedding."
 # Characters of a line in the description of a model's architecture.
 _LONGEST_LINE = 2000
 
@@ -126,7 +126,7 @@ class _OurCardData(BaseModelCardData):
             **metadata,
             "method": module.method,
             "equation": module.equation,
-            "cost": module.cost or (_COST if sum(copies) == 1 else _COST_OF_COPIES.format(sum(copies))),
+            "cost": module.cost or (_COST if sum(copies) == 1 else _COPIES_COST.format(sum(copies))),
             "recipe": self.recipe,
             "method_citation": self.recipe["citation"] if self.recipe else module.citation,
             # A class of another package is registered by importing that package.

@@ -54,8 +54,8 @@ def test_each_class_has_its_own(module_class, roomy, roomy_path, tmp_path):
 
 def test_cost(roomy, tmp_path):
     text = written(pipeline(EchoModule(roomy, repetitions=5)), tmp_path)
-    assert "**Cost.** One pass over 5 copies of the text: about 5 times the classical embedding." in text
-    assert "**Cost.** One pass over the text, as for" in written(pipeline(roomy), tmp_path)
+    assert "**Cost.** One pass over 5 copies of a text and its prompts: for long texts 5 times the" in text
+    assert "**Cost.** One pass over a text and its prompts: for long texts as" in written(pipeline(roomy), tmp_path)
 
 
 def test_a_class_of_another_package_names_that_package(roomy, tmp_path):
