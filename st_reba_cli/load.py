@@ -67,9 +67,7 @@ def prompts_of(query: str | None, document: str | None) -> dict[str, str] | None
 
 def described(data: str | None, demo: str | None, labelled: Labelled) -> str:
     """Return a short description of the data."""
-    items = labelled.noun
-    if isinstance(labelled, Retrieval):
-        items = f"{items} on {len(labelled.documents)} documents"
+    items = labelled.noun + (f" on {len(labelled.documents)} documents" if isinstance(labelled, Retrieval) else "")
     if data is None:
         return f"{len(labelled)} demo {items} in {LANGUAGES['zh' if demo and demo.endswith('-zh') else 'en']}"
     return f"{len(labelled)} {items} of {data.rstrip('/').rpartition('/')[2]}"

@@ -236,6 +236,4 @@ def memory(backbone: CausalModule, longest: int, batch_size: int, copies: float,
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} seconds"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} minutes"
-    return f"{seconds / 3600:.1f} hours"
+    return f"{round(seconds / 60)} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"

@@ -247,9 +247,8 @@ def _correlation(first: Array, second: Array, weights: Array) -> Array:
     squares = np.einsum("bn,bn->b", weighted, first), np.einsum("bn,bn,bn->b", weights, second, second)
     flat = [square <= 1e-12 * weights.sum(axis=1) * np.abs(side).max(axis=1) ** 2
             for square, side in zip(squares, (first, second), strict=True)]  # fmt: skip
-    return np.einsum("bn,bn->b", weighted, second) / np.sqrt(
-        np.where(flat[0] | flat[1], np.nan, squares[0] * squares[1])
-    )
+    spread = np.sqrt(np.where(flat[0] | flat[1], np.nan, squares[0] * squares[1]))
+    return np.asarray(np.einsum("bn,bn->b", weighted, second) / spread)
 
 
 def _signed_mean(amounts: Array, order: _Order) -> Array:

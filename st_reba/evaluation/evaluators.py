@@ -195,8 +195,7 @@ class OddOneOutEvaluator(Evaluator):
     def inputs(self) -> tuple[list[str], list[str]]:
         """Return the 4 Q sentences, question by question, and the word of each."""
         sentences = [sentence for question in self.questions for sentence in question.sentences]
-        words = [question.word for question in self.questions for _ in question.sentences]
-        return sentences, words
+        return sentences, [question.word for question in self.questions for _ in question.sentences]
 
     def score(self, vectors: np.ndarray) -> dict[str, float]:
         """Return the accuracies of word embeddings, (Q, 4, D), of :meth:`inputs` in their order."""

@@ -53,6 +53,15 @@ class _Trainer(SentenceTransformerTrainer):
         if self.args.should_save or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super().save_model(*args, **kwargs)
 
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_checkpoint(*args, **kwargs)
+        for path in Path(str(args[0])).rglob("adapter_config.json"):
+            # It was loaded in its backbone's precision, and is trained in float32.
+            peft, model = require("peft", "train", "An adapter"), getattr(self.model, "_orig_mod", self.model)
+            weights = peft.load_peft_weights(str(path.parent), device="cpu")
+            named = {name.removeprefix("base_model.model."): weight for name, weight in weights.items()}
+            peft.set_peft_model_state_dict(model[0].model, named)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         # The number of evaluations must not change the weights.
         device = self.args.device

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_reba import TEMPLATES, BidirectionalLastLayer, CausalTransformer
@@ -105,10 +106,14 @@ def test_adapter_and_merged_model_are_one(settings, tmp_path, monkeypatch):
     check_saved_model(tmp_path / "run/adapter")
 
 
-def test_what_a_stopped_run_goes_on_as(settings, tmp_path, monkeypatch):
+def test_what_a_stopped_run_goes_on_as(settings, shallow_path, tmp_path, monkeypatch):
     """Not as one of another rank, nor with a model that changed in its place: the checkpoints hold the adapter alone.
     But with data that have moved. LoRA's weights are float32 and stay so, whatever the backbone's are."""
-    half, run = {"model_kwargs": {"dtype": "bfloat16"}}, {"num_train_epochs": 2, "save_steps": 2}
+    path, run = shutil.copytree(shallow_path, tmp_path / "half"), {"num_train_epochs": 2, "save_steps": 2}
+    weights = load_file(path / "model.safetensors")
+    save_file({name: own.bfloat16() for name, own in weights.items()}, path / "model.safetensors", {"format": "pt"})
+    change(path / "config.json", dtype="bfloat16")
+    half = {"model": str(path), "model_kwargs": {"dtype": "bfloat16"}}
     straight = train_bellm(settings(half, **run), tmp_path / "straight", progress=False)
     stop(train_bellm, settings(half, **run), tmp_path / "broken", 3)
     with pytest.raises(ValueError, match="a run with rank=4, but this run has rank=8"):
