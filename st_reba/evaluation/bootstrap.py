@@ -466,8 +466,7 @@ def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estim
             "have a score. More items are needed, or more that differ.",
             stacklevel=2,
         )
-    nothing = {name: Estimate(np.nan, np.nan, np.nan) for name in items.values}
-    return nothing | replicated.estimates(corrects=False)
+    return {name: Estimate(np.nan, np.nan, np.nan) for name in items.values} | replicated.estimates(corrects=False)
 
 
 # What is scored

@@ -309,14 +309,14 @@ def serve(server: Server, listener: socket.socket, started: Callable[[], None]) 
         listener: Socket from :func:`bind`.
         started: Called when the socket listens.
     """
-    config = uvicorn.Config(
+    running = uvicorn.Server(uvicorn.Config(
         make_app(server), log_level="warning", access_log=False, server_header=False, lifespan="on", ws="none",
         limit_concurrency=CONNECTIONS, timeout_keep_alive=KEEP_ALIVE,
-    )  # fmt: skip
-    # Uvicorn raises the signal again when it has stopped, for the previous handler.
+    ))  # fmt: skip
+    # A signal may come before uvicorn handles it, and uvicorn raises it again at its end, for the previous handler.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, running.handle_exit)
     # Clients can connect from here on.
-    listener.listen(config.backlog)
+    listener.listen(running.config.backlog)
     started()
-    uvicorn.Server(config).run(sockets=[listener])
+    running.run(sockets=[listener])

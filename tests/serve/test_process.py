@@ -9,12 +9,15 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from st_reba.serve.app import Server, bind, serve
 
 from .. import processes
 from ..backbones import TEXTS
@@ -134,3 +137,16 @@ def test_many_clients_and_the_end(server, model, monkeypatch):
         server.ask("/health")
     for client in silent:
         client.close()
+
+
+def test_a_signal_right_behind_the_address_ends_it():
+    """uvicorn does not handle signals yet then."""
+    last = threading.Timer(60, signal.raise_signal, [signal.SIGINT])
+    last.start()
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    with bind("127.0.0.1", 0) as listener:
+        serve(Server(), listener, started=lambda: signal.raise_signal(signal.SIGTERM))
+    for number, handler in before:
+        signal.signal(number, handler)
+    assert last.is_alive()
+    last.cancel()
