@@ -137,10 +137,10 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
         recipes: Number of recipes of which it is the best.
     """
     best, score = _in_brackets(answer.best), answer.score
-    shown = f"{column.show(score.best_guess)} {column.show_interval(score)}".rstrip()
-    corrected = column.show(score.value) != column.show(score.best_guess)
-    before = f", {column.show(score.value)} before the correction for being the best of {recipes} recipes"
-    sentences = [f"{best}: {shown}{before * corrected}."]
+    guess, value = column.show(score.best_guess), column.show(score.value)
+    shown = f"{guess} {column.show_interval(score)}".rstrip()
+    before = "" if guess == value else f", {value} before the correction for being the best of {recipes} recipes"
+    sentences = [f"{best}: {shown}{before}."]
     if splits.chooses:
         sentences.append(
             f"The score is the mean over {SPLITS} splits: one half of the {column.unit} chooses the settings, the "
@@ -170,8 +170,8 @@ def reasons(answer: Answer, column: Measure, splits: Splits, recipes: int) -> li
     elif splits.sure:
         sentences.append(f"There are no intervals: {items} are too few, or too few of one kind.")
     if answer.least > 0:
-        least = f"{column.show(answer.least)} or more{', before the correction' * corrected}"
-        sentences.append(f"These {items} can tell differences of {least}.")
+        end = ", before the correction" if before else ""
+        sentences.append(f"These {items} can tell differences of {column.show(answer.least)} or more{end}.")
     return sentences
 
 
