@@ -9,12 +9,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME
 
 from ..lm.sizes import in_a_line
 from ..lm.views import forget_adapters, is_borrowed, learned_prompt
 from ..optional import require
-from .checkpoints import Files
+from .checkpoints import ADAPTER_WEIGHTS, Files
+from .saved_files import readable
 
 # Beginning of the names of an adapter's weights, and the name of a loaded adapter.
 _PREFIX, _NAME = "base_model.model.", "default"
@@ -55,12 +56,13 @@ class Adapter:
             ImportError: If peft is not installed.
         """
         peft = _peft()
-        weights = next(filter(None, map(files.find, (ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME))), None)
+        weights = next(filter(None, map(files.find, ADAPTER_WEIGHTS)), None)
         if weights is None:
             lack = f"has an {ADAPTER_CONFIG_NAME} and no {ADAPTER_SAFE_WEIGHTS_NAME}"
             raise FileNotFoundError(f"{files} {lack}: get the whole adapter.")
         folder = str(weights.parent)
-        config, stored = peft.PeftConfig.from_pretrained(folder), peft.load_peft_weights(folder, device="cpu")
+        with readable(f"{files}: its adapter cannot be read", "Get the whole adapter, or a later peft."):
+            config, stored = peft.PeftConfig.from_pretrained(folder), peft.load_peft_weights(folder, device="cpu")
         return cls(f"the adapter {files}", config, stored)
 
     def fits(self, model: PreTrainedModel) -> bool:
@@ -89,7 +91,7 @@ class Adapter:
         peft, is_empty, name = _peft(), next(model.parameters()).is_meta, type(model).__name__
         before = {unadapted(name) for name in model.state_dict()}
         self._config.inference_mode = False
-        try:
+        with readable(f"peft cannot put {self._name} on {name}"):
             if not hasattr(model, "peft_config"):
                 inner = self._named_alike(model)
                 peft.inject_adapter_in_model(self._config, inner, _NAME, low_cpu_mem_usage=is_empty)
@@ -98,10 +100,6 @@ class Adapter:
             result = peft.set_peft_model_state_dict(
                 model, self._named_in(model), _NAME, ignore_mismatched_sizes=True, low_cpu_mem_usage=is_empty
             )
-        except NotImplementedError:
-            raise
-        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
-            raise ValueError(f"peft cannot put {self._name} on {name} ({in_a_line(error)})") from error
         parts = dict(model.named_children())
         kind = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING.get(self._config.peft_type, "")
         # Others may be of the head.
@@ -237,9 +235,8 @@ def merge(model: Any) -> None:
         for layer in (layer for layer in reversed(done) if layer.merged):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 layer.unmerge()
-        raise ValueError(
-            f"peft cannot merge this adapter of kind {kind} ({in_a_line(error)}). It stays as it was."
-        ) from error
+        problem = f"peft cannot merge this adapter of kind {kind} ({in_a_line(error)})."
+        raise ValueError(f"{problem} It stays as it was.") from error
     forget_adapters(model)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())

@@ -19,7 +19,7 @@ from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, utils
 from transformers.utils.hub import cached_file
-from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME, find_adapter_config_file
+from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME, find_adapter_config_file
 
 from ..lm.llama_cpp import MODEL_TYPE
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE
@@ -36,8 +36,9 @@ _CONFIGS = ("config", "encoder", "decoder")
 SAVED_MODEL = "st_reba"
 # Of the arguments that say where files are, those that belong to one model.
 _OF_ONE_MODEL = ("revision", "subfolder")
-#: Names of files of weights, in the order of choice.
+#: Names of files of weights of a model and of an adapter, in the order of choice.
 WEIGHTS = (utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME)
+ADAPTER_WEIGHTS = (ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME)
 # Ranks that are allowed whatever an adapter's weights are: in some kinds, they are no dimension.
 _LEAST_RANK = 256
 # A pickled checkpoint has no header: it holds at most half as many numbers as bytes, and these few do no harm.
@@ -156,7 +157,8 @@ def check_model(
         problem = f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large:"
         raise ValueError(f"{problem} they are of two adapters. Get both from one place.")
     base = files.of_base(str(settings.get("base_model_name_or_path")), settings.get("revision"))
-    _check_config(base, is_chosen)
+    with saved_files.fetching(base.name):
+        _check_config(base, is_chosen)
     return None if adapter.with_name(utils.CONFIG_NAME).is_file() else base
 
 
@@ -184,9 +186,8 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
                 'the file, or choose yourself: model_kwargs={"attn_implementation": "sdpa"}.'
             )
         if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not saved_files.is_dtype(value):
-            raise ValueError(
-                f"{file} sets {place} to {shorten(value)}: give a type of PyTorch's numbers, such as float32."
-            )
+            problem = f"{file} sets {place} to {shorten(value)}:"
+            raise ValueError(f"{problem} give a type of PyTorch's numbers, such as float32.")
         most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
         if most is not None and type(value) is int and value > most:
             raise ValueError(f"{file} asks for {value} ({place}): st_reba loads models with at most {most}.")
@@ -281,9 +282,8 @@ def shapes_of(path: Path) -> list[list[int]]:
         with safe_open(path, framework="pt") as weights:
             return [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
-        raise ValueError(
-            f"{path}: these weights are damaged or cut short ({error}). Fetch or save them again."
-        ) from error
+        problem = f"{path}: these weights are damaged or cut short ({error})."
+        raise ValueError(f"{problem} Fetch or save them again.") from error
 
 
 def missing_weights(report: Mapping[str, Any], part: str = "") -> dict[str, str]:

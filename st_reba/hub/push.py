@@ -14,7 +14,8 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer, Spars
 from sentence_transformers.util import load_file_path
 from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
-from .checkpoints import WEIGHTS, shapes_of
+from ..lm.llama_cpp import MODEL_TYPE
+from .checkpoints import ADAPTER_WEIGHTS, WEIGHTS, shapes_of
 from .saved_files import AdapterConfig, check_link, check_saved, read_modules, read_object, read_settings, shards_of
 
 #: Classes of sentence-transformers that encode single texts: as a vector, sparse weights, or token vectors.
@@ -187,9 +188,8 @@ def files_of(root: Path) -> list[Path]:
         if path.is_symlink():
             check_link(path, root)
             if not path.is_file():
-                raise ValueError(
-                    f"{path} is a link to {path.resolve()}, not a file: put the file itself there, or remove it."
-                )
+                problem = f"{path} is a link to {path.resolve()}, not a file:"
+                raise ValueError(f"{problem} put the file itself there, or remove it.")
         if path.is_file():
             files.append(path)
     return files
@@ -197,11 +197,13 @@ def files_of(root: Path) -> list[Path]:
 
 def _check_backbone(folder: Path) -> None:
     """Check that the folder of a language model has all of its weights."""
-    if not (folder / "config.json").is_file() or "model_type" not in read_object(folder / "config.json"):
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if "model_type" not in config:
         return
-    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    names = [str(config.get("file"))] if config["model_type"] == MODEL_TYPE else WEIGHTS
+    weights = next((folder / name for name in names if (folder / name).is_file()), None)
     if weights is None:
-        raise ValueError(f"{folder} has no weights ({', '.join(WEIGHTS)}): the model is not complete. Save it again.")
+        raise ValueError(f"{folder} has no weights ({', '.join(names)}): the model is not complete. Save it again.")
     if weights.suffix == ".json":
         for shard in sorted(set(shards_of(weights).values())):
             if not (folder / shard).is_file():
@@ -209,8 +211,10 @@ def _check_backbone(folder: Path) -> None:
 
 
 def _check_adapter(folder: Path) -> None:
-    """Check that the backbone of an adapter has a Hub id, and not a path on this machine."""
+    """Check that an adapter has weights, and its backbone a Hub id and not a path on this machine."""
     config = folder / ADAPTER_CONFIG_NAME
+    if config.is_file() and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+        raise ValueError(f"{folder} has no weights ({', '.join(ADAPTER_WEIGHTS)}). Save the model again.")
     settings = read_object(config, AdapterConfig) if config.is_file() else {}
     base = settings.get("base_model_name_or_path")
     if base and (Path(base).is_absolute() or Path(base).is_dir()):

@@ -48,10 +48,8 @@ def read_json(path: Path) -> Any:
             raise ValueError("NaN is no number")
         return float(name)
 
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, and at most {MAX_BYTES:,} are allowed. Download it again."
-        )
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes, and at most {MAX_BYTES:,} are allowed. Download it again.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=constant)
         is_deep = _is_deep(content)
@@ -156,9 +154,8 @@ def check_link(path: Path, root: Path) -> None:
     snapshot = next((folder for folder in (root, *root.parents) if folder.parent.name == "snapshots"), None)
     is_blob = snapshot is not None and target.parent == snapshot.parent.parent / "blobs"
     if not target.is_relative_to(root) and not is_blob:
-        raise ValueError(
-            f"{path} is a link to {target}, outside the model: put the file itself there, or remove the link."
-        )
+        problem = f"{path} is a link to {target}, outside the model:"
+        raise ValueError(f"{problem} put the file itself there, or remove the link.")
 
 
 # Schemas: values that are checked, each with the type of its name in the file
@@ -558,6 +555,5 @@ def fetching(model: str) -> Iterator[None]:
             reason = "it does not answer, and the model is not in the cache"
         elif not is_offline_mode():
             reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
-        raise OSError(
-            f"{missing}, and it cannot be downloaded from the Hub ({reason}). Check the name, or give a directory."
-        ) from None
+        problem = f"{missing}, and it cannot be downloaded from the Hub ({reason})."
+        raise OSError(f"{problem} Check the name, or give a directory.") from None

@@ -71,6 +71,8 @@ NO_MODELS = [
     (f"{OWN}/model.safetensors", b"\x08\0\0\0", "model.safetensors: these weights are damaged or cut short"),
     (f"{OWN}/model.safetensors.index.json", b'{"weight_map": {"w": "model-1.safetensors"}}', "model-1.safetensors "
      "is missing, which model.safetensors.index.json names."),
+    (f"{OWN}/adapter_config.json", b"{}", "has no weights (adapter_model.safetensors, adapter_model.bin). Save"),
+    (f"{OWN}/config.json", b'{"model_type": "st_reba_llama_cpp", "file": "a.gguf"}', "has no weights (a.gguf): the mo"),
 ]  # fmt: skip
 
 

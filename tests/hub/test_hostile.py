@@ -203,6 +203,21 @@ class TestAKernelIsCode:
             ReBAModule.load(str(adapter))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("peft_type", "OF_LATER", "adapter: its adapter cannot be read (KeyError: 'OF_LATER'). Get the whole"),
+        ("target_modules", "((", "peft cannot put the adapter "),
+        ("base_model_name_or_path", "org/gone", "The model org/gone: there is no such directory, and it cannot be do"),
+    ],
+)
+def test_an_adapter_that_cannot_be_put_on(key, value, said, originals, tmp_path):
+    adapter = adapted(originals[ReBAModule], tmp_path / "adapter")
+    change(adapter / "adapter_config.json", **{key: value})
+    with pytest.raises((ValueError, OSError), match=re.escape(said)):
+        ReBAModule.load(str(adapter))
+
+
 def test_settings_and_weights_after_pooling(tmp_path):
     """Modules whose directory holds settings and weights."""
     for settings, message in (
