@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,8 @@ from torch import Tensor
 from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from ..data.sources import check_characters
-from ..hub.push import ENCODERS, model_class, saved_class
+from ..hub.push import ENCODERS, saved_class
+from ..hub.saved_files import AdapterConfig, read_modules, read_object
 from ..lm.gguf import is_gguf
 from ..reading.chunks import check_chunk_tokens, encode_chunks
 from ..settings import check_choice, check_int
@@ -215,14 +215,15 @@ def model_files(model: str, revision: str | None) -> tuple[list[str], dict[str, 
         adapters = [path for path in files.values() if path.name == ADAPTER_CONFIG_NAME]
     else:
         commits = [f"{model}@{revision}"]
-        modules = json.loads(Path(hf_hub_download(model, _MODULES, revision=revision)).read_text("utf-8"))
+        modules = read_modules(Path(hf_hub_download(model, _MODULES, revision=revision)))
         name = (PurePosixPath(modules[0]["path"]) / ADAPTER_CONFIG_NAME).as_posix()
         adapters = [Path(path)] if (path := load_file_path(model, name, revision=revision)) else []
     for adapter in adapters:
-        base = str(json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path"))
+        settings = read_object(adapter, AdapterConfig)
+        base = str(settings.get("base_model_name_or_path"))
         if Path(base).is_dir():
             files.update({f"{base}: {name}": path for name, path in _files(Path(base).absolute()).items()})
-        elif config := load_file_path(base, _CONFIG):
+        elif config := load_file_path(base, _CONFIG, revision=settings.get("revision")):
             commits.append(f"{base}@{Path(config).parent.name}")
         # A directory with the whole model next to the adapter loads without the base.
         elif not (adapter.parent / _CONFIG).is_file():
@@ -242,17 +243,14 @@ def saved_commit(model: str, revision: str | None) -> str | None:
     Raises:
         ValueError: If the model does not exist, is a bare language model, or reads texts in pairs.
     """
-    path = Path(model)
-    if path.is_dir():
-        if revision is not None:
-            raise ValueError(f"{model} is a directory: give a revision only for models on the Hub.")
-        if (path / _MODULES).is_file():
-            if (kind := model_class(path)) not in ENCODERS:
-                raise ValueError(f"{model} is a {kind}, which reads texts in pairs. Give one of {', '.join(ENCODERS)}.")
-            return None
-    elif not is_gguf(model):
-        if file := load_file_path(model, _MODULES, revision=revision):
-            return Path(file).parent.name
+    is_here, is_bare = Path(model).is_dir(), is_gguf(model)
+    if is_here and revision is not None:
+        raise ValueError(f"{model} is a directory: give a revision only for models on the Hub.")
+    if not is_bare and (file := load_file_path(model, _MODULES, revision=revision)):
+        if (kind := saved_class(model, revision)) not in ENCODERS:
+            raise ValueError(f"{model} is a {kind}, which reads texts in pairs. Give one of {', '.join(ENCODERS)}.")
+        return None if is_here else Path(file).parent.name
+    if not is_here and not is_bare:
         try:
             hf_hub_download(model, _CONFIG, revision=revision)
         except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:

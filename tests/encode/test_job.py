@@ -15,6 +15,7 @@ from sentence_transformers.util import quantize_embeddings
 
 from st_reba import CausalTransformer, PromptRepsModule, encode_chunks
 from st_reba.encode import Encoder, LocalEngine, encode_file
+from st_reba.encode import encoder as encoder_file
 from st_reba.modules.multi_vector import multi_vector_encoder
 
 from ..backbones import DEMO_MODEL
@@ -251,7 +252,22 @@ def test_refusals(changes, given, message, encoder, texts, tmp_path):
     assert names(tmp_path) == ["texts.txt"]
 
 
-def test_a_model_that_reads_pairs_is_refused(shallow_path, texts, tmp_path):
+def test_a_model_that_reads_pairs_is_refused(shallow_path, texts, tmp_path, monkeypatch):
     CrossEncoder(shallow_path, num_labels=1, device="cpu").save_pretrained(str(tmp_path / "pairs"))
     with pytest.raises(ValueError, match="is a CrossEncoder, which reads texts in pairs"):
         encode_file(Encoder(str(tmp_path / "pairs")), texts, tmp_path / "a.parquet")
+    on_the_hub = {"load_file_path": lambda *_, **__: "commit/modules.json", "saved_class": lambda *_: "CrossEncoder"}
+    for name, found in on_the_hub.items():
+        monkeypatch.setattr(encoder_file, name, found)
+    with pytest.raises(ValueError, match="org/pairs is a CrossEncoder, which reads texts in pairs"):
+        Encoder("org/pairs").pinned()
+
+
+def test_an_adapter_is_for_a_model_at_a_revision(tmp_path, monkeypatch):
+    adapter = tmp_path / "adapter_config.json"
+    adapter.write_text(json.dumps({"base_model_name_or_path": "org/base", "revision": "v1"}))
+    monkeypatch.setattr(encoder_file, "load_file_path", lambda model, name, revision=None: f"{revision}/{name}")
+    assert encoder_file.model_files(str(tmp_path), None)[0] == ["org/base@v1"]
+    adapter.write_text("[]")
+    with pytest.raises(ValueError, match=r"adapter_config.json is \[\], and not an object"):
+        encoder_file.model_files(str(tmp_path), None)
