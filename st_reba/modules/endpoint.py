@@ -7,6 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from time import sleep
 from typing import Any, Self
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ..settings import check, check_flag, check_int, describe, first_not_none
 from ..text.presets import normalized, preset
-from ..text.templates import PROMPT, Template
+from ..text.templates import PREPEND, PROMPT, Template
 from .stored import StoredModule
 
 #: Names of this machine, which no proxy is for.
@@ -92,11 +93,11 @@ class Endpoint:
         try:
             rows = {row["index"]: np.asarray(row["embedding"], dtype=np.float64) for row in answer["data"]}
             vectors = np.stack([rows[index] for index in range(len(texts))])
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             vectors = np.empty(0)
         if vectors.ndim != 2 or not vectors.size or len(answer["data"]) != len(texts):
             raise EndpointError(f"{self.url} gave no vector for each of {len(texts)} texts, of one size, by its index.")
-        if not np.isfinite(vectors).all():
+        if not (np.abs(vectors) <= np.finfo(np.float32).max).all():
             raise EndpointError(f"{self.url} gave a vector with a value that is no number: see the server's log.")
         return vectors
 
@@ -113,7 +114,9 @@ class Endpoint:
                 with self._opener.open(request, timeout=self._timeout) as answer:
                     return json.loads(answer.read())
             except urllib.error.HTTPError as error:
-                message, wait = error.read(500).decode(errors="replace"), error.headers.get("Retry-After", "")
+                message, wait = "", error.headers.get("Retry-After", "")
+                with suppress(OSError, HTTPException):
+                    message = error.read(500).decode(errors="replace")
                 failure = EndpointError(f"{url} answered {error.code}: {message}", error.code)
                 if error.code not in _PASSING:
                     break
@@ -213,6 +216,7 @@ class EndpointTransformer(StoredModule, InputModule):
         super().__init__()
         self._template = Template.parse(template)
         self.template = str(self._template)
+        check("template", template, PREPEND not in self.template, f"nothing is prepended, so leave {PREPEND} out.")
         check_int("copies of the text in the template", self._template.copies, 1, 1024)
         advice = "give a server's URL that begins with http:// or https://, without a password or a query."
         self.url = check("url", url, _is_url(url), advice)

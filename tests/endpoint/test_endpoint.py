@@ -55,6 +55,8 @@ def test_a_template_stands_around_each_text(path, server):
 
 
 def test_a_long_text_is_cut_and_a_filter_stands_behind(server):
+    with pytest.raises(ValueError, match="nothing is prepended, so leave {prepend} out"):
+        EndpointTransformer(server.url, template="{prepend} {text}")
     module = EndpointTransformer(server.url, template='{text}" is:"', max_characters=10)
     with pytest.raises(ValueError, match="Input 1 of its batch is a dict: give strings"):
         module.preprocess(["a", {"text": "b"}])
@@ -167,6 +169,8 @@ SPOILED = {
     "more": (rows(lambda data: [*data, data[0]]), "no vector for each of 5 texts"),
     "an index twice": (first(index=0), "no vector for each of 5 texts"),
     "no index": (first(index=None), "no vector for each of 5 texts"),
+    "beyond a float": (first(embedding=[10**400] * WIDTH), "no vector for each of 5 texts"),
+    "beyond half of one": (first(embedding=[1e39] * WIDTH), "a value that is no number"),
     "words": (lambda answer: b"<html>welcome</html>", "something else than JSON"),
     "an error": (lambda answer: {"error": "out of memory"}, "no vector for each"),
 }
@@ -197,6 +201,10 @@ def test_a_server_that_is_busy_is_asked_again(server, waited):
     with pytest.raises(EndpointError, match="answered 400"):
         model.encode(TEXTS)
     assert len(waited) == 8
+    # Nor is an error whose text is cut short.
+    server.fails, server.headers = 1, {"Transfer-Encoding": "chunked"}
+    with pytest.raises(EndpointError, match="answered 400: $"):
+        model.encode(TEXTS)
 
 
 def test_a_server_that_is_slow_or_gone_is_a_sentence(server):
