@@ -74,6 +74,8 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     template = module.layouter.templates[0]
     literal = any(template.literals)
     prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
+    if hasattr(module.model, "language_model_class"):
+        raise ValueError(f"{name} runs on llama.cpp. Build it on the model in transformers, and export that.")
     if type(module) not in (CausalTransformer, EchoModule):
         problem = f"{name} does more than one causal pass, which no engine runs."
         raise ValueError(f"{problem} Serve it with st_reba, or export a CausalTransformer or an EchoModule.")

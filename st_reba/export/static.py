@@ -91,10 +91,8 @@ def _tokenizer(module: CausalModule) -> Tokenizer:
     """Return a copy of a module's tokenizer without truncation and padding."""
     original = cast(PreTrainedTokenizerBase, module.tokenizer)
     if not original.is_fast:
-        raise ValueError(
-            f"{type(original).__name__} is a slow tokenizer, and sentence-transformers' StaticEmbedding needs a fast "
-            "one: use a model that has a tokenizer.json."
-        )
+        problem = f"{type(original).__name__} is a slow tokenizer, and sentence-transformers' StaticEmbedding needs"
+        raise ValueError(f"{problem} a fast one: use a model that has a tokenizer.json.")
     tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -200,9 +200,8 @@ def _from_hub(repo_id: str, path: str, hub: dict[str, Any]) -> Path:
     try:
         return Path(hf_hub_download(repo_id, path, **hub))
     except OSError as error:
-        raise FileNotFoundError(
-            f"{repo_id}/{path}: there is no such file here, and the Hub does not give it: {error}"
-        ) from error
+        problem = f"{repo_id}/{path}: there is no such file here,"
+        raise FileNotFoundError(f"{problem} and the Hub does not give it: {error}") from error
 
 
 def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ..hub.checkpoints import Files
+from ..hub.saved_files import read_object
 from ..lm import gguf
 from ..lm.llama_cpp import END, MODEL_TYPE, LlamaCpp
 from ..lm.model import LanguageModel
@@ -197,7 +198,7 @@ class LlamaCppEmbeddings(nn.Module):
 
 def _checked_file(files: Files, config: LlamaCppConfig) -> Path:
     """Return the GGUF file that a configuration names, in its folder."""
-    if not re.fullmatch(r"[^/\\]+\.gguf", config.file):
+    if not re.fullmatch(r"[^/\\]+\.gguf", str(config.file)):
         raise ValueError(f"file={config.file!r}: give the name of a GGUF file in the folder of config.json.")
     file = files.find(config.file)
     if file is None:
@@ -254,7 +255,8 @@ class LlamaCppTransformer(CausalTransformer):
     def _directory(self, name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         options = kwargs.get("model_kwargs") or {}
         if options.get("gguf_file") is None and not gguf.is_gguf(name):
-            if Files(name, options).find("config.json") is not None:
+            config_file = Files(name, options).find("config.json")
+            if config_file is not None and read_object(config_file).get("model_type") == MODEL_TYPE:
                 # A saved model, which contains its file.
                 return name, kwargs
             raise ValueError(f"{name} is not a GGUF file, and llama.cpp runs no other. Use CausalTransformer.")

@@ -16,6 +16,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import st_reba
+from st_reba.export import save_plain
+from st_reba.hub.push import check_saved_model
 from st_reba.lm import llama_cpp
 from st_reba.lm.llama_cpp import LlamaCpp
 from st_reba.lm.passes import Replace
@@ -121,6 +123,7 @@ def test_a_saved_model_has_its_file_in_it_and_takes_no_other(language_model, fil
     assert (SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS) == model.encode(TEXTS)).all()
     config = json.loads((saved.parent / "config.json").read_text())
     assert str(file.parent) not in json.dumps(config)
+    check_saved_model(tmp_path / "saved")
 
     ggufs.write(tmp_path / "other.gguf", seed=1)
     saved.unlink()
@@ -133,6 +136,17 @@ def test_a_saved_model_has_its_file_in_it_and_takes_no_other(language_model, fil
     (saved.parent / "config.json").write_text(json.dumps({**config, "file": "../tiny.gguf"}))
     with pytest.raises(ValueError, match="give the name of a GGUF file"):
         SentenceTransformer(str(tmp_path / "saved"))
+    (saved.parent / "config.json").write_text(json.dumps({**config, "file": 3}))
+    with pytest.raises(ValueError, match="give the name of a GGUF file"):
+        SentenceTransformer(str(tmp_path / "saved"))
+
+
+def test_no_other_model_is_taken_and_none_is_exported(language_model, shallow_path, tmp_path):
+    with pytest.raises(ValueError, match="is not a GGUF file, and llama.cpp runs no other"):
+        st_reba.LlamaCppTransformer(shallow_path)
+    for module in (language_model, st_reba.CausalTransformer(language_model)):
+        with pytest.raises(ValueError, match=f"{type(module).__name__} runs on llama.cpp. Build it on the model in"):
+            save_plain(pipeline(module), tmp_path)
 
 
 def test_a_model_that_ends_early_is_saved_so(language_model, tmp_path):
