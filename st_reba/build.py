@@ -71,11 +71,10 @@ def build(
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ValueError("texts is one string, or has something else than strings: give an iterable of texts.")
     if isinstance(model_name_or_path, nn.Module) and device is not None and "tokenizer" in settings:
-        raise ValueError(
-            f"device={device!r}: a loaded language model stays where it is. Move it yourself, or leave device out."
-        )
-    if isinstance(recipe, str):
-        recipe = _named(recipe, texts, language, settings.get("template"))
+        problem = f"device={device!r}: a loaded language model stays where it is."
+        raise ValueError(f"{problem} Move it yourself, or leave device out.")
+    if not isinstance(recipe, Recipe):
+        recipe = _named(str(recipe), texts, language, settings.get("template"))
     mode = mode_of(recipe.pooling if pooling is None else pooling)
     fitting = [mode_of(own) for own in recipe.poolings]
     if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:
@@ -98,7 +97,7 @@ def build(
         parts.append(Normalize())
     prompts = prompts_or_own(prompts, arguments)
     built = SentenceTransformer(modules=parts, device=device, prompts=prompts or None)
-    if PROMPT in preset(arguments.get("template", "")).template and prompts.get("document"):
+    if PROMPT in preset(arguments.get("template") or "").template and prompts.get("document"):
         # Such a template needs a prompt: texts are documents unless the caller says otherwise.
         built.default_prompt_name = "document"
     note_recipe(built, recipe, settings)

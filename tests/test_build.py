@@ -117,6 +117,8 @@ def test_the_prompt_is_in_the_language_of_the_texts(roomy_path):
 REFUSED = [
     ("topic", {"texts": "one text"}, "texts is one string, or has something else"),
     ("topic", {"texts": ["one text", None]}, "something else than strings: give an iterable of texts"),
+    (None, {}, "There is no recipe 'None'."),
+    ("classical", {"pooling": ["mean", "last"]}, "Invalid pooling mode: 'last'."),
     ("classical", {"language": "zh"}, "language='zh': classical asks in no language of its own. Leave language"),
     ("topic", {"language": "fr"}, "language='fr': topic asks in 'en' or 'zh'."),
     ("topic", {"language": "zh", "template": "{text} is"}, "template and language both say which prompt is read"),
@@ -128,6 +130,15 @@ REFUSED = [
 def test_what_is_refused(recipe, settings, message, roomy_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         st_reba.build(roomy_path, recipe, **settings)
+
+
+def test_a_model_or_a_template_of_another_type(roomy_path):
+    for model, kind in ((None, "NoneType"), (3, "int"), ([roomy_path], "list")):
+        with pytest.raises(ValueError, match=f"A {kind} was given: give a path, a Hub id, a language model"):
+            st_reba.build(model, "classical")
+    with pytest.raises(ValueError, match=r"template must be a string, but \[\] was given"):
+        st_reba.CausalTransformer(roomy_path, template=[])
+    assert st_reba.build(roomy_path, "echo-2", template=None)[0].template == "{text}{text}"
 
 
 HUB = r" \(HF_HUB_OFFLINE is set, .* a directory\.$"

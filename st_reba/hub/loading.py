@@ -142,7 +142,7 @@ def load(source: ModelSource, *, locate: Locate = as_directory, **kwargs: Any) -
         kind, unfit = "a language model that is already loaded", kwargs.keys() - _FOR_LOADED
     if unfit:
         raise ValueError(f"{', '.join(sorted(unfit))} cannot be set on {kind}: leave it out.")
-    if isinstance(source, nn.Module) and not isinstance(source, Transformer):
+    if not isinstance(source, str | Transformer):
         source, kwargs = _around(source, **kwargs), {}
     if isinstance(source, str):
         with fetching(source):
@@ -169,7 +169,6 @@ def _around(
     model: nn.Module, *, tokenizer: Any = None, max_seq_length: int | None = None, disable_adapter: bool = False
 ) -> Transformer:
     """Return a ``Transformer`` around a view of a loaded language model."""
-    check_tokens("max_seq_length", max_seq_length)
     body = body_of(model, disable_adapter=disable_adapter)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         problem = f"tokenizer={tokenizer!r}: a loaded language model does not bring its tokenizer."

@@ -123,7 +123,7 @@ class CausalModule(SafeTransformer):
         chat: Chat = "turn",
         **transformer_kwargs: Any,
     ) -> None:
-        given: Sequence[Any] = template if isinstance(template, (list, tuple)) else [template]
+        given: Sequence[Any] = template if template and isinstance(template, (list, tuple)) else [template]
         presets = [own if isinstance(own, Preset) else preset_of(own) for own in given]
         templates, preset = [Template.parse(own.template) for own in presets], agreed(presets)
         self._templates, self.template = tuple(templates), str(templates[0])

@@ -413,7 +413,7 @@ class Recipe:
 
 def mode_of(pooling: str) -> str:
     """Return the name of a pooling in sentence-transformers; a name that is not in :data:`POOLINGS` is one."""
-    return POOLINGS.get(pooling, pooling)
+    return POOLINGS.get(str(pooling), pooling)
 
 
 def device_of(backbone: nn.Module) -> str:
