@@ -85,9 +85,9 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     if not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in following[1:]):
         problem = f"{name} is followed by {', '.join(type(part).__name__ for part in following)}:"
         raise ValueError(f"{problem} an engine runs only Pooling and Normalize, in this order.")
-    if mode not in ("lasttoken", "mean") or (mode == "mean" and not _pools_all(module)):
+    if mode not in ("lasttoken", "mean") or (mode == "mean" and not _pools_all(module, bool(prompts))):
         problem = f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}":'
-        advice = 'an engine pools every token of the input or the last. Build it with Pooling("lasttoken").'
+        advice = 'an engine pools every token, of prompts too, or the last. Build it with Pooling("lasttoken").'
         raise ValueError(f"{problem} {advice}")
     if template.copies > 2:
         raise ValueError(
@@ -112,15 +112,15 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     return module
 
 
-def _pools_all(module: CausalModule) -> bool:
-    """Whether the pooling covers every token of the input."""
+def _pools_all(module: CausalModule, has_prompts: bool) -> bool:
+    """Whether the pooling covers every token of the input, which may have a prompt."""
     layouter = module.layouter
     literals = layouter.templates[0].literals
     if len(literals) > 2:
         return False
     pools_from_the_text = module.pool_over == "all" and not literals[0]
     is_bare = not any([*literals, *layouter.before, *layouter.after])
-    return module.pool_over == "whole" or pools_from_the_text or is_bare
+    return module.pool_over == "whole" or (not has_prompts and (pools_from_the_text or is_bare))
 
 
 # The tokenizer

@@ -200,6 +200,8 @@ def test_other_architectures_the_mean_of_every_token_and_prompts(backbone_path, 
         check(last(CausalTransformer(backbone_path(architecture), output_layer=2)), tmp_path / architecture)
     check(pipeline(CausalTransformer(backbone_path("llama", "bert"), pool_over="all")), tmp_path / "mean")
     check(last(CausalTransformer(backbone_path()), **QUERY), tmp_path / "prompts", prompt_name="query")
+    whole = CausalTransformer(backbone_path(), pool_over="whole")
+    check(pipeline(whole, **QUERY), tmp_path / "whole", prompt_name="query")
 
 
 def test_what_engines_read(backbone_path, tmp_path):
@@ -249,6 +251,7 @@ NOT_FOR_ENGINES = [
     (lambda path: last(ReBAModule(path())), "ReBAModule does more than one causal pass"),
     (lambda path: last(CausalTransformer(path(), bidirectional_layers=1)), "runs the language model unchanged"),
     (lambda path: pipeline(CausalTransformer(path(), template="So {text}:")), r'Pooling\("mean"\) over the tokens'),
+    (lambda path: pipeline(CausalTransformer(path()), **QUERY), r"every token, of prompts too, or the last\. Build it"),
     (lambda path: last(EchoModule(path(), repetitions=3)), r"every combination .* Two copies can be exported"),
     (lambda path: pipeline(EchoModule(path())), r'Build it with Pooling\("lasttoken"\)'),
     (lambda path: last(CausalTransformer(path(), output_layer=2, final_norm=False)), "final_norm=True"),
