@@ -247,7 +247,7 @@ def saved_commit(model: str, revision: str | None) -> str | None:
     if is_here and revision is not None:
         raise ValueError(f"{model} is a directory: give a revision only for models on the Hub.")
     if not is_bare and (file := load_file_path(model, _MODULES, revision=revision)):
-        if (kind := saved_class(model, revision)) not in ENCODERS:
+        if (kind := saved_class(model, revision) or "SentenceTransformer") not in ENCODERS:
             raise ValueError(f"{model} is a {kind}, which reads texts in pairs. Give one of {', '.join(ENCODERS)}.")
         return None if is_here else Path(file).parent.name
     if not is_here and not is_bare:

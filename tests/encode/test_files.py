@@ -120,8 +120,8 @@ class TestWhatIsRead:
         monkeypatch.setattr(of_a_model, "load_file_path", load)
         monkeypatch.setattr(of_a_model, "hf_hub_download", download)
         for name, file, content in [
-            ("lm", "config.json", "{}"), ("own", "modules.json", '[{"path": ""}]'),
-            ("adapted", "modules.json", '[{"path": ""}]'),
+            ("lm", "config.json", "{}"), ("own", "modules.json", '[{"type": "", "path": "", "name": ""}]'),
+            ("adapted", "modules.json", '[{"type": "", "path": "", "name": ""}]'),
             ("adapted", "adapter_config.json", '{"base_model_name_or_path": "org/lm"}'),
         ]:  # fmt: skip
             path = tmp_path / "org" / name / f"commit-of-{name}" / file
