@@ -255,8 +255,9 @@ class LlamaCppTransformer(CausalTransformer):
     def _directory(self, name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         options = kwargs.get("model_kwargs") or {}
         if options.get("gguf_file") is None and not gguf.is_gguf(name):
-            config_file = Files(name, options).find("config.json")
-            if config_file is not None and read_object(config_file).get("model_type") == MODEL_TYPE:
+            own = Files(name, options)
+            configs = [files.find("config.json") for files in (own, own.of_base(name))]
+            if any(path and read_object(path).get("model_type") == MODEL_TYPE for path in configs):
                 # A saved model, which contains its file.
                 return name, kwargs
             raise ValueError(f"{name} is not a GGUF file, and llama.cpp runs no other. Use CausalTransformer.")
@@ -267,15 +268,11 @@ class LlamaCppTransformer(CausalTransformer):
         llama_cpp = LlamaCpp(file)
         config = LlamaCppConfig(
             # Files of Ollama have no suffix.
-            file=file.with_suffix(gguf.SUFFIX).name,
-            sha256=digest,
-            size=file.stat().st_size,
-            hidden_size=llama_cpp.hidden_size,
-            num_hidden_layers=llama_cpp.layers,
-            vocab_size=llama_cpp.vocabulary_size,
-            max_position_embeddings=llama_cpp.positions,
+            file=file.with_suffix(gguf.SUFFIX).name, sha256=digest, size=file.stat().st_size,
+            hidden_size=llama_cpp.hidden_size, num_hidden_layers=llama_cpp.layers,
+            vocab_size=llama_cpp.vocabulary_size, max_position_embeddings=llama_cpp.positions,
             architectures=["LlamaCppModel"],
-        )
+        )  # fmt: skip
         directory = gguf.kept(file, digest, [MODEL_TYPE], lambda source: config)
         return str(directory), {**kwargs, "model_kwargs": {"llama_cpp": llama_cpp}}
 

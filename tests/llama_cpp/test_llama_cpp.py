@@ -277,3 +277,9 @@ def test_other_files_are_refused(tmp_path, name, content, error, says):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=says):
         st_reba.LlamaCppTransformer(str(tmp_path / name))
+
+
+def test_a_saved_model_is_taken_by_its_own_directory(language_model, tmp_path):
+    """The file is in the folder of its first module."""
+    pipeline(language_model, "lasttoken").save_pretrained(str(tmp_path))
+    assert type(st_reba.LlamaCppTransformer(str(tmp_path)).model) is type(language_model.model)
