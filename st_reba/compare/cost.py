@@ -118,7 +118,7 @@ class Forecast:
         plural = "" if self.recipes == 1 else "s"
         long = " Fewer recipes, or a part of the data, take less." if self.seconds > _LONG else ""
         return (
-            f"{self.recipes} recipe{plural} on {self.texts:,} texts, with controls and timings: "
+            f"{self.recipes} recipe{plural} on {self.texts:,} texts, with timings and any controls: "
             f"{measured(self.tokens)} tokens at {measured(self.speed)} a second here, "
             f"about {_duration(self.seconds)}, of the processor's time {_duration(self.processor_seconds)}. "
             f"Memory: about {self.memory / 1e9:.1f} GB at the peak, of which {self.weights / 1e9:.1f} GB are weights."

@@ -492,6 +492,6 @@ FORECASTS = [(30_000, "30 seconds", "60 seconds"), (3e5, "5 minutes", "10 minute
 @pytest.mark.parametrize(("tokens", "duration", "twice"), FORECASTS)
 def test_what_is_told(tokens, duration, twice):
     told = str(Forecast(8, 1955, tokens, 1000.0, 270_000_000, 1_250_000_000, 2 * tokens / 1000))
-    assert told.startswith("8 recipes on 1,955 texts, with controls and timings: ")
+    assert told.startswith("8 recipes on 1,955 texts, with timings and any controls: ")
     assert f"tokens at 1,000 a second here, about {duration}, of the processor's time {twice}. Memory: " in told
     assert "about 1.2 GB at the peak, of which 0.3 GB" in told
