@@ -165,8 +165,7 @@ def build(
     line = loading_line(f"st_reba.{family}" if rerank else family, out)
     console.say(f"Wrote {out}. Load it with: {line}")
     if as_json:
-        key = None if rerank else chosen.key
-        write_json("build", path=str(out), family=family, recipe=key, load=line)
+        write_json("build", path=str(out), family=family, recipe=None if rerank else chosen.key, load=line)
 
 
 def _check_recipe(chosen: Recipe, settings: dict[str, Any], sparse: bool, multi_vector: bool) -> None:

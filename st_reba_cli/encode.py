@@ -89,7 +89,7 @@ def encode(
         check_url(out, "http", "https")
     else:
         out = str(path)
-        if path.exists() and not overwrite and not path.with_name(f"{path.name}.partial").exists():
+        if path.exists() and not overwrite and not Path(f"{path}.partial").exists():
             raise ValueError(f"{out} exists: choose another --out, or replace it with --overwrite.")
 
     from sentence_transformers.util import get_device_name

@@ -151,8 +151,7 @@ def check_devices(device: str | None) -> None:
     Raises:
         ValueError: If it cannot.
     """
-    names = [] if device is None else [part.strip() for part in device.split(",")]
-    for name in names:
+    for name in () if device is None else map(str.strip, device.split(",")):
         try:
             # item() needs a value from the device: "meta" accepts every tensor and computes nothing.
             torch.zeros(1, device=name, dtype=torch.float32).item()
@@ -202,7 +201,7 @@ def load_backbone(
 ) -> CausalTransformer | LlamaCppTransformer:
     """Load a language model by either engine; llama.cpp keeps a file's own precision."""
     module: CausalTransformer | LlamaCppTransformer
-    with usable(model):
+    with usable(model, device):
         if engine == "llama.cpp":
             module = LlamaCppTransformer(model)
         else:

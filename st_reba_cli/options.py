@@ -40,12 +40,14 @@ def check_free(out: Path | None, name: str) -> Path | None:
         name: Option to name in errors.
 
     Raises:
-        ValueError: If the directory has files, or is a URL.
+        ValueError: If the directory has files, is the current one, or is a URL.
     """
     if out is not None and re.match(r"[\w:+-]{2,}:/", str(out)):
         raise ValueError(f"{out} is a URL: give a local directory to {name}.")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty directory: choose another {name}, or remove it.")
+    if out is not None and not out.name:
+        raise ValueError(f"{out} is the current directory: give {name} one that does not exist, such as {out / 'out'}.")
     return out
 
 

@@ -126,6 +126,7 @@ LATER: dict[str, list[tuple[str, str]]] = {
         ("--data pairs.tsv --words words.csv --recipes early-late --no-controls", "--words: none of the recipes has"),
         ("--data pairs.tsv --recipes classical,echo-2 --prompt-language zh", "there is no Chinese prompt for classic"),
     ],
+    "export": [("--static new --device gpu", "--device gpu: PyTorch")],
     "encode": [
         # It is not embedded by what sentence-transformers would guess; the line to type is there.
         ("lm texts.txt", "st-reba build --model lm --out my-model"),
@@ -242,6 +243,14 @@ def test_a_refusal(command, options, said, desk):
     assert said in output
     assert "Traceback" not in output
     assert written(desk) == before
+
+
+def test_the_current_directory_is_not_replaced(tmp_path, monkeypatch):
+    """It may be empty; but to move another to its place would leave the shell in none."""
+    monkeypatch.chdir(tmp_path)
+    for line in ("build --model a --out .", "compare --model a --save-best .", "export --model a --static ."):
+        assert "Error: . is the current directory: give --" in typed(line, expect=1)
+    assert "Error: . exists: choose another --out" in typed("encode a b --out .", expect=1)
 
 
 def test_the_model_where_none_is_given(tmp_path, monkeypatch):
