@@ -66,8 +66,8 @@ def push(
         URL of the commit or the pull request.
 
     Raises:
-        ValueError: If the directory is not a complete model, the id is malformed, or ``private`` is set and the
-            repository is public.
+        ValueError: If the directory is not a complete model, the id is malformed, ``private`` is set and the
+            repository is public, or a pull request would change nothing.
         ConnectionError: If the Hub cannot be reached.
         PermissionError: If the Hub refuses the token.
         OSError: If the Hub refuses anything else, such as a large file.
@@ -85,9 +85,7 @@ def push(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         files = [_operation(root, path, repo_id) for path in files_of(root)]
         text = message or f"Add {repo_id.split('/')[1]}, a {model_class(root)}"
-        commit = api.create_commit(
-            repo_id, operations=files, commit_message=text, revision=revision, create_pr=create_pr
-        )
+        done = api.create_commit(repo_id, operations=files, commit_message=text, revision=revision, create_pr=create_pr)
     except OfflineModeIsEnabled:
         raise ConnectionError("HF_HUB_OFFLINE is set: unset it to push.") from None
     except HfHubHTTPError as error:
@@ -101,7 +99,9 @@ def push(
         # Raised for a large file that did not arrive, with the reason as its cause.
         reason = _reason(error.__cause__ or error)
         raise OSError(f"A large file was not uploaded ({reason}). {repo_id} is unchanged: push again.") from None
-    return str(commit.pr_url if create_pr else commit.commit_url)
+    if create_pr and done.pr_url is None:
+        raise ValueError(f"{repo_id} has all of these files already: there is nothing to propose.")
+    return str(done.pr_url if create_pr else done.commit_url)
 
 
 def _operation(root: Path, path: Path, repo_id: str) -> CommitOperationAdd:

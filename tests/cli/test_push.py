@@ -114,6 +114,12 @@ def test_a_blob_that_is_a_link(model, hub):
     assert "sent" not in hub
 
 
+def test_a_pull_request_without_a_change_is_none():
+    """The client opens none then."""
+    said = typed("push model org/name --create-pr", expect=1)
+    assert said == "Error: org/name has all of these files already: there is nothing to propose."
+
+
 def test_links_of_the_hubs_cache(model, hub):
     """A model there is a directory of links to blobs beside it."""
     cache = Path("models--org--name").absolute()
