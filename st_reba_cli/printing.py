@@ -70,7 +70,7 @@ def loading_line(kind: str, model: object, revision: str | None = None, imports:
     if "." not in kind:
         imports += f"from sentence_transformers import {kind}; "
     branch = "" if revision is None else f', revision="{revision}"'
-    return f'{imports}{kind}("{model}"{branch})'
+    return f"{imports}{kind}({json.dumps(str(model), ensure_ascii=False)}{branch})"
 
 
 def write_json(command: str, /, **result: Any) -> None:

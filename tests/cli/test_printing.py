@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import errno
 import io
@@ -172,6 +173,13 @@ def test_nothing_that_a_user_gave_is_markup(desk):
     assert f'to {ODD}/best. {line}("{ODD}/best")' in output
     assert f"Report: {report}/report.html" in output
     assert f"{ODD}/best exists and is not an empty" in typed(f"build --model lm --out '{ODD}/best'", expect=1)
+
+
+def test_a_line_that_loads_is_python_whatever_the_path_has():
+    """A path of Windows has backslashes."""
+    path = 'new\\table "1" 表'
+    call = printing.loading_line("SentenceTransformer", path).rpartition("; ")[2]
+    assert ast.literal_eval(call.removeprefix("SentenceTransformer")) == path
 
 
 #: What a full disk says, and what safetensors says of one.
