@@ -75,7 +75,8 @@ def export(
         with atomic_directory(plain, "--plain") as scratch:
             save_plain(loaded, scratch, pieces=pieces)
         engines = f"Serve it with any engine that has {type(loaded[0].model).__name__}, or load"
-        message = f"Wrote {plain}, which gives the same vectors. {engines}"
+        vectors = 'the vectors of tokenization="pieces" and normalize_text=False' if pieces else "the same vectors"
+        message = f"Wrote {plain}, which gives {vectors}. {engines}"
     line = loading_line("SentenceTransformer", static or plain, imports="")
     console.say(f"{message} it with: {line}; it needs sentence-transformers alone.")
 
