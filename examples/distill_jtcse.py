@@ -1,6 +1,6 @@
 """JTCSE_D: distillation of two trained towers into one ordinary encoder, at half the cost.
 
-python examples/distill_jtcse.py --teacher my-jtcse --student bert-base-uncased --texts texts.txt --out my-jtcse-d
+python examples/distill_jtcse.py --teacher my-jtcse/model --student bert-base-uncased --texts texts.txt --out my-jtcse-d
 """
 
 from __future__ import annotations
