@@ -63,6 +63,8 @@ def test_what_is_sent(model, hub):
     assert set(hub["sent"]) == files - {".git/config", ".env"}
     assert hub["sent"][f"{OWN}/model.safetensors"] == (model / OWN / "model.safetensors").read_bytes()
     assert 'SentenceTransformer("org/name")' in hub["sent"]["README.md"].decode()
+    # The client opens no pull request that would change nothing.
+    assert "all of these files already: there is nothing to" in typed("push model org/name --create-pr", expect=1)
 
 
 NO_MODELS = [
@@ -112,12 +114,6 @@ def test_a_blob_that_is_a_link(model, hub):
     (snapshot / "LICENSE").symlink_to("../../blobs/1")
     assert "outside the model" in typed(f"push {snapshot} org/name", expect=1)
     assert "sent" not in hub
-
-
-def test_a_pull_request_without_a_change_is_none():
-    """The client opens none then."""
-    said = typed("push model org/name --create-pr", expect=1)
-    assert said == "Error: org/name has all of these files already: there is nothing to propose."
 
 
 def test_links_of_the_hubs_cache(model, hub):
