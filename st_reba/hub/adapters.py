@@ -68,9 +68,9 @@ class Adapter:
     def fits(self, model: PreTrainedModel) -> bool:
         """Return whether its weights are named as in a model, with or without its head."""
         parts = {name for name, _ in model.named_children()}
-        return any(name.partition(".")[0] in parts for name in self._named_in(model))
+        return any(name.partition(".")[0] in parts for name in self.named_in(model))
 
-    def _named_in(self, model: PreTrainedModel) -> dict[str, Tensor]:
+    def named_in(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Return the weights by their names in a model, which may have a head where theirs had none, or none."""
         prefix, parts = f"{model.base_model_prefix}.", {name for name, _ in model.named_children()}
         if not hasattr(model, model.base_model_prefix):
@@ -91,14 +91,14 @@ class Adapter:
         peft, is_empty, name = _peft(), next(model.parameters()).is_meta, type(model).__name__
         before = {unadapted(name) for name in model.state_dict()}
         self._config.inference_mode = False
-        with readable(f"peft cannot put {self._name} on {name}"):
+        with readable(f"peft cannot put {self._name} on {name}", unchanged=(NotImplementedError,) if is_empty else ()):
             if not hasattr(model, "peft_config"):
                 inner = self._named_alike(model)
                 peft.inject_adapter_in_model(self._config, inner, _NAME, low_cpu_mem_usage=is_empty)
                 model.peft_config = inner.peft_config
             saved = peft.get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
             result = peft.set_peft_model_state_dict(
-                model, self._named_in(model), _NAME, ignore_mismatched_sizes=True, low_cpu_mem_usage=is_empty
+                model, self.named_in(model), _NAME, ignore_mismatched_sizes=True, low_cpu_mem_usage=is_empty
             )
         parts = dict(model.named_children())
         kind = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING.get(self._config.peft_type, "")

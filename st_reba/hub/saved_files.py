@@ -508,7 +508,7 @@ def check_transformer_settings(settings: Mapping[str, Any], known: Collection[st
 
 
 @contextmanager
-def readable(problem: str, advice: str = "") -> Iterator[None]:
+def readable(problem: str, advice: str = "", *, unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Raise any error of a library that reads a file of others as a ValueError with one message.
 
     Errors about packages, memory and the system, and about code that is not trusted, stay as they are.
@@ -516,6 +516,7 @@ def readable(problem: str, advice: str = "") -> Iterator[None]:
     Args:
         problem: Beginning of the message.
         advice: End of the message.
+        unchanged: Further errors that stay as they are.
 
     Raises:
         ValueError: If the file cannot be read.
@@ -525,7 +526,7 @@ def readable(problem: str, advice: str = "") -> Iterator[None]:
     except (ImportError, MemoryError, OSError):
         raise
     except Exception as error:
-        if "trust_remote_code" in str(error):
+        if isinstance(error, unchanged) or "trust_remote_code" in str(error):
             raise
         raise ValueError(f"{problem} ({in_a_line(error)}). {advice}".rstrip()) from error
 

@@ -196,6 +196,12 @@ class LlamaCppEmbeddings(nn.Module):
         return self._token_states(rows, [0])[0].view(*input_ids.shape, -1)
 
 
+def _is_saved(files: Files) -> bool:
+    """Return whether a configuration is of a model that llama.cpp runs."""
+    path = files.find("config.json")
+    return path is not None and read_object(path).get("model_type") == MODEL_TYPE
+
+
 def _checked_file(files: Files, config: LlamaCppConfig) -> Path:
     """Return the GGUF file that a configuration names, in its folder."""
     if not re.fullmatch(r"[^/\\]+\.gguf", str(config.file)):
@@ -255,10 +261,9 @@ class LlamaCppTransformer(CausalTransformer):
     def _directory(self, name: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         options = kwargs.get("model_kwargs") or {}
         if options.get("gguf_file") is None and not gguf.is_gguf(name):
-            own = Files(name, options)
-            configs = [files.find("config.json") for files in (own, own.of_base(name))]
-            if any(path and read_object(path).get("model_type") == MODEL_TYPE for path in configs):
-                # A saved model, which contains its file.
+            files = Files(name, options)
+            # A saved model, which contains its file.
+            if _is_saved(files) or _is_saved(files.of_base(name, options.get("revision"))):
                 return name, kwargs
             raise ValueError(f"{name} is not a GGUF file, and llama.cpp runs no other. Use CausalTransformer.")
         file = gguf.located(name, options)

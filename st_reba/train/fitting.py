@@ -17,11 +17,14 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import rotate_checkpoints
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from ..data.columns import CONDITIONAL, NAMED, PAIRS, SENTENCES, TRIPLETS, Schema, read_table
 from ..data.sources import TO_TRAIN
 from ..files import atomic_directory, atomic_file, check_free, remove_scratch
 from ..fingerprint import fingerprint_of, fingerprint_of_weight
+from ..hub.adapters import Adapter
+from ..hub.checkpoints import Files
 from ..optional import require
 from .settings import RunSettings, arguments_identity, complete_arguments, default_arguments, make_arguments
 
@@ -55,12 +58,11 @@ class _Trainer(SentenceTransformerTrainer):
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_checkpoint(*args, **kwargs)
-        for path in Path(str(args[0])).rglob("adapter_config.json"):
+        for path in Path(str(args[0])).rglob(ADAPTER_CONFIG_NAME):
             # It was loaded in its backbone's precision, and is trained in float32.
-            peft, model = require("peft", "train", "An adapter"), getattr(self.model, "_orig_mod", self.model)
-            weights = peft.load_peft_weights(str(path.parent), device="cpu")
-            named = {name.removeprefix("base_model.model."): weight for name, weight in weights.items()}
-            peft.set_peft_model_state_dict(model[0].model, named)
+            model: Any = getattr(self.model, "_orig_mod", self.model)[0].model
+            weights = Adapter.of(Files(str(path.parent), {})).named_in(model)
+            require("peft", "train", "An adapter").set_peft_model_state_dict(model, weights)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         # The number of evaluations must not change the weights.
