@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,6 @@ _SAMPLE = [
     "the quick brown fox jumps over the lazy dog",
     "bank bank river money",
 ]
-
-
 _IN_PROMPTS = [f"{mark}{text[:3]}" for text in TEXTS for mark in ('"', " ", ": ") for _ in range(9)]
 
 
@@ -107,7 +106,7 @@ def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
 
     ``bytes``: byte-level BPE without special tokens and pad token, with left padding. ``greedy``: the same with merges
     across words and punctuation, so that tokens cross the borders between prompt and text. ``bert``: WordPiece with
-    [CLS] ... [SEP]. ``sentencepiece``: Unigram with word-boundary marks, byte fallback and a leading <s>.
+    [CLS] ... [SEP]. ``sentencepiece``: Unigram with word-boundary marks and a leading <s>.
     """
     if kind in ("bytes", "greedy"):
         greedy = kind == "greedy"
@@ -119,28 +118,29 @@ def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
         )  # fmt: skip
         inner.train_from_iterator([*_SAMPLE, *_IN_PROMPTS] if greedy else _SAMPLE, trainer)
-        return PreTrainedTokenizerFast(
-            tokenizer_object=inner,
-            eos_token="<|end|>",
-            **{"padding_side": "left", "model_max_length": POSITIONS, **kwargs},
-        )
+        settings = {"padding_side": "left", "model_max_length": POSITIONS, **kwargs}
+        return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", **settings)
     if kind == "bert":
-        inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        inner.normalizer = normalizers.BertNormalizer()
-        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        inner.train_from_iterator(_SAMPLE, trainers.WordPieceTrainer(vocab_size=320, special_tokens=special,
-                                                                     show_progress=False))  # fmt: skip
-        inner.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        # WordPieceTrainer gives ids, and breaks ties, differently in every process.
+        normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        words = [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(" ".join(_SAMPLE)))]
+        pieces = {piece for word in words for piece in (word, *word, *(f"##{letter}" for letter in word[1:]))}
         names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        vocabulary = {piece: number for number, piece in enumerate([*names.values(), *sorted(pieces)])}
+        inner = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        inner.normalizer, inner.pre_tokenizer = normalizer, splitter
+        inner.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
         return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=POSITIONS, **{**names, **kwargs})
     inner = Tokenizer(models.Unigram())
     inner.pre_tokenizer = pre_tokenizers.Metaspace()
     inner.decoder = decoders.Metaspace()
-    alphabet = sorted({character for text in _SAMPLE for character in text})
     unigram = trainers.UnigramTrainer(vocab_size=320, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>",
-                                      initial_alphabet=alphabet, show_progress=False)  # fmt: skip
+                                      show_progress=False)  # fmt: skip
     inner.train_from_iterator(_SAMPLE, unigram)
+    # Scores differ in the last digits, and equal ones in their order.
+    found = json.loads(inner.to_str())["model"]["vocab"]
+    pieces = sorted(((piece, round(score, 2)) for piece, score in found[3:]), key=lambda pair: (-pair[1], pair[0]))
+    inner.model = models.Unigram([*map(tuple, found[:3]), *pieces], unk_id=0)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", model_max_length=POSITIONS

@@ -195,7 +195,6 @@ def encoder_paths(tmp_path_factory):
     """Return ``encoder_paths(family)``, directories of two tiny encoders of one shape and tokenizer, made once."""
     from . import backbones
 
-    # The training of a tokenizer is not the same each time.
     tokenizer = backbones.tokenizer("bert")
 
     @functools.cache

@@ -38,7 +38,7 @@ _NAMES = {
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer of the files, trained once, because training is not deterministic."""
+    """Return the tokenizer of the files, trained once."""
     return backbones.tokenizer()
 
 
