@@ -306,7 +306,7 @@ class TestDeterministic:
 
     def test_without_it_batches_round(self, trained):
         """So that the tests above can fail."""
-        assert not self.whatever_its_batch(pipeline(st_reba.CausalTransformer(trained["bfloat16"])))
+        assert not all(self.whatever_its_batch(pipeline(st_reba.CausalTransformer(kept))) for kept in trained.values())
 
 
 @pytest.fixture(scope="module")
@@ -367,5 +367,5 @@ def test_golden(case, architecture, archive, loaded):
                 assert np.array_equal(values, expected), key
                 continue
             expected = archive[f"{architecture}/{key}"]
-            worst = np.abs(values - expected).max()
+            worst = np.abs(values - expected)[~np.isnan(expected)].max()
             assert worst <= case.tolerance(expected), f"{key}: {worst:.1e}"
