@@ -139,8 +139,8 @@ def tokenizer(kind: str = "bytes", **kwargs) -> PreTrainedTokenizerFast:
     inner.train_from_iterator(_SAMPLE, unigram)
     # Scores differ in the last digits, and equal ones in their order.
     found = json.loads(inner.to_str())["model"]["vocab"]
-    pieces = sorted(((piece, round(score, 2)) for piece, score in found[3:]), key=lambda pair: (-pair[1], pair[0]))
-    inner.model = models.Unigram([*map(tuple, found[:3]), *pieces], unk_id=0)
+    scored = sorted(((piece, round(score, 2)) for piece, score in found[3:]), key=lambda pair: (-pair[1], pair[0]))
+    inner.model = models.Unigram([*map(tuple, found[:3]), *scored], unk_id=0)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", model_max_length=POSITIONS
