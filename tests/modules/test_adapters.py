@@ -127,15 +127,14 @@ def test_it_comes_back_on_a_model_that_was_saved(way, kind, backbone_path, tmp_p
         SentenceTransformerTrainer(model, arguments).save_model(str(out))
     else:
         model.save_pretrained(str(out))
-    named = json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert named == str(tmp_path / "base/0_CausalTransformer")
+    stored = (out / "adapter_config.json").read_text()
+    assert json.loads(stored)["base_model_name_or_path"] == str(tmp_path / "base/0_CausalTransformer")
     np.save("texts.npy", TEXTS)
     done = processes.run("-c", SCRIPT, out, "texts.npy", "vectors.npy", out=tmp_path / "printed")
     assert done.returncode == 0, done.stdout
     np.testing.assert_allclose(np.load("vectors.npy"), expected, atol=1e-6)
     if way != "over the model":  # Version 0.8 named the root, and could not load what it saved over the model.
-        named = (out / "adapter_config.json").read_text().replace("base/0_CausalTransformer", "base")
-        (out / "adapter_config.json").write_text(named)
+        (out / "adapter_config.json").write_text(stored.replace("base/0_CausalTransformer", "base"))
         np.testing.assert_allclose(SentenceTransformer(str(out), device="cpu").encode(TEXTS), expected, atol=1e-6)
 
     merge_adapter(model)
