@@ -46,7 +46,7 @@ NO_MODEL = "there is no such directory. Check the path, or give a Hub id (org/na
 NO_KEY = "An API key (--api-key, ST_REBA_API_KEY) is empty, or has characters other than printable ASCII"
 NO_FILE = "does not exist"
 TAKEN = "full exists and is not an empty directory: choose another"
-NO_SUCH = "no/such-model: there is no such directory, and it cannot be downloaded from the Hub ("
+NO_SUCH = "no/such-model: there is no such directory, and it cannot be downloaded from the Hub (HF_HUB_OFFLINE is"
 DAMAGED = "model.safetensors: these weights are damaged or cut short ("
 SAVED = "--saved runs nothing, and goes with --against, --out and --json alone. Leave"
 

@@ -3,7 +3,7 @@
 It writes to the workplace: ``pushed.json`` with the outcome of each command, and each model's embeddings; once
 ``cases.json`` is there, ``loaded.json`` with module and embeddings, or the error, of each case: the arguments of
 ``SentenceTransformer``, or a reference, such as a GGUF file, and model_kwargs; and once ``offline.json`` is there, for
-which no Hub is needed, ``read.json`` with the same.
+which no Hub is needed, ``read.json`` with the same, and ``gone.json`` with the outcome of a command without a Hub, too.
 """
 
 import json
@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from peft import LoraConfig
@@ -45,16 +46,18 @@ def write(name: str, found: Any) -> None:
     (workplace / "unfinished").rename(workplace / name)
 
 
-def push() -> dict[str, Any]:
-    outcomes: dict[str, Any] = {}
+outcomes: dict[str, Any] = {}
 
-    def command(name: str, *arguments: str, token: str = os.environ["HF_TOKEN"]) -> None:
-        """``st-reba``, as a shell runs it."""
-        result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "300", "HF_TOKEN": token})
-        # What typer itself did not turn into an exit code would be a trace.
-        trace = None if isinstance(result.exception, SystemExit | None) else repr(result.exception)
-        outcomes[name] = {"code": result.exit_code, "output": " ".join(result.output.split()), "trace": trace}
 
+def command(name: str, *arguments: str, token: str = os.environ["HF_TOKEN"]) -> None:
+    """``st-reba``, as a shell runs it."""
+    result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "300", "HF_TOKEN": token})
+    # What typer itself did not turn into an exit code would be a trace.
+    trace = None if isinstance(result.exception, SystemExit | None) else repr(result.exception)
+    outcomes[name] = {"code": result.exit_code, "output": " ".join(result.output.split()), "trace": trace}
+
+
+def push() -> None:
     for name, recipe in built.items():
         command(f"build {name}", "build", "--model", "base/tiny-llama", "--recipe", recipe, "--out", places[name])
         np.save(workplace / f"{name}.npy", SentenceTransformer(places[name], device="cpu").encode(texts))
@@ -83,7 +86,7 @@ def push() -> dict[str, Any]:
         ("nowhere", "hf://datasets/org/none/a.npy"),
     ):
         command(name, "encode", places["two"], str(workplace / "texts.txt"), "--out", out, *options, *how)
-    return outcomes
+    command("a typing error", "build", "--model", "org/modle", "--out", "m", token="")
 
 
 def loaded(arguments: dict[str, Any] | tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -97,8 +100,13 @@ def loaded(arguments: dict[str, Any] | tuple[str, dict[str, Any]]) -> dict[str, 
     return {"module": type(model[0]).__name__, "embeddings": model.encode(texts).tolist()}
 
 
-write("pushed.json", push())
+push()
+write("pushed.json", outcomes)
 # Whoever loads has said who they are nowhere but in the arguments.
 del os.environ["HF_TOKEN"]
 for cases, found in (("cases.json", "loaded.json"), ("offline.json", "read.json")):
     write(found, {case: loaded(arguments) for case, arguments in until(workplace / cases).items()})
+# The Hub is gone: nobody waits for it.
+with patch("time.sleep"):
+    command("no Hub", "build", "--model", "org/model", "--recipe", "prompteol", "--out", "m", token="")
+write("gone.json", outcomes)

