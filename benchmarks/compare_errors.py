@@ -28,7 +28,7 @@ from st_reba.compare.results import Result
 from st_reba.compare.splits import CrossFit, CrossFitted, Splits
 from st_reba.data.tables import Classes, Labelled, Pairs, Triplets
 from st_reba.evaluation.bootstrap import Replicated
-from st_reba.evaluation.tasks import ClassesTask, Task, Vectors, task_of
+from st_reba.evaluation.tasks import Task, Vectors, task_of
 
 Array = NDArray[np.float64]
 Generator = np.random.Generator
@@ -194,10 +194,7 @@ class Compared:
     def __init__(self, world: World, rows: Rows) -> None:
         self.splits = Splits.of(rows.data, choose=world.candidates > 1)
         self._parts = [*self.splits.halves, np.arange(len(self.splits.data))]
-        tasks = [task_of(self.splits.data.part(part.tolist())) for part in self._parts]
-        count = min((task.neighbours for task in tasks if isinstance(task, ClassesTask)), default=None)
-        self._tasks = [task_of(task.data, neighbours=count) for task in tasks]
-        self.score = self._tasks[-1].scores[0]
+        self.score = self.splits.tasks[-1].scores[0]
         self.fit = CrossFit(self.splits, self.score.kind, self.score.labels)
         self.rows: dict[str, CrossFitted] = {}
         for name, values in rows.values.items():
@@ -209,7 +206,7 @@ class Compared:
 
         @cache
         def measured(part: int) -> Array:
-            return np.stack([measured_by(self._tasks[part], own) for own in values[:, self._parts[part]]])
+            return np.stack([measured_by(self.splits.tasks[part], own) for own in values[:, self._parts[part]]])
 
         self.rows[name] = self.fit.row(lambda choosing, part: measured(part), len(values), fitted=False)
 

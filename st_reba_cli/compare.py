@@ -96,7 +96,7 @@ def compare(
     from st_reba.compare import Splits, forecast, prepared, texts_of
     from st_reba.compare import compare as compared
     from st_reba.compare.answer import build_command
-    from st_reba.compare.results import Comparison
+    from st_reba.compare.results import Comparison, check_same_metric
     from st_reba.compare.splits import LEAST_TEXTS
     from st_reba.recipes import asked_for
     from st_reba.text.presets import language_of
@@ -112,6 +112,8 @@ def compare(
     loading.check_devices(device)
     labelled = loading.read(data, columns, separator, demo, loading.prompts_of(query_prompt, document_prompt))
     splits = Splits.of(labelled, choose=choose, seed=seed)
+    if old is not None:
+        check_same_metric(splits.tasks[-1].scores[0].column, old.tasks[0])
     questions = loading.questions(words, data, demo)
     fit_on = loading.texts_to_fit(fit_texts) if fit_texts else []
     asked = asked_for(recipes or ["few"], fit_texts=fit_on)

@@ -360,6 +360,19 @@ class SideBySide:
     sentences: list[str]
 
 
+def check_same_metric(new: Measure, old: Measure) -> None:
+    """Check that two comparisons are scored by the same metric.
+
+    Raises:
+        ValueError: If they are not.
+    """
+    if (new.name, new.metric) != (old.name, old.metric):
+        raise ValueError(
+            f"The new comparison is by {new.name} ({new.metric}), the old one by {old.name} ({old.metric}): compare on "
+            "the same kind of data."
+        )
+
+
 def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
     """Compare a comparison with an older one.
 
@@ -376,12 +389,8 @@ def side_by_side(new: Comparison, old: Comparison) -> SideBySide:
     Raises:
         ValueError: If they were scored by different metrics, or have no result in common.
     """
-    task, before = new.tasks[0], old.tasks[0]
-    if (task.name, task.metric) != (before.name, before.metric):
-        raise ValueError(
-            f"The new comparison is by {task.name} ({task.metric}), the old one by {before.name} ({before.metric}): "
-            "compare on the same kind of data."
-        )
+    task = new.tasks[0]
+    check_same_metric(task, old.tasks[0])
     former = {result.name: result for result in old.results if has_number(result, task)}
     both = [
         (result, former[result.name]) for result in new.results if result.name in former and has_number(result, task)

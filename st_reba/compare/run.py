@@ -24,7 +24,7 @@ from ..data.tables import Labelled, Retrieval
 from ..evaluation import OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Array, Estimate, Replicated
 from ..evaluation.rankings import TfIdf
-from ..evaluation.tasks import ClassesTask, Measure, Role, Vectors, task_of
+from ..evaluation.tasks import Measure, Role, Vectors, task_of
 from ..fingerprint import fingerprint_of
 from ..hub.loading import ModelSource
 from ..lm.views import depth
@@ -144,12 +144,7 @@ class _Table:
 
     def __init__(self, recipes: Recipes, splits: Splits) -> None:
         self.first, self.splits = recipes, splits
-        parts = [*(splits.data.part(half.tolist()) for half in splits.halves), splits.data]
-        tasks = [task_of(part) for part in parts]
-        # One number of neighbours for all halves.
-        count = min((task.neighbours for task in tasks if isinstance(task, ClassesTask)), default=None)
-        self.tasks = [task_of(part, neighbours=count) for part in parts]
-        self.task = self.tasks[-1]
+        self.task = splits.tasks[-1]
         self.score = self.task.scores[0]
         self.fit = CrossFit(splits, self.score.kind, self.score.labels)
         self.inputs = inputs_of(splits.data)
@@ -160,7 +155,7 @@ class _Table:
     def add_tf_idf(self, texts: Sequence[str]) -> None:
         """Add the control without a model, counted on texts."""
         ranker = TfIdf(self.first.backbone, texts)
-        measured = [task.measure(ranker)[self.score.of] for task in self.tasks]
+        measured = [task.measure(ranker)[self.score.of] for task in self.splits.tasks]
         self.rows[TF_IDF_RESULT] = self.fit.row(lambda _, half: measured[half][None], fitted=False)
 
     def add(self, recipes: Recipes) -> None:
@@ -178,7 +173,7 @@ class _Table:
                 prompt = self.task.prompt(role)
                 return matrix(prompt)[[places[prompt][text] for text in texts]]
 
-            return self.tasks[half].measure(Vectors(look_up))[self.score.of]
+            return self.splits.tasks[half].measure(Vectors(look_up))[self.score.of]
 
         for own in grouped(recipes.all, lambda recipe: recipe.candidate_of or recipe.result):
             name, keys = own[0].result, [recipe.result for recipe in own]

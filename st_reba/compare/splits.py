@@ -22,7 +22,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ..data.tables import Classes, Labelled, Pairs, Retrieval
 from ..evaluation.bootstrap import EXACT, Array, Indices, Kind, draw_weights, scorer
-from ..evaluation.tasks import NO_LABELS
+from ..evaluation.tasks import NO_LABELS, ClassesTask, Task, task_of
 
 #: Number of splits; each has two halves that choose and score in turn.
 SPLITS = 5
@@ -103,10 +103,17 @@ class Splits:
         return [(half, half ^ 1) for half in range(len(self.halves))] if self.chooses else [(0, 0)]
 
     @cached_property
+    def tasks(self) -> list[Task]:
+        """Task of each half, and of all items; texts in classes have one number of neighbours."""
+        parts = [*(self.data.part(half.tolist()) for half in self.halves), self.data]
+        tasks = [task_of(part) for part in parts]
+        count = min((task.neighbours for task in tasks if isinstance(task, ClassesTask)), default=None)
+        return [task_of(part, neighbours=count) for part in parts]
+
+    @cached_property
     def fit_on(self) -> list[tuple[str, ...]]:
-        """Texts of the choosing half of each direction, and of all items; empty where they are too few."""
-        parts = [self.data.part(self.halves[choosing].tolist()) for choosing, _ in self.directions]
-        texts = [tuple(part.texts()) for part in [*parts, self.data]]
+        """Texts of each half, and of all items; empty where they are too few, or nothing is chosen."""
+        texts = [tuple(task.data.texts()) for task in self.tasks]
         return texts if self.chooses and min(map(len, texts)) >= LEAST_TEXTS else []
 
 

@@ -99,6 +99,9 @@ def test_against_an_older_one():
     again = typed("compare --saved new/comparison.json --against old/comparison.json")
     assert output[output.index("changed beyond") :].startswith(again[again.index("changed beyond") :])
     assert Comparison.load(Path("new/comparison.json")).answer in again
+    # Another kind of task is refused before anything runs.
+    refused = typed("compare --dry-run --model shallow --demo retrieval --against old/comparison.json", expect=1)
+    assert "The new comparison is by Retrieval (nDCG@10 x 100), the old one by STS (Spearman x 100): compare" in refused
 
 
 def test_a_report_and_the_best():
