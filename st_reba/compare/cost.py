@@ -13,7 +13,7 @@ import torch
 from ..evaluation import OddOneOutEvaluator
 from ..modules import CausalModule
 from ..recipes import Recipe
-from .recipes import ModulePass, Recipes, classical, listed_of, reason_of, tokens
+from .recipes import ModulePass, Recipes, classical, listed_of, raise_if_fatal, tokens
 from .results import measured
 
 #: Number of texts, at most, that each recipe is timed on, and how often: enough to tell recipes apart within a tenth,
@@ -55,7 +55,7 @@ def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) 
         try:
             models[recipe.result] = recipes.model(recipe), tokens(recipes.modules.of(recipe), batch, recipes.backbone)
         except Exception as error:
-            reason_of(error)
+            raise_if_fatal(error)
     begun = time.perf_counter()
     for done in range(TIMED_ROUNDS):
         enough = done > 0 and time.perf_counter() - begun > TIMED_SECONDS
@@ -66,7 +66,7 @@ def seconds_of(recipes: Recipes, texts: Sequence[str], timed: Sequence[Recipe]) 
                     model.encode(batch, batch_size=len(batch), show_progress_bar=False)
                     fastest[key] = min(fastest.get(key, float("inf")), clock() - start)
                 except Exception as error:
-                    reason_of(error)
+                    raise_if_fatal(error)
                     del models[key]
             recipes.on_progress("Timing", count)
     return {key: fastest[key] / len(batch) for key in models}
@@ -182,7 +182,7 @@ def speed(recipes: Recipes, texts: Sequence[str]) -> tuple[float, float]:
         try:
             return _speed_of(run, ordered, recipes.batch_size)
         except Exception as error:
-            reason_of(error)
+            raise_if_fatal(error)
     return 1.0, 1.0
 
 

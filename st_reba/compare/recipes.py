@@ -50,8 +50,6 @@ Vectors = dict[str, Tensor]
 _COUNTED = 16
 # Number of batches in a file of the cache: what a killed run loses, at most, of each pass.
 _BATCHES = 8
-# Bytes of matrices that are kept to be used again.
-_MATRICES = 2**28
 # Share of the layers after which a recipe is read besides its own end and the layer below.
 _NINE_TENTHS = 0.9
 
@@ -59,14 +57,15 @@ _NINE_TENTHS = 0.9
 _NO_MEMORY = re.compile(r"out of memory|allocate memory", re.IGNORECASE)
 
 
-def reason_of(error: Exception) -> str:
-    """Return why a recipe is left out, in a sentence.
-
-    Raises:
-        Exception: The error itself, if it is about the machine: no memory, or a file that cannot be written.
-    """
+def raise_if_fatal(error: Exception) -> None:
+    """Raise an error that is about the machine: no memory, or a file that cannot be written."""
     if isinstance(error, MemoryError | OSError) or _NO_MEMORY.search(str(error)):
         raise error
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a recipe is left out, in a sentence; a fatal error is raised."""
+    raise_if_fatal(error)
     first = next(iter(str(error).strip().splitlines()), "")
     return first if first and isinstance(error, ValueError) else f"{type(error).__name__}: {first}".removesuffix(": ")
 
@@ -372,16 +371,16 @@ class Recipes:
         on_progress: OnTokens = lambda what, tokens: None,
         kept: TensorCache | None = None,
     ) -> None:
+        own_texts = tuple(demo_sentences())
         # Weights of tokens come before the pooling: they are not fitted on embeddings.
-        weighed = tuple(demo_sentences())
         asked = [
-            replace(recipe, fit_texts=weighed) if recipe.weighs_tokens and not recipe.fit_texts else recipe
+            replace(recipe, fit_texts=own_texts) if recipe.weighs_tokens and not recipe.fit_texts else recipe
             for recipe in (default_recipes() if recipes is None else recipes)
         ]
         self.backbone, self.modules = backbone, Modules(backbone)
         self.batch_size = batch_size
         self.with_controls = controls
-        self.fit_on = list(fit_on) or [tuple(demo_sentences())]
+        self.fit_on = list(fit_on) or [own_texts]
         self.on_progress = on_progress
         self.kept = kept
         self.cache = TensorCache() if kept is None else kept
@@ -389,7 +388,6 @@ class Recipes:
         self._by_result = {recipe.result: recipe for recipe in self.asked}
         self._left_out: dict[str, str] = {}
         self._filters: dict[Hashable, nn.Module] = {}
-        self._matrices: dict[Hashable, Tensor] = {}
         self._embedded = Embedded(self._in_batches, _BATCHES * batch_size)
         self._to_fit = Embedded(partial(self._in_batches, to_fit=True), CHUNK)
         self.passes = [run for kind, own in passes_of(self.asked) for run in self._opened(own, kind)]
@@ -417,7 +415,7 @@ class Recipes:
         self._embedded.add(texts, prompt)
 
     def matrix(self, key: str, texts: Sequence[str], prompt: str | None = None, fitted_on: int = -1) -> Tensor:
-        """Return the vectors of B texts behind a prompt, (B, D), float32, on the CPU. They must not be changed.
+        """Return the vectors of B texts behind a prompt, (B, D), float32, on the CPU.
 
         Args:
             key: Name of the recipe's result.
@@ -425,23 +423,20 @@ class Recipes:
             prompt: Prompt before them.
             fitted_on: Index of the set of ``fit_on`` that the recipe's filter is fitted on.
         """
-        recipe, asked = self._by_result[key], (prompt, tuple(texts))
-        name, behind = variant(recipe), self._filter(recipe, fitted_on)
-        plain = self._remembered((name, asked), lambda: self._embedded.of(name, texts, prompt))
-        if behind is None:
-            return plain
-        return self._remembered((key, self._place(recipe, fitted_on), asked), lambda: self._filtered(behind, plain))
+        recipe = self._by_result[key]
+        vectors, behind = self._embedded.of(variant(recipe), texts, prompt), self._filter(recipe, fitted_on)
+        return vectors if behind is None else self._filtered(behind, vectors)
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
         """Return the embedding of one word in each sentence, (B, D), by the recipes' names."""
         vectors: Vectors = {}
         for recipe in self.with_words:
             try:
-                model = self.modules.model(self.modules.pipeline(recipe))
-                settings = [type(model[0]).__name__, cast(CausalModule, model[0]).get_config_dict()]
-                compute = partial(self._words, model, sentences, words)
+                module = self.modules.of(recipe)
+                settings = [type(module).__name__, module.get_config_dict()]
+                compute = partial(self._words, self.model(recipe), sentences, words)
                 vectors |= {recipe.name: self._computed(["words", settings, list(sentences), list(words)], compute)[""]}
-                self.on_progress("Words", tokens(model[0], sentences, self.backbone))
+                self.on_progress("Words", tokens(module, sentences, self.backbone))
             except Exception as error:
                 self._left_out[f"Words of {recipe.name}"] = reason_of(error)
         return vectors
@@ -455,10 +450,9 @@ class Recipes:
         own = [replace(recipe, pooling="mean") for recipe in self._running(self.asked) if recipe.words]
         return list({recipe.name: recipe for recipe in own}.values())
 
-    def model(self, key: str | Recipe, fitted_on: int = -1) -> SentenceTransformer:
-        """Return a recipe as a ready model, its filter fitted on one set of ``fit_on``."""
-        recipe = self._by_result[key] if isinstance(key, str) else key
-        behind = self._filter(recipe, fitted_on)
+    def model(self, recipe: Recipe) -> SentenceTransformer:
+        """Return a recipe as a ready model, its filter fitted on the last set of ``fit_on``."""
+        behind = self._filter(recipe, -1)
         return self.modules.model([*self.modules.pipeline(recipe), *([] if behind is None else [behind])])
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
@@ -475,23 +469,21 @@ class Recipes:
             keys: Names of the recipes' results.
         """
         chosen = [recipe.on_random_weights() for recipe in self.all if recipe.bag or recipe.result in keys]
-        untrained, reason = self.backbone, ""
         with set_aside(self.backbone.model):
             try:
                 untrained = random_weights(self.backbone)
             except Exception as error:
-                reason = reason_of(error)
+                self._leave_out(chosen, reason_of(error))
+                untrained, chosen = self.backbone, []
             made = Recipes(
                 untrained,
-                [] if reason else chosen,
+                chosen,
                 batch_size=self.batch_size,
                 controls=False,
                 fit_on=self.fit_on,
                 on_progress=self.on_progress,
                 kept=self.cache,
             )
-            if reason:
-                made._leave_out(chosen, reason)
             yield made
             self._left_out |= dict(made.skipped)
 
@@ -578,7 +570,7 @@ class Recipes:
         self.on_progress(what, run.tokens(texts))
         return {variant(recipe): vectors[reading(recipe)] for recipe in self._running(run.recipes)}
 
-    # Filters and matrices
+    # Filters
 
     def _sets(self, recipe: Recipe) -> list[tuple[str, ...]]:
         """Return the sets of texts that the filter of a recipe is fitted on."""
@@ -587,7 +579,8 @@ class Recipes:
 
     def _place(self, recipe: Recipe, fitted_on: int) -> int:
         """Return the index of a set of ``fit_on`` among the sets of a recipe."""
-        return 0 if recipe.fit_texts else range(len(self.fit_on))[min(fitted_on, len(self.fit_on) - 1)]
+        # Where there is one set, it serves every half.
+        return 0 if recipe.fit_texts else fitted_on % len(self.fit_on)
 
     def _filter(self, recipe: Recipe, fitted_on: int) -> nn.Module | None:
         """Return what comes after the pooling of a recipe, fitted once for all weights of its parts."""
@@ -624,14 +617,6 @@ class Recipes:
     def _filtered(self, behind: nn.Module, vectors: Tensor) -> Tensor:
         filtered: Tensor = behind({"sentence_embedding": vectors.to(device_of(self.backbone))})["sentence_embedding"]
         return filtered.cpu()
-
-    def _remembered(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-        """Return a matrix, and keep it as long as there is room for those that were used last."""
-        result = self._matrices.pop(key) if key in self._matrices else compute()
-        self._matrices[key] = result
-        while sum(matrix.nbytes for matrix in self._matrices.values()) > _MATRICES and len(self._matrices) > 1:
-            del self._matrices[next(iter(self._matrices))]
-        return result
 
 
 @contextmanager

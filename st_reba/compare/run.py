@@ -12,19 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from importlib.metadata import version
 from os import PathLike
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ..data.tables import Labelled, Retrieval
 from ..evaluation import OddOneOutEvaluator, bootstrap
 from ..evaluation.bootstrap import Array, Estimate, Replicated
 from ..evaluation.rankings import TfIdf
-from ..evaluation.tasks import Measure, Role, Vectors, task_of
+from ..evaluation.tasks import Measure, Vectors, task_of
 from ..fingerprint import fingerprint_of
 from ..hub.loading import ModelSource
 from ..lm.views import depth
@@ -117,15 +116,9 @@ def prepared(
 
 def texts_of(data: Labelled) -> list[str]:
     """Return the texts to embed, each once behind its prompt."""
-    return [text for texts in inputs_of(data).values() for text in texts]
-
-
-def inputs_of(data: Labelled) -> dict[str | None, list[str]]:
-    """Return the texts to embed, each once and in an order of their own, by the prompt before them."""
-    task, inputs = task_of(data), dict[str | None, set[str]]()
-    for role, texts in task.inputs():
-        inputs.setdefault(task.prompt(role), set()).update(texts)
-    return {prompt: sorted(texts) for prompt, texts in inputs.items()}
+    task = task_of(data)
+    inputs = dict.fromkeys((task.prompt(role), text) for role, texts in task.inputs() for text in texts)
+    return [text for _, text in inputs]
 
 
 class _Table:
@@ -138,7 +131,6 @@ class _Table:
     Attributes:
         rows: Cross-fitted scores, by result.
         recipes: Candidates of each recipe, the recipe as it is first, by result.
-        inputs: Texts to embed, by the prompt before them.
         texts: All texts to embed.
     """
 
@@ -147,8 +139,7 @@ class _Table:
         self.task = splits.tasks[-1]
         self.score = self.task.scores[0]
         self.fit = CrossFit(splits, self.score.kind, self.score.labels)
-        self.inputs = inputs_of(splits.data)
-        self.texts = [text for texts in self.inputs.values() for text in texts]
+        self.texts = texts_of(splits.data)
         self.rows: dict[str, CrossFitted] = {}
         self.recipes: dict[str, list[Recipe]] = {}
 
@@ -160,30 +151,24 @@ class _Table:
 
     def add(self, recipes: Recipes) -> None:
         """Embed the texts with some recipes, and score these."""
-        for prompt, texts in self.inputs.items():
-            recipes.add(texts, prompt)
-        places = {prompt: dict(zip(texts, range(len(texts)), strict=True)) for prompt, texts in self.inputs.items()}
+        for role, texts in self.task.inputs():
+            recipes.add(texts, self.task.prompt(role))
 
         def measured(key: str, fitted: int, half: int) -> Array:
-            @cache
-            def matrix(prompt: str | None) -> Tensor:
-                return recipes.matrix(key, self.inputs[prompt], prompt, fitted)
+            task = self.splits.tasks[half]
+            vectors = Vectors.of(
+                task.inputs(), lambda texts, role: recipes.matrix(key, texts, task.prompt(role), fitted)
+            )
+            return task.measure(vectors)[self.score.of]
 
-            def look_up(texts: Sequence[str], role: Role) -> Tensor:
-                prompt = self.task.prompt(role)
-                return matrix(prompt)[[places[prompt][text] for text in texts]]
-
-            return self.splits.tasks[half].measure(Vectors(look_up))[self.score.of]
+        def values(keys: Sequence[str], fitted: int, half: int) -> Array:
+            return np.stack([measured(key, fitted, half) for key in keys])
 
         for own in grouped(recipes.all, lambda recipe: recipe.candidate_of or recipe.result):
             name, keys = own[0].result, [recipe.result for recipe in own]
-
-            def values(fitted: int, half: int, keys: Sequence[str] = keys) -> Array:
-                return np.stack([measured(key, fitted, half) for key in keys])
-
             fitted = len(recipes.fit_on) > 1 and any(recipe.fitted and not recipe.fit_texts for recipe in own)
             self.recipes[name] = own
-            self.rows[name] = self.fit.row(values, len(own), fitted=fitted)
+            self.rows[name] = self.fit.row(partial(values, keys), len(own), fitted=fitted)
 
     def replicated(self, plain: Collection[str] = ()) -> Replicated:
         """Return scores and replicates of all rows; the best is looked for among the recipes and rows of ``plain``."""
@@ -206,11 +191,10 @@ class _Table:
         return estimates
 
     def finalists(self) -> list[str]:
-        """Return the recipes that are run on random weights: the best and those tied with it, :data:`.cost.FINALISTS`
-        at most."""
+        """Return the recipes to run on random weights: the best and those tied with it, at most ``FINALISTS``."""
         replicated = self.replicated()
-        tied = [name for place in replicated.own if replicated.tied(name := replicated.names[place])]
-        return sorted(tied, key=lambda name: -self.rows[name].score)[:FINALISTS]
+        own = [replicated.names[place] for place in replicated.own]
+        return sorted(filter(replicated.tied, own), key=lambda name: -self.rows[name].score)[:FINALISTS]
 
 
 def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str, Array], margin: float) -> Comparison:
@@ -218,8 +202,8 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
     replicated = table.replicated()
     columns = [(column, table.estimates(replicated))]
     if senses:
-        beside = [name for name in senses if table.recipes[name][0].control]
-        columns.append((_word_sense(senses), bootstrap.estimate(bootstrap.mean(senses), controls=beside)))
+        controls = [name for name in senses if table.recipes[name][0].control]
+        columns.append((_word_sense(senses), bootstrap.estimate(bootstrap.mean(senses), controls=controls)))
     scores = {
         name: {own.name: estimates[name] for own, estimates in columns if name in estimates} for name in table.rows
     }

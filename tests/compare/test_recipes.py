@@ -90,7 +90,8 @@ def test_every_recipe_as_it_is_alone(recipes, roomy):
 def test_some_on_random_weights(few, roomy):
     """Each as it is alone; and the trained weights are out of memory meanwhile, and back at the end."""
     made, _ = few
-    before = made.model("Classical, whitened, mean").encode(TEXTS)
+    whitened = next(recipe for recipe in made.all if recipe.result == "Classical, whitened, mean")
+    before = made.model(whitened).encode(TEXTS)
     keys = ["Classical, whitened, last", "ReBA-2, mean", "PromptEOL, last"]
     with made.on_random_weights(keys) as controls:
         assert sum(parameter.numel() for parameter in roomy.model.parameters()) == 0
@@ -98,7 +99,7 @@ def test_some_on_random_weights(few, roomy):
         assert [recipe.result for recipe in controls.all] == [f"Random weights, {key}" for key in chosen]
         assert all(recipe.control for recipe in controls.all)
         found, words = vectors_of(controls, TEXTS), controls.words(SENTENCES, WORDS)
-    assert np.array_equal(made.model("Classical, whitened, mean").encode(TEXTS), before)
+    assert np.array_equal(made.model(whitened).encode(TEXTS), before)
     random = random_weights(roomy)
     for recipe in controls.all:
         alone = recipe.model(random)
@@ -215,7 +216,7 @@ def test_what_fails_when_it_is_timed_or_on_random_weights(roomy, monkeypatch):
         untrained.add(TEXTS)
         assert untrained.all == []
     assert ("Random weights, Classical, mean", "RuntimeError: cannot be drawn") in made.skipped
-    assert np.isfinite(made.model("Classical, mean").encode(TEXTS)).all()
+    assert np.isfinite(made.model(classical("mean")).encode(TEXTS)).all()
 
 
 # Matrices
@@ -225,7 +226,6 @@ def test_filters_on_several_sets_and_modules_that_are_built_once(roomy, monkeypa
     built = Counter()
     build = Recipe.build
     monkeypatch.setattr(Recipe, "build", lambda self, of: built.update([unprocessed(self).name]) or build(self, of))
-    monkeypatch.setattr("st_reba.compare.recipes._MATRICES", 1)
     sets = [tuple(FIT_TEXTS), tuple(FIT_TEXTS[:45]), tuple(TEXTS + FIT_TEXTS[:42])]
     asked = [each for recipe in asked_for(["early-late", "topic"]) for each in with_candidates(recipe, 3)]
     made = Recipes(roomy, asked, fit_on=sets)
