@@ -20,8 +20,8 @@ from .splits import SPLITS, Splits
 
 #: Embeddings that need no recipe: the names of their results, and what they are.
 WITHOUT = {
-    classical(pooling).result: what
-    for pooling, what in {"mean": "the mean of the last hidden states", "last": "the last token's hidden state"}.items()
+    classical("mean").result: "the mean of the last hidden states",
+    classical("last").result: "the last token's hidden state",
 }
 
 #: Default of ``--margin``: a cheaper recipe is as good where it is surely less than this behind.
@@ -99,7 +99,7 @@ def answer_of(
         others=[result for result in controls if not replicated.ahead(best.name, result.name)],
         cheaper=min(filter(is_cheaper, ranked), key=lambda result: result.cost or 0.0, default=None),
         margin=margin,
-        least=replicated.least(best.name, plain[0].name) if plain and replicated.sure else float("nan"),
+        least=replicated.least(best.name, plain[0].name) if plain and replicated.sure else math.nan,
     )
 
 

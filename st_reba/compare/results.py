@@ -291,20 +291,20 @@ def rows(comparison: Comparison, results: Iterable[Result] | None = None) -> lis
     """
     random = comparison.on_random_weights
     if results is None:
-        untrained = {result.name for result in random.values()}
-        kept = [result for result in comparison.results if result.name not in untrained]
+        hidden = {result.name for result in random.values()}
+        kept = [result for result in comparison.results if result.name not in hidden]
         results = sorted(kept, key=lambda result: (result.control, rank(result, comparison.tasks[0])))
-    best = {task.name: best_of(comparison.results, task) for task in comparison.tasks}
+    own = [result for result in comparison.results if not result.control]
+    best = {task.name: min((rank(result, task) for result in own), default=math.inf) for task in comparison.tasks}
 
     def cell(result: Result, task: Measure) -> Cell | None:
         score = result.scores.get(task.name)
         if score is None:
             return None
-        leads = best[task.name]
-        own = not result.control and leads is not None and has_number(result, task)
-        is_best = own and leads is not None and score.value == leads.scores[task.name].value
-        beside = random[result.name].scores.get(task.name) if result.name in random else None
-        return Cell(score, is_best, own and score.tied and not is_best, beside)
+        competes = not result.control and has_number(result, task)
+        is_best = competes and rank(result, task) == best[task.name]
+        untrained = random[result.name].scores.get(task.name) if result.name in random else None
+        return Cell(score, is_best, competes and score.tied and not is_best, untrained)
 
     return [TableRow(result, [cell(result, task) for task in comparison.tasks]) for result in results]
 
@@ -321,8 +321,10 @@ def _schema() -> TypeAdapter[Comparison]:
 def _first_fault(error: ValidationError) -> str:
     """Return the first fault of a file, behind its key."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    key = ".".join(map(str, fault["loc"]))
     what = fault["msg"].removeprefix("Value error, ")
-    return ": ".join([*[".".join(map(str, fault["loc"]))] * bool(fault["loc"]), f"{what[0].lower()}{what[1:]}"])
+    what = f"{what[0].lower()}{what[1:]}"
+    return f"{key}: {what}" if key else what
 
 
 # Whether a new model, prompt or version changed anything

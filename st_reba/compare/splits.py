@@ -12,8 +12,9 @@ of two classes, by classes, or by fifths of the scores of pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -57,7 +58,7 @@ class Splits:
     groups: Indices
     halves: tuple[Indices, ...]
     sure: bool = True
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: Labelled, *, choose: bool = True, seed: int = 0) -> Splits:
@@ -119,10 +120,10 @@ class Splits:
 
 def in_order(data: Labelled) -> Labelled:
     """Return the same items in an order that the file's order does not change, each once."""
-    labels = _labels(data)
-    keys = list(zip(data.items(), labels, strict=True))
-    order = sorted({key: index for index, key in reversed(list(enumerate(keys)))}.items())
-    part = data.part([index for _, index in order])
+    places: dict[Any, int] = {}
+    for place, key in enumerate(zip(data.items(), _labels(data), strict=True)):
+        places.setdefault(key, place)
+    part = data.part([places[key] for key in sorted(places)])
     if isinstance(part, Retrieval):
         part = replace(part, documents=dict(sorted(part.documents.items(), key=lambda entry: entry[::-1])))
     return part

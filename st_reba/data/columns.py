@@ -84,7 +84,8 @@ class Schema:
         parts = [part.strip() for part in columns.split(",")]
         names = [column.name for column in self.columns]
         if not any("=" in part for part in parts):
-            names = names if len(parts) == len(names) else self.needed
+            if len(parts) == len(self.needed):
+                names = self.needed
             return dict(zip(names, parts, strict=True)) if len(parts) == len(names) else {}
         titles = {name.strip(): title.strip() for name, _, title in (part.partition("=") for part in parts)}
         return titles if set(self.needed) <= titles.keys() <= set(names) and all(titles.values()) else {}

@@ -185,13 +185,13 @@ def read_data(
     schema = table.schema
     if schema is PAIRS:
         return _pairs(table, columns, tell)
+    if schema is TRIPLETS:
+        triplets = Triplets(*table.values.values())
+        tell(f"{source}: {len(triplets):,} triplets; {table.description}.")
+        return triplets
     if schema is CLASSES and scored:
         return _classes(table, columns, tell)
-    if schema is not TRIPLETS:
-        return _texts(table, tell)
-    triplets = Triplets(*table.values.values())
-    tell(f"{source}: {len(triplets):,} triplets; {table.description}.")
-    return triplets
+    return _texts(table, tell)
 
 
 def read_pairs(source: str | Path, columns: str | None = None, tell: Tell = lambda line: None) -> Pairs:

@@ -202,7 +202,8 @@ class RayEngine:
 
         retries = {"max_restarts": -1, "max_task_retries": -1}
         counts = Queue(actor_options={"num_cpus": 0, **retries})
-        remote = ray.remote(**{"num_gpus" if self.device == "cuda" else "num_cpus": 1}, **retries)(Worker)
+        needs = {"num_gpus": 1} if self.device == "cuda" else {"num_cpus": 1}
+        remote = ray.remote(**needs, **retries)(Worker)
         actors = [remote.remote(plan, self.device, counts.put) for _ in range(min(self.workers, len(todo)))]
         tasks = [actor.encode.remote(todo[number :: len(actors)]) for number, actor in enumerate(actors)]
         try:

@@ -131,9 +131,9 @@ class Remote:
                 infos = {name: info or self._filesystem.info(name) for name, info in sorted(files.items())}
             except FileNotFoundError:
                 return None
-        inside = re.compile(re.escape(self._path.strip("/")) + "/?")
+        folder = self._path.strip("/")
         return [
-            [inside.sub("", name.strip("/"), count=1), info["size"], utils.tokenize(info)]
+            [name.strip("/").removeprefix(folder).lstrip("/"), info["size"], utils.tokenize(info)]
             for name, info in infos.items()
         ] or None
 
@@ -222,8 +222,10 @@ def stat(path: Path) -> Stat | None:
 
 def has_begun(uploaded: Stat | None, whole: Sequence[Sequence[Any]] | None) -> bool:
     """Whether an upload of the whole has begun: all uploaded files have the names and sizes of files of the whole."""
-    sizes = {SUCCESS: 0, **{name: size for name, size, _ in whole or ()}}
-    return bool(whole and uploaded) and all(sizes.get(name) == size for name, size, _ in uploaded or ())
+    if not whole or not uploaded:
+        return False
+    sizes = {SUCCESS: 0} | {name: size for name, size, _ in whole}
+    return all(sizes.get(name) == size for name, size, _ in uploaded)
 
 
 def _check_same(destination: Destination, before: Stat | None) -> None:

@@ -145,14 +145,14 @@ def scorer(kind: Kind, weights: Array, labels: ArrayLike = ()) -> Callable[[Arra
     return scored
 
 
-def _mean_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
+def _mean_scorer(weights: Array, labels: Array | None = None) -> Callable[[Array], Array]:
     total = weights.sum(axis=1)
     return lambda values: np.asarray(values.astype(weights.dtype) @ weights.T / total, dtype=np.float64)
 
 
 def _linear(weights: Array, statistic: Callable[[Array], tuple[float, Array]]) -> Callable[[Array], Array]:
     """Return a scorer that is linear in influence values: ``statistic`` returns the score and these, (N,)."""
-    mean = _mean_scorer(weights, weights)
+    mean = _mean_scorer(weights)
 
     def score(values: Array) -> Array:
         pairs = [statistic(own) for own in values]
@@ -182,13 +182,11 @@ def _average_precision_scorer(weights: Array, labels: Array) -> Callable[[Array]
 
     def score(values: Array) -> Array:
         # The precision of an item counts all that have its value or more.
-        orders = [_Order(-own) for own in values]
-        return np.stack([
-            (positive * order.spread(order.up_to(positive) / np.maximum(order.up_to(weights), 1e-300))).sum(axis=1)
-            for order in orders
-        ]) / total  # fmt: skip
+        order = _Order(-values)
+        precision = order.spread(order.up_to(positive) / np.maximum(order.up_to(weights), 1e-300))
+        return np.asarray((positive * precision).sum(axis=1) / total)
 
-    return score
+    return lambda values: np.stack([score(own) for own in values])
 
 
 _SCORERS: dict[Kind, Callable[[Array, Array], Callable[[Array], Array]]] = {

@@ -31,8 +31,10 @@ class TensorCache:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="st-reba-")
-        self.directory = Path(self._temporary.name if self._temporary else str(directory))
+        if directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="st-reba-")
+            directory = Path(self._temporary.name)
+        self.directory = directory
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_scratch(self.directory)
 
@@ -82,8 +84,8 @@ class Embedded:
         """Embed the texts that have not been embedded yet, in all variants."""
         missing = [text for text in dict.fromkeys(texts) if (prompt, text) not in self._places]
         missing.sort(key=len, reverse=True)
-        size = self.chunk or len(missing)
-        for start in range(0, len(missing), size or 1):
+        size = self.chunk or max(1, len(missing))
+        for start in range(0, len(missing), size):
             part = missing[start : start + size]
             self._chunks.append(self.embed(part, prompt))
             self._places.update({(prompt, text): (len(self._chunks) - 1, row) for row, text in enumerate(part)})

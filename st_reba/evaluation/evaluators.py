@@ -339,7 +339,7 @@ class ConditionalSimilarityEvaluator(EmbeddingSimilarityEvaluator):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **kwargs: Any) -> ConditionalSimilarityEvaluator:
-        """Make it of rows, as :func:`st_reba.train.read_conditional_pairs` returns them."""
+        """Return the evaluator of rows, as :func:`st_reba.train.read_conditional_pairs` returns them."""
         table = list(rows)
         names = ("sentence1", "sentence2", "condition", "score")
         return cls(*([row[name] for row in table] for name in names), **kwargs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -65,7 +66,7 @@ class LayerReader:
                 f"The model's first module is {type(module).__name__}, whose embedding depends on more than the states "
                 "of one layer. Use a model with CausalTransformer or EchoModule."
             )
-        self.model = model.eval()
+        self.model = model
         self.count = len(module.lm.layers) + 1
         self._final_norm = module.lm.final_norm if module.final_norm else nn.Identity()
 
@@ -240,7 +241,7 @@ class DependencyEvaluator(Evaluator):
 
     def _batches(self, model: BaseModel) -> Iterator[np.ndarray]:
         """Yield correlations (layers, B) of sentences of similar length."""
-        read = LayerReader(model).features if self.layers == "all" else lambda texts: _last_layer(model, texts)
+        read = LayerReader(model).features if self.layers == "all" else partial(_last_layer, model)
         # Longest first, as in encode: no memory is asked for later that was not there at the start.
         ordered = sorted(self.sentences, key=len, reverse=True)
         for start in range(0, len(ordered), self.batch_size):

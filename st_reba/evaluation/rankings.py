@@ -32,7 +32,7 @@ _CONSTANT = 60
 _FUSED = 100
 _TOGETHER = 64
 
-# Texts of the same tokens are equals in a ranking, whatever rounding makes of them.
+# Texts of the same tokens have equal scores, whatever the order of summation.
 _DIGITS = 12
 
 #: Indices and scores of the documents of one query, the best first.
@@ -111,23 +111,21 @@ class TfIdf:
         self._vectorizer.fit([ids for ids in self._token_ids(texts) if ids] or [[]])
 
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
-        """For each query the documents of the highest cosine, at most so many: their indices and cosines."""
+        """Return indices and cosines of at most ``count`` documents for each query, the best first."""
         asked, there = self._vectors(queries), self._vectors(documents).T.tocsc()
-        hits = []
+        hits: list[Hits] = []
         for row in range(asked.shape[0]):
-            scores = np.round((asked[row] @ there).toarray().ravel(), _DIGITS)
-            # Of equals those that stand first.
-            best = np.argsort(-scores, kind="stable")[:count]
-            hits.append([(int(index), float(scores[index])) for index in best])
+            cosines = np.round((asked[row] @ there).toarray(), _DIGITS)
+            hits += _best(torch.from_numpy(cosines), count)
         return hits
 
     def unit_vectors(self, texts: Sequence[str]) -> Any:
-        """Of each text one of length one, or 0 where it has no tokens: (B, D), sparse, of the tokens that occur."""
+        """Return vectors of length 1, or 0 for a text without tokens, (B, D), sparse, of the tokens that occur."""
         vectors = self._vectors(texts)
         return vectors[:, vectors.getnnz(axis=0) > 0]
 
     def cosines(self, first: Sequence[str], second: Sequence[str]) -> Array:
-        """Of each text with the one in its place among the others, (B,); 0 where one has no tokens."""
+        """Return the cosine of each text and the one at its place among the others, (B,); 0 if one has no tokens."""
         products = self._vectors(first).multiply(self._vectors(second))
         return np.round(np.asarray(products.sum(axis=1)).ravel(), _DIGITS)
 
