@@ -94,7 +94,7 @@ def serve(
         embedder = reranker = talking = None
         if model is not None:
             with usable(model, device):
-                check_kind(model, revision, "SentenceTransformer")
+                check_kind(model, "SentenceTransformer", revision)
                 loaded = load_saved(model, revision, dtype=dtype, device=device)
                 embedder = Embedder(model_name or _last_part(model), loaded, truncate)
             if chat:
@@ -105,7 +105,7 @@ def serve(
         if rerank is not None:
             with usable(rerank, device):
                 where, precision = placement(device, dtype)
-                reranker = load_reranker(_last_part(rerank), rerank, None, where, precision, truncate)
+                reranker = load_reranker(_last_part(rerank), rerank, where, precision, truncate)
         if embedder is not None and isinstance(reranker, ListReranker):
             # An in-context reranker of the same language model has no weights of its own then.
             share(reranker.model[0], embedder.model[0])

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ..version import __version__
-from .models import Embedder, Reranker, SizedItem
+from .models import Embedder, Reranker, Served, SizedItem
 from .requests import Batches, EmbeddingsForm, FormT, Limits, Metrics, RefusedError, RerankForm, parse, shorten
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Server:
     ) -> None:
         self.limits, self.chat = limits or Limits(), chat
         models = [model for model in (embedder, reranker) if model is not None]
-        self.models = {name: (model, name[len(model.name) + 1 :]) for model in models for name in model.names}
+        self.models = {name: (model, mode) for model in models for name, mode in model.names.items()}
         if len(self.models) < sum(len(model.names) for model in models):
             raise ValueError(f"Both models have the name {models[0].name}: give another --model-name.")
         self.metrics = Metrics()
@@ -174,15 +174,15 @@ class Server:
             message = f"'{param}' has {len(items)} entries; the limit is {self.limits.inputs}: send several requests."
             raise RefusedError(400, message, param=param)
 
-    async def _run(self, served: Embedder | Reranker, mode: str, items: Sequence[Any]) -> tuple[list[Any], int]:
+    async def _run(self, served: Served, mode: str, items: Sequence[Any]) -> tuple[list[Any], int]:
         """Tokenize items and run them; return the results and the number of tokens."""
         sized: list[SizedItem] = []
-        measure: Callable[..., list[SizedItem]] = served.measure
         with self.batches.reserved(served.estimate(mode, items)):
             for first in range(0, len(items), _TOKENIZED_TEXTS):
-                sized += await asyncio.to_thread(measure, mode, items[first : first + _TOKENIZED_TEXTS], first)
-            run, texts, costs = served.modes[mode].run, [entry.item for entry in sized], [entry.cost for entry in sized]
-            results = await asyncio.wrap_future(self.batches.submit(run, texts, costs))
+                part = items[first : first + _TOKENIZED_TEXTS]
+                sized += await asyncio.to_thread(served.measure, mode, part, first)
+            cut, costs = [entry.item for entry in sized], [entry.cost for entry in sized]
+            results = await asyncio.wrap_future(self.batches.submit(served.modes[mode].run, cut, costs))
         tokens = sum(entry.tokens for entry in sized)
         self.metrics.tokens.inc(tokens)
         return results, tokens
@@ -199,8 +199,10 @@ def _embeddings_answer(
     data = []
     for index, full in enumerate(vectors):
         vector = embedder.truncate_vector(full, form.dimensions)
-        is_text = form.encoding_format == "base64"
-        embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+        if form.encoding_format == "base64":
+            embedding: Any = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        else:
+            embedding = vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": embedding})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return _json({"object": "list", "data": data, "model": form.model, "usage": usage})

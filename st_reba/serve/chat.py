@@ -53,6 +53,7 @@ class ChatForm(Form):
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionForm(Form):
@@ -83,11 +84,12 @@ class Chat:
     forms = {"/v1/chat/completions": ChatForm, "/v1/completions": CompletionForm}
 
     def __init__(self, embedder: Embedder, lm: PreTrainedModel | None = None) -> None:
-        module = causal_module(embedder)
-        self.name, self._tokenizer, self.idle = embedder.name, embedder.tokenizer.tokenizer, threading.Event()
+        self.name, self._tokenizer = embedder.name, embedder.tokenizer.tokenizer
         self.lm = with_head(embedder) if lm is None else lm
+        self.idle = threading.Event()
         self.idle.set()
-        loaded = _OneModel(self.lm, self._tokenizer), _Turns(self.idle, module.lm.positions or NO_LIMIT)
+        positions = causal_module(embedder).lm.positions or NO_LIMIT
+        loaded = _OneModel(self.lm, self._tokenizer), _Turns(self.idle, positions)
         self._handlers: dict[type[Form], Any] = {ChatForm: _Chat(*loaded), CompletionForm: _Completion(*loaded)}
 
     async def answer(self, form: ChatForm | CompletionForm) -> Response:
@@ -96,17 +98,19 @@ class Chat:
         Raises:
             RefusedError: If it cannot be answered.
         """
-        body, options = form.model_dump(exclude_unset=True), form.model_extra or {}
+        body = form.model_dump(exclude_unset=True)
         if form.model != self.name:
             message = f'There is no model "{shorten(form.model)}" here that chats: give "{self.name}".'
             raise RefusedError(404, message, param="model", code="model_not_found")
         # Settings of tokenization and generation that could exhaust the machine.
-        reserved = inspect.signature(self._tokenizer.apply_chat_template).parameters
-        unfit = {"generation_config"} & {*options} | {*reserved} & {*(options.get("chat_template_kwargs") or {})}
+        unfit = {"generation_config"} & body.keys()
+        if isinstance(form, ChatForm):
+            if not self._tokenizer.chat_template:
+                raise RefusedError(400, f"{self.name} has no chat template: send a prompt to /v1/completions.")
+            reserved = inspect.signature(self._tokenizer.apply_chat_template).parameters
+            unfit |= reserved.keys() & (form.chat_template_kwargs or {})
         if unfit:
             raise RefusedError(400, f"Unknown parameter: '{min(unfit)}'.", param=min(unfit), code="unknown_parameter")
-        if isinstance(form, ChatForm) and not self._tokenizer.chat_template:
-            raise RefusedError(400, f"{self.name} has no chat template: send a prompt to /v1/completions.")
         if len(str(body)) > MAX_CHARACTERS:
             raise _too_long(f"request has more than {MAX_CHARACTERS:,} characters")
         try:
@@ -225,13 +229,14 @@ def with_head(embedder: Embedder) -> PreTrainedModel:
     Raises:
         ValueError: If the recipe ends at an earlier layer, or the head is neither there nor the input embeddings.
     """
-    module, lacks = causal_module(embedder), "the output head"
+    module = causal_module(embedder)
     view: Any = body_of(module.model)
     # The module's own has no cache, and the attention of st_reba.
     view.config.use_cache, view.config._attn_implementation = True, None
     with torch.device("meta"):
         lm: Any = AutoModelForCausalLM.from_config(view.config)
     path = next((path for path, part in lm.named_modules() if type(part) is type(view)), None)
+    lacks = "the output head"
     if module.output_layer is not None:
         lacks = f"the layers after {module.output_layer}"
     elif path is not None:
@@ -243,7 +248,8 @@ def with_head(embedder: Embedder) -> PreTrainedModel:
         )
     # A saved recipe has no generation_config.json, which would name the end of a turn.
     ends = lm.generation_config.eos_token_id
-    ends = {*(ends if isinstance(ends, list) else [ends]), embedder.tokenizer.tokenizer.eos_token_id} - {None}
+    ends = ends if isinstance(ends, list) else [ends]
+    ends = {*ends, embedder.tokenizer.tokenizer.eos_token_id} - {None}
     lm.generation_config.eos_token_id = sorted(ends) or None
     return lm.eval()
 

@@ -77,19 +77,32 @@ class Served:
 
     def __init__(self, name: str, tokenizer: Any, truncate: bool, modes: dict[str, Mode]) -> None:
         self.name, self.modes = name, modes
-        self.tokenizer = TokenizerCopy(tokenizer)
+        self.tokenizer = TokenizerCopy(tokenizer, count_all=not truncate)
         self._truncate = truncate
 
     @property
-    def names(self) -> list[str]:
-        """All names in requests."""
-        return [self.name, *(f"{self.name}:{mode}" for mode in self.modes if mode)]
+    def names(self) -> dict[str, str]:
+        """Modes by their names in requests."""
+        return {f"{self.name}:{mode}" if mode else self.name: mode for mode in self.modes}
 
     def estimate(self, mode: str, items: Sequence[Any]) -> int:
         """Estimate the number of tokens of items in batches, from one token per four characters."""
         _, limit, added, copies = self.modes[mode]
         lengths = [len("".join(item)) // 4 for item in items]
         return added * len(items) + copies * sum(min(length, limit) for length in lengths)
+
+    def measure(self, mode: str, items: Sequence[Any], first: int = 0) -> list[SizedItem]:
+        """Count the tokens of items.
+
+        Args:
+            mode: Name of the mode.
+            items: Part of a request's items.
+            first: Index of the first item in the request.
+
+        Raises:
+            RefusedError: If an item is too long.
+        """
+        raise NotImplementedError
 
     def _tokens_read(self, length: int, limit: int, where: str) -> int:
         """Return the number of a text's tokens that the model reads.
@@ -142,22 +155,12 @@ class Embedder(Served):
             limit = max(0, read - _token_count(model.preprocess([""], prompt=prompt)))
         return Mode(partial(self._run, call), limit, _token_count(model.preprocess(["a"], prompt=prompt)), copies)
 
-    def measure(self, mode: str, items: Sequence[str], first: int = 0) -> list[SizedItem]:
-        """Count the tokens of items.
-
-        Args:
-            mode: Name of the mode.
-            items: Part of a request's texts.
-            first: Index of the first item in the request.
-
-        Raises:
-            RefusedError: If an item is too long.
-        """
+    def measure(self, mode: str, items: Sequence[Any], first: int = 0) -> list[SizedItem]:
         _, limit, added, copies = self.modes[mode]
         sized = []
         for index, text in enumerate(items, first):
             where = f"'input'[{index}]"
-            part, length = self.tokenizer.cut(text, limit, where, count_all=not self._truncate)
+            part, length = self.tokenizer.cut(text, limit, where)
             tokens = self._tokens_read(length, limit, where)
             sized.append(SizedItem(part, tokens, added + copies * tokens))
         return sized
@@ -187,7 +190,8 @@ class Reranker(Served):
         if model.num_labels != 1:
             raise ValueError(f"The model {name} returns {model.num_labels} scores per pair. Serve one with one score.")
         self.model = model
-        added, self._document_limit = _token_count(model.preprocess([("a", "a")])), model.max_seq_length or NO_LIMIT
+        self._document_limit = model.max_seq_length or NO_LIMIT
+        added = _token_count(model.preprocess([("a", "a")]))
         pair_limit = max(0, self._document_limit - max(0, added - 2))
         super().__init__(name, model.tokenizer, truncate, {"": Mode(self._run, pair_limit, added)})
         self._run([("a", "a")])
@@ -200,14 +204,13 @@ class Reranker(Served):
         """Return the scores of the documents from the results of the items."""
         return results
 
-    def measure(self, mode: str, items: Sequence[tuple[str, ...]], first: int = 0) -> list[SizedItem]:
-        """Count the tokens of items, as :meth:`Embedder.measure`."""
+    def measure(self, mode: str, items: Sequence[Any], first: int = 0) -> list[SizedItem]:
         _, limit, added, _ = self.modes[mode]
-        query, used = self.tokenizer.cut(items[0][0], self._document_limit, "'query'", count_all=not self._truncate)
+        query, used = self.tokenizer.cut(items[0][0], self._document_limit, "'query'")
         sized = []
         for index, (_, document) in enumerate(items, first):
             where = f"'documents'[{index}]"
-            part, length = self.tokenizer.cut(document, self._document_limit, where, count_all=not self._truncate)
+            part, length = self.tokenizer.cut(document, self._document_limit, where)
             tokens = self._tokens_read(used + length, limit, where)
             sized.append(SizedItem((query, part), tokens, added + tokens))
         return sized
@@ -227,7 +230,8 @@ class ListReranker(Reranker):
     def __init__(self, name: str, model: AttentionReranker, truncate: bool = True) -> None:
         module = model[0]
         assert isinstance(module, AttentionRerankModule)
-        self.model, self._rotations, self._query_limit = model, module.rotations, module.lm.positions or NO_LIMIT
+        self.model, self._rotations = model, module.rotations
+        self._query_limit = module.lm.positions or NO_LIMIT
         self._document_limit = min(self._query_limit, module.max_seq_length or NO_LIMIT)
         config = module.model.config.get_text_config(decoder=True)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -244,15 +248,14 @@ class ListReranker(Reranker):
         """Return the scores of the one item."""
         return list(results[0])
 
-    def measure(self, mode: str, items: Sequence[tuple[str, ...]], first: int = 0) -> list[SizedItem]:
-        """Count the tokens of items, as :meth:`Embedder.measure`."""
+    def measure(self, mode: str, items: Sequence[Any], first: int = 0) -> list[SizedItem]:
         [(query, *documents)] = items
         # The model itself refuses a query that is too long.
         query, query_length = self.tokenizer.cut(query, self._query_limit, "'query'")
         parts, tokens = [], 0
         for index, document in enumerate(documents):
             where = f"'documents'[{index}]"
-            part, length = self.tokenizer.cut(document, self._document_limit, where, count_all=not self._truncate)
+            part, length = self.tokenizer.cut(document, self._document_limit, where)
             parts.append(part)
             tokens += self._tokens_read(length, self._document_limit, where)
         if tokens > self._max_tokens:
@@ -261,11 +264,14 @@ class ListReranker(Reranker):
         return [SizedItem((query, *parts), query_length + tokens, self._rotations * (2 * query_length + tokens))]
 
     def _run(self, lists: Any) -> Sequence[Any]:
-        try:
-            return [super(ListReranker, self)._run([(query, text) for text in texts]) for query, *texts in lists]
-        except ValueError as error:
-            # The query leaves no room for a document.
-            raise RefusedError(400, str(error), param="query", code="context_length_exceeded") from error
+        scores = []
+        for query, *documents in lists:
+            try:
+                scores.append(super()._run([(query, document) for document in documents]))
+            except ValueError as error:
+                # The query leaves no room for a document.
+                raise RefusedError(400, str(error), param="query", code="context_length_exceeded") from error
+        return scores
 
 
 class TokenizerCopy:
@@ -273,12 +279,14 @@ class TokenizerCopy:
 
     Args:
         tokenizer: Tokenizer of transformers, or of ``tokenizers`` as in ``StaticEmbedding``.
+        count_all: Whether to count all tokens of a text.
 
     Attributes:
         tokenizer: The copy.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, count_all: bool = False) -> None:
+        self._count_all = count_all
         self._from_end = getattr(tokenizer, "truncation_side", "right") == "left"
         self.tokenizer: Any = copy.deepcopy(tokenizer)
         if isinstance(tokenizer, Tokenizer):
@@ -290,7 +298,7 @@ class TokenizerCopy:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return getattr(encoding, "ids", encoding)
 
-    def cut(self, text: str, limit: int, where: str, count_all: bool = False) -> tuple[str, int]:
+    def cut(self, text: str, limit: int, where: str) -> tuple[str, int]:
         """Return the part of a text that determines the tokens within a limit, and its number of tokens.
 
         Tokenizers read a whole text before they truncate it, a second for a million characters. So only a part is
@@ -302,7 +310,6 @@ class TokenizerCopy:
             text: The text.
             limit: Number of tokens that the model reads.
             where: Name of the text in its request.
-            count_all: Whether to count all tokens of the text.
 
         Raises:
             RefusedError: If the tokens to read or count are not within the first :data:`MAX_CHARACTERS` characters.
@@ -310,28 +317,29 @@ class TokenizerCopy:
         wanted = limit + _MARGIN
         first = _CHARACTERS_PER_TOKEN * wanted
         most = MAX_CHARACTERS if limit >= _UNLIMITED else max(MAX_CHARACTERS, first)
-        for size in (most,) if count_all or first > most else (first, most):
+        sizes = [most] if self._count_all or first > most else [first, most]
+        for size in sizes:
             part = text[-size:] if self._from_end else text[:size]
             count = len(self.ids(part))
-            if len(part) == len(text) or (count >= wanted and not count_all):
+            if len(part) == len(text) or (count >= wanted and not self._count_all):
                 return part, count
         raise _too_long(where, f"has {len(text):,} characters, of which {most:,} are tokenized: send it in parts.")
 
 
-def load_reranker(name: str, path: str, revision: str | None, device: str, dtype: str, truncate: bool) -> Reranker:
+def load_reranker(name: str, path: str, device: str, dtype: str, truncate: bool) -> Reranker:
     """Load a CrossEncoder or an AttentionReranker.
 
     Raises:
         ValueError: If the model is neither.
     """
-    check_kind(path, revision, "CrossEncoder")
-    settings: dict[str, Any] = {"revision": revision, "device": device, "model_kwargs": {"dtype": dtype}}
-    if loading_class(path, revision) == BY_ATTENTION:
+    check_kind(path, "CrossEncoder")
+    settings: dict[str, Any] = {"device": device, "model_kwargs": {"dtype": dtype}}
+    if loading_class(path) == BY_ATTENTION:
         return ListReranker(name, AttentionReranker(path, **settings), truncate)
     return Reranker(name, CrossEncoder(path, **settings), truncate)
 
 
-def check_kind(path: str, revision: str | None, expected: str) -> None:
+def check_kind(path: str, expected: str, revision: str | None = None) -> None:
     """Check that a model is saved as the expected class of sentence-transformers.
 
     Raises:

@@ -50,8 +50,12 @@ class RefusedError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer, for retries and authentication."""
-        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
 
 
 def shorten(value: object, length: int = 60) -> str:

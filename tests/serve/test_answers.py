@@ -132,16 +132,16 @@ def test_the_scores_are_predicts(client, reranker):
 def test_what_is_not_served(saved, reranker_path, tmp_path):
     """The kind of model is told before it is loaded."""
     with pytest.raises(ValueError, match="is a saved SentenceTransformer. Give it as MODEL"):
-        load_reranker("m", saved, None, "cpu", "float32", True)
+        load_reranker("m", saved, "cpu", "float32", True)
     saved_as = {"model_type": "SparseEncoder"}
     file = Path(shutil.copytree(saved, tmp_path / "sparse")) / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **saved_as}))
     with pytest.raises(ValueError, match="is a saved SparseEncoder. Give a CrossEncoder or a SentenceTransformer"):
-        check_kind(str(file.parent), None, "SentenceTransformer")
+        check_kind(str(file.parent), "SentenceTransformer")
     asks = EndpointTransformer("http://127.0.0.1:9", dimension=2, fingerprint=[1.0, 0.0])
     with pytest.raises(ValueError, match="sends texts to http://127.0.0.1:9.*, and cannot be served"):
         Embedder("m", SentenceTransformer(modules=[asks], device="cpu"))
-    model = load_reranker("m", reranker_path, None, "cpu", "float32", True).model
+    model = load_reranker("m", reranker_path, "cpu", "float32", True).model
     model.model.config.num_labels = 3
     with pytest.raises(ValueError, match="returns 3 scores per pair"):
         Reranker("m", model)
@@ -165,7 +165,7 @@ def lists(backbone_path, tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("lists") / "my-lists")
     module = AttentionRerankModule(backbone_path(), rotations=2, max_seq_length=12)
     AttentionReranker(modules=[module], device="cpu").save_pretrained(directory)
-    return load_reranker("r", directory, None, "cpu", "float32", True)
+    return load_reranker("r", directory, "cpu", "float32", True)
 
 
 def asked(client, query, documents):
@@ -247,7 +247,7 @@ def test_what_is_read_is_that_of_the_whole_text(made, name):
     text = LONG[name]
     tokens = TokenizerCopy(made())
     whole = tokens.ids(text)
-    assert tokens.cut(text, 2, "'input'", count_all=True) == (text, len(whole))
+    assert TokenizerCopy(made(), count_all=True).cut(text, 2, "'input'") == (text, len(whole))
     for limit in (1, 100, 1000):
         part, count = tokens.cut(text, limit, "'input'")
         own = tokens.ids(part)
@@ -259,7 +259,7 @@ def test_what_is_read_is_that_of_the_whole_text(made, name):
 @pytest.mark.parametrize(("limit", "whole"), [(NO_LIMIT, False), (16, False), (16, True)])
 def test_a_text_that_would_be_tokenised_without_end(monkeypatch, limit, whole):
     monkeypatch.setattr(served_models, "MAX_CHARACTERS", 5_000)
-    tokens = TokenizerCopy(word_piece())
-    assert tokens.cut("a" * 5_000, limit, "'input'[0]", whole) == ("a" * 5_000, 1)
+    tokens = TokenizerCopy(word_piece(), count_all=whole)
+    assert tokens.cut("a" * 5_000, limit, "'input'[0]") == ("a" * 5_000, 1)
     with pytest.raises(RefusedError, match=r"^'input'\[0\] has 90,000 characters, of which 5,000 are .* in parts\.$"):
-        tokens.cut("a" * 90_000, limit, "'input'[0]", whole)
+        tokens.cut("a" * 90_000, limit, "'input'[0]")

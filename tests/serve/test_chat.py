@@ -146,6 +146,7 @@ def test_answers_are_those_of_generate(client, whole_path):
         ({"messages": [{"role": "user", "content": "a" * 2**21}]}, 413, "larger than the limit"),
         ({"generation_config": "{}"}, 400, "Unknown parameter: 'generation_config'."),
         ({"chat_template_kwargs": {"chat_template": "a"}}, 400, "Unknown parameter: 'chat_template'."),
+        ({"chat_template_kwargs": 5}, 400, "'chat_template_kwargs': input should be an object."),
         ({"max_tokens": 0}, 400, "max_new_tokens"),
         ({"colour": "red"}, 422, "Unexpected fields in the request: {'colour'}"),
     ],
