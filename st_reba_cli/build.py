@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from . import options
-from .options import complete_recipe, known_names, option, refuse
+from .options import complete_recipe, directory, known_names, option, refuse
 from .printing import console, loading_line, model_name, notes, write_json
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ DEFAULT, SPARSE, MULTI_VECTOR = "echo-topic", "promptreps", "reba-2"
 
 def build(
     context: typer.Context,
-    out: options.NewDirectory,
+    out: Annotated[Path, directory("Directory to write; it must be new or empty.", "--out")],
     model: options.Model = None,
     recipe: Annotated[
         str | None,
@@ -57,18 +58,10 @@ def build(
         bool, option("Write a MultiVectorEncoder: one vector per token, for search by MaxSim.", "--multi-vector")
     ] = False,
     dimensions: Annotated[
-        int | None,
-        option(
-            "With --multi-vector: dimensions of a vector, by principal components of the tokens of --fit-texts.", min=1
-        ),
+        int | None, option("With --multi-vector: dimensions of a vector, by PCA of the tokens of --fit-texts.", min=1)
     ] = None,
     rerank: Annotated[
-        bool,
-        option(
-            "Write an AttentionReranker: it reads all documents of a query in one prompt, and ranks them by the "
-            "query's attention (ICR).",
-            "--rerank",
-        ),
+        bool, option("Write an AttentionReranker, which ranks documents by a prompt's attention (ICR).", "--rerank")
     ] = False,
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
@@ -80,12 +73,11 @@ def build(
     """Build a recipe on a model, and save it for SentenceTransformer."""
     pooled = ("--pooling", "--shares")
     if rerank:
-        others = ("--recipe", "--sparse", "--multi-vector", "--fit-texts", "--prompt-language")
         why = "--rerank reads a query and its documents together"
-        refuse(context, why, *others, *pooled, "--query-prompt", "--document-prompt")
+        prompts_asked = ("--prompt-language", "--query-prompt", "--document-prompt")
+        refuse(context, why, "--recipe", "--sparse", "--multi-vector", "--fit-texts", *prompts_asked, *pooled)
     if sparse:
-        why = "--sparse reads the last token of a prompt alone"
-        refuse(context, why, "--multi-vector", "--fit-texts", *pooled)
+        refuse(context, "--sparse reads the last token of a prompt alone", "--multi-vector", "--fit-texts", *pooled)
     if multi_vector:
         refuse(context, "--multi-vector keeps the vector of each token, so nothing is pooled", *pooled)
     else:
@@ -106,12 +98,12 @@ def build(
     import st_reba
     from st_reba.build import note_recipe, prompts_or_own
     from st_reba.files import atomic_directory
-    from st_reba.modules import AttentionReranker, AttentionRerankModule, PromptRepsModule
+    from st_reba.modules import AttentionReranker, AttentionRerankModule, LlamaCppTransformer, PromptRepsModule
     from st_reba.modules.multi_vector import multi_vector_encoder
     from st_reba.recipes import find
     from st_reba.text.presets import language_of
 
-    from .load import in_asked_language, load_backbone, prompts_of, quiet, say_fitted, texts_to_fit, usable
+    from .load import in_asked_language, prompts_of, quiet, say_fitted, texts_to_fit, usable
 
     context.with_resource(quiet())
     prompts = prompts_of(query_prompt, document_prompt)
@@ -134,8 +126,10 @@ def build(
             what = f"the filter, {own.name}," if own else f"the projection to {dimensions} dimensions"
             say_fitted(what, len(chosen.fitted_on), fit_texts)
     with atomic_directory(out) as scratch, usable(model):
-        origin: Any = model if engine == "transformers" else load_backbone(model, engine, dtype, None, max_seq_length)
-        weights: dict[str, Any] = {"model_kwargs": {"dtype": dtype}} if engine == "transformers" else {}
+        origin: Any = model
+        weights: dict[str, Any] = {"model_kwargs": {"dtype": dtype}}
+        if engine == "llama.cpp":
+            origin, weights = LlamaCppTransformer(model), {}
 
         def load(kind: Any, **arguments: Any) -> Any:
             module = kind(origin, **arguments, **weights)
@@ -220,10 +214,10 @@ def recipes() -> None:
     known, filters = known_names()
     for title, tried in (("Recipes that compare tries by default", True), ("Other recipes", False)):
         console.say(title, style="bold")
-        table = Table("Key", "Passes", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
-        table.columns[0].min_width = max(map(len, known)) + 2
-        for column in table.columns[:2]:
-            column.no_wrap = True
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("Key", no_wrap=True, min_width=max(map(len, known)) + 2)
+        table.add_column("Passes", no_wrap=True)
+        table.add_column("What it does")
         for key, row in known.items():
             if row["tried"] == tried:
                 description = row["in_brief"] or f"{row['description'][:1].upper()}{row['description'][1:]}"
@@ -232,8 +226,9 @@ def recipes() -> None:
         console.print()
     console.say("*: fitted on plain texts (--fit-texts). Passes: number of passes over the text.")
     console.print()
-    table = Table("Filter", "What it does", box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.columns[0].no_wrap = True
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("Filter", no_wrap=True)
+    table.add_column("What it does")
     for key, description in filters.items():
         table.add_row(f"+{key}", description)
     console.print(table)

@@ -29,9 +29,9 @@ def compare(
     query_prompt: options.QueryPrompt = None,
     document_prompt: options.DocumentPrompt = None,
     demo: Annotated[
-        Literal["pairs", "pairs-zh", "retrieval", "retrieval-zh"] | None,
-        option("Demo texts to use without --data, in English or Chinese. Default: pairs."),
-    ] = None,
+        Literal["pairs", "pairs-zh", "retrieval", "retrieval-zh"],
+        option("Demo texts to use without --data, in English or Chinese."),
+    ] = "pairs",
     words: Annotated[
         Path | None, file("A CSV of word-sense questions to ask beside the data (columns: 问题,选项1,...,选项4,答案).")
     ] = None,
@@ -44,10 +44,7 @@ def compare(
     ] = None,
     fit_texts: options.FitTexts = None,
     choose: Annotated[
-        bool,
-        option(
-            "Try other layers, words and weights of each recipe: one half of the data chooses, the other is scored."
-        ),
+        bool, option("Try layers, words and weights of each recipe: half of the data chooses, the other is scored.")
     ] = True,
     prompt_language: options.PromptLanguage = None,
     controls: Annotated[
@@ -57,7 +54,9 @@ def compare(
         float, option("A cheaper recipe is as good if it is surely less than this many points behind.", min=0)
     ] = 1.0,
     seed: Annotated[int, option("Seed of the splits into halves.", min=0)] = 0,
-    dry_run: options.DryRun = False,
+    dry_run: Annotated[
+        bool, option("Only print how long the command would take, and how much memory.", "--dry-run")
+    ] = False,
     against: Annotated[Path | None, file("An older comparison.json: show what has changed since.")] = None,
     saved: Annotated[Path | None, file("A saved comparison.json to show. Nothing is run.")] = None,
     out: Annotated[
@@ -68,7 +67,9 @@ def compare(
             "--out",
         ),
     ] = None,
-    save_best: options.SaveBest = None,
+    save_best: Annotated[
+        Path | None, directory("Directory to write the best recipe to, ready to load.", "--save-best")
+    ] = None,
     batch_size: options.BatchSize = 32,
     max_seq_length: options.MaxSeqLength = None,
     dtype: options.Dtype = "auto",
@@ -130,9 +131,9 @@ def compare(
             f"A half of the data has fewer than {LEAST_TEXTS} texts, so filters are fitted on sentences of the "
             "package: give more texts, or --fit-texts."
         )
-    left = context.with_resource(kept(None if dry_run else out))
+    cache = context.with_resource(kept(None if dry_run else out))
     backbone = loading.load_backbone(name, engine, dtype, device, max_seq_length)
-    run = prepared(backbone, asked, splits, fits_own=fits_own, batch_size=batch_size, controls=controls, kept=left)
+    run = prepared(backbone, asked, splits, fits_own=fits_own, batch_size=batch_size, controls=controls, kept=cache)
     # Weights in a GGUF file are not drawn anew.
     random = controls and engine == "transformers"
     expected = forecast(run, texts_of(splits.data), questions, random)
@@ -143,13 +144,14 @@ def compare(
         return
     notes.say(str(expected))
     with running(run, expected.tokens):
-        found = compared(run, splits, questions, fit_texts=fit_on or None, random=random, margin=margin / 100)
-    found = replace(found, model=model_name(name), data=loading.described(data, demo, labelled), command=context.obj)
-    if found.use:
-        engines = {"--engine": engine} if engine == "llama.cpp" else {"--dtype": found.settings.get("precision")}
+        result = compared(run, splits, questions, fit_texts=fit_on or None, random=random, margin=margin / 100)
+    result = replace(result, model=model_name(name), data=loading.described(data, demo, labelled), command=context.obj)
+    if result.use:
+        engines = {"--engine": engine} if engine == "llama.cpp" else {"--dtype": result.settings.get("precision")}
         runs = {"--model": name, **engines, "--max-seq-length": max_seq_length}
-        fits = {"--fit-texts": data, "--columns": columns, "--separator": separator}
-        fits = fits if fits_own and splits.fit_on else {"--fit-texts": fit_texts}
-        found = replace(found, build=build_command(found.choice(), runs, fits, found.prompts))
+        fits = {"--fit-texts": fit_texts}
+        if fits_own and splits.fit_on:
+            fits = {"--fit-texts": data, "--columns": columns, "--separator": separator}
+        result = replace(result, build=build_command(result.choice(), runs, fits, result.prompts))
     hints = [] if recipes else ["--recipes all compares every recipe."]
-    present(found, old, out, as_json, hints, run, save_best)
+    present(result, old, out, as_json, hints, run, save_best)

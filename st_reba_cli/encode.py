@@ -36,10 +36,7 @@ def encode(
     ],
     column: Annotated[str | None, option('Column of the texts. Default: "text".')] = None,
     keep: Annotated[
-        list[str] | None,
-        option(
-            "Column to write along with the vectors, to Parquet only; may be repeated. Cells of .csv and .tsv are text."
-        ),
+        list[str] | None, option("Column to write along with the vectors, to Parquet only; may be repeated.")
     ] = None,
     separator: options.Separator = None,
     precision: Annotated[Literal["float32", "binary", "ubinary"], option("Type of the values to write.")] = "float32",
@@ -48,16 +45,12 @@ def encode(
     prompt_name: Annotated[str | None, option("Name of a prompt of the model to put before each text.")] = None,
     prompt: Annotated[str | None, option("Prompt to put before each text.")] = None,
     chunk_tokens: Annotated[
-        int | None,
-        option(
-            "Write one vector per chunk of this many tokens, read in the context of its text; to Parquet only.", min=1
-        ),
+        int | None, option("Write one vector per chunk of this many tokens, read in its text; to Parquet only.", min=1)
     ] = None,
     chunk_overlap: Annotated[int, option("Number of tokens that consecutive chunks share.", min=0)] = 0,
     batch_size: options.BatchSize = 32,
     chunk_size: Annotated[
-        int | None,
-        option("Number of texts that are sorted by length, encoded and saved together. Default: up to 2,048.", min=1),
+        int | None, option("Number of texts that are sorted, encoded and saved together. Default: up to 2,048.", min=1)
     ] = None,
     revision: options.Revision = None,
     dtype: options.Dtype = "auto",

