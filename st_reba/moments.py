@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .settings import LOG_SECONDS
-
+#: Seconds between two states of a progress bar in a log.
+LOG_SECONDS = 10.0
 #: Number of texts that are encoded, and sorted by length, at a time.
 CHUNK = 1024
 

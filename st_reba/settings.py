@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias
 Layers: TypeAlias = Literal["all"] | Sequence[int]
 #: Value that transformers and sentence-transformers use for no limit.
 NO_LIMIT = int(1e30)
-#: Seconds between two states of a progress bar in a log.
-LOG_SECONDS = 10.0
 
 
 def check(name: str, value: Any, is_allowed: bool, advice: str) -> Any:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -27,7 +24,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ..files import atomic_directory
 from ..fingerprint import digest_of_file
 from ..optional import require
-from ..settings import LOG_SECONDS
 from .sizes import MAX_EXPERTS, MAX_LAYERS, SizeError, check_size
 
 SUFFIX = ".gguf"
@@ -220,31 +216,9 @@ def _tagged(repo_id: str, tag: str, hub: dict[str, Any]) -> Path:
 # The conversion
 
 
-@contextmanager
-def _seconds_shown(what: str) -> Iterator[None]:
-    """Show for how long the block has been running: every second, in a log every ten."""
-    ended = Event()
-
-    def refresh() -> None:
-        while not ended.wait(1 if sys.stderr.isatty() else LOG_SECONDS):
-            bar.refresh()
-
-    with tqdm(desc=what, bar_format="{desc} ({elapsed})") as bar:
-        thread = Thread(target=refresh, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-
 def _convert(file: Path, out: Path, read: Callable[[Path], PreTrainedModel | PreTrainedConfig]) -> None:
     """Save what is read of a file, and its tokenizer."""
-    with (
-        _seconds_shown(f"Converting {file.name}, once"),
-        tempfile.TemporaryDirectory() as alone,
-    ):
+    with tqdm(desc=f"Converting {file.name}, once", bar_format="{desc}"), tempfile.TemporaryDirectory() as alone:
         # transformers would read a tokenizer next to it, too.
         source = Path(alone) / f"model{SUFFIX}"
         try:

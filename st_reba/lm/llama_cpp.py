@@ -142,24 +142,25 @@ def library() -> ctypes.CDLL:
         ImportError: If xllamacpp is not installed, or is of a release with another interface.
     """
     package = require("xllamacpp", "llamacpp", "llama.cpp")
-    found, wrong = ctypes.CDLL(package.xllamacpp.__file__), []
+    llama, wrong = ctypes.CDLL(package.xllamacpp.__file__), []
     for returns, takes, names in _FUNCTIONS:
         for name in names.split():
-            if function := getattr(found, name, None):
+            if function := getattr(llama, name, None):
                 function.restype, function.argtypes = returns, takes
             else:
                 wrong.append(name)
     if not wrong:
-        given, fields = found.llama_context_default_params(), (pair for _, own in _CONTEXT for pair in own.items())
-        wrong = [f"llama_context_params.{name}" for name, value in fields if getattr(given, name) != value]
+        params = llama.llama_context_default_params()
+        defaults = [default for _, fields in _CONTEXT for default in fields.items()]
+        wrong = [f"llama_context_params.{name}" for name, value in defaults if getattr(params, name) != value]
     if wrong:
         raise ImportError(
             f"xllamacpp {package.__version__} brings a llama.cpp with another interface ({', '.join(wrong[:3])}): "
             f'install the release that st_reba was tested with: pip install "xllamacpp=={TESTED}".'
         )
-    found.llama_log_set(_note, None)
-    found.llama_backend_init()
-    return found
+    llama.llama_log_set(_note, None)
+    llama.llama_backend_init()
+    return llama
 
 
 class LlamaCpp:
@@ -340,8 +341,11 @@ class _Context:
         The graph ends, by a result of False, with the last of the layers that are wanted.
         """
         name = self._library.ggml_get_name(tensor)
-        match = _LAYER.fullmatch(name)
-        layer = int(match[1]) + 1 if match else 0 if name in _ENTERING else END if name in _ENDS else None
+        layer = END if name in _ENDS else None
+        if name in _ENTERING:
+            layer = 0
+        elif match := _LAYER.fullmatch(name):
+            layer = int(match[1]) + 1
         if asks or layer is None:
             return layer in self.states
         rows = self._library.ggml_nbytes(tensor) // 4 // self._hidden_size

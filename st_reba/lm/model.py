@@ -156,8 +156,7 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Device of the model's input."""
-        device = self.model.device
-        return device if device.type != "meta" and not hasattr(self.model, "_hf_hook") else device_of(self.model)
+        return device_of(self.model)
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -335,9 +334,9 @@ class LanguageModel:
         Tried when it is first asked for. The model is then set up for it. Attention that was chosen for its speed, such
         as flash attention, stays.
         """
-        own = self.model.config._attn_implementation
-        able = own in (ATTENTION, "eager", "sdpa") and continues_past(self.model)
-        if able and own != ATTENTION:
+        attention = self.model.config._attn_implementation
+        able = attention in (ATTENTION, "eager", "sdpa") and continues_past(self.model)
+        if able and attention != ATTENTION:
             set_attention(self.model, ATTENTION)
         return able
 

@@ -193,24 +193,24 @@ def _reads_as(part: PreTrainedModel, whole: PreTrainedModel) -> bool:
 def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
     """Return the parts of a model, and its last hidden states on :data:`TOKENS`."""
     census = _Census()
-    own: str | None = ATTENTION
+    attention: str | None = ATTENTION
     try:
-        trial, states, calls = _recorded(model, census, attention=own)
+        trial, states, calls = _recorded(model, census, attention=attention)
         calls_ours = bool(census.attentions) and _is_own(states, model, census.needs_softmax)
     except CANNOT_RUN:
         calls_ours = False
     attentions: Mapping[int, nn.Module | None] = census.attentions
     if not calls_ours:
-        own = "eager" if model.config._attn_implementation == ATTENTION else None
+        attention = "eager" if model.config._attn_implementation == ATTENTION else None
         try:
-            trial, states, calls = _recorded(model, attention=own)
+            trial, states, calls = _recorded(model, attention=attention)
         except CANNOT_RUN as error:
             raise ValueError(
                 f"{type(model).__name__} cannot be run on token ids alone ({type(error).__name__}: {error}). Use a "
                 "decoder-only language model, such as Llama, Qwen, GPT-2 or Mistral."
             ) from error
         attentions = dict.fromkeys(_attending(model))
-    if hasattr(model, "peft_config") and _mixes_texts(model, states, own):
+    if hasattr(model, "peft_config") and _mixes_texts(model, states, attention):
         raise ValueError(
             f"The adapter of {type(model).__name__} mixes the texts of a batch, so an embedding would depend on the "
             "others. Use an adapter that reads each text alone, such as LoRA."
@@ -218,11 +218,11 @@ def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
     # A module that is called several times is described by its first call.
     first = {call.path: call for call in reversed(calls)}
     layers = _layers(trial, first)
-    inside = {index: attention for index, attention in attentions.items() if 0 <= index < depth(model)}
-    projections = {index: _projection(layers[index], attention, calls) for index, attention in inside.items() if layers}
+    inside = {index: module for index, module in attentions.items() if 0 <= index < depth(model)}
+    projections = {index: _projection(layers[index], module, calls) for index, module in inside.items() if layers}
     parts = ModelParts(
         is_causal=close(*states[:, :2]),
-        is_random=not calls_ours and bool(attentions) and _draws_random_numbers(model, own),
+        is_random=not calls_ours and bool(attentions) and _draws_random_numbers(model, attention),
         attention_layers=tuple(sorted(inside)),
         calls_ours=calls_ours,
         needs_softmax=census.needs_softmax,
@@ -319,7 +319,7 @@ def _projection(layer: str, attention: nn.Module | None, calls: Sequence[_Call])
     for call in of_layer:
         is_numbered = hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")
         if call.module is attention or (attention is None and is_numbered):
-            inside = [own for own in of_layer if own.path.startswith(f"{call.path}.") and _has_weights(own.module)]
+            inside = [part for part in of_layer if part.path.startswith(f"{call.path}.") and _has_weights(part.module)]
             # Those of experts take the states of their tokens, without texts. Where the projection is a sibling of the
             # attention, the last module within makes the values.
             last = inside[-1] if inside and _keeps_states(inside[-1]) else None
@@ -424,10 +424,10 @@ def _shorten_reach(trial: PreTrainedModel) -> None:
         reach = getattr(config, name, None)
         if isinstance(reach, int):
             for owner in (config, *trial.modules()):
-                own = vars(owner).get(name)
+                length = vars(owner).get(name)
                 # ModernBERT's modules count one more.
-                if isinstance(own, int):
-                    setattr(owner, name, own - reach + 2)
+                if isinstance(length, int):
+                    setattr(owner, name, length - reach + 2)
 
 
 def takes_embeddings(model: PreTrainedModel) -> bool:
@@ -438,18 +438,16 @@ def takes_embeddings(model: PreTrainedModel) -> bool:
     parts = parts_of(model)
     if parts.takes_embeddings is None:
         trial = trial_copy(model)
-        own = ATTENTION if parts.calls_ours else None
         try:
-            expected = _run(trial, attention=own).last_hidden_state
+            expected = _run(trial, attention=ATTENTION if parts.calls_ours else None).last_hidden_state
             with torch.inference_mode():
                 embeddings = trial.get_input_embeddings()(torch.tensor(TOKENS, device=device_of(trial)))
                 # No token has these.
                 embeddings = embeddings * (1 + 4 * torch.finfo(embeddings.dtype).eps)
             states = _run(trial, inputs_embeds=embeddings).last_hidden_state
+            parts.takes_embeddings = close(states, expected, times=2)
         except CANNOT_RUN:
             parts.takes_embeddings = False
-        else:
-            parts.takes_embeddings = close(states, expected, times=2)
     return parts.takes_embeddings
 
 
@@ -462,14 +460,16 @@ def shorten(model: PreTrainedModel, count: int) -> PreTrainedModel:
     if count == depth(model):
         return model
     refusal, all_layers = f"{type(model).__name__} cannot be shortened to {count} layers", "output_layer=-1, all layers"
-    parts, short = parts_of(model), None
+    parts = parts_of(model)
+    short = None
     if hasattr(model, "_hf_hook"):
         reason = "accelerate has placed it on its devices. Load it without device_map"
     elif any(map(has_own_forward, model.modules())):
         reason = "its forward is not its class's own: torch.compile leaves it so. Compile the module's model afterwards"
     else:
         reason = "its layers were not found, or its configuration lists more about them. Use another model"
-        short = None if parts.norm is None else first_layers(model, parts.layers, count)
+        if parts.norm is not None:
+            short = first_layers(model, parts.layers, count)
     if short is None:
         raise ValueError(f"{refusal}, because {reason}, or use {all_layers}.")
     known = _known(short)

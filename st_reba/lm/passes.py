@@ -72,8 +72,8 @@ class AttentionCall:
         if self.position_bias is None:
             return bias
         # The kernels round it so.
-        own = self.position_bias.to(self.query.dtype)
-        return own if bias is None else bias + own
+        position_bias = self.position_bias.to(self.query.dtype)
+        return position_bias if bias is None else bias + position_bias
 
 
 class Hook:
@@ -209,7 +209,7 @@ def _both_runs() -> tuple[contextlib.AbstractContextManager[None], contextlib.Ab
 
 def hooks_at_module(module: nn.Module) -> list[Hook]:
     """Return the hooks of a module in the active pass."""
-    return [hook for hook in _active.get() if any(module is own for own in hook.modules)]
+    return [hook for hook in _active.get() if any(module is watched for watched in hook.modules)]
 
 
 def hooks_at_attention(attention: nn.Module) -> list[Hook]:

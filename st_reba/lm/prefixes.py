@@ -61,12 +61,12 @@ class PastMask(Hook):
         if kind not in self._masks:
             lengths = self.lengths.to(device)[:, None, None]
             slot, step = torch.arange(keys - new, device=device), torch.arange(new, device=device)
-            past = (slot < lengths).expand(-1, new, -1)
-            own = (step[:, None] >= step).expand(len(past), -1, -1)
+            in_past = (slot < lengths).expand(-1, new, -1)
+            among_new = (step[:, None] >= step).expand(len(in_past), -1, -1)
             if call.window is not None:
-                past = past & (lengths + step[:, None] - slot < call.window)
-                own = own & (step[:, None] - step < call.window)
-            self._masks[kind] = torch.cat([past, own], dim=-1)[:, None]
+                in_past = in_past & (lengths + step[:, None] - slot < call.window)
+                among_new = among_new & (step[:, None] - step < call.window)
+            self._masks[kind] = torch.cat([in_past, among_new], dim=-1)[:, None]
         call.mask, call.causal = self._masks[kind], False
 
 
@@ -80,7 +80,7 @@ class _Kept(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         rows = len(key_states) // len(self._kept[0])
-        keys, values = (own[:, None].expand(-1, rows, -1, -1, -1).flatten(0, 1) for own in self._kept)
+        keys, values = (states[:, None].expand(-1, rows, -1, -1, -1).flatten(0, 1) for states in self._kept)
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 

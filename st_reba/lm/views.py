@@ -75,7 +75,7 @@ def shallow_copy(model: PreTrainedModel) -> PreTrainedModel:
         # Hooks are called in both. What they belong to may not be copyable.
         memo |= {id(hooks): hooks.copy() for name, hooks in vars(module).items() if name.endswith(_HOOKS)}
         hook = getattr(module, "_hf_hook", None)
-        shared += [getattr(own, "weights_map", None) for own in (hook, *getattr(hook, "hooks", ()))]
+        shared += [getattr(part, "weights_map", None) for part in (hook, *getattr(hook, "hooks", ()))]
         if next(module.children(), None) is None:
             # Some quantised modules move weights to an object of their own when they first run.
             shared += [value for value in vars(module).values() if not isinstance(value, _COPIED)]
@@ -173,7 +173,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """
     body: Any = getattr(model.base_model, "_orig_mod", model.base_model)
     kind = type(body.config.get_text_config(decoder=True))
-    for part in () if body.config.is_encoder_decoder else body.modules():
+    for part in [] if body.config.is_encoder_decoder else body.modules():
         is_text = isinstance(part, PreTrainedModel) and type(part.config) is kind
         if is_text and part.get_output_embeddings() is None and _embeddings(part) is not None:
             return cast(PreTrainedModel, part if not is_multimodal(body.config) or _loads_alone(part) else body)
@@ -193,7 +193,7 @@ def take_over(part: Any, whole: PreTrainedModel, path: str) -> None:
     """Give a part of a model what is known of the whole: its name, adapters, devices, and how it was quantised."""
     config = part.config
     config._name_or_path = whole.config._name_or_path
-    config.tie_word_embeddings = any(getattr(own, "tie_word_embeddings", False) for own in (config, whole.config))
+    config.tie_word_embeddings = any(getattr(each, "tie_word_embeddings", False) for each in (config, whole.config))
     if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
         config.quantization_config = quantization
     for name in (*_ADAPTERS, "hf_quantizer", "name_or_path"):
@@ -202,8 +202,8 @@ def take_over(part: Any, whole: PreTrainedModel, path: str) -> None:
     if devices := getattr(whole, "hf_device_map", None):
         # Modules above it, or else within it.
         above = [device for name, device in devices.items() if not name or f"{path}.".startswith(f"{name}.")]
-        own = {name.removeprefix(f"{path}."): at for name, at in devices.items() if name.startswith(f"{path}.")}
-        part.hf_device_map = {"": above[0]} if above else own
+        within = {name.removeprefix(f"{path}."): at for name, at in devices.items() if name.startswith(f"{path}.")}
+        part.hf_device_map = {"": above[0]} if above else within
     if is_borrowed(whole):
         part._apply = partial(_stay, part)
 
@@ -248,9 +248,9 @@ def body_of(model: nn.Module, *, disable_adapter: bool = False) -> PreTrainedMod
         # Rotary frequencies that follow the length of a text differ from call to call.
         if getattr(module, "rope_type", "default") != "default":
             module._buffers = dict(module._buffers)
-    if disable_adapter and not unwrap_children(view):
-        raise ValueError("disable_adapter=True: this model has no adapter. Leave it out.")
     if disable_adapter:
+        if not unwrap_children(view):
+            raise ValueError("disable_adapter=True: this model has no adapter. Leave it out.")
         forget_adapters(view)
     elif adapters is not None:
         # transformers then saves the adapters, and prefixes are not kept.

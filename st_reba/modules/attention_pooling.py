@@ -83,12 +83,14 @@ class ValueAggregationModule(CausalModule):
         check_layers("layers", layers)
         super().__init__(model_name_or_path, template=template, **settings)
         self.layers: Literal["all"] | list[int] = layers if layers == "all" else list(layers)
-        run = depth(self.model)
-        is_within = layers == "all" or all(-run <= layer < run for layer in layers)
-        check("layers", layers, is_within, f"the model has {run} layers; use {-run} to {run - 1}.")
-        chosen = self.lm.projected_layers if layers == "all" else sorted({layer % run for layer in layers})
-        # Raises where there is no projection.
-        self._read_layers = [layer for layer in chosen or [-1] if self.lm.projection(layer)]
+        count = depth(self.model)
+        is_within = layers == "all" or all(-count <= layer < count for layer in layers)
+        check("layers", layers, is_within, f"the model has {count} layers; use {-count} to {count - 1}.")
+        chosen = self.lm.projected_layers if layers == "all" else sorted({layer % count for layer in layers})
+        for layer in chosen or [-1]:
+            # Raises where there is no projection.
+            self.lm.projection(layer)
+        self._read_layers = list(chosen)
 
     def read(self, layout: Layout) -> TokenVectors:
         n = last_position(self.selected(layout))

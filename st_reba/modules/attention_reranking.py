@@ -72,7 +72,9 @@ class DocumentMask(Hook):
         new = self.documents.start + torch.arange(call.query.shape[2], device=device)
         distance = new[:, None] - torch.cat([self.documents.positions.to(device), new])
         seen = distance >= 0
-        call.mask, call.causal = (seen if call.window is None else seen & (distance < call.window))[None, None], False
+        if call.window is not None:
+            seen = seen & (distance < call.window)
+        call.mask, call.causal = seen[None, None], False
 
 
 @dataclass(eq=False)
@@ -291,8 +293,8 @@ class AttentionRerankModule(SafeTransformer):
                 spans.append(slice(start, start + len(parts[place])))
                 start += len(parts[place])
         joined = [
-            (torch.cat([keys for keys, _ in own], dim=2), torch.cat([values for _, values in own], dim=2))
-            for own in zip(*layers, strict=True)
+            (torch.cat([keys for keys, _ in blocks], dim=2), torch.cat([values for _, values in blocks], dim=2))
+            for blocks in zip(*layers, strict=True)
         ]
         return ReadDocuments(joined, torch.cat(positions), spans, len(front) + max(map(len, positions[1:])))
 
@@ -316,7 +318,7 @@ class AttentionRerankModule(SafeTransformer):
         """Return the attention of the query, and of that without content, to each token, by head: (2, heads, K)."""
         layout, device = Layout.of([[(token, NOT_TEXT) for token in ids] for ids, _ in asked]), self.lm.device
         length = layout.input_ids.shape[1]
-        counts = torch.tensor([[*own, *(length - len(own)) * [False]] for _, own in asked], device=device)
+        counts = torch.tensor([[*counted, *(length - len(counted)) * [False]] for _, counted in asked], device=device)
         watched = MeanOverQueries(self.layers, counts, len(read.positions))
         positions = (read.start + torch.arange(length, device=device)).expand(len(asked), -1)
         cache = cache_arguments(self.model, read_only_cache(read.layers))
@@ -399,7 +401,9 @@ class AttentionReranker(CrossEncoder):
             features = self.preprocess([[*pairs[place]] for place in places], prompt=prompt, **kwargs)
             scores[places] = self(features)["scores"][:, 0].to(scores)
         scores = (activation_fn or self.activation_fn or nn.Identity())(scores)
-        result: Any = scores if convert_to_tensor else scores.cpu().numpy() if convert_to_numpy else [*scores]
+        result: Any = scores
+        if not convert_to_tensor:
+            result = scores.cpu().numpy() if convert_to_numpy else [*scores]
         return result[0] if is_one else result
 
 

@@ -124,10 +124,12 @@ class CausalModule(SafeTransformer):
         **transformer_kwargs: Any,
     ) -> None:
         given: Sequence[Any] = template if template and isinstance(template, (list, tuple)) else [template]
-        presets = [own if isinstance(own, Preset) else preset_of(own) for own in given]
-        templates, preset = [Template.parse(own.template) for own in presets], agreed(presets)
-        self._templates, self.template = tuple(templates), str(templates[0])
-        repeats, text = any(own.copies > 1 for own in templates), " and ".join(map(str, templates))
+        presets = [item if isinstance(item, Preset) else preset_of(item) for item in given]
+        preset = agreed(presets)
+        self._templates = tuple(Template.parse(item.template) for item in presets)
+        self.template = str(self._templates[0])
+        repeats = any(parsed.copies > 1 for parsed in self._templates)
+        text = " and ".join(map(str, self._templates))
         advice = f"{type(self).__name__} reads one copy of the text; use EchoModule for a template with several."
         check("template", text, self.repeats_text or not repeats, advice)
         advice = f"nothing is prepended, so leave {PREPEND} out, or use TokenPrependingModule."
@@ -135,10 +137,10 @@ class CausalModule(SafeTransformer):
         if self.reads_all_layers:
             preset = replace(preset, output_layer=None, final_norm=None)
 
-        def chosen(name: str, value: Any, usual: Any = None) -> Any:
+        def chosen(name: str, value: Any, default: Any = None) -> Any:
             only = self.fixed.get(name, value)
             check(name, value, value in (None, only), f"{type(self).__name__} has {only!r} alone; leave it out.")
-            return first_not_none(value, only, getattr(preset, name), self.defaults.get(name), usual)
+            return first_not_none(value, only, getattr(preset, name), self.defaults.get(name), default)
 
         pool_over = chosen("pool_over", pool_over, "text")
         self.pool_over: PoolOver = check_choice("pool_over", pool_over, "text", "all", "whole")
@@ -156,10 +158,11 @@ class CausalModule(SafeTransformer):
         super().__init__(model_name_or_path, **transformer_kwargs)
         #: Number of layers of the whole model.
         self.whole_depth = depth(self.model)
-        usual = chosen("output_layer", None)
-        if isinstance(usual, int):
-            usual = max(usual, -self.whole_depth)
-        self.output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, usual))
+        default = chosen("output_layer", None)
+        if isinstance(default, int):
+            # Of a preset for deeper models.
+            default = max(default, -self.whole_depth)
+        self.output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, default))
         # Of a model that runs elsewhere. Multimodal models have an attribute "language_model".
         kind: type[LanguageModel] = getattr(self.model, "language_model_class", LanguageModel)
         self._lm = kind(self.model, self.output_layer)
@@ -251,21 +254,21 @@ class CausalModule(SafeTransformer):
         """
         if not inputs:
             return {}
-        own: dict[str, Any] = dict(self.processing_kwargs)
+        asked: dict[str, Any] = dict(self.processing_kwargs.get("text", {}))
         of_task = getattr(self, f"{kwargs.get('task')}_length", None)
-        asked = {**own.get("text", {}), **({"max_length": of_task} if of_task is not None else {})}
+        if of_task is not None:
+            asked["max_length"] = of_task
         asked |= (processing_kwargs or {}).get("text", {})
         if unknown := sorted(set(asked) - {"max_length", "truncation", "padding"}):
             raise ValueError(f'processing_kwargs["text"] has {unknown}: use max_length alone.')
-        if (length := asked.get("max_length")) is not None:
-            length = check_tokens("max_length", length)
+        length = check_tokens("max_length", asked.get("max_length"))
         layouts = self.lay_out(inputs, prompt or "", length)
-        if self._warns_long and length is None and any(own.input_ids.shape[1] > self.LONG_TEXT for own in layouts):
+        if self._warns_long and length is None:
             self._warn_if_long(layouts)
         if not self._warned_empty and bool(_is_empty(layouts).any()):
             self._warned_empty = True
             warnings.warn("A text without tokens is embedded as a zero vector. This warning comes once.", stacklevel=2)
-        return {name: part for number, own in enumerate(layouts) for name, part in own.features(number).items()}
+        return {name: part for number, layout in enumerate(layouts) for name, part in layout.features(number).items()}
 
     def _warn_if_long(self, layouts: Sequence[Layout]) -> None:
         """Warn about a text that runs for minutes, the first time."""
@@ -291,7 +294,7 @@ class CausalModule(SafeTransformer):
         texts = [normalized(text) if self.normalize_text else text for _, text in pairs]
         layouter = self.layouter
         limit = min(layouter.tokenizer.model_max_length, NO_LIMIT if length is None else length)
-        layouts = layouter(texts, [own for own, _ in pairs], limit)
+        layouts = layouter(texts, [own_prompt for own_prompt, _ in pairs], limit)
         for layout in layouts:
             self.lm.check_ids(layout)
         return layouts
@@ -394,12 +397,10 @@ class CausalModule(SafeTransformer):
             read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
             vectors = TokenVectors.concatenate(read, parts)
         vectors = vectors.with_zeros(_is_empty(given))
-        return {
-            **{name: value for name, value in features.items() if not name.startswith(FEATURES)},
-            **({ONE_BY_ONE: True} if self.deterministic else {}),
-            **vectors.extra,
-            **vectors.features(),
-        }
+        others = {name: value for name, value in features.items() if not name.startswith(FEATURES)}
+        if self.deterministic:
+            others[ONE_BY_ONE] = True
+        return {**others, **vectors.extra, **vectors.features()}
 
     def parts(self, layouts: Sequence[Layout]) -> list[Tensor]:
         """Return the rows that run together. The result does not depend on it."""

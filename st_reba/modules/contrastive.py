@@ -72,11 +72,11 @@ class ContrastivePromptingModule(CausalModule):
         check("scale", scale, is_factor, 'give a number above 0, or "norm" for the length before.')
         auxiliary = replace(known, template=preset(auxiliary_template).template)
         super().__init__(model_name_or_path, template=[known, auxiliary], **settings)
-        run = depth(self.model)
-        usual = min(contrast.index(self.whole_depth), run - 1)
-        advice = f"give the index of one of {run} layers, {-run} to {run - 1}, or None for the paper's."
-        layer = check_int("contrast_layer", first_not_none(contrast_layer, usual), -run, run - 1, advice)
-        self.contrast_layer = layer % run
+        count = depth(self.model)
+        default = min(contrast.index(self.whole_depth), count - 1)
+        advice = f"give the index of one of {count} layers, {-count} to {count - 1}, or None for the paper's."
+        layer = check_int("contrast_layer", first_not_none(contrast_layer, default), -count, count - 1, advice)
+        self.contrast_layer = layer % count
         self.scale, self.auxiliary_template = scale, str(self._templates[1])
         # Raises if it is not found.
         self.lm.projection(self.contrast_layer)

@@ -61,10 +61,10 @@ class EarlyLateModule(CausalModule):
         **settings: Any,
     ) -> None:
         super().__init__(model_name_or_path, template=template, **settings)
-        run = depth(self.model)
-        usual = min(run, max(1, round(self.whole_depth / 8)))
-        advice = f"give a layer from 1 to {run}, or None for an eighth of the way up."
-        self.early_layer = check_int("early_layer", first_not_none(early_layer, usual), 1, run, advice)
+        count = depth(self.model)
+        default = min(count, max(1, round(self.whole_depth / 8)))
+        advice = f"give a layer from 1 to {count}, or None for an eighth of the way up."
+        self.early_layer = check_int("early_layer", first_not_none(early_layer, default), 1, count, advice)
         check_widths(self, [self.early_layer])
 
     def read(self, layout: Layout) -> TokenVectors:

@@ -314,7 +314,7 @@ class WhiteningTransform(FittedTransform):
         """
         size = len(moments.mean)
         kept = check_int("dimension", first_not_none(dimension, size), 1, size)
-        check_shrinkage(shrinkage, SHRINKAGE, or_zero=True)
+        check_shrinkage(shrinkage, or_zero=True)
         check_that_they_vary(moments)
         variances, directions = principal_directions(moments.covariance)
         if shrinkage == 0:
@@ -487,14 +487,14 @@ class PartwiseWhitening(_PartTransform):
         Raises:
             ValueError: As for :meth:`fit`.
         """
-        check_shrinkage(shrinkage, PARTWISE_SHRINKAGE)
+        check_shrinkage(shrinkage)
         mean, scales = standardization_of_parts(moments, shares)
         width = mean.shape[1]
         weights = []
         for part, scale in enumerate(scales):
-            own = slice(part * width, (part + 1) * width)
-            covariance = moments.covariance[own, own]
-            variances, directions = principal_directions(scale[:, None] * covariance * scale)
+            values = slice(part * width, (part + 1) * width)
+            correlation = scale[:, None] * moments.covariance[values, values] * scale
+            variances, directions = principal_directions(correlation)
             # Rounding makes a variance of 0 slightly negative.
             variances = variances.clamp(min=0)
             # The mean over those dimensions that vary, as the others are left out.
@@ -601,17 +601,16 @@ def standardization_of_parts(moments: Moments, shares: Sequence[float]) -> tuple
     return mean, scales
 
 
-def check_shrinkage(value: float, usual: float, *, or_zero: bool = False) -> None:
+def check_shrinkage(value: float, *, or_zero: bool = False) -> None:
     """Raise unless a number can be added to the variance of each direction, as a share of their mean.
 
     Args:
         value: The number.
-        usual: Usual value, for the error message.
         or_zero: Whether 0 is allowed, which means plain whitening.
     """
     is_allowed = type(value) in (int, float) and (0 < value < math.inf or (or_zero and value == 0))
-    ending = " or 0 for plain whitening" if or_zero else f"such as {usual:g}"
-    check("shrinkage", value, is_allowed, f"give a number above 0, {ending}.")
+    example = "or 0 for plain whitening" if or_zero else f"such as {PARTWISE_SHRINKAGE:g}"
+    check("shrinkage", value, is_allowed, f"give a number above 0, {example}.")
 
 
 def check_that_they_vary(moments: Moments) -> None:

@@ -67,9 +67,9 @@ class KVReroutingModule(CausalTransformer):
             # The mean needs all tokens.
             settings["rows"] = "all"
         super().__init__(model_name_or_path, template=template, **settings)
-        run = depth(self.model)
-        usual = range(run // 3, run - run // 3)
-        self.layers = list(self.lm.resolve(first_not_none(layers, usual), "re-routed"))
+        count = depth(self.model)
+        default = range(count // 3, count - count // 3)
+        self.layers = list(self.lm.resolve(first_not_none(layers, default), "re-routed"))
         self.prefix_bias, self.hybrid = float(prefix_bias), hybrid
 
     def read(self, layout: Layout) -> TokenVectors:

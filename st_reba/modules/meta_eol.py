@@ -54,14 +54,14 @@ class MetaEOLModule(CausalModule):
 
     def read(self, layout: Layout, *further: Layout) -> TokenVectors:
         layouts = (layout, *further)
-        rows, columns = len(layout.input_ids), max(own.input_ids.shape[1] for own in layouts)
+        rows, columns = len(layout.input_ids), max(each.input_ids.shape[1] for each in layouts)
         fits = len(layouts) * rows * columns <= self.TOKENS_PER_THREAD * torch.get_num_threads()
         # Fewer, larger passes.
         passes = [_join(layouts)] if fits or self.lm.device.type != "cpu" else layouts
-        read = [super(MetaEOLModule, self).read(own) for own in passes]
+        vectors = [super(MetaEOLModule, self).read(each) for each in passes]
 
         def by_text(name: str) -> Tensor:
-            values = torch.cat([getattr(own, name) for own in read])
+            values = torch.cat([getattr(of_pass, name) for of_pass in vectors])
             return values.unflatten(0, (-1, rows)).transpose(0, 1).flatten(1, 2)
 
         return TokenVectors(by_text("states"), by_text("mask"), by_text("ids"))
@@ -105,5 +105,5 @@ def _presets(templates: str | Sequence[str] | None) -> Sequence[Preset]:
     is_list = isinstance(templates, (list, tuple)) and 1 <= len(templates) <= _MOST
     check("templates", templates, is_list, f"{advice}, or {sets}")
     presets = [preset(template) for template in templates]
-    check_template_length([str(own.template) for own in presets])
+    check_template_length([str(item.template) for item in presets])
     return presets

@@ -113,7 +113,7 @@ class PromptRepsModule(CausalTransformer):
             texts = [self.split_input(given, prompt or "")[1] for given in inputs]
             stop_words = STOP_WORDS if self.stop_words is None else self.stop_words
             ids = word_token_ids(self._tokenizer, texts, frozenset(stop_words))
-            rows = [torch.tensor(own, dtype=torch.long) for own in ids]
+            rows = [torch.tensor(of_text, dtype=torch.long) for of_text in ids]
             features["word_ids"] = pad_sequence(rows, batch_first=True, padding_value=-1)
         return features
 
@@ -144,16 +144,16 @@ class PromptRepsModule(CausalTransformer):
         states = states.float()
         weights = states.new_zeros(len(states), len(self.head_weight))
         real = (word_ids >= 0) & (word_ids < weights.shape[1])
-        own = word_ids.where(real, 0)
+        ids = word_ids.where(real, 0)
         # These are few rows of the head, so that they can be multiplied in full precision.
-        logits = torch.einsum("bwd,bd->bw", self.head_weight[own].float(), states)
-        weights.scatter_add_(1, own, _highest(self._weight(logits).masked_fill(~real, 0), self.top_k))
+        logits = torch.einsum("bwd,bd->bw", self.head_weight[ids].float(), states)
+        weights.scatter_add_(1, ids, _highest(self._weight(logits).masked_fill(~real, 0), self.top_k))
         is_wordless = ~real.any(dim=1, keepdim=True)
         if self.expansion or bool(is_wordless.any()):
             every = self._weight(linear(states.to(self.head_weight), self.head_weight).float())
             weights = torch.where(is_wordless, _highest(every, WORDLESS), weights)
-            is_own = torch.zeros_like(every).scatter_add_(1, own, real.to(every.dtype)) > 0
-            others = every.masked_fill(is_own | ~self._may_be_added, 0)
+            is_in_text = torch.zeros_like(every).scatter_add_(1, ids, real.to(every.dtype)) > 0
+            others = every.masked_fill(is_in_text | ~self._may_be_added, 0)
             weights = torch.maximum(weights, _highest(others, self.expansion))
         return weights
 

@@ -60,19 +60,18 @@ class RefinedThoughtModule(CausalModule):
         check("tolerance", tolerance, tolerance is None or is_distance, advice)
         super().__init__(model_name_or_path, **settings)
         self.iterations, self.tolerance = iterations, tolerance
-        if iterations > 1:
-            advice = 'the embedding is the state of EOS, the last token. Use Pooling("lasttoken").'
-            self.incompatible_poolings = dict.fromkeys({*Pooling.POOLING_MODES} - {"lasttoken"}, advice)
-        # Raises where attention cannot be watched.
-        self._last = self.lm.resolve([-1], "watched")[0] if iterations > 1 else -1
-        if iterations > 1 and (self.bidirectional_layers or not self.lm.continues_past):
+        if iterations == 1:
+            return
+        advice = 'the embedding is the state of EOS, the last token. Use Pooling("lasttoken").'
+        self.incompatible_poolings = dict.fromkeys({*Pooling.POOLING_MODES} - {"lasttoken"}, advice)
+        [self._last] = self.lm.resolve([-1], "watched")
+        if self.bidirectional_layers or not self.lm.continues_past:
             raise ValueError(
                 f"iterations={iterations} with bidirectional_layers={self.bidirectional_layers} on "
                 f"{type(self.model).__name__}: further passes continue the keys and values of the text, which needs "
                 "causal layers. Use bidirectional_layers=0 and an architecture such as Llama, or iterations=1."
             )
-        if iterations > 1:
-            self.lm.check_takes_embeddings()
+        self.lm.check_takes_embeddings()
 
     @property
     def reads_prefix(self) -> bool:
@@ -93,7 +92,8 @@ class RefinedThoughtModule(CausalModule):
         h = self.run(layout, attended, **cache_arguments(self.model, cache))
         m = _weighted(zero_unselected(attended.weights, layout.attention_mask), h)
         end = TokenVectors.one_each(gather_positions(h, ends), layout, ends)
-        thought, eos, passes = end.states[:, 0], self.lm.embeddings(end.ids), torch.ones_like(end.ids[:, 0])
+        thought, eos = end.states[:, 0], self.lm.embeddings(end.ids)
+        passes = torch.ones_like(end.ids[:, 0])
         active = passes > 0
         two = torch.ones(len(ends), 2, dtype=torch.long)
         # The memory, and EOS anew, behind all tokens but EOS.

@@ -65,10 +65,10 @@ class TokenPrependingModule(CausalModule):
         check("template", template, has_slot, f"give text with one {PREPEND} before {TEXT}.")
         check_int("seed", seed, 0, 2**63 - 1)
         super().__init__(model_name_or_path, template=preset, **settings)
-        run = depth(self.model)
-        usual = min(run, max(2, round(0.3 * run)))
-        advice = f"give a number of layers from 1 to {run}, or None for three in ten."
-        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, usual), 1, run, advice)
+        count = depth(self.model)
+        default = min(count, max(2, round(0.3 * count)))
+        advice = f"give a number of layers from 1 to {count}, or None for three in ten."
+        self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, default), 1, count, advice)
         self.seed = seed
         width, generator = cast(Tensor, self.lm.embeddings.weight).shape[1], torch.Generator().manual_seed(seed)
         drawn = torch.randn(width, generator=generator, dtype=torch.float32)

@@ -87,15 +87,18 @@ class TopicModule(CausalModule):
         return TokenVectors.one_each(end, layout, layout.ends).followed_by(*lower)
 
 
-def _counted(layers: Sequence[float], run: int) -> list[int]:
+def _counted(layers: Sequence[float], count: int) -> list[int]:
     """Return lower layers counted from 1. A share of the layers that run is below the last."""
 
     def is_layer(value: object) -> bool:
-        return 0 < value <= 1 if isinstance(value, float) else type(value) is int and 0 < abs(value) <= run
+        if isinstance(value, float):
+            return 0 < value <= 1
+        return type(value) is int and 0 < abs(value) <= count
 
     are_layers = isinstance(layers, (list, tuple)) and len(layers) <= _MOST and all(map(is_layer, layers))
-    advice = f"give a list of at most {_MOST} layers, each from 1 to {run}, or -{run} to -1, or a share of them."
+    advice = f"give a list of at most {_MOST} layers, each from 1 to {count}, or -{count} to -1, or a share of them."
     check("lower_layers", layers, are_layers, advice)
     return [
-        layer % (run + 1) if isinstance(layer, int) else max(1, min(round(layer * run), run - 1)) for layer in layers
+        layer % (count + 1) if isinstance(layer, int) else max(1, min(round(layer * count), count - 1))
+        for layer in layers
     ]

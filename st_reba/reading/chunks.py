@@ -142,15 +142,16 @@ def _reader(model: SentenceTransformer) -> CausalModule:
     if not isinstance(module, CausalModule):
         raise ValueError(f"The model's first module is {type(module).__name__}: chunks need a module of st_reba.")
     after = module.layouter.templates[0].literals[-1]
-    reasons = {
-        "has no vectors of tokens, so chunks have none.": not module.has_token_vectors,
-        'has pool_over="whole", which includes the prompt: use pool_over="text".': module.pool_over == "whole",
-        f'reads the prompt {after!r} after the text, where no chunk is: use pool_over="text" with rows="all".': (
-            module.pool_over == "all" and bool(after)
-        ),
-        'reads a token in several copies: use pool_copies="last".': len(module.copies_read) > 1,
-    }
-    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+    reason = ""
+    if not module.has_token_vectors:
+        reason = "has no vectors of tokens, so chunks have none."
+    elif module.pool_over == "whole":
+        reason = 'has pool_over="whole", which includes the prompt: use pool_over="text".'
+    elif module.pool_over == "all" and after:
+        reason = f'reads the prompt {after!r} after the text, where no chunk is: use pool_over="text" with rows="all".'
+    elif len(module.copies_read) > 1:
+        reason = 'reads a token in several copies: use pool_copies="last".'
+    if reason:
         raise ValueError(f"{type(module).__name__} {reason} Or encode each chunk as a text of its own.")
     reader = copy.copy(module)
     reader.rows = "all"
@@ -229,7 +230,9 @@ def _pool(model: SentenceTransformer, reader: CausalModule, chunks: Sequence[_To
     vectors = TokenVectors(states, torch.arange(states.shape[1], device=states.device) < counts[:, None], ids)
     if getattr(model[0], "hybrid", False):
         vectors = vectors.mean_and_last()
-    features: dict[str, Any] = {**vectors.features(), **({ONE_BY_ONE: True} if reader.deterministic else {})}
+    features: dict[str, Any] = {**vectors.features()}
+    if reader.deterministic:
+        features[ONE_BY_ONE] = True
     for module in list(model.children())[1:]:
         features = module(features)
     if "sentence_embedding" not in features:

@@ -22,7 +22,7 @@ def is_conversation(given: Any) -> bool:
     """Return whether this is a list of messages, or one message: ``{"role": ..., "content": ...}``."""
     messages = [given] if isinstance(given, Mapping) else given
     is_list = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
-    return is_list and all(isinstance(own, Mapping) and {"role", "content"} <= own.keys() for own in messages)
+    return is_list and all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages)
 
 
 def read_as(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, chat: Chat) -> tuple[str, str]:

@@ -223,7 +223,7 @@ def preset(template: str) -> Preset:
 def agreed(presets: Sequence[Preset]) -> Preset:
     """Return the settings on which all presets agree, with the template of the first."""
     first = presets[0]
-    alike = {name: getattr(first, name) for name in SETTINGS if len({getattr(own, name) for own in presets}) == 1}
+    alike = {name: getattr(first, name) for name in SETTINGS if len({getattr(other, name) for other in presets}) == 1}
     return Preset(first.template, **alike)
 
 

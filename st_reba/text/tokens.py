@@ -219,7 +219,7 @@ def word_token_ids(
         stop_words: Words that are left out.
     """
     words = [words_of(text, stop_words) for text in texts]
-    every = list(dict.fromkeys(word for own in words for word in own))
+    every = list(dict.fromkeys(word for of_text in words for word in of_text))
     ids: dict[str, list[int]] = {}
     for word, tokens in zip(every, tokenize(tokenizer, [QUOTE + word for word in every]), strict=True):
         if tokens.spans is None:
@@ -229,16 +229,16 @@ def word_token_ids(
             # A token that holds the mark too cannot follow it.
             pairs = zip(tokens.ids, tokens.spans, strict=True)
             ids[word] = [token for token, (start, end) in pairs if start >= len(QUOTE) and end > start]
-    return [list(dict.fromkeys(token for word in own for token in ids[word])) for own in words]
+    return [list(dict.fromkeys(token for word in of_text for token in ids[word])) for of_text in words]
 
 
 def lower_case_tokens(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
     """Return the tokens that can begin a word behind a quotation mark: lower-case letters of any script, no blank."""
     special = set(tokenizer.all_special_ids)
-    found = []
+    tokens = []
     for token in range(min(vocabulary, len(tokenizer))):
         piece = str(tokenizer.convert_ids_to_tokens(token))
         # Blanks of byte-level tokenizers and SentencePiece, and parts of characters, do not decode to themselves.
         if token not in special and piece.isalpha() and piece == piece.lower() == str(tokenizer.decode([token])):
-            found.append(token)
-    return found
+            tokens.append(token)
+    return tokens

@@ -32,7 +32,7 @@ def lay_out(templates, tokenizer, texts, *, prompt="", max_tokens=None, position
     """Layouts of texts behind a prompt, or behind one each."""
     whole = tokenization == "whole" and templates[0].copies == 1
     prompts = [prompt] * len(texts) if isinstance(prompt, str) else prompt
-    return TextLayouter(tokenizer, templates, whole=whole, positions=positions)(texts, prompts, max_tokens)
+    return TextLayouter(tokenizer, templates, whole=whole, positions=positions)(texts, prompts, max_tokens or 2**30)
 
 
 def laid_out(template, tokenizer, texts, **settings) -> Layout:

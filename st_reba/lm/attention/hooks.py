@@ -38,8 +38,8 @@ class Bidirectional(Hook):
 
 def see_something(seen: Tensor) -> Tensor:
     """Return a mask, (..., N, N), in which queries that see no key see themselves: a softmax over nothing is NaN."""
-    own = torch.eye(seen.shape[-1], dtype=torch.bool, device=seen.device)
-    return seen | (own & ~seen.any(dim=-1, keepdim=True))
+    itself = torch.eye(seen.shape[-1], dtype=torch.bool, device=seen.device)
+    return seen | (itself & ~seen.any(dim=-1, keepdim=True))
 
 
 @dataclass(eq=False)
@@ -128,7 +128,7 @@ class RunningMaximum(Hook):
             self.maximum = formed if maximum is None else torch.maximum(maximum.to(formed.device), formed)
             return output, lse
         if maximum is None:
-            lengths = (own.stop - own.start for own in (self.keys, self.queries))
+            lengths = (part.stop - part.start for part in (self.keys, self.queries))
             maximum = lse.new_full((len(lse), *lengths), float("-inf"))
         # Each layer may be on a device of its own.
         self.maximum = maximum.to(lse.device)
@@ -144,6 +144,6 @@ class RunningMaximum(Hook):
         if self.maximum is None:
             raise RuntimeError("No watched layer ran: resolve the layers with LanguageModel.resolve.")
         device = self.maximum.device
-        key, query = (torch.arange(own.start, own.stop, device=device) for own in (self.keys, self.queries))
+        key, query = (torch.arange(part.start, part.stop, device=device) for part in (self.keys, self.queries))
         weights = self.maximum.masked_fill(query < key[:, None], float("-inf")).exp()
         return torch.where(query == key[:, None], weights, weights / 2)

@@ -120,8 +120,8 @@ class LogWeights:
         # Clamped, because the gradient of logaddexp is NaN where neither sees the other.
         weights = weights.clamp(min=_HIDDEN)
         backward = self.backward.form(rows, groups, queries, keys).transpose(2, 4).clamp(min=_HIDDEN)
-        key_place, query_place = (torch.arange(own.start, own.stop, device=weights.device) for own in (keys, queries))
-        return torch.where(key_place[:, None, None] == query_place, weights, torch.logaddexp(weights, backward))
+        key_at, query_at = (torch.arange(part.start, part.stop, device=weights.device) for part in (keys, queries))
+        return torch.where(key_at[:, None, None] == query_at, weights, torch.logaddexp(weights, backward))
 
 
 def update_running_max(weights: LogWeights, keys: slice, queries: slice, maximum: Tensor) -> None:
@@ -237,13 +237,13 @@ def trusted_kernel(device_type: str, dtype: torch.dtype, head_size: int, groups:
     Raises:
         torch.cuda.OutOfMemoryError: If there is no memory for the trial.
     """
+    kernel = _FUSED.get(device_type)
+    if kernel is None:
+        return explicit_attention
     sample, tolerance = _sampling(torch.device(device_type)), 8 * torch.finfo(dtype).eps
     query, key, value = (sample(2, heads, 5, head_size).to(dtype) for heads in (2 * groups, 2, 2))
     mask = query.new_full((1, 1, 5, 5), float("-inf")).triu(1) if with_mask else None
     call = AttentionCall(0, query, key, value, mask, mask is None, head_size**-0.5)
-    kernel = _FUSED.get(device_type)
-    if kernel is None:
-        return explicit_attention
     with without_autocast(torch.device(device_type)):
         # In float32, so that the reference has no rounding of its own.
         expected = explicit_attention(replace(call, query=widen(query), key=widen(key), value=widen(value)))
