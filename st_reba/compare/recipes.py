@@ -34,7 +34,7 @@ from ..modules.embedding_transforms import check_part_weights
 from ..modules.vectors import TokenVectors
 from ..moments import CHUNK, Moments
 from ..reading.words import encode_words, tokens_of
-from ..recipes import PostProcessor, Recipe, default_recipes, find, random_weights
+from ..recipes import PostProcessor, Recipe, find, random_weights
 from ..recipes.lookup import bags_of_input_embeddings
 from ..recipes.recipe import POOLINGS, device_of, mode_of
 from ..recipes.rows import CLASSICAL
@@ -343,7 +343,7 @@ class Recipes:
 
     Args:
         backbone: The loaded model; every recipe shares its weights.
-        recipes: Recipes to compare; :func:`st_reba.recipes.default_recipes` if None.
+        recipes: Recipes to compare.
         batch_size: Number of texts at a time.
         controls: Whether the bags are among them.
         fit_on: Sets of plain texts, on each of which filters are fitted, except those of recipes with ``fit_texts`` of
@@ -363,7 +363,7 @@ class Recipes:
     def __init__(
         self,
         backbone: CausalModule,
-        recipes: Sequence[Recipe] | None = None,
+        recipes: Sequence[Recipe],
         *,
         batch_size: int = 32,
         controls: bool = True,
@@ -375,7 +375,7 @@ class Recipes:
         # Weights of tokens come before the pooling: they are not fitted on embeddings.
         asked = [
             replace(recipe, fit_texts=own_texts) if recipe.weighs_tokens and not recipe.fit_texts else recipe
-            for recipe in (default_recipes() if recipes is None else recipes)
+            for recipe in recipes
         ]
         self.backbone, self.modules = backbone, Modules(backbone)
         self.batch_size = batch_size
@@ -385,11 +385,10 @@ class Recipes:
         self.kept = kept
         self.cache = TensorCache() if kept is None else kept
         self.asked = [*(bags_of_input_embeddings(asked) if controls else []), *asked]
-        self._by_result = {recipe.result: recipe for recipe in self.asked}
         self._left_out: dict[str, str] = {}
         self._filters: dict[Hashable, nn.Module] = {}
-        self._embedded = Embedded(self._in_batches, _BATCHES * batch_size)
-        self._to_fit = Embedded(partial(self._in_batches, to_fit=True), CHUNK)
+        self._embedded = Embedded(self._vectors, _BATCHES * batch_size)
+        self._to_fit = Embedded(partial(self._vectors, to_fit=True), CHUNK)
         self.passes = [run for kind, own in passes_of(self.asked) for run in self._opened(own, kind)]
 
     @property
@@ -414,18 +413,21 @@ class Recipes:
         """Embed the texts that have not been embedded yet, by all recipes."""
         self._embedded.add(texts, prompt)
 
-    def matrix(self, key: str, texts: Sequence[str], prompt: str | None = None, fitted_on: int = -1) -> Tensor:
+    def matrix(self, recipe: Recipe, texts: Sequence[str], prompt: str | None = None, fitted_on: int = -1) -> Tensor:
         """Return the vectors of B texts behind a prompt, (B, D), float32, on the CPU.
 
         Args:
-            key: Name of the recipe's result.
+            recipe: One of :attr:`all`.
             texts: B strings.
             prompt: Prompt before them.
             fitted_on: Index of the set of ``fit_on`` that the recipe's filter is fitted on.
         """
-        recipe = self._by_result[key]
         vectors, behind = self._embedded.of(variant(recipe), texts, prompt), self._filter(recipe, fitted_on)
-        return vectors if behind is None else self._filtered(behind, vectors)
+        if behind is None:
+            return vectors
+        with torch.inference_mode():
+            features = behind({"sentence_embedding": vectors.to(device_of(self.backbone))})
+        return cast(Tensor, features["sentence_embedding"]).cpu()
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
         """Return the embedding of one word in each sentence, (B, D), by the recipes' names."""
@@ -538,31 +540,25 @@ class Recipes:
     def _computed(self, of: Sequence[Any], compute: Callable[[], Mapping[str, Tensor]]) -> Vectors:
         return self.cache.get([self._fingerprint, self.batch_size, *of], compute)
 
-    def _in_batches(self, texts: Sequence[str], prompt: str | None, to_fit: bool = False) -> Vectors:
+    def _vectors(self, texts: Sequence[str], prompt: str | None, to_fit: bool = False) -> Vectors:
         """Embed texts by all recipes, or in the passes of those that are fitted: vectors before filters, by variant."""
-        size, vectors = len(texts) if to_fit else self.batch_size, Vectors()
-        batches = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
+        vectors = Vectors()
         for run in list(self.passes):
             if any(not to_fit or (each.filter and each.filter.fitted) for each in self._running(run.recipes)):
-                vectors |= self._run(run, batches, prompt, "Fitting" if to_fit else "Embedding")
+                vectors |= self._run(run, list(texts), prompt, "Fitting" if to_fit else "Embedding")
         return vectors
 
-    def _run(self, run: ModulePass, batches: list[list[str]], prompt: str | None, what: str) -> Vectors:
+    def _run(self, run: ModulePass, texts: list[str], prompt: str | None, what: str) -> Vectors:
         """Embed texts in one pass; a pass that fails is taken apart from then on."""
-        texts = [text for batch in batches for text in batch]
-
-        def compute() -> Vectors:
-            parts = [run.encode(batch, prompt, self.batch_size) for batch in batches]
-            return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-
         try:
             readings = sorted(set(map(reading, run.recipes)))
-            vectors = self._computed([run.settings, readings, batches, prompt], compute)
+            compute = partial(run.encode, texts, prompt, self.batch_size)
+            vectors = self._computed([run.settings, readings, texts, prompt], compute)
         except Exception as error:
             parts = self._apart(self._running(run.recipes), type(run), reason_of(error))
             place = self.passes.index(run)
             self.passes[place : place + 1] = parts
-            return {key: own for part in parts for key, own in self._run(part, batches, prompt, what).items()}
+            return {key: own for part in parts for key, own in self._run(part, texts, prompt, what).items()}
         for recipe in self._running(run.recipes):
             if not vectors[reading(recipe)].isfinite().all():
                 reason = f"A value is infinite or not a number in {self.settings['precision']}."
@@ -577,17 +573,13 @@ class Recipes:
         part = cast(PostProcessor, recipe.filter)
         return [part.drawn(own) for own in ([recipe.fit_texts] if recipe.fit_texts else self.fit_on)]
 
-    def _place(self, recipe: Recipe, fitted_on: int) -> int:
-        """Return the index of a set of ``fit_on`` among the sets of a recipe."""
-        # Where there is one set, it serves every half.
-        return 0 if recipe.fit_texts else fitted_on % len(self.fit_on)
-
     def _filter(self, recipe: Recipe, fitted_on: int) -> nn.Module | None:
         """Return what comes after the pooling of a recipe, fitted once for all weights of its parts."""
         part = recipe.filter
         if part is None:
             return None
-        place = self._place(recipe, fitted_on)
+        # A single set serves every half.
+        place = 0 if recipe.fit_texts else fitted_on % len(self.fit_on)
         # The language model's head gives one filter for all recipes.
         key = (part, variant(recipe), bool(recipe.fit_texts), place) if part.fitted else part
         if key not in self._filters:
@@ -612,11 +604,6 @@ class Recipes:
             # Texts without tokens, which are embedded as zero vectors, do not count.
             moments.add(vectors[vectors.any(dim=1)])
         return part.from_moments(moments, self.modules.of(recipe).part_weights)
-
-    @torch.inference_mode()
-    def _filtered(self, behind: nn.Module, vectors: Tensor) -> Tensor:
-        filtered: Tensor = behind({"sentence_embedding": vectors.to(device_of(self.backbone))})["sentence_embedding"]
-        return filtered.cpu()
 
 
 @contextmanager

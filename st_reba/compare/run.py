@@ -154,21 +154,21 @@ class _Table:
         for role, texts in self.task.inputs():
             recipes.add(texts, self.task.prompt(role))
 
-        def measured(key: str, fitted: int, half: int) -> Array:
+        def measured(recipe: Recipe, fitted: int, half: int) -> Array:
             task = self.splits.tasks[half]
             vectors = Vectors.of(
-                task.inputs(), lambda texts, role: recipes.matrix(key, texts, task.prompt(role), fitted)
+                task.inputs(), lambda texts, role: recipes.matrix(recipe, texts, task.prompt(role), fitted)
             )
             return task.measure(vectors)[self.score.of]
 
-        def values(keys: Sequence[str], fitted: int, half: int) -> Array:
-            return np.stack([measured(key, fitted, half) for key in keys])
+        def values(candidates: Sequence[Recipe], fitted: int, half: int) -> Array:
+            return np.stack([measured(recipe, fitted, half) for recipe in candidates])
 
         for own in grouped(recipes.all, lambda recipe: recipe.candidate_of or recipe.result):
-            name, keys = own[0].result, [recipe.result for recipe in own]
+            name = own[0].result
             fitted = len(recipes.fit_on) > 1 and any(recipe.fitted and not recipe.fit_texts for recipe in own)
             self.recipes[name] = own
-            self.rows[name] = self.fit.row(partial(values, keys), len(own), fitted=fitted)
+            self.rows[name] = self.fit.row(partial(values, own), len(own), fitted=fitted)
 
     def replicated(self, plain: Collection[str] = ()) -> Replicated:
         """Return scores and replicates of all rows; the best is looked for among the recipes and rows of ``plain``."""

@@ -22,7 +22,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ..data.tables import Classes, Labelled, Pairs, Retrieval
-from ..evaluation.bootstrap import EXACT, Array, Indices, Kind, draw_weights, scorer
+from ..evaluation.bootstrap import Array, Indices, Kind, draw_weights, scorer
 from ..evaluation.tasks import NO_LABELS, ClassesTask, Task, task_of
 
 #: Number of splits; each has two halves that choose and score in turn.
@@ -258,7 +258,6 @@ class CrossFit:
         self.labels = None if labels is None else np.asarray(labels, dtype=np.float64)
         self.whole = len(splits.halves)
         self._weights = draw_weights(splits.groups)
-        self._scorers: dict[int, Callable[[Array], Array]] = {}
 
     def row(self, values: Values, candidates: int = 1, *, fitted: bool = True) -> CrossFitted:
         """Score one recipe.
@@ -294,15 +293,9 @@ class CrossFit:
 
     def _score(self, half: int, values: Array) -> Array:
         """Return the scores of (C, n) values of a half, (C, 1 + B)."""
-        if half not in self._scorers:
-            items = self.splits.halves[half]
-            labels = () if self.labels is None else self.labels[items]
-            prepared = scorer(self.kind, self._weights[:, items], labels)
-            # The weights of many items are too large to be kept for each half.
-            if self._weights.shape[1] > EXACT:
-                return prepared(values)
-            self._scorers[half] = prepared
-        return self._scorers[half](values)
+        items = self.splits.halves[half]
+        labels = () if self.labels is None else self.labels[items]
+        return scorer(self.kind, self._weights[:, items], labels)(values)
 
 
 def _best(scores: Array) -> Indices:

@@ -46,7 +46,7 @@ SENTENCES, WORDS = ["a cat ran", "the cat sat", "my dog eats"], ["cat", "cat", "
 
 
 def vectors_of(made, texts, prompt=None):
-    return {recipe.result: made.matrix(recipe.result, texts, prompt) for recipe in made.all}
+    return {recipe.result: made.matrix(recipe, texts, prompt) for recipe in made.all}
 
 
 def made_of(roomy, recipes):
@@ -158,7 +158,7 @@ def test_whatever_a_recipe_raises_it_is_left_out(roomy, monkeypatch, name, error
     assert made.skipped == [("Value aggregation, last", reason)]
     assert len(made.all) == 3
     alone = asked_for(["classical"])[1].model(roomy).encode(TEXTS)
-    assert relative_error(made.matrix("Classical, last", TEXTS), alone) < 1e-5
+    assert relative_error(made.matrix(classical("last"), TEXTS), alone) < 1e-5
 
 
 ERRORS_OF_THE_MACHINE = [
@@ -234,9 +234,9 @@ def test_filters_on_several_sets_and_modules_that_are_built_once(roomy, monkeypa
         for recipe in made.all[::5]:
             expected = replace(recipe, fit_texts=texts).model(roomy).encode(TEXTS)
             built.subtract([unprocessed(recipe).name])
-            found = made.matrix(recipe.result, TEXTS, fitted_on=place)
+            found = made.matrix(recipe, TEXTS, fitted_on=place)
             assert relative_error(found, expected) < 1e-4, recipe.result
-            assert torch.equal(made.matrix(recipe.result, TEXTS, fitted_on=place - 3), found)
+            assert torch.equal(made.matrix(recipe, TEXTS, fitted_on=place - 3), found)
     cost.seconds_of(made, TEXTS, made.all[:4])
     assert max(built.values()) == 1
 

@@ -250,7 +250,7 @@ def test_their_recipes_are_compared(theirs, backbone_path):
     assert [recipe.result for recipe in default_recipes()].count("TheirModule, mean") == 1
     assert find("TheirModule").row is row
     made = Recipes(CausalTransformer(backbone_path()), asked_for(["their-module", "classical"], 3, TEXTS))
-    assert np.allclose(*(made.matrix(f"{name}, mean", TEXTS) for name in ("TheirModule", "Classical")), atol=1e-5)
+    assert np.allclose(*(made.matrix(find(key), TEXTS) for key in ("their-module", "classical")), atol=1e-5)
 
 
 def test_recipes_of_their_own(theirs):
