@@ -1,4 +1,4 @@
-"""The tables of README.md, RESULTS.md and docs/: a function from the results to Markdown for each."""
+"""Tables of README.md, RESULTS.md and docs/, each by a function from the results to Markdown."""
 
 from __future__ import annotations
 
@@ -142,11 +142,6 @@ def of_file(
     return made
 
 
-def is_set(names: Sequence[str]) -> dict[str, pl.Expr]:
-    """Return a condition for each set by its name."""
-    return {name: c.set == name for name in names}
-
-
 def fields(*names: str) -> dict[str, str]:
     """Return labels that are the values of fields, with the names of the fields as heads."""
     return {name: f"{{{name}}}" for name in names}
@@ -159,7 +154,7 @@ RECIPES = fields("recipe", "pooling")
 
 
 def methods(results: Results, page: Path) -> str:
-    """A line for each method."""
+    """Return a line for each method."""
     named = {row.key: row for row in every_row()}
     where = "docs/methods/" if page.name == "README.md" else "methods/"
     lines = [["method", "what it does", "passes over the text"]]
@@ -172,7 +167,7 @@ def methods(results: Results, page: Path) -> str:
 
 
 def json_fields(results: Results, page: Path) -> str:
-    """The output of ``compare --json``, a :class:`Comparison`."""
+    """Return the fields of ``compare --json``, those of :class:`Comparison`."""
     lines = [["field", "what it is"]]
     attributes = inspect.getdoc(Comparison).partition("Attributes:\n")[2]  # type: ignore[union-attr]
     for name, told in re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", attributes, re.DOTALL | re.MULTILINE):
@@ -181,7 +176,7 @@ def json_fields(results: Results, page: Path) -> str:
 
 
 def command_reference(results: Results, page: Path) -> str:
-    """The help of each command."""
+    """Return the help of each command."""
     group = get_command(app)
     parts = []
     for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
@@ -201,7 +196,7 @@ def command_reference(results: Results, page: Path) -> str:
 
 
 def scores(results: Results, page: Path) -> str:
-    """Each method under its usual pooling: its score at its own end, and its time."""
+    """Return the score of each method at its own end, under its usual pooling, and its time."""
     named = {row.key: row for row in every_row()}
     usual = {named[key].name: named[key].poolings[0] for key in IN_BRIEF}
     rows = one_precision(results.of("scores", TRAINED, SPEARMAN, OWN_END))
@@ -243,8 +238,9 @@ def scores_of_the_page(results: Results, page: Path) -> str:
     rows = one_precision(results.of("scores", TRAINED, OWN_END, c.recipe.is_in(["Classical", *names])))
     if rows.filter(c.recipe.is_in(names)).is_empty():
         return ""
-    pairs = columns(rows.filter(SPEARMAN), alike(is_set(PAIRS), bold="score"))
-    return table([*pairs, *columns(rows, alike(is_set(TITLES), bold="score"))], RECIPES, ("model",))
+    pairs = columns(rows.filter(SPEARMAN), alike({name: c.set == name for name in PAIRS}, bold="score"))
+    titles = columns(rows, alike({name: c.set == name for name in TITLES}, bold="score"))
+    return table([*pairs, *titles], RECIPES, ("model",))
 
 
 def filters(results: Results, page: Path) -> str:
@@ -261,7 +257,7 @@ def filters(results: Results, page: Path) -> str:
 
 
 def compared_sure(results: Results, page: Path) -> str:
-    """On how many sets each version is surely ahead, and its time."""
+    """Return the number of sets on which each version is surely ahead, and its time."""
     rows = results.of("compared")
     counted = rows.group_by("version", maintain_order=True).agg(
         pl.len().alias("sets"),
@@ -275,13 +271,13 @@ def compared_sure(results: Results, page: Path) -> str:
 
 
 def compare_errors(results: Results, page: Path) -> str:
-    """What was found of simulated data beside what is promised, by quantity and metric."""
+    """Return measured and promised error rates of simulated data, by quantity and metric."""
     lines = [["in % or points", "score", "settings", "answers", "promised", "worst", "mean"]]
     rows = results.of("compare_errors", ~c.quantity.str.starts_with("named where"))
     for [quantity, metric], own in rows.group_by("quantity", "metric", maintain_order=True):
         least, most = own["at_least"][0], own["at_most"][0]
         ends = [f"{word} {100 * end:g}" for word, end in (("at least", least), ("at most", most)) if end is not None]
-        # The value that is nearest to an end of what is promised, or beyond it.
+        # The worst value is the nearest to a promised bound, or beyond it.
         room = pl.min_horizontal(c.value - c.at_least, c.at_most - c.value).fill_null(-c.value)
         worst = own.sort(room)["value"][0]
         figures = [tabular.percent(value) for value in (worst, fmean(own["value"]))]
@@ -290,7 +286,7 @@ def compare_errors(results: Results, page: Path) -> str:
 
 
 def architectures(results: Results, page: Path) -> str:
-    """How many architectures run each recipe, and how many refuse it."""
+    """Return the numbers of architectures that run each recipe and that refuse it."""
     rows = results.of("architectures")
     if rows.is_empty():
         return ""
@@ -395,13 +391,7 @@ BLOCKS: dict[str, Block] = {
 # Time and memory
 
 
-def of_cost(
-    name: str,
-    labels: Mapping[str, str],
-    title: str,
-    *where: pl.Expr,
-    caption: Sequence[str] = (),
-) -> Block:
+def of_cost(name: str, labels: Mapping[str, str], title: str, *where: pl.Expr, caption: Sequence[str] = ()) -> Block:
     """Return one table of cost.csv, split by model and machine."""
     more = (*caption, "how", "date", "versions")
     return of_file(
@@ -414,11 +404,7 @@ BOTH = ("precision", "batch")
 BLOCKS |= {
     "cost-plain": of_cost("plain", RATIO, "{precision}", c.quantity == "time", caption=["batch"]),
     "cost-alone": of_cost("alone", {"ratio": "time: {contender} / {unit}, {precision}"}, "n = {tokens}, batch {batch}"),
-    "cost-repetition": of_cost(
-        "repetition", RATIO, LENGTHS, c.precision == "float32", caption=BOTH
-    ),
-    # Where memory is a GPU's, all contenders hold the same weights.
-    "cost-gpu": of_cost(
-        "repetition", RATIO, LENGTHS, c.precision == "bfloat16", caption=BOTH
-    ),
+    "cost-repetition": of_cost("repetition", RATIO, LENGTHS, c.precision == "float32", caption=BOTH),
+    # On a GPU the memory is that of encoding, as all contenders hold the same weights.
+    "cost-gpu": of_cost("repetition", RATIO, LENGTHS, c.precision == "bfloat16", caption=BOTH),
 }  # fmt: skip

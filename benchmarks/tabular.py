@@ -1,4 +1,4 @@
-"""Tables in Markdown of rows of results: which row stands in which cell, and what a cell shows of it."""
+"""Markdown tables of rows of results: the cell of each row, and its text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 
 Row = Mapping[str, Any]
 Show = Callable[[Row], str]
-#: The place of its rows among those that a table is given, and its title.
+#: Index among the columns of a table, and title.
 Column = tuple[int, str]
 
 #: Trained embedders that are measured for comparison.
@@ -22,13 +22,13 @@ CAPTIONS = {
 
 
 def cells(rows: pl.DataFrame, title: str, show: Show | None = None, bold: str = "") -> pl.DataFrame:
-    """Rows of results as cells of a column; of several in one cell, the last is shown.
+    """Return rows as cells of a column; if several rows have one cell, the last is shown.
 
     Args:
-        rows: Of one file.
-        title: The column's head; ``{name}`` is the value of a field, so that there may be several columns.
-        show: The text of a cell; a score with its interval if None.
-        bold: The field of which the highest value in the column stands out, if any.
+        rows: Rows of one file.
+        title: Title of the column; ``{name}`` is the value of a field, so that there may be several columns.
+        show: Function from a row to the text of its cell; None: a score with its interval.
+        bold: Field whose highest value in the column is bold; empty: none.
     """
     every = rows.to_dicts()
     return rows.with_columns(
@@ -44,14 +44,14 @@ def table(
     split: Sequence[str] = (),
     caption: Sequence[str] = ("precision", "date"),
 ) -> str:
-    """A table, or one for each combination of the fields of ``split``; columns and rows without any text are left out.
+    """Return a table, or one for each combination of values of ``split``, without empty columns and rows.
 
     Args:
-        columns: Of :func:`cells`; from left to right.
-        labels: The heads and texts of what stands before the cells; ``{name}`` is the value of a field. Rows that have
-            the same texts are one; they stand in the order of the file.
-        split: Fields, which the caption begins with.
-        caption: Fields whose values in the cells the caption says.
+        columns: Columns of :func:`cells`, from left to right.
+        labels: Titles and texts of the columns to the left of the cells; ``{name}`` is the value of a field. Rows with
+            the same texts are one line; lines have the order of the file.
+        split: Fields that begin the caption.
+        caption: Fields whose values in the cells end the caption.
     """
     # Columns may have the same title.
     every = pl.concat([own.with_columns(place=pl.lit(place)) for place, own in enumerate(columns)], how="diagonal")
@@ -101,14 +101,14 @@ def _rendered(
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """A table whose first line is the head; what stands in a cell stays in it."""
+    """Return a table whose first line is the head, with the text of cells escaped."""
     escaped = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
     rows = [f"| {' | '.join(line)} |" for line in escaped]
     return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
 
 
 def filled(template: str, row: Row) -> str:
-    """A text with the values of fields in the place of ``{name}``: no value is empty, no filter "as it is"."""
+    """Fill ``{name}`` with the value of a field; None becomes empty, and no filter "as it is"."""
 
     def value(match: re.Match[str]) -> str:
         found = row[match[1]]
@@ -120,13 +120,13 @@ def filled(template: str, row: Row) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction as tables show it: 73.8, with a true minus."""
-    # Adding 0 makes -0.0 what it is.
+    """Return a fraction as tables show it: 73.8, with a true minus."""
+    # Adding 0 turns -0.0 into 0.0.
     return "" if value is None else f"{round(100 * value, 1) + 0:.1f}".replace("-", "−")
 
 
 def fraction(row: Row, value: str, low: str, high: str) -> str:
-    """A fraction with its interval, where it has one."""
+    """Return a fraction with its interval, if it has one."""
     if None in (row[value], row[low], row[high]):
         return percent(row[value])
     return f"{percent(row[value])} [{percent(row[low])}, {percent(row[high])}]"
@@ -142,7 +142,7 @@ def alone(row: Row) -> str:
 
 
 def difference(row: Row, value: str = "difference", low: str = "low", high: str = "high") -> str:
-    """A paired difference: bold where the first is ahead, with = where its interval holds 0."""
+    """Return a paired difference: bold if its interval is above 0, with = if it holds 0."""
     text = fraction(row, value, low, high)
     if None in (row[value], row[low], row[high]):
         return text
@@ -156,7 +156,7 @@ def ahead(row: Row) -> str:
 
 
 def cost(row: Row) -> str:
-    """Time of a row, as a ratio, or another quantity; with the range of what was seen."""
+    """Return a ratio of times or another quantity, with its range."""
     digits = ".2f" if row["unit"] else ",.0f"
     value, low, high = ("" if row[name] is None else f"{row[name]:{digits}}" for name in ("value", "low", "high"))
     range_ = f"{low} to {high}" if low and high else ""
@@ -169,5 +169,5 @@ def removed(row: Row) -> str:
 
 
 def number(name: str, form: str = ",.0f") -> Show:
-    """A field that is a number, in a format of Python's."""
+    """Return a function that shows a field, a number, in a format of Python."""
     return lambda row: "" if row[name] is None else format(row[name], form)

@@ -24,14 +24,14 @@ SCORE, AHEAD = ("score", "low", "high"), ("ahead", "ahead_low", "ahead_high")
 
 
 def cosines_of(vectors: NDArray[np.float32], first: NDArray[np.int64], second: NDArray[np.int64]) -> Array:
-    """(pairs,): of the rows that two index arrays name."""
+    """Return the cosines, (pairs,), of rows at two arrays of indices."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(norms == 0, 1, norms)
     return np.einsum("nd,nd->n", unit[first], unit[second], dtype=np.float64)
 
 
 def places(pairs: tables.Pairs) -> tuple[list[str], tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Each text once, and where those of both sides stand among them."""
+    """Return each text once, and the indices of both sides of the pairs among them."""
     texts = pairs.texts()
     place = {text: index for index, text in enumerate(texts)}
     first, second = (np.array([place[text] for text in side]) for side in (pairs.first, pairs.second))
@@ -39,7 +39,7 @@ def places(pairs: tables.Pairs) -> tuple[list[str], tuple[NDArray[np.int64], NDA
 
 
 def kept_cosines(file: Path, make: Callable[[], SentenceTransformer], pairs: tables.Pairs) -> Array:
-    """(pairs,): by a model that is made if they are not there, and embeds each text once."""
+    """Return the cosines of pairs, (pairs,), from a file; if it is missing, ``make`` makes the model that embeds."""
 
     def made() -> dict[str, Array]:
         texts, columns = places(pairs)
@@ -51,19 +51,19 @@ def kept_cosines(file: Path, make: Callable[[], SentenceTransformer], pairs: tab
 
 
 def beside(scores: Any, ours: Sequence[int], theirs: Sequence[int] = (), names: Sequence[str] = SCORE) -> Record:
-    """The mean of some scores, less the mean of others, and the interval of that, where there are resamples.
+    """Return the mean of some scores, less the mean of others, with its interval.
 
     Args:
-        scores: With (M,) ``scores`` and (M, R) ``replicates``.
-        ours: Places of some of them.
-        theirs: Places of others.
-        names: Of the three fields.
+        scores: Object with (M,) ``scores`` and (M, R) ``replicates``.
+        ours: Indices of the scores.
+        theirs: Indices of the others; empty: none.
+        names: Names of the three fields.
     """
     value, drawn = (each[list(ours)].mean(axis=0) for each in (scores.scores, scores.replicates))
     if theirs:
         value = value - scores.scores[list(theirs)].mean()
         drawn = drawn - scores.replicates[list(theirs)].mean(axis=0)
-    # Few replicates without a score are left out.
+    # Up to a tenth of the replicates may have no score, and are left out.
     ends = np.nanquantile(drawn, [0.025, 0.975]) if np.isnan(drawn).mean() <= 0.1 else ()
     return dict(zip(names, map(float, (value, *ends)), strict=False))
 
@@ -71,14 +71,14 @@ def beside(scores: Any, ours: Sequence[int], theirs: Sequence[int] = (), names: 
 def by_seed(
     found: Mapping[Training, Array], labels: Sequence[float], base: str = "", statistic: Statistic = bootstrap.spearman
 ) -> Iterator[Record]:
-    """The score of each training; and of each method, without a seed, the mean over its seeds.
+    """Yield the score of each training, and the mean of each method over its seeds.
 
     Args:
-        found: Similarities by method and seed; without a seed, those of a model that was not trained.
-        labels: Of the pairs.
-        base: What the means of the others are held against: a method, by the seeds that both have, as a seed draws the
-            order of the rows and the new weights for both; or a model that was not trained.
-        statistic: From similarities and labels to scores.
+        found: Similarities by method and seed; the seed of a model that was not trained is None.
+        labels: Labels of the pairs.
+        base: Method that the means of the others are compared with, over the seeds that both have; or a model that was
+            not trained.
+        statistic: Function from similarities and labels to scores.
     """
     scores = statistic({str(key): own for key, own in found.items()}, labels)
     places: dict[str, dict[int | None, int]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""Vectors of a model on lists of texts: computed once, kept in files, as they are and behind each filter."""
+"""Vectors of a model on lists of texts: computed once, kept in files, and read with and without filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sets import LISTS, WORD_LISTS, Sets
 
 Array = NDArray[np.float32]
 
-#: Number of texts that are run together, and of a file.
+#: Number of texts per batch, and per file.
 BATCH, BLOCK = 32, 512
 #: Keys of the recipes that are measured.
 KEYS = (
@@ -33,9 +33,9 @@ KEYS = (
     "bidirectional-prompt", "no-sink", "rt-2", "rt-4", "rt-8", "kv-rerouting", "token-prepending", "value-aggregation",
     "contrastive-prompting", "ck", "metaeol",
 )  # fmt: skip
-#: Those that ask in Chinese about Chinese texts.
+#: Recipes with a Chinese prompt for Chinese texts.
 TRANSLATED = ("prompteol", "pretended-cot", "knowledge", "topic", "echo-topic", "early-late")
-#: The prompt in English words on Chinese texts: recipes that build on it ask so.
+#: PromptEOL with its English prompt on Chinese texts.
 IN_ENGLISH = "PromptEOL, English"
 
 

