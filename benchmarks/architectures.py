@@ -103,7 +103,6 @@ OWN: Mapping[str, dict[str, Any]] = {
         "cosmos3_edge_text", "glm4v_text", "glm_ocr_text", "paddleocr_vl_text", "qwen2_vl_text", "qwen2_5_vl_text",
         "qwen2_5_omni_text",
     ), _SECTIONS),
-    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 100},
     "cohere_compass_text": {"rope_parameters": dict.fromkeys(_SLIDING, _ROPE)},

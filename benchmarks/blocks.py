@@ -181,13 +181,11 @@ def command_reference(results: Results, page: Path) -> str:
     parts = []
     for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
         context = command.make_context(f"st-reba {name}", [], resilient_parsing=True)
-        told = " ".join((command.help or "").replace("\b", "").split())
-        lines = [f"### st-reba {name}", "", told, "", "```text", command.get_usage(context), "```", ""]
+        about = " ".join(command.help.split())
+        lines = [f"### st-reba {name}", "", about, "", "```text", command.get_usage(context), "```", ""]
         for parameter in command.params:
-            parameter.hidden = False
-            record = parameter.get_help_record(context)
-            if record is not None and "--help" not in parameter.opts:
-                lines.append(f"- `{record[0]}`: {' '.join(record[1].split())}")
+            names, description = parameter.get_help_record(context)
+            lines.append(f"- `{names}`: {' '.join(description.split())}")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 

@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--recalled", type=int, default=3, help="number of turns to recall")
-    parser.add_argument("--words", type=int, default=60, help="maximum number of new tokens per answer")
+    parser.add_argument("--max-new-tokens", type=int, default=60, help="maximum number of new tokens per answer")
     options = parser.parse_args()
 
     tokenizer: Any = AutoTokenizer.from_pretrained(options.model)
@@ -42,7 +42,7 @@ def main() -> None:
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
         with torch.inference_mode():
-            tokens = lm.generate(**inputs.to(lm.device), max_new_tokens=options.words, do_sample=False)
+            tokens = lm.generate(**inputs.to(lm.device), max_new_tokens=options.max_new_tokens, do_sample=False)
         print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
         turns.append(line)
 

@@ -18,7 +18,9 @@ class Memory:
     """Texts and their vectors, which a server's model makes."""
 
     def __init__(self, client: OpenAI, model: str) -> None:
-        self.client, self.model, self.texts, self.vectors = client, model, list[str](), list[np.ndarray]()
+        self.client, self.model = client, model
+        self.texts: list[str] = []
+        self.vectors: list[np.ndarray] = []
 
     def embed(self, text: str) -> np.ndarray:
         """Return the vector of a text, of length 1."""

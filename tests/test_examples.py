@@ -72,7 +72,7 @@ def run(tmp_path, monkeypatch, capsys):
 def test_a_chat_recalls_what_was_said(run, monkeypatch):
     save_talking(Path("talking"), max_position_embeddings=2048)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ice is cold\nfire is hot\nice is cold\n\nnot read\n"))
-    shown = run("chat.py", "--model talking --recalled 1 --words 3")
+    shown = run("chat.py", "--model talking --recalled 1 --max-new-tokens 3")
     assert [line for line in shown.splitlines() if line.startswith("(")] == [
         "(recalls: )", "(recalls: ice is cold)", "(recalls: ice is cold)"
     ]  # fmt: skip
