@@ -190,7 +190,7 @@ def build(name: str) -> PreTrainedModel:
     return backbones.randomize(model.eval().float())
 
 
-# What each recipe is, by the model's own forward
+# Each recipe by the model's own forward
 
 TEXTS = (
     "The dog chased the cat; the cat chased the mouse, and nobody chased the dog.", "a",
@@ -206,11 +206,11 @@ class Own:
     """A model's own forward, on one text at a time. It is called as tests/oracles.py calls an eager model.
 
     Args:
-        model: With its head.
+        model: Model with its head.
         part: Class of the part that reads text.
 
     Attributes:
-        change: Of the keys, values and mask of each layer's attention; None for none.
+        change: Change of the keys, values and mask of each layer's attention; None: none.
         maps: Attention maps of the last forward.
         callers: Modules that called the attention function in it, by layer.
     """
@@ -274,7 +274,7 @@ class Own:
         return self(input_ids=torch.tensor([ids])).last_hidden_state[0]
 
     def whole_model_gives(self, ids: Sequence[int]) -> list[Tensor]:
-        """Return what the head reads, and the whole model's last hidden states, (N, D) each, where there are any."""
+        """Return the input of the head and the whole model's last hidden states, (N, D) each, as far as they exist."""
         head, seen = self.whole.get_output_embeddings(), list[Tensor]()
         with contextlib.ExitStack() as stack:
             if head is not None:
@@ -430,7 +430,7 @@ def values(own: Own, module: Any, text: Text) -> Tensor:
 
 
 def contrasted(own: Own, module: Any, text: Text, other: Text) -> Tensor:
-    """The output projection is linear: what is steered is its output without its bias."""
+    """Steer the output of the output projection, which is linear, without its bias."""
     attention = _attention(own, module, module.contrast_layer)
     bias = getattr(module.lm.projection(module.contrast_layer), "bias", None)
     irrelevant = own.output(attention, other.ids)[-1]
@@ -483,11 +483,11 @@ RECIPES: Mapping[str, tuple[type[modules.CausalModule], dict[str, Any], Standard
     "layer-states": (modules.LayerStates, {}, all_layers),
 }  # fmt: skip
 
-# What is recorded
+# Records
 
 
 class Verdict(NamedTuple):
-    """What was found of a recipe.
+    """Result of a recipe.
 
     Attributes:
         verdict: ``"right"``, ``"refused"``, ``"not built"`` or ``"fault"``.
@@ -499,7 +499,7 @@ class Verdict(NamedTuple):
 
 
 def surveyed(name: str, recipes: Iterable[str] = RECIPES) -> dict[str, Verdict]:
-    """Return what is found of recipes on an architecture; of ``"all"`` where they share it."""
+    """Return the verdicts of recipes on an architecture; ``"all"`` is a verdict that they share."""
     try:
         model = build(name)
     # transformers' own, for a default configuration that describes no model or needs another package.
@@ -533,7 +533,7 @@ def _in_a_line(error: Exception) -> str:
 
 
 def _reads_another_part(own: Own, source: CausalTransformer) -> str:
-    """Return what is wrong if last hidden states are neither what the head reads nor the model's own; empty if none."""
+    """Return an error if last hidden states are neither those of the head nor of the whole model; empty: none."""
     ids = Text.of(source.lay_out(TEXTS[:1])[0]).ids
     try:
         candidates = own.whole_model_gives(ids)

@@ -55,10 +55,10 @@ IN_BRIEF = {
     "kv-rerouting": "Let all tokens see the last one",
     "attention-pooling": "Pool by the last token's attention",
 }
-#: Models of grid.csv by size, and the texts that its recipes are fitted on where these are not the question.
+#: Models of grid.csv by size, and the texts that its recipes are fitted on by default.
 SIZES = {"SmolLM2 135M": SMOLLM2, "Gemma 3 270M": GEMMA, "Qwen2.5-Coder 0.5B": HALF, "Qwen2.5-Coder 1.5B": QWEN}
 USUAL_FIT = "200 texts of the set"
-#: Others that are shown, of those in the file.
+#: Other texts to show, of those in the file.
 OTHER_FITS = ("50 texts of the set", "1,000 texts of the set", "200 sentences of the package", "200 captions")
 #: Titles of the columns of retrieval.csv, and how the sets begin.
 COLLECTIONS = {
@@ -73,7 +73,7 @@ BY_SIZE = {title: c.model == name for title, name in SIZES.items()}
 GRID_MEANS = c.set.str.starts_with("mean") & ~c.set.str.contains("classes")
 TRAINED = c.weights == "trained"
 EARLY_LATE = (c.recipe == "Early and late") & (c.filter == PARTWISE)
-#: The recipe as its authors read it, with the filter that belongs to it.
+#: Recipes as their authors read them, with their own filters.
 OWN_END = (c.filter == "") | EARLY_LATE | (c.filter == SUM)
 
 

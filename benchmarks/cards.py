@@ -115,7 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name} has no scores")
         else:
             text = model_card(name, converted(MODELS[name].located(given.models), "bfloat16"), results)
-            for page in (page_of(name), *[records.ROOT / "MODEL_CARD.md"] * (name == blocks.SMOLLM2)):
+            pages = [page_of(name)]
+            if name == blocks.SMOLLM2:
+                pages.append(records.ROOT / "MODEL_CARD.md")
+            for page in pages:
                 page.parent.mkdir(exist_ok=True)
                 page.write_text(text.rstrip() + "\n", encoding="utf-8")
                 print(page)

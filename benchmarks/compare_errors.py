@@ -1,7 +1,7 @@
 """Error rates of ``st-reba compare``: rows of ``benchmarks/results/compare_errors.csv``.
 
-Data are simulated whose truth is known. The package's own functions split them, choose, score, resample and answer.
-Each run has a seed of its own, and is kept: a stopped script goes on where it was::
+The truth of simulated data is known. The package's own functions split them, choose, score, resample and answer. Each
+run has its own seed and is kept, and a stopped script is resumed::
 
     python benchmarks/compare_errors.py --cells ahead bias --runs 40
 """
@@ -32,14 +32,14 @@ from st_reba.evaluation.tasks import Task, Vectors, task_of
 
 Array = NDArray[np.float64]
 Generator = np.random.Generator
-#: What one run found, by name.
+#: Quantities of one run by name.
 Run = dict[str, float]
 SPEARMAN, PRECISION, ACCURACY, NEIGHBOURS = "Spearman", "average precision", "accuracy", "neighbours' accuracy"
-#: What is found of an answer.
+#: Quantities of an answer.
 PLAIN, CONTROLS = "said to be ahead of what is there without a recipe", "said to be ahead of every control"
 COVERED, BIAS, BEFORE = "interval covers the truth", "bias of the score", "bias before the correction"
 APART, ANSWER = "equal recipes told apart", "an answer is given"
-#: What is promised: the least and the largest.
+#: Promised bounds: the least and the largest value.
 PROMISED: dict[str, tuple[float | None, float | None]] = {
     PLAIN: (None, 0.05), CONTROLS: (None, 0.05), COVERED: (0.93, None), BIAS: (-0.02, 0.02), APART: (None, 0.06),
     ANSWER: (1.0, None),
@@ -50,7 +50,7 @@ POINTS = (3, 5, 8)
 # Standard deviations of the noise of all rows, of a recipe's candidates, and of a candidate alone.
 _SHARED, _RECIPE, _CANDIDATE = 0.8, 0.45, 0.3
 _ALONE = float(np.hypot(_RECIPE, _CANDIDATE))
-# How much weaker the rows are that are not to be mistaken for a recipe.
+# Difference of strength from rows that must not be mistaken for a recipe.
 _WEAKER = 0.5
 _DIMENSIONS, _CLASSES = 8, 5
 # Strength of equal recipes.
@@ -68,16 +68,16 @@ class World:
     """Simulated items and recipes.
 
     Attributes:
-        metric: Of the score.
+        metric: Metric of the score.
         items: n.
         recipes: R.
-        candidates: C; with one, nothing is chosen.
+        candidates: C; 1: nothing is chosen.
         positives: Number of pairs that are alike.
-        strength: How much of the truth the recipes' values have.
+        strength: Factor of the truth in the recipes' values.
         spread: Standard deviation of the strengths of recipes, and of the candidates of one.
-        weaker: How much weaker the row without a recipe and the best control are.
-        anchors: Number of different first texts of the pairs; 0: as many as there are pairs.
-        copies: How often the data have each pair.
+        weaker: Difference of strength to the row without a recipe and the best control.
+        anchors: Number of different first texts of the pairs; 0: as many as pairs.
+        copies: Number of copies of each pair.
     """
 
     metric: str = SPEARMAN
@@ -93,7 +93,7 @@ class World:
 
     @property
     def name(self) -> str:
-        """What tells it from all others."""
+        """Digest of all attributes."""
         return f"{zlib.crc32(json.dumps(asdict(self)).encode()):08x}"
 
 
@@ -103,7 +103,7 @@ class Rows:
 
     Attributes:
         data: The items.
-        truth: What the values should follow, (n,).
+        truth: True values, (n,).
         values: By row, (C, n); for texts in classes vectors, (C, n, D).
         strengths: By recipe, (C,).
     """
@@ -131,7 +131,7 @@ def simulated(world: World, draw: Generator) -> Rows:
 
 
 def truth_of(world: World, n: int, draw: Generator) -> Array:
-    """Return what the values of n items should follow, (n,)."""
+    """Return the true values of n items, (n,)."""
     if world.metric == PRECISION:
         return np.asarray(draw.permutation(n) < round(n * world.positives / world.items), dtype=np.float64)
     if world.metric == NEIGHBOURS:
@@ -177,14 +177,14 @@ def data_of(world: World, truth: Array) -> Labelled:
     return Pairs(first * again, second * again, scores * again, two_classes=world.metric == PRECISION)
 
 
-# What the package makes of them
+# Scores and answers of the package
 
 
 class Compared:
     """Rows that are scored as ``compare`` scores them.
 
     Args:
-        world: Of the data.
+        world: World of the data.
         rows: Values of all rows.
 
     Attributes:
@@ -226,7 +226,7 @@ class Compared:
 
 
 def measured_by(task: Task, values: Array) -> Array:
-    """Return what a task makes of values: (n,) as they are, or of vectors (n, D)."""
+    """Return the values of a task, (n,), from values (n,) or vectors (n, D)."""
     if values.ndim == 1:
         return values
     vectors = torch.from_numpy(values)
@@ -279,7 +279,7 @@ def _true_scores(world: World) -> Array:
 
 
 def answered(world: World, draw: Generator) -> Run:
-    """Return what one answer says, and whether it is right."""
+    """Return the quantities of one answer."""
     rows = simulated(world, draw)
     made = Compared(world, rows)
     answer, replicated = made.answer(), made.replicated
@@ -319,12 +319,12 @@ class Cell:
     """Runs of one world.
 
     Attributes:
-        name: As ``--cells`` has it; several cells may share it.
-        world: What is simulated.
-        quantities: What is shown of what is found.
-        case: How the recipes or the items differ from others of the same size.
-        run: From a world and random numbers to what one run found.
-        runs: How many.
+        name: Name for ``--cells``; several cells may share it.
+        world: World that is simulated.
+        quantities: Quantities to record.
+        case: Difference of the recipes or items from others of the same size.
+        run: Function from a world and random numbers to the quantities of one run.
+        runs: Number of runs.
     """
 
     name: str
@@ -335,7 +335,7 @@ class Cell:
     runs: int = 500
 
     def complete(self, runs: int, directory: Path) -> list[Run]:
-        """Return so many runs; those that are missing are made and kept."""
+        """Return the first runs; make and keep those that are missing."""
         file = directory / f"{self.run.__name__}-{self.world.name}.jsonl"
         found = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
         with file.open("a", buffering=1) as kept:

@@ -65,7 +65,7 @@ USUAL = f"{COUNTS[1]} {OWN}"
 CAPTION_PAIRS = 900
 #: Number of test pairs of models that take too long for all.
 FEWER = {"Qwen2.5-Coder-1.5B-Instruct": 300}
-#: Recipes that all others are held against, besides encoders and tf-idf.
+#: Recipes that all others are compared with, besides encoders and tf-idf.
 AGAINST, AS_IT_IS = ("Echo topic", "PromptEOL"), "as it is"
 #: Number of texts of each part of a labelled set.
 TEXTS = 300
@@ -82,7 +82,7 @@ class Part(NamedTuple):
         stage: ``"dev"`` or ``"test"``.
         data: Labelled texts.
         fit: At most as many texts as the largest of :data:`COUNTS`.
-        captions: The same of texts of one kind.
+        captions: As ``fit``, of texts of one kind.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Part(NamedTuple):
 
     @property
     def further(self) -> dict[str, list[str]]:
-        """Lists of texts for the question what to fit on."""
+        """Lists of texts that tell what to fit on."""
         return {
             f"{self.set} fit, further": self.fit[COUNTS[1] :],
             f"package {self.language}": demo_sentences(),
@@ -298,7 +298,7 @@ def fits(part: Part, reader: Reader, key: str) -> dict[Reading, Matrix]:
 
 
 def rows(found: Scored, recipes: set[str], about: records.Record) -> Iterator[records.Record]:
-    """Yield each reading alone, and the differences of recipes, standardised, from what they are held against."""
+    """Yield the score of each reading, and the differences of standardised recipes from others."""
     named = {" | ".join(reading): reading for reading in found.scores}
     scores = {name: found.scores[reading] for name, reading in named.items()}
     replicates = {name: found.drawn[reading] for name, reading in named.items()}
@@ -316,10 +316,10 @@ def rows(found: Scored, recipes: set[str], about: records.Record) -> Iterator[re
 
 
 def held_against(named: Mapping[str, Reading]) -> Callable[[str], dict[str, str]]:
-    """Return a function from the name of a reading to those it is held against, by title.
+    """Return a function from the name of a reading to the names of those it is compared with, by title.
 
-    A fit is held against that on the usual texts; a recipe, standardised, against itself without a filter, against some
-    recipes, and against what has no filter.
+    A fit is compared with that on the usual texts; a standardised recipe with itself without a filter, with some
+    recipes, and with readings that have no filter.
     """
     usual = {reading.recipe: name for name, reading in named.items() if reading.fitted_on == USUAL}
     plain = {reading.recipe: name for name, reading in named.items() if not reading.filter}

@@ -42,7 +42,7 @@ READINGS = ("together", "together, reversed")
 def scored(
     reranker: Callable[[], AttentionRerankModule], query: str, documents: Sequence[str], reading: str
 ) -> dict[str, Any]:
-    """Return the scores of documents in their order, and the seconds that they took."""
+    """Return the scores of documents, and the seconds that they took."""
     module, start = reranker(), now(device())
     listed = [*reversed(documents)] if reading.endswith("reversed") else [*documents]
     with torch.inference_mode():
@@ -88,7 +88,7 @@ def measure(model: RealModel, collection: Collection, given: argparse.Namespace)
 
 
 def reranked(hits: Hits, scores: Sequence[float]) -> Hits:
-    """Return the first documents in the order of new scores, and behind them the others as they were."""
+    """Return the first documents in the order of new scores, followed by the others."""
     order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
     indices = [hits[position][0] for position in order] + [index for index, _ in hits[len(scores) :]]
     return [(index, -float(rank)) for rank, index in enumerate(indices)]

@@ -39,7 +39,7 @@ from st_reba.train import FreezeTraining, train_freeze
 SEEDS = (0, 1, 2)
 #: Passes over all pairs, and steps at least, where fewer pairs make few steps of a pass.
 EPOCHS, STEPS, BATCH = 12, 300, 64
-#: The recipe without labels that the methods are held against.
+#: The recipe without labels that the methods are compared with.
 UNTRAINED = "early-late"
 #: Scores of a pair: the trained similarity, and that of a vector store.
 READINGS = {"score": "its own similarity", "cosine": "cosine"}
@@ -47,13 +47,13 @@ METRICS = {"Pearson": bootstrap.pearson, "Spearman": bootstrap.spearman}
 
 
 class PaperHead(layerwise_autoencoder.SimilarityHead):
-    """The paper's own: the sigmoid of an MLP, by which two identical sentences score anything."""
+    """Head of the paper: the sigmoid of an MLP, by which two identical sentences may have any score."""
 
     def forward(self, distances: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(self.mlp(1 - distances)[..., 0])
 
 
-#: The paper's loss with its own head, by which two identical sentences differ.
+#: The paper's loss with its head.
 PAPERS_HEAD = "autoencoder, log-variance, the paper's head"
 #: Ahead of the paper's methods: starts from a whitening of the last layer at the end of a prompt.
 WHITENED = "whitened, prompt, last, 256, 0.0001"
