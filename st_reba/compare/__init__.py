@@ -1,4 +1,4 @@
-"""Which recipe for this model and these texts."""
+"""Comparison of recipes on one model and labelled texts."""
 
 from ..evaluation.embedded import TensorCache
 from .cost import forecast

@@ -156,7 +156,7 @@ def total_tokens(
     total, by_row, embedded = 0.0, dict[str, float](), set(texts)
     for run in recipes.passes:
         fitted = recipes.texts_to_fit(run.recipes)
-        # Texts that are embedded anyway are fitted on for nothing.
+        # Filters reuse embeddings of the texts that are compared.
         own = run.tokens(texts) + (0.0 if embedded.issuperset(fitted) else run.tokens(fitted))
         total += own + TIMED_ROUNDS * len(listed_of(run.recipes)) * run.tokens(timed)
         for recipe in run.recipes:

@@ -295,7 +295,7 @@ def _settings(table: _Table) -> dict[str, str]:
 
 
 def _drawn_from(splits: Splits) -> str:
-    """Return what tells whether replicates are of the same items and splits."""
+    """Return a fingerprint of the items and splits that replicates are drawn from."""
     # Other prompts are another way to embed the same items.
     data = replace(splits.data, prompts={}) if isinstance(splits.data, Retrieval) else splits.data
     return fingerprint_of([data, [half.tolist() for half in splits.halves], bootstrap.REPLICATES])

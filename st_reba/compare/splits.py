@@ -130,7 +130,7 @@ def in_order(data: Labelled) -> Labelled:
 
 
 def _labels(data: Labelled) -> Sequence[object]:
-    """Return what tells items with the same texts apart."""
+    """Return labels that distinguish items with the same texts."""
     if isinstance(data, Pairs):
         return data.scores
     if isinstance(data, Retrieval):
@@ -250,7 +250,7 @@ class CrossFit:
         labels: (n,), where the statistic needs them.
 
     Attributes:
-        whole: Number that stands for all items in place of a half, and for filters that are fitted on all of them.
+        whole: Index of all items, after those of the halves, and of filters that are fitted on all of them.
     """
 
     def __init__(self, splits: Splits, kind: Kind, labels: ArrayLike | None = None) -> None:

@@ -70,9 +70,9 @@ csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
 
 def kind_of(name: str) -> tuple[str, str]:
     """Return the kind and the compression of a file by its suffixes, or an empty kind if they are unknown."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
-    compression = suffixes.pop() if suffixes[-1:] and suffixes[-1] in COMPRESSIONS else ""
-    kind = KINDS.get(suffixes[-1], "") if suffixes else ""
+    path = PurePosixPath(name.lower())
+    compression = path.suffix if path.suffix in COMPRESSIONS else ""
+    kind = KINDS.get(PurePosixPath(path.stem).suffix if compression else path.suffix, "")
     return "" if kind == "parquet" and compression else kind, compression
 
 
@@ -282,7 +282,8 @@ def _shards(name: str, inside: Sequence[str], splits: Sequence[str]) -> list[str
     by_split: dict[str, list[str]] = {}
     for file in tables:
         words = _SPLIT.findall(file.lower())
-        by_split.setdefault("".join(words[-1]) or "validation" if words else "", []).append(file)
+        split = ("".join(words[-1]) or "validation") if words else ""
+        by_split.setdefault(split, []).append(file)
     if splits and len(by_split) > 1:
         preferred = next((split for split in splits if split in by_split), "")
         # If some names have no word for a split, the others may have one by chance.

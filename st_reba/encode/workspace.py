@@ -1,4 +1,4 @@
-"""Where a run writes: the folder of its finished parts, and the destination of its output.
+"""Folder of a run's finished parts, and destination of its output.
 
 The destination is a path of this machine, or a URL that fsspec writes to. The folder is next to it, or on this machine
 for a URL. An output is an ``.npy`` file, a Parquet file, or a directory of Parquet shards. Its kind is the suffix of

@@ -452,7 +452,7 @@ def estimate(items: Items, *, controls: Collection[str] = ()) -> dict[str, Estim
 
     Args:
         items: What is scored.
-        controls: Recipes that are there to be beaten: never the best, never tied.
+        controls: Controls, which are never the best and never tied.
     """
     scores = dict(zip(items.values, items.scores.tolist(), strict=True))
     drawn = dict(zip(items.values, items.replicates, strict=True))

@@ -23,7 +23,7 @@ Embed = Callable[[Sequence[str], str | None], Mapping[str, Tensor]]
 class TensorCache:
     """Tensors in files, each named by a digest of all that it was computed from, so that none is computed twice.
 
-    A file is written wholly or not at all, so that a run that was killed and goes on gives what it would have given.
+    A file is written wholly or not at all, so that a killed run, when resumed, gives the same result.
     Files are mapped: the operating system keeps them in memory as far as there is room.
 
     Args:

@@ -375,7 +375,7 @@ def accuracy_shares(classes: ArrayLike, nearest: NDArray[np.int64], count: int) 
 
     def right(voters: NDArray[Any]) -> Array:
         votes = (voters[:, :, None] == voters[:, None, :]).sum(axis=2)
-        # Of equals the first, which is the nearest.
+        # argmax takes the first of equals, which is the nearest.
         return np.asarray(voters[np.arange(number), votes.argmax(axis=1)] == labels, dtype=np.float64)
 
     neighbours = labels[nearest]
