@@ -205,5 +205,5 @@ def build_command(
         **{f"--{role}-prompt": prompt for role, prompt in roles.items()},
         "--out": f"my-{recipe.row.key}",
     }
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["st-reba", "build", *given])
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return shlex.join(["st-reba", "build", *words])

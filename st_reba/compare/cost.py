@@ -157,11 +157,11 @@ def total_tokens(
     for run in recipes.passes:
         fitted = recipes.texts_to_fit(run.recipes)
         # Filters reuse embeddings of the texts that are compared.
-        own = run.tokens(texts) + (0.0 if embedded.issuperset(fitted) else run.tokens(fitted))
-        total += own + TIMED_ROUNDS * len(listed_of(run.recipes)) * run.tokens(timed)
+        count = run.tokens(texts) + (0.0 if embedded.issuperset(fitted) else run.tokens(fitted))
+        total += count + TIMED_ROUNDS * len(listed_of(run.recipes)) * run.tokens(timed)
         for recipe in run.recipes:
             row = recipe.candidate_of or recipe.result
-            by_row[row] = max(by_row.get(row, 0.0), own)
+            by_row[row] = max(by_row.get(row, 0.0), count)
     total += sum(tokens(recipes.modules.of(recipe), sentences, recipes.backbone) for recipe in recipes.with_words)
     return total + (sum(sorted(by_row.values())[-FINALISTS:]) if random else 0)
 

@@ -82,8 +82,8 @@ def reading(recipe: Recipe) -> str:
 
 def variant(recipe: Recipe) -> str:
     """Return the name of a recipe's vectors among those of all passes, before its filter."""
-    own = recipe.post_processor
-    return f"{reading(recipe)}|{'' if own is None or not own.weighs_tokens else own.key}"
+    part = recipe.post_processor
+    return f"{reading(recipe)}|{'' if part is None or not part.weighs_tokens else part.key}"
 
 
 def listed_of(recipes: Iterable[Recipe]) -> list[Recipe]:
@@ -136,7 +136,7 @@ def with_candidates(recipe: Recipe, depth: int) -> list[Recipe]:
 def _part_weights(parts: int) -> list[tuple[float, ...]]:
     """Return a coarse grid of weights of P parts: each in turn counts twice as much as each of the others."""
     weights = np.ones((parts, parts)) + np.eye(parts)
-    return [tuple((own / own.sum()).tolist()) for own in weights] if parts > 1 else []
+    return [tuple((row / row.sum()).tolist()) for row in weights] if parts > 1 else []
 
 
 def in_short(recipe: Recipe) -> str:
@@ -270,7 +270,7 @@ class TopicPass(ModulePass):
             states = last if self.ends[key] == self.layers[-1] else lm.final_norm(after[self.ends[key]]).to(last)
             lower = [gather_positions(after[layer], layout.ends) for layer in module.lower_layers]
             vectors.append(module.vectors_of(states, lower, layout))
-        return vectors[0]._replace(states=torch.cat([own.states for own in vectors], dim=-1))
+        return vectors[0]._replace(states=torch.cat([part.states for part in vectors], dim=-1))
 
 
 class SweepPass(ModulePass):
@@ -312,7 +312,7 @@ def passes_of(recipes: Sequence[Recipe]) -> list[tuple[type[ModulePass], list[Re
             return TopicPass, (row.key, recipe.wording, recipe.pooling)
         return (ModulePass, (unprocessed(recipe).name, None)) if recipe.copies is None else (SweepPass, None)
 
-    return [(kind(own[0])[0], own) for own in grouped(recipes, kind)]
+    return [(kind(group[0])[0], group) for group in grouped(recipes, kind)]
 
 
 def tokens(module: Any, texts: Sequence[str], backbone: CausalModule) -> float:
@@ -389,7 +389,7 @@ class Recipes:
         self._filters: dict[Hashable, nn.Module] = {}
         self._embedded = Embedded(self._vectors, _BATCHES * batch_size)
         self._to_fit = Embedded(partial(self._vectors, to_fit=True), CHUNK)
-        self.passes = [run for kind, own in passes_of(self.asked) for run in self._opened(own, kind)]
+        self.passes = [run for kind, group in passes_of(self.asked) for run in self._opened(group, kind)]
 
     @property
     def all(self) -> list[Recipe]:
@@ -422,11 +422,11 @@ class Recipes:
             prompt: Prompt before them.
             fitted_on: Index of the set of ``fit_on`` that the recipe's filter is fitted on.
         """
-        vectors, behind = self._embedded.of(variant(recipe), texts, prompt), self._filter(recipe, fitted_on)
-        if behind is None:
+        vectors, transform = self._embedded.of(variant(recipe), texts, prompt), self._filter(recipe, fitted_on)
+        if transform is None:
             return vectors
         with torch.inference_mode():
-            features = behind({"sentence_embedding": vectors.to(device_of(self.backbone))})
+            features = transform({"sentence_embedding": vectors.to(device_of(self.backbone))})
         return cast(Tensor, features["sentence_embedding"]).cpu()
 
     def words(self, sentences: Sequence[str], words: Sequence[str]) -> dict[str, Tensor]:
@@ -449,13 +449,13 @@ class Recipes:
     @property
     def with_words(self) -> list[Recipe]:
         """Recipes that have word embeddings, each once, under a pooling that reads all tokens."""
-        own = [replace(recipe, pooling="mean") for recipe in self._running(self.asked) if recipe.words]
-        return list({recipe.name: recipe for recipe in own}.values())
+        worded = [replace(recipe, pooling="mean") for recipe in self._running(self.asked) if recipe.words]
+        return list({recipe.name: recipe for recipe in worded}.values())
 
     def model(self, recipe: Recipe) -> SentenceTransformer:
         """Return a recipe as a ready model, its filter fitted on the last set of ``fit_on``."""
-        behind = self._filter(recipe, -1)
-        return self.modules.model([*self.modules.pipeline(recipe), *([] if behind is None else [behind])])
+        transform = self._filter(recipe, -1)
+        return self.modules.model([*self.modules.pipeline(recipe), *([] if transform is None else [transform])])
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text."""
@@ -502,8 +502,8 @@ class Recipes:
 
     def texts_to_fit(self, recipes: Iterable[Recipe]) -> list[str]:
         """Return the texts that the filters of these recipes are fitted on, each once."""
-        sets = [own for recipe in recipes if recipe.filter and recipe.filter.fitted for own in self._sets(recipe)]
-        return list(dict.fromkeys(text for own in sets for text in own))
+        sets = [texts for recipe in recipes if recipe.filter and recipe.filter.fitted for texts in self._sets(recipe)]
+        return list(dict.fromkeys(text for texts in sets for text in texts))
 
     # Passes
 
@@ -514,9 +514,9 @@ class Recipes:
     def _leave_out(self, recipes: Iterable[Recipe], reason: str) -> None:
         for recipe in recipes:
             self._left_out.setdefault(recipe.result, reason)
-        own = [recipe for recipe in self.asked if not recipe.control]
-        if own and not self._running(own):
-            raise ValueError(f"No recipe can run on this model. {own[0].result}: {self._left_out[own[0].result]}")
+        asked = [recipe for recipe in self.asked if not recipe.control]
+        if asked and not self._running(asked):
+            raise ValueError(f"No recipe can run on this model. {asked[0].result}: {self._left_out[asked[0].result]}")
 
     def _opened(self, recipes: list[Recipe], kind: type[ModulePass] = ModulePass) -> list[ModulePass]:
         """Return the passes that recipes come out of; a recipe that cannot be built is left out."""
@@ -544,7 +544,7 @@ class Recipes:
         """Embed texts by all recipes, or in the passes of those that are fitted: vectors before filters, by variant."""
         vectors = Vectors()
         for run in list(self.passes):
-            if any(not to_fit or (each.filter and each.filter.fitted) for each in self._running(run.recipes)):
+            if any(not to_fit or (recipe.filter and recipe.filter.fitted) for recipe in self._running(run.recipes)):
                 vectors |= self._run(run, list(texts), prompt, "Fitting" if to_fit else "Embedding")
         return vectors
 
@@ -558,7 +558,7 @@ class Recipes:
             parts = self._apart(self._running(run.recipes), type(run), reason_of(error))
             place = self.passes.index(run)
             self.passes[place : place + 1] = parts
-            return {key: own for part in parts for key, own in self._run(part, texts, prompt, what).items()}
+            return {key: matrix for part in parts for key, matrix in self._run(part, texts, prompt, what).items()}
         for recipe in self._running(run.recipes):
             if not vectors[reading(recipe)].isfinite().all():
                 reason = f"A value is infinite or not a number in {self.settings['precision']}."
@@ -571,7 +571,7 @@ class Recipes:
     def _sets(self, recipe: Recipe) -> list[tuple[str, ...]]:
         """Return the sets of texts that the filter of a recipe is fitted on."""
         part = cast(PostProcessor, recipe.filter)
-        return [part.drawn(own) for own in ([recipe.fit_texts] if recipe.fit_texts else self.fit_on)]
+        return [part.drawn(texts) for texts in ([recipe.fit_texts] if recipe.fit_texts else self.fit_on)]
 
     def _filter(self, recipe: Recipe, fitted_on: int) -> nn.Module | None:
         """Return what comes after the pooling of a recipe, fitted once for all weights of its parts."""
@@ -584,11 +584,11 @@ class Recipes:
         key = (part, variant(recipe), bool(recipe.fit_texts), place) if part.fitted else part
         if key not in self._filters:
             self._filters[key] = self._made(recipe, part, place)
-        behind = self._filters[key]
+        transform = self._filters[key]
         if recipe.part_weights:
-            behind = copy.copy(behind)
-            behind.shares = check_part_weights(recipe.part_weights)  # type: ignore[assignment]
-        return behind
+            transform = copy.copy(transform)
+            transform.shares = check_part_weights(recipe.part_weights)  # type: ignore[assignment]
+        return transform
 
     def _made(self, recipe: Recipe, part: PostProcessor, place: int) -> nn.Module:
         if not part.fitted:

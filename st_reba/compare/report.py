@@ -120,8 +120,8 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
         "score is by settings that other items chose. The best one is also corrected for being the best of many. Its "
         f"controls follow it; 95% intervals in brackets; {TIED}: cannot be told from the best."
     )
-    own = {"answer": comparison.answer, "note": note, "verdict": comparison.verdict}
-    card.adopt(model).comparison = {**own, "columns": columns, "rows": table}
+    texts = {"answer": comparison.answer, "note": note, "verdict": comparison.verdict}
+    card.adopt(model).comparison = {**texts, "columns": columns, "rows": table}
     with atomic_directory(out, "--save-best") as scratch:
         model.save_pretrained(str(scratch))
     return model
@@ -137,23 +137,23 @@ def _page(comparison: Comparison) -> str:
         keep_trailing_newline=True,
     )
     task, table = comparison.tasks[0], rows(comparison)
-    own = [row for row in table if not row.result.control]
+    ranked = [row for row in table if not row.result.control]
     scored = best_of(comparison.results, task) is not None
     choice = comparison.choice() if scored else None
-    timed = [row for row in own if row.result.cost and has_number(row.result, task)]
+    timed = [row for row in ranked if row.result.cost and has_number(row.result, task)]
     by_cost = [(row, {row.result.cost or 1.0: row.result.scores[task.name].value}) for row in timed]
-    curved = [row for row in own[:_OPEN_ROWS] if row.result.by_layer]
+    curved = [row for row in ranked[:_OPEN_ROWS] if row.result.by_layer]
     by_layer = [(row, {int(layer): score for layer, score in row.result.by_layer.items()}) for row in curved]
     strongest = rows(comparison, levels(comparison))
-    drawn = [row.cells[0].score for row in [*own[:_OPEN_ROWS], *strongest] if row.cells[0]]
+    drawn = [row.cells[0].score for row in [*ranked[:_OPEN_ROWS], *strongest] if row.cells[0]]
     script = (_ASSETS / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.jinja").render(
         comparison=comparison,
         measured=measured,
         tied=TIED,
         choice=choice,
-        rows=own[:_OPEN_ROWS],
-        folded=own[_OPEN_ROWS:],
+        rows=ranked[:_OPEN_ROWS],
+        folded=ranked[_OPEN_ROWS:],
         controls=[row for row in table if row.result.control],
         scores=score_axis(task, [end for score in drawn for end in (score.low, score.value, score.high)]),
         levels=strongest,
@@ -240,12 +240,12 @@ def _picture(
 ) -> Mapping[str, object]:
     """Return what a picture shows, in percent: ticks, controls, and each row's points and the height of its label."""
     lines = {row.result.name: row.result.scores[task.name].value for row in controls}
-    across, columns = axis([x for _, own in recipes for x in own])
-    up, heights = score_axis(task, [*lines.values(), *(y for _, own in recipes for y in own.values())])
-    points = [[(across(x), up(y)) for x, y in sorted(own.items())] for _, own in recipes]
-    labels = label_places([own[-1][1] for own in points])
+    across, columns = axis([x for _, scores in recipes for x in scores])
+    up, heights = score_axis(task, [*lines.values(), *(y for _, scores in recipes for y in scores.values())])
+    points = [[(across(x), up(y)) for x, y in sorted(scores.items())] for _, scores in recipes]
+    labels = label_places([curve[-1][1] for curve in points])
     return {
-        "rows": [(row, own, label) for (row, _), own, label in zip(recipes, points, labels, strict=True)],
+        "rows": [(row, curve, label) for (row, _), curve, label in zip(recipes, points, labels, strict=True)],
         "across": [(across(value), tick) for value, tick in columns],
         "up": [(up(value), tick) for value, tick in heights],
         "lines": [(up(value), name) for name, value in lines.items()],

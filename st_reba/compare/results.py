@@ -142,8 +142,8 @@ class SavedReplicates:
     @classmethod
     def of(cls, drawn_from: str, drawn: Mapping[str, Any]) -> SavedReplicates:
         """Return replicates with the fewest digits that are the same in float32."""
-        digits = {name: map(str, np.asarray(own, dtype=np.float32)) for name, own in drawn.items()}
-        return cls(drawn_from, {name: list(map(float, own)) for name, own in digits.items()})
+        digits = {name: map(str, np.asarray(values, dtype=np.float32)) for name, values in drawn.items()}
+        return cls(drawn_from, {name: list(map(float, numbers)) for name, numbers in digits.items()})
 
 
 @dataclass(frozen=True)
@@ -294,8 +294,8 @@ def rows(comparison: Comparison, results: Iterable[Result] | None = None) -> lis
         hidden = {result.name for result in random.values()}
         kept = [result for result in comparison.results if result.name not in hidden]
         results = sorted(kept, key=lambda result: (result.control, rank(result, comparison.tasks[0])))
-    own = [result for result in comparison.results if not result.control]
-    best = {task.name: min((rank(result, task) for result in own), default=math.inf) for task in comparison.tasks}
+    recipes = [result for result in comparison.results if not result.control]
+    best = {task.name: min((rank(result, task) for result in recipes), default=math.inf) for task in comparison.tasks}
 
     def cell(result: Result, task: Measure) -> Cell | None:
         score = result.scores.get(task.name)

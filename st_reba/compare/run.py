@@ -71,10 +71,10 @@ def compare(
     """
     splits = data if isinstance(data, Splits) else Splits.of(data)
     if not isinstance(recipes, Recipes):
-        given: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
+        settings: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
         if isinstance(recipes, str | PathLike):
-            given["model_kwargs"] = {"dtype": "auto"}
-        backbone = recipes if isinstance(recipes, CausalModule) else CausalTransformer(recipes, **given)
+            settings["model_kwargs"] = {"dtype": "auto"}
+        backbone = recipes if isinstance(recipes, CausalModule) else CausalTransformer(recipes, **settings)
         few = in_language(asked_for(["few"]), language_of(texts_of(splits.data)) or "en")
         recipes = prepared(backbone, few, splits)
     elif tokenizer is not None:
@@ -86,7 +86,7 @@ def compare(
     senses = {} if words is None else _senses(recipes, words)
     built = {name: candidates[table.rows[name].built] for name, candidates in table.recipes.items()}
     spent = seconds_of(recipes, table.texts, list(built.values()))
-    seconds = spent | {name: spent[own.result] for name, own in built.items() if own.result in spent}
+    seconds = spent | {name: spent[recipe.result] for name, recipe in built.items() if recipe.result in spent}
     if random and (last := table.finalists()):
         with recipes.on_random_weights([built[name].result for name in last]) as untrained:
             table.add(untrained)
@@ -164,11 +164,11 @@ class _Table:
         def values(candidates: Sequence[Recipe], fitted: int, half: int) -> Array:
             return np.stack([measured(recipe, fitted, half) for recipe in candidates])
 
-        for own in grouped(recipes.all, lambda recipe: recipe.candidate_of or recipe.result):
-            name = own[0].result
-            fitted = len(recipes.fit_on) > 1 and any(recipe.fitted and not recipe.fit_texts for recipe in own)
-            self.recipes[name] = own
-            self.rows[name] = self.fit.row(partial(values, own), len(own), fitted=fitted)
+        for candidates in grouped(recipes.all, lambda recipe: recipe.candidate_of or recipe.result):
+            name = candidates[0].result
+            fitted = len(recipes.fit_on) > 1 and any(recipe.fitted and not recipe.fit_texts for recipe in candidates)
+            self.recipes[name] = candidates
+            self.rows[name] = self.fit.row(partial(values, candidates), len(candidates), fitted=fitted)
 
     def replicated(self, plain: Collection[str] = ()) -> Replicated:
         """Return scores and replicates of all rows; the best is looked for among the recipes and rows of ``plain``."""
@@ -182,19 +182,19 @@ class _Table:
         """Return the score and the interval of each row, of :meth:`replicated`; ties are with the best row."""
         estimates = {name: Estimate(np.nan, np.nan, np.nan) for name in self.rows} | replicated.estimates()
         if (every := self.replicated(WITHOUT)).best in WITHOUT:
-            tied = {name: own.tied for name, own in every.estimates().items()}
+            tied = {name: estimate.tied for name, estimate in every.estimates().items()}
         else:
             tied = {name: not replicated.ahead(every.best or "", name) for name in WITHOUT if name in replicated}
-        estimates |= {name: replace(estimates[name], tied=own) for name, own in tied.items()}
+        estimates |= {name: replace(estimates[name], tied=is_tied) for name, is_tied in tied.items()}
         if not self.score.has_interval:
-            estimates = {name: replace(own, low=np.nan, high=np.nan) for name, own in estimates.items()}
+            estimates = {name: replace(estimate, low=np.nan, high=np.nan) for name, estimate in estimates.items()}
         return estimates
 
     def finalists(self) -> list[str]:
         """Return the recipes to run on random weights: the best and those tied with it, at most ``FINALISTS``."""
         replicated = self.replicated()
-        own = [replicated.names[place] for place in replicated.own]
-        return sorted(filter(replicated.tied, own), key=lambda name: -self.rows[name].score)[:FINALISTS]
+        names = [replicated.names[place] for place in replicated.own]
+        return sorted(filter(replicated.tied, names), key=lambda name: -self.rows[name].score)[:FINALISTS]
 
 
 def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str, Array], margin: float) -> Comparison:
@@ -205,7 +205,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
         controls = [name for name in senses if table.recipes[name][0].control]
         columns.append((_word_sense(senses), bootstrap.estimate(bootstrap.mean(senses), controls=controls)))
     scores = {
-        name: {own.name: estimates[name] for own, estimates in columns if name in estimates} for name in table.rows
+        name: {task.name: estimates[name] for task, estimates in columns if name in estimates} for name in table.rows
     }
     results = [_result(table, name, scores[name], seconds) for name in table.recipes]
     if TF_IDF_RESULT in table.rows:
@@ -218,7 +218,7 @@ def _comparison(table: _Table, seconds: Mapping[str, float], senses: Mapping[str
     return Comparison(
         model="",
         data="",
-        tasks=[own for own, _ in columns],
+        tasks=[task for task, _ in columns],
         results=results,
         verdict=[*why, *splits.notes],
         skipped=recipes.skipped,
@@ -242,9 +242,9 @@ def _result(table: _Table, name: str, scores: dict[str, Estimate], seconds: Mapp
     unit = seconds.get(classical(recipe.pooling).result)
     end = depth(table.first.backbone.model) + 1 + recipe.row.end
     by_layer = {
-        str(each.layer or end): score
-        for each, score in zip(table.recipes[name], row.every, strict=False)
-        if (each.wording, each.part_weights) == (built.wording, built.part_weights) and np.isfinite(score)
+        str(candidate.layer or end): score
+        for candidate, score in zip(table.recipes[name], row.every, strict=False)
+        if (candidate.wording, candidate.part_weights) == (built.wording, built.part_weights) and np.isfinite(score)
     }
     halves = Counter(in_short(table.recipes[name][place]) or "as it is" for place in row.chosen)
     return Result(
@@ -289,8 +289,8 @@ def _settings(table: _Table) -> dict[str, str]:
         values["settings"] = f"chosen on {half}, scored on the other, in turn"
     if fitted := [recipe for recipe in recipes.all if recipe.fitted]:
         given = any(recipe.fit_texts for recipe in fitted if not recipe.weighs_tokens)
-        own = "the choosing half's texts" if len(recipes.fit_on) > 1 else "sentences of the package"
-        values["filters fitted on"] = "texts that were given" if given else own
+        default = "the choosing half's texts" if len(recipes.fit_on) > 1 else "sentences of the package"
+        values["filters fitted on"] = "texts that were given" if given else default
     return values
 
 

@@ -143,8 +143,8 @@ def groups_of(data: Labelled) -> Indices:
     items = data.items()
     if isinstance(data, Retrieval):
         items = [(text, *data.relevant[query]) for query, text in data.queries.items()]
-    count, places = len(items), {text: place for place, text in enumerate({text for own in items for text in own})}
-    edges = [(index, count + places[text]) for index, own in enumerate(items) for text in own]
+    count, places = len(items), {text: place for place, text in enumerate({text for item in items for text in item})}
+    edges = [(index, count + places[text]) for index, item in enumerate(items) for text in item]
     graph = coo_array((np.ones(len(edges)), tuple(np.transpose(edges))), shape=(count + len(places),) * 2)
     connected = connected_components(graph, directed=False)[1][:count]
     # Numbered in the order of the items, whatever the order of the texts.
@@ -190,10 +190,10 @@ def _sides(by_group: Array, generator: np.random.Generator) -> Indices:
     balance, sides = np.zeros(by_group.shape[1]), np.zeros(len(by_group), dtype=np.int64)
     coins = generator.integers(2, size=len(by_group))
     for group in order:
-        own = by_group[group]
-        lead = float(balance @ own) or float(balance.sum())
+        counts = by_group[group]
+        lead = float(balance @ counts) or float(balance.sum())
         sides[group] = int(lead > 0) if lead else coins[group]
-        balance += own if sides[group] == 0 else -own
+        balance += counts if sides[group] == 0 else -counts
     return sides
 
 

@@ -68,7 +68,7 @@ class RecipeSweep:
             raise ValueError(f"layers={list(layers)}: {type(module.model).__name__} has {count}; give 1 to {count}.")
         self.module = module
         fewer = (ReBAModule(module, repetitions=copies, rows=rows) for copies in range(1, repetitions))
-        self._rebas = [*(own.eval() for own in fewer), module.eval()]
+        self._rebas = [*(reba.eval() for reba in fewer), module.eval()]
         self._classical = CausalTransformer(module).eval()
         self._dimension = module.get_embedding_dimension()
         self.layers = tuple(layers)
@@ -100,7 +100,7 @@ class RecipeSweep:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             for chosen, recipes in self._passes([texts[index] for index in batch], prompt or ""):
-                pooled = [pool(own.features())["sentence_embedding"] for own in recipes for pool in self._pools]
+                pooled = [pool(vectors.features())["sentence_embedding"] for vectors in recipes for pool in self._pools]
                 # A pass of few copies gives the first recipes; it replaces what an earlier one truncated further.
                 embeddings[: len(pooled), [batch[index] for index in chosen]] = torch.stack(pooled).float().cpu()
         return dict(zip(keys, embeddings, strict=True))

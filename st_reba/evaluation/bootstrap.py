@@ -102,7 +102,7 @@ class Items:
         Args:
             weights: (B, N).
         """
-        rows = np.stack([np.asarray(own, dtype=np.float64) for own in self.values.values()])
+        rows = np.stack([np.asarray(row, dtype=np.float64) for row in self.values.values()])
         return scorer(self.kind, weights, self.labels)(rows)
 
 
@@ -117,7 +117,7 @@ def draw_weights(groups: Indices, replicates: int = REPLICATES, seed: int = 0) -
     count, generator = int(groups.max()) + 1, np.random.default_rng(seed)
     drawn = [np.bincount(generator.integers(count, size=count), minlength=count)[groups] for _ in range(replicates)]
     dtype = np.float64 if len(groups) <= EXACT else np.float32
-    return np.stack([np.ones(len(groups), dtype=dtype), *(own.astype(dtype) for own in drawn)])
+    return np.stack([np.ones(len(groups), dtype=dtype), *(counts.astype(dtype) for counts in drawn)])
 
 
 # Statistics under weights
@@ -155,7 +155,7 @@ def _linear(weights: Array, statistic: Callable[[Array], tuple[float, Array]]) -
     mean = _mean_scorer(weights)
 
     def score(values: Array) -> Array:
-        pairs = [statistic(own) for own in values]
+        pairs = [statistic(row) for row in values]
         return mean(np.stack([value + influence - influence.mean() for value, influence in pairs]))
 
     return score
@@ -163,7 +163,7 @@ def _linear(weights: Array, statistic: Callable[[Array], tuple[float, Array]]) -
 
 def _pearson_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
     side = _weighted_deviations(labels, weights)
-    return lambda values: np.stack([_correlation(_weighted_deviations(own, weights), side, weights) for own in values])
+    return lambda values: np.stack([_correlation(_weighted_deviations(row, weights), side, weights) for row in values])
 
 
 def _spearman_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
@@ -171,7 +171,7 @@ def _spearman_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
         by_label = _Order(labels)
         return _linear(weights, lambda values: _spearman_influence(_Order(values), by_label))
     side = _midranks(labels, weights)
-    return lambda values: np.stack([_correlation(_midranks(own, weights), side, weights) for own in values])
+    return lambda values: np.stack([_correlation(_midranks(row, weights), side, weights) for row in values])
 
 
 def _average_precision_scorer(weights: Array, labels: Array) -> Callable[[Array], Array]:
@@ -186,7 +186,7 @@ def _average_precision_scorer(weights: Array, labels: Array) -> Callable[[Array]
         precision = order.spread(order.up_to(positive) / np.maximum(order.up_to(weights), 1e-300))
         return np.asarray((positive * precision).sum(axis=1) / total)
 
-    return lambda values: np.stack([score(own) for own in values])
+    return lambda values: np.stack([score(row) for row in values])
 
 
 _SCORERS: dict[Kind, Callable[[Array, Array], Callable[[Array], Array]]] = {
@@ -280,7 +280,7 @@ def _average_precision_influence(values: Array, labels: Array) -> tuple[float, A
     score = float((labels * order.spread(precision)).sum() / labels.sum())
     # An item changes the precision at every value that is at most its own.
     hit_shares = order.sums(labels) / seen
-    later = [np.cumsum(own[::-1])[::-1] for own in (hit_shares, hit_shares * precision)]
+    later = [np.cumsum(shares[::-1])[::-1] for shares in (hit_shares, hit_shares * precision)]
     change = labels * order.spread(later[0]) - order.spread(later[1])
     return score, (labels * (order.spread(precision) - score) + change) / share
 
@@ -394,8 +394,8 @@ class Replicated:
     def least(self, name: str, other: str) -> float:
         """Return the smallest difference between a row and another one that :meth:`ahead` tells."""
         rows = self.drawn[self.own] - self.drawn[self._place[other]]
-        own = self.drawn[self._place[name]] - self.drawn[self._place[other]]
-        return float(_largest(rows, 1 - LEVEL / 2) * own.std())
+        differences = self.drawn[self._place[name]] - self.drawn[self._place[other]]
+        return float(_largest(rows, 1 - LEVEL / 2) * differences.std())
 
     def tied(self, name: str) -> bool:
         """Return whether a row of ``own`` cannot be told from the best: at once for all pairs of rows."""
@@ -509,8 +509,8 @@ def checked_items(kind: Kind, scores: Mapping[str, ArrayLike], labels: ArrayLike
     Raises:
         ValueError: If there are none, or they are not equally many, or a label is not finite.
     """
-    values = {recipe: np.asarray(own, dtype=np.float64).ravel() for recipe, own in scores.items()}
-    lengths = {recipe: len(own) for recipe, own in values.items()}
+    values = {recipe: np.asarray(row, dtype=np.float64).ravel() for recipe, row in scores.items()}
+    lengths = {recipe: len(row) for recipe, row in values.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(f"Every recipe needs the same items, at least one, but these were given: {lengths}.")
     if labels is None:

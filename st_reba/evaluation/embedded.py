@@ -102,8 +102,8 @@ class Embedded:
         embeddings = first.new_empty(len(texts), *first.shape[1:])
         order = chunks.argsort()
         numbers, counts = chunks[order].unique_consecutive(return_counts=True)
-        for number, own in zip(numbers.tolist(), order.split(counts.tolist()), strict=True):
-            embeddings[own] = self._chunks[number][variant][rows[own]]
+        for number, places in zip(numbers.tolist(), order.split(counts.tolist()), strict=True):
+            embeddings[places] = self._chunks[number][variant][rows[places]]
         return embeddings
 
 

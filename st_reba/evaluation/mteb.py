@@ -83,8 +83,8 @@ def mteb_model(directory: str | Path, name: str | None = None) -> ModelMeta:
     return entry
 
 
-def _load(name: str, revision: str | None = None, *, directory: str, **given: Any) -> Any:
+def _load(name: str, revision: str | None = None, *, directory: str, **settings: Any) -> Any:
     """Return mteb's wrapper of the model in a directory. mteb calls this with an entry's name and revision."""
     import mteb.models
 
-    return getattr(mteb.models, _KNOWN[model_class(Path(directory))][1])(directory, **given)
+    return getattr(mteb.models, _KNOWN[model_class(Path(directory))][1])(directory, **settings)

@@ -150,7 +150,7 @@ class Fusion:
     def nearest(self, queries: Sequence[str], documents: Sequence[str], count: int) -> list[Hits]:
         """Return indices and fused scores of at most ``count`` documents for each query, the best first."""
         hits = [ranker.nearest(queries, documents, max(count, _FUSED)) for ranker in self.rankers]
-        return [fused([own[:_FUSED] for own in rankings])[:count] for rankings in zip(*hits, strict=True)]
+        return [fused([ranking[:_FUSED] for ranking in rankings])[:count] for rankings in zip(*hits, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def scored(data: Retrieval, rankers: Mapping[str, Ranker]) -> dict[str, Retrieva
     with torch.inference_mode():
         measured = {name: task.measure(ranker) for name, ranker in rankers.items()}
     estimates = {
-        what: bootstrap.estimate(bootstrap.mean({name: own[what] for name, own in measured.items()}))
+        what: bootstrap.estimate(bootstrap.mean({name: values[what] for name, values in measured.items()}))
         for what in ("ndcg", "recall")
     }
     return {name: RetrievalScores(estimates["ndcg"][name], estimates["recall"][name]) for name in rankers}
@@ -187,4 +187,4 @@ def _best(similarities: Tensor, count: int) -> list[Hits]:
     """Return the highest of (Q, N) similarities in each row; of equals those with the lower index."""
     order = similarities.argsort(dim=1, descending=True, stable=True)[:, :count]
     values = similarities.gather(1, order)
-    return [list(zip(own.tolist(), scores.tolist(), strict=True)) for own, scores in zip(order, values, strict=True)]
+    return [list(zip(row.tolist(), scores.tolist(), strict=True)) for row, scores in zip(order, values, strict=True)]

@@ -165,7 +165,7 @@ class Score:
 
     def items(self, measured: Mapping[str, Measured]) -> Items:
         """Return the items of each recipe's score."""
-        values = {recipe: own[self.of] for recipe, own in measured.items()}
+        values = {recipe: by_name[self.of] for recipe, by_name in measured.items()}
         return bootstrap.checked_items(self.kind, values, self.labels)
 
 
