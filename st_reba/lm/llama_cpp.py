@@ -142,7 +142,8 @@ def library() -> ctypes.CDLL:
         ImportError: If xllamacpp is not installed, or is of a release with another interface.
     """
     package = require("xllamacpp", "llamacpp", "llama.cpp")
-    llama, wrong = ctypes.CDLL(package.xllamacpp.__file__), []
+    llama = ctypes.CDLL(package.xllamacpp.__file__)
+    wrong = []
     for returns, takes, names in _FUNCTIONS:
         for name in names.split():
             if function := getattr(llama, name, None):

@@ -253,7 +253,8 @@ class LanguageModel:
         Raises:
             ValueError: If it is not found.
         """
-        parts, layer = parts_of(self.model), range(depth(self.model))[layer]
+        parts = parts_of(self.model)
+        layer = range(depth(self.model))[layer]
         if layer not in parts.projections:
             raise ValueError(
                 f"The output projection of the attention in layer {layer} of {type(self.model).__name__} was not "

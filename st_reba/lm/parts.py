@@ -215,8 +215,10 @@ def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
             f"The adapter of {type(model).__name__} mixes the texts of a batch, so an embedding would depend on the "
             "others. Use an adapter that reads each text alone, such as LoRA."
         )
-    # A module that is called several times is described by its first call.
-    first = {call.path: call for call in reversed(calls)}
+    first: dict[str, _Call] = {}
+    for call in calls:
+        # A module that is called several times is described by its first call.
+        first.setdefault(call.path, call)
     layers = _layers(trial, first)
     inside = {index: module for index, module in attentions.items() if 0 <= index < depth(model)}
     projections = {index: _projection(layers[index], module, calls) for index, module in inside.items() if layers}
@@ -273,14 +275,13 @@ def _attending(model: PreTrainedModel) -> list[int]:
 
 def _layers(trial: PreTrainedModel, calls: Mapping[str, _Call]) -> tuple[str, ...]:
     """Return the outermost list that is as long as the model is deep, of modules that took and gave states in order."""
-    # The mapping was filled from the last call to the first.
-    order = {path: -number for number, path in enumerate(calls)}
+    order = {path: number for number, path in enumerate(calls)}
     for path, module in trial.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth(trial):
             layers = tuple(f"{path}.{index}" for index in range(len(module)))
-            called = [calls[layer] for layer in layers if layer in calls]
-            in_order = [call.path for call in called] == sorted((call.path for call in called), key=order.__getitem__)
-            if len(called) == len(layers) and in_order and all(map(_keeps_states, called)):
+            places = [order[layer] for layer in layers if layer in order]
+            is_in_order = len(places) == len(layers) and places == sorted(places)
+            if is_in_order and all(_keeps_states(calls[layer]) for layer in layers):
                 return layers
     return ()
 
@@ -322,10 +323,11 @@ def _projection(layer: str, attention: nn.Module | None, calls: Sequence[_Call])
             inside = [part for part in of_layer if part.path.startswith(f"{call.path}.") and _has_weights(part.module)]
             # Those of experts take the states of their tokens, without texts. Where the projection is a sibling of the
             # attention, the last module within makes the values.
-            last = inside[-1] if inside and _keeps_states(inside[-1]) else None
-            shape = call.gave.shape if isinstance(call.gave, Tensor) else None
-            is_found = last is not None and last.gave.shape == shape and not _same(last.took, call.took)
-            return cast(_Call, last).path if is_found else None
+            if not inside or not _keeps_states(inside[-1]) or not isinstance(call.gave, Tensor):
+                return None
+            last = inside[-1]
+            is_projection = last.gave.shape == call.gave.shape and not _same(last.took, call.took)
+            return last.path if is_projection else None
     return None
 
 
@@ -340,7 +342,8 @@ def _feed_forward(layer: _Call, calls: Sequence[_Call]) -> tuple[str, ...]:
                 alone = _first(call.module(call.took[:1, 2:3]))
                 if alone.shape == call.gave[:1, 2:3].shape and close(alone, call.gave[:1, 2:3]):
                     paths.append(call.path)
-    modules, last = [call.module for call in calls if call.path in paths], torch.tensor([3, 3])
+    modules = [call.module for call in calls if call.path in paths]
+    last = torch.tensor([3, 3])
     with contextlib.suppress(*CANNOT_RUN), torch.inference_mode(), without_autocast(layer.gave.device):
         with active_pass([at_positions(modules, last, 4)]):
             again = _first(layer.module(*layer.args, **layer.kwargs))
@@ -459,7 +462,8 @@ def shorten(model: PreTrainedModel, count: int) -> PreTrainedModel:
     """
     if count == depth(model):
         return model
-    refusal, all_layers = f"{type(model).__name__} cannot be shortened to {count} layers", "output_layer=-1, all layers"
+    refusal = f"{type(model).__name__} cannot be shortened to {count} layers"
+    all_layers = "output_layer=-1, all layers"
     parts = parts_of(model)
     short = None
     if hasattr(model, "_hf_hook"):

@@ -160,13 +160,16 @@ class AttentionRerankModule(SafeTransformer):
         block_tokens: int | None = None,
         **transformer_kwargs: Any,
     ) -> None:
-        check_template_length([check("template", template, isinstance(template, str), "give a string.")])
+        check("template", template, isinstance(template, str), "give a string.")
+        check_template_length([template])
         slots = re.fullmatch(r"([^{}]*)\{documents\}([^{}]*)\{query\}([^{}]*)", template)
         advice = "give text with one {documents} and, behind it, one {query}; no other braces."
         check("template", template, slots is not None, advice)
         self._before, self._between, self._end = cast(re.Match[str], slots).groups()
-        self.template, self.rotations = template, check_int("rotations", rotations, 1, 64)
-        self.together, self.block_tokens = check_flag("together", together), check_tokens("block_tokens", block_tokens)
+        self.template = template
+        self.rotations = check_int("rotations", rotations, 1, 64)
+        self.together = check_flag("together", together)
+        self.block_tokens = check_tokens("block_tokens", block_tokens)
         advice = "documents that are read alone have no order and no blocks. Set together=True, or leave it out."
         check("rotations", rotations, together or rotations == 1, advice)
         check("block_tokens", block_tokens, together or block_tokens is None, advice)
@@ -316,8 +319,8 @@ class AttentionRerankModule(SafeTransformer):
 
     def _paid(self, read: ReadDocuments, asked: Sequence[tuple[list[int], list[bool]]]) -> Tensor:
         """Return the attention of the query, and of that without content, to each token, by head: (2, heads, K)."""
-        layout, device = Layout.of([[(token, NOT_TEXT) for token in ids] for ids, _ in asked]), self.lm.device
-        length = layout.input_ids.shape[1]
+        layout = Layout.of([[(token, NOT_TEXT) for token in ids] for ids, _ in asked])
+        length, device = layout.input_ids.shape[1], self.lm.device
         counts = torch.tensor([[*counted, *(length - len(counted)) * [False]] for _, counted in asked], device=device)
         watched = MeanOverQueries(self.layers, counts, len(read.positions))
         positions = (read.start + torch.arange(length, device=device)).expand(len(asked), -1)

@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ..lm.attention.hooks import Bidirectional
 from ..lm.model import LanguageModel, resolve_output_layer
@@ -214,10 +213,11 @@ class CausalModule(SafeTransformer):
     @property
     def layouter(self) -> TextLayouter:
         """Templates with the tokenizer that the module has now."""
-        positions, whole = self.lm.positions, self.tokenization == "whole"
-        positions = None if positions is None else positions - self.further_tokens
-        tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
-        return TextLayouter(tokenizer, self._templates, whole=whole, positions=positions, end=self.ends_in_eos)
+        positions = self.lm.positions
+        if positions is not None:
+            positions -= self.further_tokens
+        whole = self.tokenization == "whole"
+        return TextLayouter(self._tokenizer, self._templates, whole=whole, positions=positions, end=self.ends_in_eos)
 
     def max_tokens(self, prompt: str = "", length: int | None = None) -> int | None:
         """Return the number of tokens that one copy of a text may have; None for no limit.
@@ -391,12 +391,8 @@ class CausalModule(SafeTransformer):
         least = len(self.layouter.before)
         layouts = self.lm.behind_prefix(*given, least=least) if self.caches_prefixes else given
         parts = self.parts(layouts)
-        if len(parts) == 1:
-            vectors = self.read(*layouts)
-        else:
-            read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
-            vectors = TokenVectors.concatenate(read, parts)
-        vectors = vectors.with_zeros(_is_empty(given))
+        read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
+        vectors = TokenVectors.concatenate(read, parts).with_zeros(_is_empty(given))
         others = {name: value for name, value in features.items() if not name.startswith(FEATURES)}
         if self.deterministic:
             others[ONE_BY_ONE] = True

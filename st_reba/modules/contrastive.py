@@ -82,7 +82,8 @@ class ContrastivePromptingModule(CausalModule):
         self.lm.projection(self.contrast_layer)
 
     def read(self, layout: Layout, auxiliary: Layout) -> TokenVectors:  # type: ignore[override]
-        projection, hooks = self.lm.projection(self.contrast_layer), self.own_hooks(auxiliary)
+        projection = self.lm.projection(self.contrast_layer)
+        hooks = self.own_hooks(auxiliary)
         [irrelevant] = self.lm.states_at(auxiliary, [projection], "before", auxiliary.ends, *hooks)
 
         def steer(states: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize
 from transformers import PreTrainedModel
 
+from ..lm.attention.kernels import widen
 from ..moments import Moments, embedding_moments, in_chunks, principal_directions
 from ..settings import check, check_int, first_not_none
 from .base import CausalModule
@@ -69,7 +70,7 @@ class EmbeddingTransform(FixedWeights):
                 f"{type(self).__name__} maps embeddings of {self.in_features} values and was given "
                 f"{vectors.shape[-1]}: put it right behind the modules that it was made for."
             )
-        wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        wide = widen(vectors)
         mapped = self._one_by_one(wide) if features.get(ONE_BY_ONE) else self._transform(wide)
         is_empty = ~vectors.any(dim=-1, keepdim=True)
         return {**features, self.MAPPED: mapped.masked_fill(is_empty, 0).to(vectors.dtype)}
@@ -223,7 +224,7 @@ class Centering(FittedTransform):
         return cls(moments.mean)
 
     def _transform(self, embedding: Tensor) -> Tensor:
-        return embedding - self.mean.to(embedding.dtype)
+        return embedding - self.mean
 
 
 class Standardization(FittedTransform):
@@ -263,7 +264,7 @@ class Standardization(FittedTransform):
         return cls(moments.mean, deviation.masked_fill(is_constant, 1.0))
 
     def _transform(self, embedding: Tensor) -> Tensor:
-        return (embedding - self.mean.to(embedding.dtype)) / self.deviation.to(embedding.dtype)
+        return (embedding - self.mean) / self.deviation
 
 
 class WhiteningTransform(FittedTransform):
@@ -552,8 +553,7 @@ class StandardizedSum(_PartTransform):
         return cls(*standardization_of_parts(moments, shares), shares)
 
     def _transform(self, embedding: Tensor) -> Tensor:
-        mean, scale = self.mean.to(embedding.dtype), self.scale.to(embedding.dtype)
-        parts = normalize((embedding.unflatten(-1, tuple(mean.shape)) - mean) * scale, dim=-1)
+        parts = normalize((embedding.unflatten(-1, tuple(self.mean.shape)) - self.mean) * self.scale, dim=-1)
         return (parts * parts.new_tensor(self.shares)[:, None]).sum(dim=-2)
 
 
@@ -700,10 +700,9 @@ class IdfWeights(FixedWeights):
                 f"{int(ids.max())}: put it right behind the module that it was made for."
             )
         weights = self.weights.float()[ids] * features["attention_mask"]
-        wide = torch.promote_types(states.dtype, torch.float32)
         return {
             **features,
-            "token_embeddings": (states.to(wide) * weights[..., None]).to(states.dtype),
+            "token_embeddings": (widen(states) * weights[..., None]).to(states.dtype),
             # Rounding the sum changes the length of the mean, not its direction.
             "token_weights_sum": weights.sum(dim=1).to(states.dtype),
         }

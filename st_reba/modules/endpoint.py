@@ -236,11 +236,14 @@ class EndpointTransformer(StoredModule, InputModule):
         is_vector = fingerprint is None or _is_fingerprint(fingerprint)
         self.fingerprint = check("fingerprint", fingerprint, is_vector, "the module finds it; leave it out.")
         # Whether the URL comes from a file and not from the caller, and whether the server's model is known.
-        self._from_file, self._checked = False, dimension is None or fingerprint is None
+        self._from_file = False
+        self._checked = dimension is None or fingerprint is None
         if self._checked:
-            self.url, self.served_name = self._endpoint.url, served_name or self._endpoint.first_model()
+            self.url = self._endpoint.url
+            self.served_name = served_name or self._endpoint.first_model()
             vector = self._first_vector()
-            self.dimension, self.fingerprint = len(vector), vector[:FINGERPRINT_VALUES].tolist()
+            self.dimension = len(vector)
+            self.fingerprint = vector[:FINGERPRINT_VALUES].tolist()
 
     @property
     def _endpoint(self) -> Endpoint:

@@ -62,13 +62,15 @@ class RemoteModel(LanguageModel):
     model: LlamaCppModel
 
     def __init__(self, model: LlamaCppModel, output_layer: int | None = None) -> None:
-        self.model, self.prefixes = cast(LlamaCppModel, shallow_copy(model)), PrefixCache()
+        self.model = cast(LlamaCppModel, shallow_copy(model))
+        self.prefixes = PrefixCache()
         config, layers = self.model.config, self.model.layers
         if output_layer is not None:
             check("output_layer", output_layer, bool(layers), f"layers of {type(model).__name__} were not found here.")
             del layers[output_layer:]
             config.num_hidden_layers = output_layer
-        paths, widths = tuple(f"layers.{i}" for i in range(len(layers))), (config.hidden_size,) * (len(layers) + 1)
+        paths = tuple(f"layers.{index}" for index in range(len(layers)))
+        widths = (config.hidden_size,) * (len(layers) + 1)
         parts = ModelParts(is_causal=True, layers=paths, norm=("norm",) if layers else None, widths=widths)
         self.model.st_reba_parts = {config.num_hidden_layers: parts}  # type: ignore[assignment]
 

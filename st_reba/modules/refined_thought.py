@@ -104,7 +104,8 @@ class RefinedThoughtModule(CausalModule):
             cache.crop(-2)
             m = _weighted(attended.weights[:, :-2], h) + _weighted(attended.weights[:, -2:], step)
             moved = 1 - torch.cosine_similarity(widen(step[:, 1]), widen(thought))
-            thought, passes = torch.where(active[:, None], step[:, 1], thought), passes + active
+            thought = torch.where(active[:, None], step[:, 1], thought)
+            passes = passes + active
             if self.tolerance is not None:
                 active = active & (moved >= self.tolerance)
                 if not active.any():

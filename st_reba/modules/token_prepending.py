@@ -70,8 +70,8 @@ class TokenPrependingModule(CausalModule):
         advice = f"give a number of layers from 1 to {count}, or None for three in ten."
         self.prepend_layers = check_int("prepend_layers", first_not_none(prepend_layers, default), 1, count, advice)
         self.seed = seed
-        width, generator = cast(Tensor, self.lm.embeddings.weight).shape[1], torch.Generator().manual_seed(seed)
-        drawn = torch.randn(width, generator=generator, dtype=torch.float32)
+        width = cast(Tensor, self.lm.embeddings.weight).shape[1]
+        drawn = torch.randn(width, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         self.initial_state: Tensor = first_not_none(initial_state, drawn)
         advice = f"give {width} values, as many as the model's input embeddings, or save the model again."
         shape = tuple(self.initial_state.shape)

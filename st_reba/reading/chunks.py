@@ -105,7 +105,8 @@ def encode_chunks(
         spans.append([(offsets[first][0], offsets[last - 1][1]) for first, last in chunks])
         for part, span in zip(_parts(reader, text, offsets, chunks, prompt), spans[-1], strict=True):
             windows.setdefault((index, part), {})[next(numbers)] = span
-    width, dimension = model.get_embedding_dimension() or 0, truncate_dim or model.truncate_dim
+    width = model.get_embedding_dimension() or 0
+    dimension = truncate_dim or model.truncate_dim
     order: list[int] = []
     batches = [np.zeros((0, min(width, dimension or width)), np.float32)]
     # Longest first, as in encode.

@@ -107,10 +107,11 @@ def untruncated_offsets(module: CausalModule, texts: Sequence[str]) -> list[list
     Raises:
         ValueError: If the tokenizer gives no offsets and its tokens do not spell the text.
     """
-    return [
-        [(first, min(last, len(text))) for first, last in _checked(module, own.spans) if first < min(last, len(text))]
-        for text, own in zip(texts, tokens_of(module, texts), strict=True)
-    ]
+    offsets = []
+    for text, tokens in zip(texts, tokens_of(module, texts), strict=True):
+        spans = [(first, min(last, len(text))) for first, last in _checked(module, tokens.spans)]
+        offsets.append([(first, last) for first, last in spans if first < last])
+    return offsets
 
 
 def _checked(module: CausalModule, spans: list[Span] | None) -> list[Span]:

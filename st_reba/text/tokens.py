@@ -151,7 +151,8 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     """
     if tokenizer.is_fast and tokenizer.num_special_tokens_to_add() == 0:
         return [], []
-    pairs, name = _pairs(tokenizer, _SAMPLES), type(tokenizer).__name__
+    pairs = _pairs(tokenizer, _SAMPLES)
+    name = type(tokenizer).__name__
     if not pairs:
         # It has no tokens for these characters: take a text of its own vocabulary.
         special = set(tokenizer.all_special_ids)

@@ -71,8 +71,7 @@ class ExtraKey(Hook):
         logits = logits + self.bias
         # A softmax with one more logit mixes: sigmoid(logit - lse) goes to the new value, the rest to the old output.
         weight = torch.sigmoid(logits - lse)[..., None]
-        given = weight if call.dropout == 0 else nn.functional.dropout(weight, call.dropout)
-        mixed = (1 - weight) * widen(output) + given * widen(value)
+        mixed = (1 - weight) * widen(output) + nn.functional.dropout(weight, call.dropout) * widen(value)
         return mixed.to(output.dtype), torch.logaddexp(lse, logits)
 
 

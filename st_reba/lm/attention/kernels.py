@@ -199,9 +199,7 @@ def explicit_attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
         if call.sinks is not None:
             alone, lse = lse, torch.logaddexp(lse, _by_group(call.sinks[None], key, part)[0, ..., None].to(lse))
             weights = weights * (alone - lse).exp()[..., None]
-        weights = weights.to(query.dtype)
-        if call.dropout > 0:
-            weights = nn.functional.dropout(weights, call.dropout)
+        weights = nn.functional.dropout(weights.to(query.dtype), call.dropout)
         outputs.append((weights @ call.value[:, part, None]).flatten(1, 2))
         sums.append(lse.flatten(1, 2))
     return torch.cat(outputs, dim=1), torch.cat(sums, dim=1)
