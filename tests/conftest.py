@@ -191,6 +191,21 @@ def roomy(roomy_path):
 
 
 @pytest.fixture(scope="session")
+def demo_path(tmp_path_factory):
+    """Return the path of the first two layers of the demo model, in its bfloat16, for what needs trained weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .backbones import DEMO_MODEL
+
+    directory = tmp_path_factory.mktemp("demo")
+    for part in (
+        AutoModelForCausalLM.from_pretrained(DEMO_MODEL, num_hidden_layers=2), AutoTokenizer.from_pretrained(DEMO_MODEL)
+    ):  # fmt: skip
+        part.save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
 def encoder_paths(tmp_path_factory):
     """Return ``encoder_paths(family)``, directories of two tiny encoders of one shape and tokenizer, made once."""
     from . import backbones

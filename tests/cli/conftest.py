@@ -10,7 +10,7 @@ import pytest
 from st_reba import CausalTransformer
 from st_reba.data.demo import demo_pairs, demo_questions
 
-from ..backbones import DEMO_MODEL, TEXTS, own
+from ..backbones import TEXTS, own
 from ..compare import samples
 from ..conftest import pipeline
 
@@ -23,11 +23,11 @@ def saved(backbone_path, tmp_path_factory):
 
 
 @pytest.fixture
-def desk(saved, backbone_path, shallow_path, roomy_path, quick, tmp_path, monkeypatch):
+def desk(saved, backbone_path, shallow_path, roomy_path, demo_path, quick, tmp_path, monkeypatch):
     """The current directory. Of its models ``lm`` is a tiny Llama, ``shallow`` one of one layer, ``roomy`` one that
     has room for long prompts, ``demo`` one that was trained, and ``saved`` a SentenceTransformer of ours."""
     monkeypatch.chdir(tmp_path)
-    models = {"lm": backbone_path(), "shallow": shallow_path, "roomy": roomy_path, "demo": DEMO_MODEL, "saved": saved}
+    models = {"lm": backbone_path(), "shallow": shallow_path, "roomy": roomy_path, "demo": demo_path, "saved": saved}
     for name, path in models.items():
         Path(name).symlink_to(path)
     Path("full").mkdir()

@@ -18,7 +18,6 @@ from st_reba.encode import Encoder, LocalEngine, encode_file
 from st_reba.encode import encoder as encoder_file
 from st_reba.modules.multi_vector import multi_vector_encoder
 
-from ..backbones import DEMO_MODEL
 from ..conftest import change
 from .conftest import TEXTS, contents, interrupted, names
 
@@ -102,12 +101,12 @@ class TestLists:
     """Sparse models and those that give each token a vector, in Parquet: a list a text."""
 
     @pytest.fixture(scope="class")
-    def saved(self, tmp_path_factory):
+    def saved(self, demo_path, tmp_path_factory):
         """``saved(class)``: a model of that class, and its directory."""
         directory = tmp_path_factory.mktemp("lists")
-        sparse = SparseEncoder(modules=[PromptRepsModule(str(DEMO_MODEL), top_k=6)], device="cpu")
+        sparse = SparseEncoder(modules=[PromptRepsModule(demo_path, top_k=6)], device="cpu")
         sparse.prompts = {"query": "Query: ", "document": ""}
-        each = multi_vector_encoder(CausalTransformer(str(DEMO_MODEL)), dimension=8, fit_texts=TEXTS)
+        each = multi_vector_encoder(CausalTransformer(demo_path), dimension=8, fit_texts=TEXTS)
         for model in (sparse, each):
             model.save_pretrained(str(directory / type(model).__name__), create_model_card=False)
         return lambda kind: (

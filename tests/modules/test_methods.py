@@ -21,7 +21,7 @@ import st_reba
 from st_reba import modules
 
 from .. import backbones, oracles
-from ..backbones import ARCHITECTURES, DEMO_MODEL, OWN_ATTENTION, TEXTS
+from ..backbones import ARCHITECTURES, OWN_ATTENTION, TEXTS
 from ..conftest import LONG, long, pipeline, relative_error, reloaded
 from ..fixtures import golden
 from .methods import EACH_MODULE, FURTHER, ORACLES, RECIPES, TOLERANCE, TOLERANCES, Naive, expected, read
@@ -273,12 +273,10 @@ class TestDeterministic:
     TEXTS = ("a", "The cat sat on the mat.", "我爱自然语言处理。", "", "one two three four five six " * 3, "x" * 20)
 
     @pytest.fixture(scope="class")
-    def trained(self, tmp_path_factory):
-        """``trained(dtype)``: a few layers of the demo model, which round as all do."""
-        path = tmp_path_factory.mktemp("shortened")
-        st_reba.CausalTransformer(str(DEMO_MODEL), output_layer=2).save(str(path))
+    def trained(self, demo_path):
+        """``trained[dtype]``: trained weights, which round as all do."""
         return {
-            dtype: st_reba.CausalTransformer(str(path), model_kwargs={"dtype": dtype})
+            dtype: st_reba.CausalTransformer(demo_path, model_kwargs={"dtype": dtype})
             for dtype in ("float32", "bfloat16")
         }
 
