@@ -108,6 +108,7 @@ def _main(words: list[str], env: dict[str, str], out: str, directory: str) -> No
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(env)
+    sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     first, *rest = words
     if first == "-c":
         sys.argv = [first, *rest[1:]]

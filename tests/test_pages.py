@@ -13,7 +13,6 @@ import signal
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +25,13 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.data.demo import demo_sentences
+from st_reba.hub.push import check_saved_model
 from st_reba.recipes import lookup
 from st_reba.train import BeLLMTraining, FreezeTraining, JTCSETraining, read_settings
 
 from .backbones import language_model
+from .cli import typed
 from .conftest import PROMPTS, pipeline
-from .hub.server import RunningHub
 from .script.installed import Running, Script
 
 ROOT = Path(__file__).parents[1]
@@ -138,21 +138,11 @@ def desk(tmp_path, monkeypatch, quick) -> Iterator[Path]:
         sys.modules.pop(file.stem, None)
 
 
-@pytest.fixture(scope="module")
-def hub() -> Iterator[dict[str, str]]:
-    """Run a local Hub, and yield the environment in which the command finds it."""
-    with RunningHub({"hf_owner": ("somebody", "org")}) as running:
-        yield {
-            "HF_ENDPOINT": running.endpoint, "HF_TOKEN": "hf_owner", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost",
-        }  # fmt: skip
-
-
 class Reader:
     """Reader that runs the blocks of a page."""
 
-    def __init__(self, page: Path, script: Script, hub: dict[str, str], capsys) -> None:
-        self._page, self._script, self._hub, self._capsys = page, script, hub, capsys
+    def __init__(self, page: Path, script: Script, capsys) -> None:
+        self._page, self._script, self._capsys = page, script, capsys
         self._server: Running | None = None
         self.names: dict[str, Any] = {}
 
@@ -195,9 +185,13 @@ class Reader:
             return
         elif command == "verify":
             words[1] = self._server.output.split(" at ", 1)[1].split()[0]
-        # The Hub's client reads its address where it is imported.
-        run = partial(self._script.run_alone, env=self._hub) if command == "push" else self._script.run
-        done = run(*words, cwd=Path.cwd())
+        elif command == "push":
+            # To a Hub it is pushed in tests/hub.
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("st_reba.hub.push.push", lambda directory, *to, **how: str(check_saved_model(directory)))
+                typed(shlex.join(words))
+            return
+        done = self._script.run(*words, cwd=Path.cwd())
         assert done.code == 0, done.output
 
     def close(self) -> None:
@@ -219,8 +213,8 @@ def without_numbers(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_a_page_runs(page, model, encoder_paths, saved, desk, script, hub, capsys, request):
-    reader = Reader(page, script, hub, capsys)
+def test_a_page_runs(page, model, encoder_paths, saved, desk, script, capsys, request):
+    reader = Reader(page, script, capsys)
     request.addfinalizer(reader.close)
     texts = (desk / "texts.txt").read_text(encoding="utf-8").splitlines()
     paths = dict(zip(("{model}", "{encoder}", "{other encoder}"), (model, *encoder_paths()), strict=True))

@@ -108,14 +108,6 @@ class Script:
         """Type a command, and wait for its end."""
         return self.start(*words, cwd=cwd, env=env).wait(seconds)
 
-    def run_alone(self, *words: object, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
-        """The same in an interpreter of its own, which has nothing imported: it takes seconds."""
-        done = subprocess.run(
-            [self.path, *map(str, words)], cwd=cwd, env=self.environment(env), text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=120, check=False,
-        )  # fmt: skip
-        return Done(done.returncode, done.stdout)
-
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
         own = {**kept, "COLUMNS": "300", "HF_HUB_OFFLINE": "1", **(more or {})}
