@@ -91,7 +91,7 @@ def model_card(name: str, directory: Path, results: blocks.Results) -> str:
     recipe, (base, licence, languages) = find(RECOMMENDED), ABOUT[name]
     backbone = CausalTransformer(str(directory), model_kwargs={"dtype": "bfloat16"})
     module = recipe.build(backbone)
-    parts = recipe.pipeline(module, mode_of(recipe.pooling), device="cpu")
+    parts = recipe.pipeline(module, mode_of(recipe.pooling))
     moments = Moments(module.get_embedding_dimension(), covariance=False)
     moments.add(torch.randn(9, module.get_embedding_dimension()))
     behind = recipe.post_processor.from_moments(moments, module.part_weights)  # type: ignore[union-attr]

@@ -52,7 +52,7 @@ SHORTEST, LONGEST = 5, 400
 RATIOS: Mapping[str, Sequence[tuple[str, str]]] = {
     "recipes": [
         (f"{each.row.name}, {each.pooling}", CLASSICAL)
-        for each in default_recipes(3)
+        for each in default_recipes()
         if each.post_processor == each.row.post_processor
     ],
     "repetition": [

@@ -79,8 +79,7 @@ def build(
     fitting = [mode_of(own) for own in recipe.poolings]
     if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:
         raise ValueError(f"pooling={pooling!r}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
-    own = recipe.row.with_own_template({**recipe.settings, **settings})
-    arguments = {**recipe.row.arguments(mode, recipe.layer), **own}
+    arguments = recipe.arguments(mode, **settings)
     if isinstance(model_name_or_path, str | PathLike):
         arguments.setdefault("model_kwargs", {"dtype": "auto"})
     module = recipe.row.module(cast(Any, model_name_or_path), **arguments)
@@ -92,7 +91,10 @@ def build(
         recipe = replace(recipe, fit_texts=tuple(demo_sentences()))
         fitted = f"{recipe.name} is fitted on {len(recipe.fitted_on)} sentences of the package."
         logger.warning("%s For better vectors give fifty texts or more of your own: texts=[...].", fitted)
-    parts = recipe.pipeline(module, mode, filtered=True, device=device)
+    parts = recipe.pipeline(module, mode)
+    if recipe.filter is not None:
+        pooled = SentenceTransformer(modules=parts, device=device)
+        parts.append(recipe.filter.made(pooled, recipe.fit_texts, recipe.part_weights))
     if normalize:
         parts.append(Normalize())
     prompts = prompts_or_own(prompts, arguments)

@@ -145,7 +145,7 @@ def build(
             prompts = prompts_or_own(prompts, arguments)
             built = SparseEncoder(modules=[load(PromptRepsModule, **arguments)], device="cpu", prompts=prompts)
         elif multi_vector:
-            arguments = {**chosen.row.arguments("", chosen.layer), **chosen.row.with_own_template(settings)}
+            arguments = chosen.arguments("", **settings)
             module, prompts = load(chosen.row.module, **arguments), prompts_or_own(prompts, arguments)
             built = multi_vector_encoder(module, dimension=dimensions, fit_texts=texts, prompts=prompts)
             note_recipe(built, chosen, settings)

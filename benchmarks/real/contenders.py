@@ -73,7 +73,7 @@ def sparse(backbone: CausalModule, documents: Sequence[str]) -> SparseEncoder:
 
 def late_interaction(key: str, backbone: CausalModule, documents: Sequence[str]) -> Any:
     """Return a row of the recipes as a model of token vectors."""
-    return multi_vector_encoder(find(key).row.build(backbone, "mean"), dimension=DIMENSION, fit_texts=documents)
+    return multi_vector_encoder(find(key).build(backbone), dimension=DIMENSION, fit_texts=documents)
 
 
 PLAIN = ("classical", "echo-2", "reba-2", "prompteol", "promptreps")

@@ -144,7 +144,7 @@ def behind_filters(own: Array, fit: Array, row: Row | None, tokens: CausalModule
     names: Sequence[str] = ("", *(name for name in POST_PROCESSORS if name not in (IDF, SUM)))
     shares = CausalModule.part_weights
     if row is not None and row.post_processor is not None:
-        names, shares = (row.post_processor.name,), row.build(tokens).part_weights
+        names, shares = (row.post_processor.name,), find(row.key).build(tokens).part_weights
     yield from (("", own) for name in names if not name)
     for name in filter(None, names):
         if POST_PROCESSORS[name].fitted:

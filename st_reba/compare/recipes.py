@@ -164,7 +164,7 @@ class Modules:
 
     def of(self, recipe: Recipe) -> CausalModule:
         """Return the module of a recipe."""
-        key = (recipe.row, recipe.wording, repr(recipe.row.arguments(recipe.pooling, recipe.layer)))
+        key = (recipe.row, repr(recipe.arguments(recipe.pooling)))
         if key not in self._built:
             self._built[key] = recipe.build(self.backbone)
         return self._built[key]

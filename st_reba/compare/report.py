@@ -13,8 +13,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize
 
+from ..build import build
 from ..evaluation.tasks import Measure
 from ..files import atomic_directory
 from ..hub import card
@@ -104,10 +104,8 @@ def save_best(comparison: Comparison, recipes: Recipes, out: Path) -> SentenceTr
     )
     # The build command fits on the same texts.
     fitted = replace(recipe, fit_texts=recipe.fit_texts or recipes.fit_on[-1]) if recipe.fitted else recipe
-    parts = list(fitted.model(recipes.backbone).children())
     device = device_of(recipes.backbone)
-    model = SentenceTransformer(modules=[*parts, Normalize()], device=device, prompts=comparison.prompts or None)
-    card.add_recipe(model, recipe)
+    model = build(recipes.backbone, fitted, prompts=comparison.prompts or {}, device=device)
     controls = {control.name for control in best.controls}
     table = []
     for row in rows(comparison, [best, *(other for other in comparison.results if other.name in controls)]):

@@ -4,13 +4,8 @@
 documentation and tests.
 """
 
-from .lookup import asked_for as asked_for
-from .lookup import default_recipes as default_recipes
-from .lookup import every_row as every_row
-from .lookup import find as find
-from .lookup import register as register
-from .lookup import worth_trying as worth_trying
-from .recipe import PostProcessor as PostProcessor
-from .recipe import Recipe as Recipe
-from .recipe import Row as Row
-from .recipe import random_weights as random_weights
+from .lookup import asked_for, default_recipes, every_row, find, register, worth_trying
+from .recipe import PostProcessor, Recipe, Row, random_weights
+
+__all__ = ["PostProcessor", "Recipe", "Row", "asked_for", "default_recipes", "every_row", "find", "random_weights"]
+__all__ += ["register", "worth_trying"]

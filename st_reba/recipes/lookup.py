@@ -42,38 +42,26 @@ def every_row(repetitions: int = 3) -> list[Row]:
     return [row for row in every if row.repetitions <= repetitions]
 
 
-def default_recipes(repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
-    """Return every training-free recipe under the poolings that fit it.
-
-    Args:
-        repetitions: Largest number of copies of the text.
-        fit_texts: Plain texts on which filters and idf weights are fitted; None: a comparison takes those of the
-            package's word-sense questions.
-    """
-    texts = tuple(fit_texts or ())
-    compared = [row for row in every_row(repetitions) if row.compared == "all"]
-    recipes = [Recipe(row, pooling, texts, row.post_processor) for row in compared for pooling in row.poolings]
+def default_recipes() -> list[Recipe]:
+    """Return every training-free recipe under the poolings that fit it, without texts to fit on."""
+    compared = [row for row in every_row() if row.compared == "all"]
+    recipes = [Recipe(row, pooling, (), row.post_processor) for row in compared for pooling in row.poolings]
     added = [rows.POST_PROCESSORS[name] for name in (*rows.FILTERS, rows.IDF)]
-    return recipes + [Recipe(rows.CLASSICAL, pooling, texts, own) for own in added for pooling in own.poolings]
+    return recipes + [Recipe(rows.CLASSICAL, pooling, (), own) for own in added for pooling in own.poolings]
 
 
-def worth_trying(fit_texts: Sequence[str] | None = None) -> list[Recipe]:
-    """Return the few recipes to try first: the embedding without a recipe, and the best cheap one of each family.
-
-    Args:
-        fit_texts: As for :func:`default_recipes`.
-    """
-    texts = tuple(fit_texts or ())
-    return [Recipe(row, pooling, texts, row.post_processor) for row in every_row() for pooling in row.tried]
+def worth_trying() -> list[Recipe]:
+    """Return the few recipes to try first: the embedding without a recipe, and the best cheap one of each family."""
+    return [Recipe(row, pooling, (), row.post_processor) for row in every_row() for pooling in row.tried]
 
 
-def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[str] | None = None) -> list[Recipe]:
+def asked_for(names: Iterable[str], fit_texts: Sequence[str] | None = None) -> list[Recipe]:
     """Return the recipes of some names, each once.
 
     Args:
         names: Each is ``"few"``, ``"all"``, a name for :func:`find`, or several keys with commas between.
-        repetitions: Largest number of copies of the text for ``"all"``.
-        fit_texts: As for :func:`default_recipes`.
+        fit_texts: Plain texts on which filters and idf weights are fitted; None: a comparison takes those of the
+            package's word-sense questions.
 
     Raises:
         ValueError: If there is no such recipe.
@@ -81,15 +69,16 @@ def asked_for(names: Iterable[str], repetitions: int = 3, fit_texts: Sequence[st
     recipes: list[Recipe] = []
     for name in names:
         if name == "all":
-            recipes += default_recipes(repetitions, fit_texts)
+            recipes += default_recipes()
         elif name == "few":
-            recipes += worth_trying(fit_texts)
+            recipes += worth_trying()
         elif "," in name and _known(name) is None:
-            recipes += asked_for(map(str.strip, name.split(",")), repetitions, fit_texts)
+            recipes += asked_for(map(str.strip, name.split(",")))
         else:
-            recipe = replace(find(name), fit_texts=tuple(fit_texts or ()))
+            recipe = find(name)
             recipes += [replace(recipe, pooling=pooling) for pooling in recipe.poolings]
-    return list({recipe.result: recipe for recipe in recipes}.values())
+    texts = tuple(fit_texts or ())
+    return list({recipe.result: replace(recipe, fit_texts=texts) for recipe in recipes}.values())
 
 
 def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Recipe]:
@@ -144,7 +133,9 @@ def _known(name: str) -> Recipe | None:
     """Return the recipe of a name or a key, without a pooling; None if there is none."""
     layer = _LAYER.search(name)
     recipe = _by_name().get(_LAYER.sub("", name, count=1))
-    return recipe if recipe is None or layer is None else replace(recipe, layer=int(layer[1]))
+    if recipe is None or layer is None:
+        return recipe
+    return replace(recipe, layer=int(layer[1]))
 
 
 @cache

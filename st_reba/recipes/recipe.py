@@ -179,8 +179,8 @@ class Row:
     @property
     def repetitions(self) -> int:
         """Number of copies of the text."""
-        template = str(self.settings.get("template", TEXT))
-        return int(self.settings.get("repetitions", TEMPLATES.get(template, template).count(TEXT)))
+        template = preset(self.settings.get("template", TEXT)).template
+        return int(self.settings.get("repetitions", template.count(TEXT)))
 
     @property
     def end(self) -> int:
@@ -196,33 +196,23 @@ class Row:
         endings = ENDINGS["en" if self.chinese else "zh"]
         return tuple(Wording(name, f"{body}{slot}{ending}") for name, ending in endings.items())
 
-    def arguments(self, pooling: str, layer: int | None = None) -> dict[str, Any]:
-        """Return the module's arguments under a pooling, to end after a layer, or after its own if None."""
-        last = self.settings_if_last if pooling in ("last", POOLINGS["last"]) else {}
-        return {**self.settings, **last, **({} if layer is None else {"output_layer": layer})}
-
-    def with_own_template(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings, with those for a template of the user's own if they have one."""
-        template = settings.get("template")
-        own = {} if template is None or template in TEMPLATES else self.own_template
-        return {**{name: value for name, value in own.items() if name in self.module.config_keys}, **settings}
-
-    def build(
-        self, backbone: CausalModule, pooling: str = "", layer: int | None = None, **settings: Any
-    ) -> CausalModule:
-        """Make the module on a loaded backbone.
+    def arguments(self, pooling: str, layer: int | None = None, **settings: Any) -> dict[str, Any]:
+        """Return the module's arguments.
 
         Args:
-            backbone: The loaded model.
-            pooling: Key of :data:`POOLINGS`; empty for the usual one.
+            pooling: Key of :data:`POOLINGS`, or its value.
             layer: Layer after which to end; None for its own.
-            **settings: Further arguments of the module.
-
-        Raises:
-            ValueError: If the backbone cannot run it.
+            **settings: Further arguments. A template of the user's own brings those of :attr:`own_template`.
         """
-        arguments = self.arguments(pooling or self.poolings[0], layer)
-        return self.module(backbone, **{**arguments, **self.with_own_template(settings)})
+        arguments = {**self.settings}
+        if pooling in ("last", POOLINGS["last"]):
+            arguments |= self.settings_if_last
+        if layer is not None:
+            arguments["output_layer"] = layer
+        if settings.get("template") is not None and settings["template"] not in TEMPLATES:
+            own = self.own_template.items()
+            arguments |= {name: value for name, value in own if name in self.module.config_keys}
+        return arguments | settings
 
     def in_chinese(self) -> Row:
         """Return the same recipe with its Chinese prompt."""
@@ -297,9 +287,10 @@ class Recipe:
     @property
     def key(self) -> str:
         """Key that people type: ``"reba-2"``, ``"reba-2@12"`` to end after a layer, ``"classical+whitened"``."""
-        layer = "" if self.layer is None else f"@{self.layer}"
-        own = self.post_processor in (None, self.row.post_processor)
-        return f"{self.row.key}{layer}{'' if own or self.post_processor is None else f'+{self.post_processor.key}'}"
+        key = self.row.key if self.layer is None else f"{self.row.key}@{self.layer}"
+        if self.post_processor is None or self.post_processor == self.row.post_processor:
+            return key
+        return f"{key}+{self.post_processor.key}"
 
     @property
     def description(self) -> str:
@@ -362,49 +353,36 @@ class Recipe:
         """Texts of ``fit_texts`` on which :attr:`post_processor` is fitted."""
         return self.fit_texts if self.post_processor is None else self.post_processor.drawn(self.fit_texts)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Arguments of the module in addition to the row's."""
-        return {} if self.wording is None else {"template": self.wording.template}
-
-    def build(self, backbone: CausalModule) -> CausalModule:
-        """Make the module on a loaded backbone."""
-        return self.row.build(backbone, self.pooling, self.layer, **self.settings)
-
-    def model(self, backbone: CausalModule, *, filtered: bool = True) -> SentenceTransformer:
-        """Make a complete model, on the backbone's device.
+    def build(self, backbone: CausalModule, **settings: Any) -> CausalModule:
+        """Make the module on a loaded backbone.
 
         Args:
-            backbone: A loaded module, whose weights are shared.
-            filtered: Whether the model has the filter after the pooling.
+            backbone: The loaded model, whose weights are shared.
+            **settings: Further arguments of the module.
 
         Raises:
-            ValueError: If the backbone cannot run it, or the filter cannot be fitted.
+            ValueError: If the backbone cannot run it.
         """
-        device = device_of(backbone)
-        parts = self.pipeline(self.build(backbone), mode_of(self.pooling), device=device, filtered=filtered)
-        return SentenceTransformer(modules=parts, device=device)
+        return self.row.module(backbone, **self.arguments(self.pooling, **settings))
 
-    def pipeline(
-        self, module: CausalModule, modes: str | tuple[str, ...], *, filtered: bool = False, device: str | None = None
-    ) -> list[nn.Module]:
-        """Return a module, weights of its tokens, the pooling and, if wanted, the filter.
+    def arguments(self, pooling: str, **settings: Any) -> dict[str, Any]:
+        """Return the module's arguments under a pooling: see :meth:`Row.arguments`."""
+        if self.wording is not None:
+            settings = {"template": self.wording.template, **settings}
+        return self.row.arguments(pooling, self.layer, **settings)
+
+    def pipeline(self, module: CausalModule, modes: str | tuple[str, ...]) -> list[nn.Module]:
+        """Return a module, weights of its tokens, if any, and the pooling.
 
         Args:
             module: The recipe's module.
             modes: Pooling by the name of sentence-transformers, or several.
-            filtered: Whether to fit the filter.
-            device: Device on which it is fitted. None: the choice of ``SentenceTransformer``.
 
         Raises:
-            ValueError: If the tokens cannot be weighted, or the filter cannot be fitted.
+            ValueError: If the tokens cannot be weighted.
         """
         weights = [modules.IdfWeights.fit(module, self.fit_texts)] if self.weighs_tokens else []
-        parts: list[nn.Module] = [module, *weights, Pooling(module.get_embedding_dimension(), modes)]
-        if filtered and self.filter is not None:
-            pooled = SentenceTransformer(modules=parts, device=device)
-            parts.append(self.filter.made(pooled, self.fit_texts, self.part_weights))
-        return parts
+        return [module, *weights, Pooling(module.get_embedding_dimension(), modes)]
 
     def on_random_weights(self) -> Recipe:
         """Return its control on random weights."""
@@ -416,19 +394,19 @@ def mode_of(pooling: str) -> str:
     return POOLINGS.get(str(pooling), pooling)
 
 
-def device_of(backbone: nn.Module) -> str:
+def device_of(backbone: CausalModule) -> str:
     """Return the device of a module's language model."""
-    return str(cast(CausalModule, backbone).model.device)
+    return str(backbone.model.device)
 
 
-def random_weights(backbone: CausalModule, seed: int = 0) -> CausalModule:
+def random_weights(backbone: CausalModule) -> CausalModule:
     """Return the classical embedding of the same architecture and tokenizer with new random weights.
 
     They are on the same device, in the same precision.
     """
     model = backbone.model
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         fresh = AutoModel.from_config(copy.deepcopy(model.config))
     # It has no head, and that of the checkpoint is trained.
     fresh.config.tie_word_embeddings = True

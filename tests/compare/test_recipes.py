@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from st_reba import CausalTransformer, encode_words
+from st_reba import CausalTransformer, build, encode_words
 from st_reba.compare import Recipes, TensorCache, compare, cost
 from st_reba.compare.cost import Forecast, memory, speed, timed_batch
 from st_reba.compare.recipes import ModulePass, SweepPass, classical, set_aside, tokens, unprocessed, with_candidates
@@ -58,14 +58,14 @@ def made_of(roomy, recipes):
 
 @pytest.fixture(scope="module")
 def recipes(roomy):
-    return made_of(roomy, default_recipes(fit_texts=FIT_TEXTS))
+    return made_of(roomy, asked_for(["all"], FIT_TEXTS))
 
 
 @pytest.fixture(scope="module")
 def few(roomy):
     """Some of them: of each way to run the model one, and what is fitted."""
     names = ("Classical", "Classical, whitened", "ReBA-2", "RT-2", "PromptEOL")
-    return made_of(roomy, [each for each in default_recipes(fit_texts=FIT_TEXTS) if each.name in names])
+    return made_of(roomy, [each for each in asked_for(["all"], FIT_TEXTS) if each.name in names])
 
 
 def test_every_recipe_as_it_is_alone(recipes, roomy):
@@ -78,7 +78,7 @@ def test_every_recipe_as_it_is_alone(recipes, roomy):
     assert 10 < len(done) - before < len(found)
     assert set(words) == {recipe.name for recipe in made.all if recipe.words}
     for recipe in made.all:
-        alone = recipe.model(roomy)
+        alone = build(roomy, recipe, normalize=False, device="cpu")
         assert relative_error(found[recipe.result], alone.encode(TEXTS, prompt="query: ")) < 1e-5, recipe.result
         if recipe.words and recipe.pooling == "mean":
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5, recipe.result
@@ -102,7 +102,7 @@ def test_some_on_random_weights(few, roomy):
     assert np.array_equal(made.model(whitened).encode(TEXTS), before)
     random = random_weights(roomy)
     for recipe in controls.all:
-        alone = recipe.model(random)
+        alone = build(random, recipe, normalize=False, device="cpu")
         assert relative_error(found[recipe.result], alone.encode(TEXTS)) < 1e-5, recipe.result
         if recipe.words:
             assert relative_error(words[recipe.name], encode_words(alone, SENTENCES, WORDS)) < 1e-5
@@ -110,7 +110,7 @@ def test_some_on_random_weights(few, roomy):
 
 def test_recipes_that_a_backbone_cannot_run_are_left_out(backbone_path):
     """And filters that have too few texts."""
-    made = Recipes(CausalTransformer(backbone_path("bloom")), default_recipes(fit_texts=["a cat ran", "the dogs sat"]))
+    made = Recipes(CausalTransformer(backbone_path("bloom")), asked_for(["all"], ["a cat ran", "the dogs sat"]))
     skipped = dict(made.skipped)
     assert "cannot be made to attend both ways" in skipped["Bidirectional, mean"]
     assert {"RT-2, last", "ReBA-2, mean"} <= skipped.keys()
@@ -125,7 +125,7 @@ def test_a_comparison_goes_on_without_the_recipes_that_an_architecture_cannot_ru
     # Not by the fixture ``quick``, which holds for the whole module: other tests here time recipes as users do.
     time_once(monkeypatch)
     bloom = CausalTransformer(backbone_path("bloom"))
-    found = compare(Recipes(bloom, asked_for(["few"], 3, FIT_TEXTS), fit_on=[tuple(FIT_TEXTS)]), PAIRS)
+    found = compare(Recipes(bloom, asked_for(["few"], FIT_TEXTS), fit_on=[tuple(FIT_TEXTS)]), PAIRS)
     assert {name for name, _ in found.skipped} == {"ReBA-2, mean", "ReBA-2, last"}
     assert all(reason.startswith("The attention of BloomModel in layers") for _, reason in found.skipped)
     names = {result.name for result in found.results if result.cost is not None}
@@ -157,7 +157,7 @@ def test_whatever_a_recipe_raises_it_is_left_out(roomy, monkeypatch, name, error
     made = failing(monkeypatch, roomy, ValueAggregationModule, name, raising(error))
     assert made.skipped == [("Value aggregation, last", reason)]
     assert len(made.all) == 3
-    alone = asked_for(["classical"])[1].model(roomy).encode(TEXTS)
+    alone = build(roomy, "classical", pooling="last", normalize=False, device="cpu").encode(TEXTS)
     assert relative_error(made.matrix(classical("last"), TEXTS), alone) < 1e-5
 
 
@@ -223,19 +223,17 @@ def test_what_fails_when_it_is_timed_or_on_random_weights(roomy, monkeypatch):
 
 
 def test_filters_on_several_sets_and_modules_that_are_built_once(roomy, monkeypatch):
-    built = Counter()
-    build = Recipe.build
-    monkeypatch.setattr(Recipe, "build", lambda self, of: built.update([unprocessed(self).name]) or build(self, of))
+    built, make = Counter(), Recipe.build
+    monkeypatch.setattr(Recipe, "build", lambda self, of: built.update([unprocessed(self).name]) or make(self, of))
     sets = [tuple(FIT_TEXTS), tuple(FIT_TEXTS[:45]), tuple(TEXTS + FIT_TEXTS[:42])]
     asked = [each for recipe in asked_for(["early-late", "topic"]) for each in with_candidates(recipe, 3)]
     made = Recipes(roomy, asked, fit_on=sets)
     made.add(TEXTS)
     for place, texts in enumerate(sets):
         for recipe in made.all[::5]:
-            expected = replace(recipe, fit_texts=texts).model(roomy).encode(TEXTS)
-            built.subtract([unprocessed(recipe).name])
+            alone = build(roomy, replace(recipe, fit_texts=texts), normalize=False, device="cpu")
             found = made.matrix(recipe, TEXTS, fitted_on=place)
-            assert relative_error(found, expected) < 1e-4, recipe.result
+            assert relative_error(found, alone.encode(TEXTS)) < 1e-4, recipe.result
             assert torch.equal(made.matrix(recipe, TEXTS, fitted_on=place - 3), found)
     cost.seconds_of(made, TEXTS, made.all[:4])
     assert max(built.values()) == 1
@@ -317,7 +315,7 @@ DOG = Question("dog", ("dog is a word", "the dog sat", "my dog eats", "a dog ran
 
 
 def compared(path, directory):
-    asked = asked_for(["reba-2", "prompteol", "classical+whitened"], 2, MANY)
+    asked = asked_for(["reba-2", "prompteol", "classical+whitened"], MANY)
     kept = None if directory is None else TensorCache(directory)
     made = compare(
         Recipes(CausalTransformer(path), asked, batch_size=4, kept=kept), PAIRS, OddOneOutEvaluator([CAT, DOG])

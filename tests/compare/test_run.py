@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 import torch
 
-from st_reba import CausalTransformer
+from st_reba import CausalTransformer, build
 from st_reba.compare import Recipes, Splits, compare, prepared, run
 from st_reba.compare.cost import FINALISTS, total_tokens
 from st_reba.compare.recipes import classical
@@ -48,7 +48,7 @@ SOME = ("Classical", "ReBA-2", "Echo-2, bidirectional", "RT-2", "PromptEOL", "Va
 
 @pytest.fixture(scope="module", params=[SOME, long(None)], ids=["some", "every recipe"])
 def asked(request):
-    every = default_recipes(2, [f"{place} {text[:12]}" for place, text in enumerate(demo_sentences("en")[:40])])
+    every = asked_for(["all"], [f"{place} {text[:12]}" for place, text in enumerate(demo_sentences("en")[:40])])
     return [recipe for recipe in every if request.param is None or recipe.name in request.param]
 
 
@@ -110,9 +110,8 @@ def test_a_score_is_that_of_a_direct_computation(name, chosen):
     values = {}
     for place in range(len(splits.halves)):
         texts = splits.fit_on[place]
-        models = [
-            dataclasses.replace(recipe, fit_texts=texts if recipe.fitted else ()).model(made.backbone) for recipe in own
-        ]
+        recipes = [dataclasses.replace(recipe, fit_texts=texts) if recipe.fitted else recipe for recipe in own]
+        models = [build(made.backbone, recipe, normalize=False, device="cpu") for recipe in recipes]
         values[place] = [cosines(model, splits.data) for model in models]
 
     def score(found, half):
@@ -176,11 +175,11 @@ def test_ties_are_with_an_embedding_without_a_recipe_where_it_leads():
 
 
 def test_without_random_weights_and_without_controls(shallow_path):
-    made, done = counted(shallow_path, default_recipes(1)[:2])
+    made, done = counted(shallow_path, default_recipes()[:2])
     found = compare(made, FEW, WORDS, random=False)
     assert sum(done) == pytest.approx(total_tokens(made, FEW.texts(), WORDS, random=False), rel=0.01)
     assert not any("Random" in result.name for result in found.results)
-    asked = asked_for(["classical+centred", "reba-2"], 3, TEXTS * 9)
+    asked = asked_for(["classical+centred", "reba-2"], TEXTS * 9)
     found = compare(Recipes(CausalTransformer(shallow_path), asked, controls=False), FEW, random=False)
     assert [result.name for result in found.results] == [recipe.result for recipe in asked]
     assert "No control was run beside it." in found.verdict
@@ -188,7 +187,7 @@ def test_without_random_weights_and_without_controls(shallow_path):
 
 def test_the_unit_of_cost_is_classical_even_if_it_is_not_compared(shallow_path, monkeypatch):
     """The bag, which is next to free, is no unit."""
-    asked = [recipe for recipe in default_recipes(2) if recipe.result in ("Classical, mean", "ReBA-2, last")]
+    asked = [recipe for recipe in default_recipes() if recipe.result in ("Classical, mean", "ReBA-2, last")]
     seconds = {"Classical, mean": 2.0, "Classical, last": 4.0, BAG: 0.1, "ReBA-2, last": 10}
     timed = []
     costs = run.seconds_of
@@ -212,7 +211,7 @@ TASKS = [
 
 @pytest.mark.parametrize(("data", "column"), TASKS)
 def test_every_task_has_every_control(data, column, shallow_path):
-    found = compare(Recipes(CausalTransformer(shallow_path), default_recipes(1)[:3]), data, WORDS)
+    found = compare(Recipes(CausalTransformer(shallow_path), default_recipes()[:3]), data, WORDS)
     assert [task.name for task in found.tasks] == [column, "Word sense"]
     names = {result.name for result in found.results}
     assert {"tf-idf, mean", BAG, f"Random weights, {BAG}"} <= names
@@ -239,11 +238,11 @@ def test_there_is_no_answer(names, data, why, shallow_path):
 
 def test_plain_texts_are_refused(shallow_path):
     with pytest.raises(ValueError, match="plain texts have no labels to score by: give pairs with scores, triplets,"):
-        compare(Recipes(CausalTransformer(shallow_path), default_recipes(1)[:1]), TEXTS)
+        compare(Recipes(CausalTransformer(shallow_path), default_recipes()[:1]), TEXTS)
 
 
 def test_a_result_carries_its_recipe_and_its_controls(shallow_path):
-    made = Recipes(CausalTransformer(shallow_path), asked_for(["classical+centred", "reba-2", "echo-2"], 3, TEXTS * 9))
+    made = Recipes(CausalTransformer(shallow_path), asked_for(["classical+centred", "reba-2", "echo-2"], TEXTS * 9))
     found = compare(made, FEW)
     results = {result.name: result for result in found.results}
     for recipe in made.all:

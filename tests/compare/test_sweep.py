@@ -8,7 +8,7 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import CausalTransformer, EchoModule, ReBAModule, build
 from st_reba.compare import Recipes
 from st_reba.compare.recipes import LayersPass, ModulePass, Modules, TopicPass, reading
 from st_reba.compare.sweep import RecipeSweep
@@ -143,7 +143,8 @@ def assert_as_alone(run, texts, prompt=None, batch_size=32, tolerance=1e-5):
     for recipe in run.recipes:
         own = found[reading(recipe)]
         assert own.dtype == torch.float32
-        alone = recipe.model(run.backbone, filtered=False).encode(texts, prompt=prompt, convert_to_tensor=True)
+        model = build(run.backbone, replace(recipe, post_processor=None), normalize=False, device="cpu")
+        alone = model.encode(texts, prompt=prompt, convert_to_tensor=True)
         assert relative_error(own, alone.float().cpu()) < tolerance, recipe.name
 
 

@@ -12,10 +12,9 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from st_reba import CausalTransformer, EchoModule, ReBAModule
+from st_reba import CausalTransformer, EchoModule, ReBAModule, build
 from st_reba.hub import card
 from st_reba.modules import CausalModule, PromptRepsModule
-from st_reba.recipes import find
 
 from ..backbones import TEXTS, backbone, save
 from ..conftest import pipeline
@@ -70,10 +69,7 @@ def test_a_class_of_another_package_names_that_package(roomy, tmp_path):
 
 def test_a_recipe_is_named(roomy, tmp_path):
     """PromptEOL is no module of its own, and its card says what it is and whose."""
-    recipe = find("prompteol")
-    model = recipe.model(roomy)
-    card.add_recipe(model, recipe)
-    text = written(model, tmp_path)
+    text = written(build(roomy, "prompteol", device="cpu"), tmp_path)
     assert "Recipe **PromptEOL** (`st-reba build --recipe prompteol`). The last token of a prompt that asks" in text
     assert "- Ting Jiang et al.: Scaling Sentence Embeddings" in text
 

@@ -19,7 +19,7 @@ from st_reba.lm.model import LanguageModel
 from st_reba.modules import CausalModule
 from st_reba.modules.reverse_eol import in_reverse
 from st_reba.modules.vectors import TokenVectors
-from st_reba.recipes import every_row
+from st_reba.recipes import every_row, find
 from st_reba.settings import NO_LIMIT
 
 from .. import backbones, oracles
@@ -410,7 +410,6 @@ def encoded(module, texts=BATCH, prompt=PROMPT):
     return pipeline(module).encode(texts, prompt=prompt, batch_size=len(texts), convert_to_tensor=True)
 
 
-ROWS = {row.key: row for row in every_row()}
 #: These read or change what stands before a text.
 WHOLE = (
     "rt-2", "rt-4", "rt-8", "kv-rerouting", "no-sink", "bidirectional", "bidirectional-prompt", "echo-2-bidirectional",
@@ -418,11 +417,11 @@ WHOLE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("key", ROWS)
+@pytest.mark.parametrize("key", [row.key for row in every_row()])
 def test_every_recipe(key, roomy_path):
-    backbone, row = CausalTransformer(roomy_path), ROWS[key]
-    module = row.build(backbone)
-    expected = encoded(row.build(backbone, prefix_caching=False))
+    backbone, recipe = CausalTransformer(roomy_path), find(key)
+    module = recipe.build(backbone)
+    expected = encoded(recipe.build(backbone, prefix_caching=False))
     assert relative_error(encoded(module), expected) < TOLERANCE
     # Again, with what is kept.
     assert relative_error(encoded(module), expected) < TOLERANCE

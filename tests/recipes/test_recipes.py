@@ -92,14 +92,9 @@ def test_recipes_without_a_row_for_last_pooling_equal_another_one(architecture, 
         assert torch.cosine_similarity(*mean).min() < 1 - 1e-3
 
 
-@pytest.mark.parametrize("repetitions", [1, 3])
-def test_no_more_copies_than_asked(repetitions):
-    assert max(recipe.row.repetitions for recipe in default_recipes(repetitions)) == repetitions
-
-
 def test_ten_are_worth_trying(roomy_path):
     """And all of them run."""
-    few = worth_trying(demo_sentences()[:40])
+    few = asked_for(["few"], demo_sentences()[:40])
     assert len({recipe.result for recipe in few}) == len(few) == 10
     # What one has without a recipe, which the answer holds the others against.
     assert WITHOUT.keys() <= {recipe.result for recipe in few}
@@ -119,7 +114,7 @@ def test_random_weights_are_other_weights_of_the_same_shape_with_a_head_of_their
     assert not torch.equal(own["embed_tokens.weight"], others["embed_tokens.weight"])
     assert np.array_equal(*(pipeline(module).encode(TEXTS) for module in (control, again)))
     assert not backbone.model.config.tie_word_embeddings
-    expected = find("classical+filtered").model(control)[2]
+    expected = st_reba.build(control, "classical+filtered", device="cpu")[2]
     weight = control.model.get_input_embeddings().weight.double()
     values = torch.linalg.svdvals(weight @ expected.directions.double().T)
     middle = torch.linalg.svdvals(weight)[expected.low : expected.low + len(values)]
@@ -127,7 +122,7 @@ def test_random_weights_are_other_weights_of_the_same_shape_with_a_head_of_their
 
 
 def test_whatever_a_table_shows_is_found_by_its_name_and_by_its_key():
-    shown = [*default_recipes(5), *worth_trying()]
+    shown = [*default_recipes(), *worth_trying(), find("echo-5")]
     for recipe in [*shown, *bags_of_input_embeddings(shown)]:
         for name in (recipe.name, recipe.key):
             found = find(name)
@@ -163,9 +158,9 @@ def test_those_that_are_asked_for():
     assert keys == [
         "ReBA-2, mean", "ReBA-2, last", "PromptEOL, last", "Echo-2, bidirectional, mean",
     ]  # fmt: skip
-    assert asked_for(["few"], 3, ["a"]) == worth_trying(["a"])
-    assert asked_for(["all"], 5, ["a"]) == default_recipes(5, ["a"])
-    (early_late,) = asked_for(["early-late"], 3, ["a", "b"])
+    assert asked_for(["few"]) == worth_trying()
+    assert asked_for(["all"]) == default_recipes()
+    (early_late,) = asked_for(["early-late"], ["a", "b"])
     assert early_late.fit_texts == ("a", "b")
 
 
@@ -194,7 +189,7 @@ def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own
 
 @each_class
 def test_a_text_whose_chunks_are_read_has_a_vector_for_each_token(row, roomy_path):
-    model = pipeline(row.build(CausalTransformer(roomy_path)).eval())
+    model = pipeline(find(row.key).build(CausalTransformer(roomy_path)).eval())
     with contextlib.suppress(ValueError), torch.no_grad():  # others are refused
         reader = _reader(model)
         [layout] = reader.lay_out(TEXTS[2:3])
@@ -249,7 +244,7 @@ def test_their_recipes_are_compared(theirs, backbone_path):
     assert (row.key, row.name, row.description) == ("their-module", "TheirModule", "Reads a text as they do")
     assert [recipe.result for recipe in default_recipes()].count("TheirModule, mean") == 1
     assert find("TheirModule").row is row
-    made = Recipes(CausalTransformer(backbone_path()), asked_for(["their-module", "classical"], 3, TEXTS))
+    made = Recipes(CausalTransformer(backbone_path()), asked_for(["their-module", "classical"], TEXTS))
     assert np.allclose(*(made.matrix(find(key), TEXTS) for key in ("their-module", "classical")), atol=1e-5)
 
 
