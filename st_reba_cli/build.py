@@ -98,7 +98,7 @@ def build(
     import st_reba
     from st_reba.build import note_recipe, prompts_or_own
     from st_reba.files import atomic_directory
-    from st_reba.modules import AttentionReranker, AttentionRerankModule, LlamaCppTransformer, PromptRepsModule
+    from st_reba.modules import AttentionReranker, AttentionRerankModule, PromptRepsModule
     from st_reba.modules.multi_vector import multi_vector_encoder
     from st_reba.recipes import find
     from st_reba.text.presets import language_of
@@ -121,38 +121,38 @@ def build(
         language = language_of(texts) if fit_texts and template is None else "en"
         (chosen,) = in_asked_language([chosen], prompt_language, language)
         chosen = replace(chosen, fit_texts=tuple(texts), part_weights=_part_weights(chosen, shares))
-        if fitted:
+    with atomic_directory(out) as scratch, usable(model):
+        if engine == "llama.cpp":
+            backbone: Any = st_reba.LlamaCppTransformer(model)
+        else:
+            backbone = st_reba.CausalTransformer(model, model_kwargs={"dtype": dtype})
+        if not rerank and fitted:
             own = chosen.post_processor
             what = f"the filter, {own.name}," if own else f"the projection to {dimensions} dimensions"
             say_fitted(what, len(chosen.fitted_on), fit_texts)
-    with atomic_directory(out) as scratch, usable(model):
-        origin: Any = model
-        weights: dict[str, Any] = {"model_kwargs": {"dtype": dtype}}
-        if engine == "llama.cpp":
-            origin, weights = LlamaCppTransformer(model), {}
 
-        def load(kind: Any, **arguments: Any) -> Any:
-            module = kind(origin, **arguments, **weights)
+        def on_backbone(kind: Any, **arguments: Any) -> Any:
+            module = kind(backbone, **arguments)
             if max_seq_length is not None:
                 module.max_seq_length = max_seq_length
             return module
 
         built: Any
         if rerank:
-            built = AttentionReranker(modules=[load(AttentionRerankModule, **settings)], device="cpu")
+            built = AttentionReranker(modules=[on_backbone(AttentionRerankModule, **settings)], device="cpu")
         elif sparse:
             arguments = {**chosen.row.settings, **settings}
             prompts = prompts_or_own(prompts, arguments)
-            built = SparseEncoder(modules=[load(PromptRepsModule, **arguments)], device="cpu", prompts=prompts)
+            built = SparseEncoder(modules=[on_backbone(PromptRepsModule, **arguments)], device="cpu", prompts=prompts)
         elif multi_vector:
             arguments = chosen.arguments("", **settings)
-            module, prompts = load(chosen.row.module, **arguments), prompts_or_own(prompts, arguments)
+            module, prompts = on_backbone(chosen.row.module, **arguments), prompts_or_own(prompts, arguments)
             built = multi_vector_encoder(module, dimension=dimensions, fit_texts=texts, prompts=prompts)
             note_recipe(built, chosen, settings)
         else:
             built = st_reba.build(
-                origin, chosen, pooling=pooling, prompts=prompts, max_seq_length=max_seq_length, device="cpu",
-                **settings, **weights,
+                backbone, chosen, pooling=pooling, prompts=prompts, max_seq_length=max_seq_length, device="cpu",
+                **settings,
             )  # fmt: skip
         built.save_pretrained(str(scratch))
     family = type(built).__name__

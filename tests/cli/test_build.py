@@ -86,6 +86,8 @@ def test_what_is_fitted_is_told(desk):
     assert f"Fitting the filter, partwise whitened, on {len(texts)} texts. Wrote" in output
     output = typed("build --model lm --out demo-texts --recipe early-late")
     assert re.search(r"on \d+ sentences of the package. .*: --fit-texts\.", output)
+    # Nothing is fitted before the model is loaded.
+    assert "Fitting" not in typed("build --model no/such-model --out other --recipe early-late", expect=1)
 
 
 def sentences(language: str) -> None:
