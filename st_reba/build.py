@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from os import PathLike
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from .lm.views import is_borrowed
 from .recipes import Recipe, find
 from .recipes.lookup import in_language, matching
 from .recipes.recipe import device_of, mode_of
+from .settings import check
 from .text.presets import PromptLanguage, language_of, preset
 from .text.templates import PROMPT
 
@@ -70,11 +72,13 @@ def build(
     texts = texts if isinstance(texts, str) else tuple(() if texts is None else texts)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ValueError("texts is one string, or has something else than strings: give an iterable of texts.")
+    template = settings.get("template")
+    _check_types(pooling, template, prompts)
     if isinstance(model_name_or_path, nn.Module) and device is not None and "tokenizer" in settings:
         problem = f"device={device!r}: a loaded language model stays where it is."
         raise ValueError(f"{problem} Move it yourself, or leave device out.")
     if not isinstance(recipe, Recipe):
-        recipe = _named(str(recipe), texts, language, settings.get("template"))
+        recipe = _named(str(recipe), texts, language, template)
     mode = mode_of(recipe.pooling if pooling is None else pooling)
     fitting = [mode_of(own) for own in recipe.poolings]
     if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:
@@ -104,6 +108,18 @@ def build(
         built.default_prompt_name = "document"
     note_recipe(built, recipe, settings)
     return built
+
+
+def _check_types(pooling: Any, template: Any, prompts: Any) -> None:
+    """Check arguments whose type would otherwise raise an error of a library, after the model is loaded."""
+    advice = 'give a name, such as "mean" or "last", or leave it out.'
+    check("pooling", pooling, isinstance(pooling, str | list | tuple | None), advice)
+    advice = "give one text with {text}, or a name in st_reba.TEMPLATES; metaeol takes several, as templates=[...]."
+    check("template", template, isinstance(template, str | None), advice)
+    are_strings = prompts is None or (
+        isinstance(prompts, Mapping) and all(isinstance(text, str | None) for text in chain(*prompts.items()))
+    )
+    check("prompts", prompts, are_strings, 'give strings by their names, such as {"query": "query: "}.')
 
 
 def _named(name: str, texts: Sequence[str], language: PromptLanguage | None, template: str | None) -> Recipe:

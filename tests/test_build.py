@@ -123,6 +123,10 @@ REFUSED = [
     ("topic", {"language": "fr"}, "language='fr': topic asks in 'en' or 'zh'."),
     ("topic", {"language": "zh", "template": "{text} is"}, "template and language both say which prompt is read"),
     ("early-late", {"pooling": "max"}, "pooling='max': Early and late, partwise whitened is pooled by mean; use"),
+    ("classical", {"pooling": 3}, "pooling=3: give a name, such as"),
+    ("prompteol", {"template": ["{text} is", "{text}:"]}, "is', '{text}:']: give one text with {text}, or a name"),
+    ("classical", {"prompts": {"query": 3}}, "prompts={'query': 3}: give strings by their names, such as"),
+    ("classical", {"prompts": "query: "}, "prompts='query: ': give strings by their names, such as"),
 ]
 
 
