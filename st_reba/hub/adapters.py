@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -67,16 +67,16 @@ class Adapter:
 
     def fits(self, model: PreTrainedModel) -> bool:
         """Return whether its weights are named as in a model, with or without its head."""
-        parts = {name for name, _ in model.named_children()}
-        return any(name.partition(".")[0] in parts for name in self.named_in(model))
+        return _are_within(model, self.named_in(model))
 
     def named_in(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Return the weights by their names in a model, which may have a head where theirs had none, or none."""
-        prefix, parts = f"{model.base_model_prefix}.", {name for name, _ in model.named_children()}
+        prefix = f"{model.base_model_prefix}."
         if not hasattr(model, model.base_model_prefix):
             return {name.removeprefix(prefix): weight for name, weight in self._weights.items()}
-        is_body = not any(name.partition(".")[0] in parts for name in self._weights)
-        return {prefix + name if is_body else name: weight for name, weight in self._weights.items()}
+        if _are_within(model, self._weights):
+            return {**self._weights}
+        return {prefix + name: weight for name, weight in self._weights.items()}
 
     def put_on(self, model: PreTrainedModel) -> dict[str, str]:
         """Put the adapter on a model, unless transformers did, and return the names of weights that it lacks.
@@ -100,10 +100,9 @@ class Adapter:
             result = peft.set_peft_model_state_dict(
                 model, self.named_in(model), _NAME, ignore_mismatched_sizes=True, low_cpu_mem_usage=is_empty
             )
-        parts = dict(model.named_children())
         kind = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING.get(self._config.peft_type, "")
         # Others may be of the head.
-        if lost := [own for own in result.unexpected_keys if own.partition(".")[0] in parts and kind in own]:
+        if lost := [own for own in result.unexpected_keys if _are_within(model, [own]) and kind in own]:
             raise ValueError(f"{self._name} has weights of layers that {name} has not, such as {min(lost)}")
         model._hf_peft_config_loaded = True
         model.requires_grad_(False)
@@ -112,16 +111,16 @@ class Adapter:
         return {name: "" for name, own in names.items() if own in saved or own.removesuffix(".weight") in saved}
 
     def _named_alike(self, model: PreTrainedModel) -> Any:
-        """Return what has the modules of a model under the names that the configuration knows."""
-        prefix, parts = model.base_model_prefix, dict(model.named_children())
+        """Return the module whose parts have the paths in the configuration, which may be those with a head."""
+        prefix = model.base_model_prefix
         if hasattr(model, prefix):
-            return model if any(name.partition(".")[0] in parts for name in self._weights) else getattr(model, prefix)
+            return model if _are_within(model, self._weights) else getattr(model, prefix)
         is_of_head = any(name.startswith(f"{prefix}.") for name in self._weights)
         return _Holder(model) if is_of_head and names_paths(self._config) else model
 
 
 class _Holder(nn.Module):
-    """Model around a body, as one with a head is."""
+    """Stand-in for a model with a head, with its body at the same path."""
 
     def __init__(self, body: PreTrainedModel) -> None:
         super().__init__()
@@ -131,6 +130,12 @@ class _Holder(nn.Module):
 
 def _peft() -> Any:
     return require("peft", "train", "An adapter")
+
+
+def _are_within(model: PreTrainedModel, names: Iterable[str]) -> bool:
+    """Return whether any of some names of weights begins with the name of a part of a model."""
+    parts = dict(model.named_children())
+    return any(name.partition(".")[0] in parts for name in names)
 
 
 def has_left_out_ranks(config: Any) -> bool:

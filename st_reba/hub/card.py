@@ -118,7 +118,7 @@ class _OurCardData(BaseModelCardData):
         }
         if self.model is None or module is None:
             return metadata
-        prompts = {role: self.model.prompts.get(role) for role in ("query", "document")}
+        prompts = self.model.prompts
         layouter = getattr(module, "layouter", None)
         copies = [1] if layouter is None else [template.copies for template in layouter.templates]
         saved = [key for key in module.get_config_dict() if key not in Transformer.config_keys]
@@ -137,7 +137,7 @@ class _OurCardData(BaseModelCardData):
             "backbone": type(module.model).__name__,
             "copies": copies[0],
             # ST has both roles in every model, with empty prompts by default.
-            "role_prompts": {role: _code(prompt) for role, prompt in prompts.items() if prompt},
+            "role_prompts": {role: _code(prompts[role]) for role in ("query", "document") if prompts.get(role)},
             "towers": hasattr(module, "towers"),
             "comparison": self.comparison,
             "model_string": _shorten(metadata["model_string"]),
@@ -239,8 +239,10 @@ def _code(value: object) -> str:
     raw = value if isinstance(value, str) else repr(value)
     text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in raw)
     text = text.replace("|", "\\|")
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`" if text else ""
+    if "`" in text:
+        fence = "`" * (1 + max(map(len, re.findall("`+", text))))
+        return f"{fence} {text} {fence}"
+    return f"`{text}`" if text else ""
 
 
 def _shorten(text: str) -> str:

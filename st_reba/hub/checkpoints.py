@@ -34,7 +34,7 @@ _MOST = {"layer": MAX_LAYERS, "layers": MAX_LAYERS, "experts": MAX_EXPERTS, "num
 _CONFIGS = ("config", "encoder", "decoder")
 #: ``model_type`` of the configuration in the root of a saved model.
 SAVED_MODEL = "st_reba"
-# Of the arguments that say where files are, those that belong to one model.
+# Those of them that belong to one model, and not also to the model that an adapter is for.
 _OF_ONE_MODEL = ("revision", "subfolder")
 #: Names of files of weights of a model and of an adapter, in the order of choice.
 WEIGHTS = (utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME)
@@ -87,15 +87,16 @@ class Files:
         return None if path is None else Path(path)
 
     def of_base(self, name: str, revision: str | None = None) -> Files:
-        """Return those of the model that an adapter is for, which has a revision and a directory of its own.
+        """Return the files of the model that an adapter is for: its own, or the first module's if it is a saved model.
 
-        A saved model may have it in the folder of its first module.
+        Args:
+            name: A directory or a Hub id.
+            revision: Its revision on the Hub.
         """
         arguments = {key: value for key, value in self.arguments.items() if key not in _OF_ONE_MODEL}
         base = Files(name, arguments if revision is None else {**arguments, "revision": revision})
         config, modules = base.find(utils.CONFIG_NAME), base.find("modules.json")
-        is_within = config is None or read_object(config).get("model_type") == SAVED_MODEL
-        if modules is None or not is_within:
+        if modules is None or (config is not None and not is_noted(config)):
             return base
         folder = saved_files.read_modules(modules)[0]["path"]
         if Path(name).is_dir():
@@ -106,6 +107,11 @@ class Files:
         """Return the same, with arguments that were given for another model."""
         own = {key: self.arguments[key] for key in _OF_ONE_MODEL if key in self.arguments}
         return Files(self.name, {key: value for key, value in arguments.items() if key not in _OF_ONE_MODEL} | own)
+
+
+def is_noted(config: Path) -> bool:
+    """Return whether a ``config.json`` is that of the root of a saved model, not of a language model."""
+    return config.is_file() and read_object(config).get("model_type") == SAVED_MODEL
 
 
 class Checkpoint(NamedTuple):
@@ -124,9 +130,7 @@ class Checkpoint(NamedTuple):
     base: Files | None
 
 
-def check_model(
-    name_or_path: str, model_kwargs: Mapping[str, Any] | None, config_kwargs: Mapping[str, Any] | None
-) -> Files | None:
+def check_model(name_or_path: str, model_kwargs: Mapping[str, Any], config_kwargs: Mapping[str, Any]) -> Files | None:
     """Raise if a model's configuration asks for code, or for more than a model can be. No weight is read.
 
     If the model is an adapter, the model that it is for is checked too.
@@ -142,8 +146,8 @@ def check_model(
     Raises:
         ValueError: If it does.
     """
-    files = Files(name_or_path, config_kwargs or {})
-    is_chosen = any("attn_implementation" in (given or {}) for given in (model_kwargs, config_kwargs))
+    files = Files(name_or_path, config_kwargs)
+    is_chosen = "attn_implementation" in {**model_kwargs, **config_kwargs}
     _check_config(files, is_chosen)
     path = find_adapter_config_file(name_or_path, **files.where)
     if path is None:
@@ -245,14 +249,17 @@ def _weights(files: Files, model_kwargs: Mapping[str, Any], config: PreTrainedCo
     if asked := getattr(config, "transformers_weights", None):
         names = [asked]
     path = next(filter(None, map(files.find, names)), None)
-    if path is None and config.model_type != MODEL_TYPE and (directory := Path(str(files))).is_dir():
+    if path is None:
+        directory = Path(str(files))
+        if not directory.is_dir() or config.model_type == MODEL_TYPE:
+            return []
         gguf_file = next(directory.glob("*.gguf"), None)
         instead = "a directory with the whole model" if gguf_file is None else f"the GGUF file in it: {gguf_file}"
         raise FileNotFoundError(
             f"{files} has a {utils.CONFIG_NAME} and no weights: none of {', '.join(names)} is there. Give {instead}."
         )
-    if path is None or path.suffix != ".json":
-        return [] if path is None else [path]
+    if path.suffix != ".json":
+        return [path]
     shards = []
     for name in sorted(set(saved_files.shards_of(path).values())):
         shard = files.find(name)

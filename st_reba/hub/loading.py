@@ -34,7 +34,7 @@ from ..lm.views import body_of, is_multimodal
 from ..settings import check, check_tokens
 from . import compat, saved_files
 from .adapters import Adapter, unadapted
-from .checkpoints import SAVED_MODEL, Checkpoint, Files, check_checkpoint, missing_weights
+from .checkpoints import SAVED_MODEL, Checkpoint, Files, check_checkpoint, is_noted, missing_weights
 from .push import loading_class
 from .saved_files import fetching, read_modules, read_object
 
@@ -142,21 +142,11 @@ def load(source: ModelSource, *, locate: Locate = as_directory, **kwargs: Any) -
         kind, unfit = "a language model that is already loaded", kwargs.keys() - _FOR_LOADED
     if unfit:
         raise ValueError(f"{', '.join(sorted(unfit))} cannot be set on {kind}: leave it out.")
-    if not isinstance(source, str | Transformer):
-        source, kwargs = _around(source, **kwargs), {}
     if isinstance(source, str):
         with fetching(source):
             loaded = _load(*locate(source, kwargs))
     else:
-        name, poolings = str(source.model.config.name_or_path or ""), getattr(source, "trained_poolings", None)
-        if poolings is None:
-            poolings = _poolings(Files(name, {})) if name else frozenset()
-        model: Any = source.model
-        if hasattr(model, "get_base_model"):
-            model = body_of(model)
-            # Unlike a model that the program has loaded, it is moved and cast with the module.
-            del model._apply
-        loaded = Loaded(source, language_model_in(model)[0], MissingWeights(name, {}), poolings)
+        loaded = _share(source if isinstance(source, Transformer) else _around(source, **kwargs))
     compat.check_placement(loaded.model)
     tokenizer = loaded.transformer.tokenizer
     if tokenizer is None:
@@ -179,9 +169,21 @@ def _around(
     return transformer
 
 
+def _share(transformer: Transformer) -> Loaded:
+    """Share the language model of a loaded ``Transformer``."""
+    model: Any = transformer.model
+    name, poolings = str(model.config.name_or_path or ""), getattr(transformer, "trained_poolings", None)
+    if poolings is None:
+        poolings = _poolings(Files(name, {})) if name else frozenset()
+    if hasattr(model, "get_base_model"):
+        model = body_of(model)
+        # Unlike a model that the program has loaded, it is moved and cast with the module.
+        del model._apply
+    return Loaded(transformer, language_model_in(model)[0], MissingWeights(name, {}), poolings)
+
+
 def _load(name: str, kwargs: dict[str, Any]) -> Loaded:
     """Load a checkpoint, once its files are known to be harmless, and note which weights it lacks."""
-    kwargs = {**kwargs}
     model_kwargs, processor_kwargs, config_kwargs = (
         {**(kwargs.pop(former, None) or {}), **(kwargs.pop(kind, None) or {})} for kind, former in _FORMER_NAMES.items()
     )
@@ -257,7 +259,7 @@ def _load_model(
             model, path = language_model_in(whole)
             lacking = {name.removeprefix(f"{path}."): instead for name, instead in lacking.items()}
         missing = MissingWeights(str(files if lacking else base), {**missing.names, **lacking})
-    # Where an adapter that is added to it will look for it.
+    # An adapter that is added to it is saved with these.
     model.name_or_path = str(base) if Path(base.name).is_dir() else base.name
     model.st_reba_revision = base.arguments.get("revision")  # type: ignore[assignment]
     return model, missing
@@ -294,11 +296,6 @@ def modes_of(pooling: Pooling) -> frozenset[str]:
 
 
 # Saved models
-
-
-def is_noted(config: Path) -> bool:
-    """Return whether a ``config.json`` is that of the root of a saved model, not of a language model."""
-    return config.is_file() and read_object(config).get("model_type") == SavedModelConfig.model_type
 
 
 class SavedModelConfig(PreTrainedConfig):

@@ -213,10 +213,11 @@ def _check_backbone(folder: Path) -> None:
 def _check_adapter(folder: Path) -> None:
     """Check that an adapter has weights, and its backbone a Hub id and not a path on this machine."""
     config = folder / ADAPTER_CONFIG_NAME
-    if config.is_file() and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+    if not config.is_file():
+        return
+    if not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
         raise ValueError(f"{folder} has no weights ({', '.join(ADAPTER_WEIGHTS)}). Save the model again.")
-    settings = read_object(config, AdapterConfig) if config.is_file() else {}
-    base = settings.get("base_model_name_or_path")
+    base = read_object(config, AdapterConfig).get("base_model_name_or_path")
     if base and (Path(base).is_absolute() or Path(base).is_dir()):
         raise ValueError(
             f"{folder} is an adapter on the directory {base}, so nobody else could load it. Push the merged model, or "

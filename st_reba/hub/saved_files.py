@@ -52,13 +52,12 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} has {size:,} bytes, and at most {MAX_BYTES:,} are allowed. Download it again.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=constant)
-        is_deep = _is_deep(content)
+        if _is_deep(content):
+            raise RecursionError
     except RecursionError:
-        is_deep = True
+        raise ValueError(f"{path} is nested more than {_LEVELS} levels deep. Download it again.") from None
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error}). Download it again, or save the model again.") from None
-    if is_deep:
-        raise ValueError(f"{path} is nested more than {_LEVELS} levels deep. Download it again.")
     return content
 
 
@@ -105,14 +104,13 @@ def check_values(values: object, schema: type[BaseModel], file: object) -> None:
         schema.model_validate(values)
     except ValidationError as invalid:
         error = invalid.errors()[0]
-        *within, name = ["", *map(str, error["loc"])]
-        place = ".".join(map(quoted, [*within[1:], name]))
+        place = ".".join(quoted(str(key)) for key in error["loc"])
         if error["type"] == "missing":
             raise ValueError(f"{file} has no {place}. Save the model again.") from None
         reason, remedy = error["msg"].removeprefix("Value error, ").rstrip("."), "Correct the file"
         if error["type"] == "extra_forbidden":
             reason, remedy = "a file may not", "Remove it from the file, and pass it yourself if you trust the model"
-        problem = f"{file} {f'sets {place} to' if name else 'is'} {shorten(error['input'])}"
+        problem = f"{file} {f'sets {place} to' if place else 'is'} {shorten(error['input'])}"
         raise ValueError(f"{problem}: {reason}. {remedy}, or save the model again.") from None
 
 
@@ -451,34 +449,18 @@ def without_removed(
 # Settings of modules
 
 
-def saved_settings(
-    module: Any, name: str, subfolder: str, kwargs: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Read the settings of a saved module without a language model.
+def check_names(settings: Mapping[str, Any], known: Collection[str], module: str, file: str) -> None:
+    """Check that a saved module has no other settings than its class.
 
     Args:
-        module: Its class, whose ``REMOVED`` are settings that 1.0 removed, each with its default in 0.8.
-        name: A directory or a Hub id.
-        subfolder: Path of the module in it.
-        kwargs: Arguments of ``load``; those of :data:`ON_THE_HUB` are used.
-
-    Returns:
-        The settings; the arguments that say where the module's other files are; and the name of the place.
+        settings: The settings in its file.
+        known: Names of the class's settings.
+        module: Name of the class.
+        file: Name of the file.
 
     Raises:
-        ValueError: If ``subfolder`` leads out of the model, a setting is none of this class's, or a removed one has
-            another value.
+        ValueError: If it has.
     """
-    where = {"subfolder": check_inside(subfolder)} | {name: kwargs[name] for name in ON_THE_HUB if name in kwargs}
-    place = "/".join(filter(None, (name, subfolder)))
-    path = module.load_file_path(name, module.config_file_name, **where)
-    file = f"{place}/{module.config_file_name}"
-    settings = without_removed({} if path is None else read_object(Path(path)), module.__name__, file, module.REMOVED)
-    _check_names(settings, module.config_keys, module.__name__, file)
-    return settings, where, place
-
-
-def _check_names(settings: Mapping[str, Any], known: Collection[str], module: str, file: str) -> None:
     for name in settings:
         if name not in known:
             raise ValueError(
@@ -488,19 +470,13 @@ def _check_names(settings: Mapping[str, Any], known: Collection[str], module: st
 
 
 def check_transformer_settings(settings: Mapping[str, Any], known: Collection[str], module: str, file: str) -> None:
-    """Check the settings of a saved module with a language model.
-
-    Args:
-        settings: The settings in its file.
-        known: Names of the class's settings.
-        module: Name of the class.
-        file: Name of the file.
+    """Check the settings of a saved module with a language model, as :func:`check_names`.
 
     Raises:
         ValueError: If one is not known, gives an argument of transformers that a file may not give, or lets another
             method than ``forward`` read text.
     """
-    _check_names(settings, {*known, *_FORMER_SETTINGS, *_TransformerSettings.model_fields}, module, file)
+    check_names(settings, {*known, *_FORMER_SETTINGS, *_TransformerSettings.model_fields}, module, file)
     check_values(settings, _TransformerSettings, file)
 
 
@@ -551,10 +527,11 @@ def fetching(model: str) -> Iterator[None]:
         missing = f"The model {model}: there is no such {'file' if model.endswith('.gguf') else 'directory'}"
         if isinstance(cause, HFValidationError):
             raise OSError(f"{missing}. Check the path, or give a Hub id (org/name).") from None
-        reason = "HF_HUB_OFFLINE is set, and the model is not in the cache"
-        if not is_offline_mode() and isinstance(cause, LocalEntryNotFoundError):
+        if is_offline_mode():
+            reason = "HF_HUB_OFFLINE is set, and the model is not in the cache"
+        elif isinstance(cause, LocalEntryNotFoundError):
             reason = "it does not answer, and the model is not in the cache"
-        elif not is_offline_mode():
+        else:
             reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
         problem = f"{missing}, and it cannot be downloaded from the Hub ({reason})."
         raise OSError(f"{problem} Check the name, or give a directory.") from None

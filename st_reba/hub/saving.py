@@ -15,12 +15,12 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, utils
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
+from ..lm.llama_cpp import MODEL_TYPE
 from ..lm.sizes import in_a_line
 from ..lm.views import decoder_of, is_borrowed, unwrap_children
 from ..version import REQUIREMENT
 from . import adapters
-from .checkpoints import SAVED_MODEL, Files, read_config
-from .loading import is_noted
+from .checkpoints import SAVED_MODEL, Files, is_noted, read_config
 from .saved_files import read_object, readable
 
 
@@ -41,8 +41,8 @@ def saving(model: Any) -> Iterator[None]:
         return
     # peft leaves the wrappers of an adapter that was deleted.
     unwrap_children(model)
-    # Others are made in another way: those with code of their own, quantised ones, and those that run elsewhere.
-    is_plain = not (getattr(model.config, "auto_map", None) or hasattr(model, "language_model_class"))
+    # Others are made in another way: those with code of their own, those in llama.cpp, and quantised ones.
+    is_plain = not getattr(model.config, "auto_map", None) and model.config.model_type != MODEL_TYPE
     if is_plain and getattr(model, "hf_quantizer", None) is None:
         problem = f"{type(model).__name__} cannot be saved, because its configuration could not be read again"
         with readable(problem, "Use another model."):
@@ -59,44 +59,43 @@ def saving(model: Any) -> Iterator[None]:
 @contextmanager
 def _saving_adapter(model: Any) -> Iterator[None]:
     """Raise if an adapter would not load again, and let peft write the place of the model that it is for."""
-    names = adapters.active(model)
-    config = model.peft_config[names[0]]
-    as_saved: dict[str, Any] = {}
+    names, own = adapters.active(model), model.peft_config
+    config = copy.copy(own[names[0]])
     if adapters.names_paths(config) and not getattr(config, "target_parameters", None):
         # They may be those in a model with its head.
-        as_saved = {name: None for name in ("layers_to_transform", "layers_pattern") if hasattr(config, name)}
-        as_saved["target_modules"] = {*adapters.adapted_modules(model)}
+        config.target_modules = {*adapters.adapted_modules(model)}
+        for name in ("layers_to_transform", "layers_pattern"):
+            if hasattr(config, name):
+                setattr(config, name, None)
     if adapters.has_left_out_ranks(config):
         # AdaLoRA's ranks that are left out are zero: peft would cut them off, and needs a class of its own for that.
-        as_saved["rank_pattern"] = None
-    as_saved["revision"] = getattr(model, "st_reba_revision", config.revision)
-    before = {name: getattr(config, name) for name in ("base_model_name_or_path", *as_saved)}
+        config.rank_pattern = None
+    config.revision = getattr(model, "st_reba_revision", config.revision)
+    model.peft_config = {**own, names[0]: config}
+    try:
+        _check_adapters(model, names)
+        yield
+    finally:
+        model.peft_config = own
+
+
+def _check_adapters(model: Any, names: list[str]) -> None:
+    """Raise if active adapters would not load again, and note the place of the model that they are for."""
+    config = model.peft_config[names[0]]
     try:
         if len(names) > 1:
             raise ValueError(f"{' and '.join(names)} are active, and one can be saved")
         # Not the name in the adapter's configuration first, which may have been given to several models.
         name = model.name_or_path or config.base_model_name_or_path
-        place, base = _base_of(name, as_saved["revision"], model.config)
-        _set(config, {**as_saved, "base_model_name_or_path": place})
+        config.base_model_name_or_path, base = _base_of(name, config.revision, model.config)
         if not getattr(base, "auto_map", None) and getattr(model, "hf_quantizer", None) is None:
             _check_adapter(model, names[0], base)
     # KeyError is raised by peft, for weights that it keeps outside of the layers.
     except (KeyError, ValueError) as error:
-        _set(config, before)
         reason = str(error).rstrip(".") if type(error) is ValueError else in_a_line(error)
         here = "with st_reba.train.merge_adapter()"
         how = "where the model was loaded, with merge_and_unload()" if is_borrowed(model) else here
         raise ValueError(f"The adapter cannot be saved: {reason}. Merge it first, {how}, or use LoRA.") from error
-    try:
-        yield
-    finally:
-        _set(config, before)
-
-
-def _set(config: Any, values: Mapping[str, Any]) -> None:
-    """Set attributes of an adapter's configuration."""
-    for name, value in values.items():
-        setattr(config, name, value)
 
 
 def _base_of(name: str, revision: str | None, config: PreTrainedConfig) -> tuple[str, PreTrainedConfig]:

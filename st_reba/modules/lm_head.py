@@ -139,7 +139,7 @@ def _checkpoint_blocks(path: str, where: dict[str, Any]) -> Iterator[Tensor]:
     """Yield the head in a checkpoint. Only the file that contains it is fetched."""
     with fetching(path):
         files = Files(backbone_of(gguf.as_directory(path, {"model_kwargs": where})[0]), where)
-        check_model(files.name, None, where)
+        check_model(files.name, {}, where)
         # Most tied heads are saved as the input embeddings.
         names = (*_EMBEDDINGS, *_HEADS) if _is_tied(read_config(files)) else _HEADS
     index = files.find(SAFE_WEIGHTS_INDEX_NAME)

@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 from transformers.utils.import_utils import check_torch_load_is_safe
 
-from ..hub.saved_files import saved_settings
+from ..hub.saved_files import ON_THE_HUB, check_inside, check_names, read_object, without_removed
 from ..hub.saving import note_requirement
 from ..settings import describe
 
@@ -57,7 +57,12 @@ class StoredModule(Module):
                 number or too large, or settings and weights belong to different modules.
         """
         name = fspath(model_name_or_path)
-        settings, where, place = saved_settings(cls, name, subfolder, kwargs)
+        where = {"subfolder": check_inside(subfolder)} | {key: kwargs[key] for key in ON_THE_HUB if key in kwargs}
+        place = "/".join(filter(None, (name, subfolder)))
+        file, path = f"{place}/{cls.config_file_name}", cls.load_file_path(name, cls.config_file_name, **where)
+        saved = {} if path is None else read_object(Path(path))
+        settings = without_removed(saved, cls.__name__, file, cls.REMOVED)
+        check_names(settings, cls.config_keys, cls.__name__, file)
         if cls.HAS_WEIGHTS and cls.load_file_path(name, "model.safetensors", **where) is None:
             check_torch_load_is_safe()
         weights = cls.load_torch_weights(name, **where) if cls.HAS_WEIGHTS else {}
