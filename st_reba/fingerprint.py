@@ -57,8 +57,10 @@ def _hash(*several: Iterable[Any]) -> str:
     """Hash settings, written as JSON, and tensors, to the byte."""
     digest = hashlib.sha256()
     for part in chain(*several):
-        is_weight = isinstance(part, Tensor)
-        digest.update(_content(part) if is_weight else json.dumps(part, sort_keys=True, default=str).encode() + b"\0")
+        if isinstance(part, Tensor):
+            digest.update(_content(part))
+        else:
+            digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\0")
     return digest.hexdigest()[:16]
 
 

@@ -59,20 +59,18 @@ def verify(endpoint: Endpoint, model: SentenceTransformer, *, prompt_name: str |
         raise ValueError(f"--prompt-name {prompt_name}: the model has {names}.")
     precision = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     tolerance = TOLERANCES.get(precision, TOLERANCES[torch.float32])
-    name = prompt_name or model.default_prompt_name
-    prompt = (model.prompts[name] or "") if name else ""
+    prompt = model.prompts.get(prompt_name or model.default_prompt_name or "") or ""
     texts = [*demo_sentences("en")[:12], *demo_sentences("zh")[:8]]
     served, expected = endpoint.embed(texts), _embed(model, texts, prompt)
     distance = _distance(served, expected)
     causes = []
-    if distance > tolerance:
-        sizes = f"it has {served.shape[1]} values, the model's {expected.shape[1]}"
+    if served.shape != expected.shape:
+        causes.append(f"it has {served.shape[1]} values, the model's {expected.shape[1]}")
+    elif distance > tolerance:
         unknown = "neither another pooling nor a missing prompt explains it: another model, recipe or precision?"
         variants = _variants(model, prompt)
-        known = (
-            cause for cause, other, words in variants if _distance(served, _embed(other, texts, words)) <= tolerance
-        )
-        causes.append(sizes if served.shape != expected.shape else next(known, unknown))
+        known = (why for why, other, words in variants if _distance(served, _embed(other, texts, words)) <= tolerance)
+        causes.append(next(known, unknown))
     lengths = [np.linalg.norm(vectors, axis=1) for vectors in (served, expected)]
     if not np.allclose(lengths[0], lengths[1], rtol=max(tolerance, 1e-3)):
         ranges = [f"{norms.min():.3g} to {norms.max():.3g}" for norms in lengths]
@@ -82,9 +80,10 @@ def verify(endpoint: Endpoint, model: SentenceTransformer, *, prompt_name: str |
 
 def _variants(model: SentenceTransformer, prompt: str) -> Iterator[tuple[str, SentenceTransformer, str]]:
     """Yield variants of a model and a prompt, each after its description: other prompts, and other poolings."""
-    others = {other: f'the prompt is that of "{name}"' for name, other in model.prompts.items()}
-    # The expected prompt comes first.
-    prompts = {prompt: "", **others, "": "the prompt is missing"} | {prompt: ""}
+    prompts = {prompt: ""}
+    prompts.setdefault("", "the prompt is missing")
+    for name, other in model.prompts.items():
+        prompts.setdefault(other or "", f'the prompt is that of "{name}"')
     models = {"": model}
     for index, part in enumerate(model.children()):
         for mode in _POOLINGS if isinstance(part, Pooling) else ():
@@ -93,7 +92,7 @@ def _variants(model: SentenceTransformer, prompt: str) -> Iterator[tuple[str, Se
             variant._modules = {**model._modules, list(model._modules)[index]: pooling}
             models[f"pooling is {_POOLINGS[mode]}, and the model's {part.pooling_mode}"] = variant
     for (other, prompt_cause), (pooling_cause, variant) in product(prompts.items(), models.items()):
-        yield ", and ".join(filter(None, (prompt_cause, pooling_cause))), variant, other or ""
+        yield ", and ".join(filter(None, (prompt_cause, pooling_cause))), variant, other
 
 
 def _embed(model: SentenceTransformer, texts: list[str], prompt: str) -> NDArray[np.float64]:

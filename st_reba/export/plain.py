@@ -18,6 +18,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+from ..hub.loading import modes_of
+from ..lm.llama_cpp import MODEL_TYPE
 from ..modules import CausalModule, CausalTransformer, EchoModule
 
 #: Names that all versions of ST, and engines, read.
@@ -68,13 +70,7 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     name = type(module).__name__
     if not isinstance(module, CausalModule):
         raise ValueError(f"The model's first module is {name}, which engines can run without an export.")
-    pooling = following[0] if following else None
-    mode = getattr(pooling, "pooling_mode", "")
-    mode = mode if isinstance(mode, str) else "+".join(mode)
-    template = module.layouter.templates[0]
-    literal = any(template.literals)
-    prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
-    if hasattr(module.model, "language_model_class"):
+    if module.model.config.model_type == MODEL_TYPE:
         raise ValueError(f"{name} runs on llama.cpp. Build it on the model in transformers, and export that.")
     if type(module) not in (CausalTransformer, EchoModule):
         problem = f"{name} does more than one causal pass, which no engine runs."
@@ -82,13 +78,18 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
     if module.bidirectional_layers or not module.final_norm or hasattr(module.model, "peft_config"):
         problem = "An engine runs the language model unchanged:"
         raise ValueError(f"{problem} use bidirectional_layers=0 and final_norm=True, and merge an adapter first.")
-    if not isinstance(pooling, Pooling) or any(not isinstance(part, Normalize) for part in following[1:]):
-        problem = f"{name} is followed by {', '.join(type(part).__name__ for part in following)}:"
+    kinds = [type(part) for part in following]
+    if kinds not in ([Pooling], [Pooling, Normalize]):
+        problem = f"{name} is followed by {', '.join(kind.__name__ for kind in kinds) or 'nothing'}:"
         raise ValueError(f"{problem} an engine runs only Pooling and Normalize, in this order.")
+    mode = "+".join(sorted(modes_of(cast(Pooling, model[1]))))
+    prompts = sorted(key for key, prompt in model.prompts.items() if prompt)
     if mode not in ("lasttoken", "mean") or (mode == "mean" and not _pools_all(module, bool(prompts))):
         problem = f'Pooling("{mode}") over the tokens of {name} with pool_over="{module.pool_over}":'
         advice = 'an engine pools every token, of prompts too, or the last. Build it with Pooling("lasttoken").'
         raise ValueError(f"{problem} {advice}")
+    template = module.layouter.templates[0]
+    literal = any(template.literals)
     if template.copies > 2:
         raise ValueError(
             f"repetitions={template.copies}: for a truncated text, tokenizers keeps every combination of the parts of "
@@ -152,13 +153,15 @@ def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFas
 
 def _template_processing(added: list[list[int]], tokenizer: Any) -> processors.TemplateProcessing:
     """Return a post-processor that adds tokens before the first copy of a text, between copies and after the last."""
-    names = [f"<around-{number}>" for number in range(len(added))]
-    ids_of = {name: ids for name, ids in zip(names, added, strict=True) if ids}
-    special = [{"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)} for name, ids in ids_of.items()]
-    pieces = [piece for name in names[:-1] for piece in (name, "$A")] + [names[-1]]
-    return processors.TemplateProcessing(
-        single=[piece for piece in pieces if piece == "$A" or piece in ids_of], special_tokens=special
-    )
+    pieces, special = [], []
+    for number, ids in enumerate(added):
+        if number > 0:
+            pieces.append("$A")
+        if ids:
+            name = f"<around-{number}>"
+            pieces.append(name)
+            special.append({"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)})
+    return processors.TemplateProcessing(single=pieces, special_tokens=special)
 
 
 # The pipeline
@@ -172,7 +175,7 @@ def _write_pipeline(model: SentenceTransformer, directory: Path, limit: int | No
         for i, part in enumerate(parts)
     ]
     pooling = cast(Pooling, model[1])
-    mode = {"mean": "mean_tokens"}.get(str(pooling.pooling_mode), pooling.pooling_mode)
+    mode = "mean_tokens" if pooling.pooling_mode == "mean" else "lasttoken"
     settings = {
         "modules.json": modules,
         "config_sentence_transformers.json": {

@@ -64,10 +64,12 @@ def static_model(
     """
     if isinstance(texts, str):
         raise ValueError("texts is one string: give an iterable of texts, such as a list or a generator.")
-    tokenizer = _tokenizer(module)
-    # As chosen on STS-B's development set, in English and Chinese.
-    layer = max(1, round(depth(module.model) / 4)) if layer is None else layer
-    reader = _reader(module, layer)
+    tokenizer, last = _tokenizer(module), depth(module.model)
+    if layer is None:
+        # As chosen on STS-B's development set, in English and Chinese.
+        layer = max(1, round(last / 4))
+    check_int("layer", layer, 0, last, f"give 0 for the input embeddings, or the layer to read after, up to {last}.")
+    reader = CausalTransformer(module, output_layer=layer, final_norm=False) if layer else InputEmbeddings(module)
     if dimension is not None:
         check_int("dimension", dimension, 1, reader.get_embedding_dimension())
     texts = list(texts)
@@ -83,7 +85,7 @@ def static_model(
     missing = tokenizer.get_vocab_size() - len(rows)
     embedding = StaticEmbedding(tokenizer, embedding_weights=pad(rows, (0, 0, 0, max(0, missing))))
     model = SentenceTransformer(modules=[embedding, Normalize()], device="cpu")
-    add_static(model, module.model, layer, depth(module.model), len(texts))
+    add_static(model, module.model, layer, last, len(texts))
     return model
 
 
@@ -113,14 +115,6 @@ def _token_vectors(reader: CausalModule, on_progress: Progress) -> Tensor:
             blocks.append(reader(features)["token_embeddings"][:, 0].float().cpu())
         on_progress(start + len(entries), size)
     return torch.cat(blocks)
-
-
-def _reader(module: CausalModule, layer: int) -> CausalModule:
-    last = depth(module.model)
-    check_int("layer", layer, 0, last, f"give 0 for the input embeddings, or the layer to read after, up to {last}.")
-    if layer == 0:
-        return InputEmbeddings(module)
-    return CausalTransformer(module, output_layer=layer, final_norm=False)
 
 
 def _moments(tokenizer: Tokenizer, texts: list[str], vectors: Tensor, weights: Tensor) -> Moments:

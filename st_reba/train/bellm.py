@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -123,15 +123,16 @@ def build_bellm(settings: BeLLMTraining) -> SentenceTransformer:
     # An adapter is saved with its backbone's path, which must be valid in any directory.
     path = Path(settings.model)
     name = str(path.resolve()) if path.is_dir() else settings.model
-    count = settings.bidirectional_layers
+    counts: dict[Any, float] = {"none": 0, "last": 1, "all": 1.0}
+    # A share of the layers, if it is a float.
+    layers = counts.get(settings.bidirectional_layers, settings.bidirectional_layers)
     module = settings.load(
-        BidirectionalLastLayer if count not in (0, "none") else CausalTransformer,
+        BidirectionalLastLayer if layers else CausalTransformer,
         name,
         # The text of a template: its name would also set how the untrained model is pooled.
         template=TEMPLATES.get(settings.template, settings.template),
         pool_over=settings.pool_over,
-        # A share of the layers, if it is a float.
-        bidirectional_layers={"none": 0, "last": 1, "all": 1.0}[count] if isinstance(count, str) else count,
+        bidirectional_layers=layers,
         max_seq_length=settings.max_seq_length,
     )
     if module.bidirectional_layers == 1 and settings.pooling == "lasttoken":

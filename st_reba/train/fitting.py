@@ -138,7 +138,7 @@ def fit(
         **settings.identity(),
         **(identity or {}),
     }
-    check_same_run(checkpoints, run, dataset, writes=is_main())
+    check_same_run(checkpoints, run, dataset)
     start = last_checkpoint(checkpoints)
     every = [_Upkeep(loss, limit), *callbacks]
     trainer = _Trainer(model=model, args=args, train_dataset=dataset, loss=loss, evaluator=evaluator, callbacks=every)
@@ -172,14 +172,13 @@ def last_checkpoint(directory: Path) -> Path | None:
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *, writes: bool = True) -> None:
-    """Check that checkpoints belong to this run, and record the run.
+def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any) -> None:
+    """Check that checkpoints belong to this run, and record the run from the main process.
 
     Args:
         directory: Directory of the checkpoints. Incomplete ones are removed.
         settings: Values that affect the weights, by name.
         dataset: The training data.
-        writes: Whether this process writes.
 
     Raises:
         ValueError: If settings or data differ from those of the checkpoints, or those are unknown.
@@ -202,7 +201,7 @@ def check_same_run(directory: Path, settings: Mapping[str, Any], dataset: Any, *
                     f"{directory} has checkpoints of a run with {before}, but this run has {after}. Give the same "
                     "settings and data to resume it, or another output directory."
                 )
-    if writes:
+    if is_main():
         directory.mkdir(parents=True, exist_ok=True)
         remove_scratch(directory)
         for checkpoint in directory.glob("checkpoint-*"):

@@ -105,11 +105,13 @@ class FreezeTraining(RunSettings):
                 f"lowest_score: {self.lowest_score:g} was given, but it must be below highest_score, "
                 f"{self.highest_score:g}."
             )
-        encoders, pretrained = self.stage != "cosines", self.stage in ("autoencoder", "whitened")
-        usable = {"bottlenecks": encoders, 'loss "cosent"': encoders, "sentences": pretrained}
-        given = {"bottlenecks": self.bottlenecks, 'loss "cosent"': self.loss == "cosent", "sentences": self.sentences}
-        for name, value in given.items():
-            if value and not usable[name]:
+        unused = {
+            "bottlenecks": self.bottlenecks and self.stage == "cosines",
+            'loss "cosent"': self.loss == "cosent" and self.stage == "cosines",
+            "sentences": self.sentences and self.stage in ("cosines", "siamese"),
+        }
+        for name, is_unused in unused.items():
+            if is_unused:
                 raise ValueError(f'{name}: not for stage "{self.stage}". Leave it out, or choose another stage.')
 
 
