@@ -80,7 +80,7 @@ def build(
     if not isinstance(recipe, Recipe):
         recipe = _named(str(recipe), texts, language, template)
     mode = mode_of(recipe.pooling if pooling is None else pooling)
-    fitting = [mode_of(own) for own in recipe.poolings]
+    fitting = [*map(mode_of, recipe.poolings)]
     if recipe.post_processor is not None and len(fitting) == 1 and mode not in fitting:
         raise ValueError(f"pooling={pooling!r}: {recipe.name} is pooled by {fitting[0]}; use that, or leave it out.")
     arguments = recipe.arguments(mode, **settings)
@@ -145,7 +145,7 @@ def prompts_or_own(prompts: Mapping[str, str] | None, arguments: Mapping[str, An
 
 def note_recipe(model: Any, recipe: Recipe, settings: Mapping[str, Any]) -> None:
     """Note the recipe on a model's card, unless these settings of its module make it one that is not listed."""
-    own = {name: value for name, value in settings.items() if name in recipe.row.module.config_keys}
-    row = matching(recipe.row.module, {**recipe.row.settings, **own})
+    saved = {name: value for name, value in settings.items() if name in recipe.row.module.config_keys}
+    row = matching(recipe.row.module, {**recipe.row.settings, **saved})
     if row is not None:
         add_recipe(model, replace(recipe, row=row))

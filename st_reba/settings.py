@@ -47,9 +47,8 @@ def check_int(name: str, value: Any, least: int, most: int | None = None, advice
 
 def check_layers(name: str, value: Any) -> Any:
     """Return a list of layer indices, or "all". The model may not have these layers."""
-    are_indices = (
-        isinstance(value, (list, tuple, range)) and len(value) > 0 and all(type(layer) is int for layer in value)
-    )
+    is_list = isinstance(value, (list, tuple, range)) and len(value) > 0
+    are_indices = is_list and all(type(layer) is int for layer in value)
     advice = 'use "all" or a list of layer indices, such as [-1].'
     return check(name, value, are_indices or value == "all", advice)
 

@@ -86,7 +86,9 @@ def _variants(model: SentenceTransformer, prompt: str) -> Iterator[tuple[str, Se
         prompts.setdefault(other or "", f'the prompt is that of "{name}"')
     models = {"": model}
     for index, part in enumerate(model.children()):
-        for mode in _POOLINGS if isinstance(part, Pooling) else ():
+        if not isinstance(part, Pooling):
+            continue
+        for mode in _POOLINGS:
             variant = copy.copy(model)
             pooling = Pooling(part.embedding_dimension, mode, part.include_prompt)
             variant._modules = {**model._modules, list(model._modules)[index]: pooling}

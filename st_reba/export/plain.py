@@ -138,16 +138,14 @@ def _tokenizer(module: CausalModule, to_the_end: bool) -> PreTrainedTokenizerFas
     backend.no_truncation()
     backend.no_padding()
     backend.post_processor = _template_processing(added, original)
-    limit = module.max_seq_length
-    special = {name: str(token) for name, token in original.special_tokens_map.items() if isinstance(token, str)}
+    tokens = original.special_tokens_map.items()
+    settings: dict[str, Any] = {name: str(token) for name, token in tokens if isinstance(token, str)}
     # Any token can be the padding, which is on the right and masked.
-    special.setdefault("pad_token", special.get("eos_token") or original.convert_ids_to_tokens(0))
+    settings.setdefault("pad_token", settings.get("eos_token") or original.convert_ids_to_tokens(0))
+    if module.max_seq_length is not None:
+        settings["model_max_length"] = module.max_seq_length + sum(map(len, added))
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        padding_side="right",
-        truncation_side=original.truncation_side,
-        **({} if limit is None else {"model_max_length": limit + sum(map(len, added))}),
-        **special,
+        tokenizer_object=backend, padding_side="right", truncation_side=original.truncation_side, **settings
     )
 
 

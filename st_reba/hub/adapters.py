@@ -24,9 +24,7 @@ _WRAPPED = (".base_layer.", ".original_module.", ".token_adapter.")
 
 
 class Adapter:
-    """Adapter of a model.
-
-    peft loads it: of some kinds, such as DoRA, transformers leaves weights as they were initialised.
+    """Adapter of a model, loaded by peft: transformers leaves weights of some kinds, such as DoRA, as initialised.
 
     Args:
         name: Name in messages.
@@ -70,7 +68,7 @@ class Adapter:
         return _are_within(model, self.named_in(model))
 
     def named_in(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights by their names in a model, which may have a head where theirs had none, or none."""
+        """Return the weights by their names in a model, with or without its head."""
         prefix = f"{model.base_model_prefix}."
         if not hasattr(model, model.base_model_prefix):
             return {name.removeprefix(prefix): weight for name, weight in self._weights.items()}
@@ -102,7 +100,7 @@ class Adapter:
             )
         kind = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING.get(self._config.peft_type, "")
         # Others may be of the head.
-        if lost := [own for own in result.unexpected_keys if _are_within(model, [own]) and kind in own]:
+        if lost := [weight for weight in result.unexpected_keys if _are_within(model, [weight]) and kind in weight]:
             raise ValueError(f"{self._name} has weights of layers that {name} has not, such as {min(lost)}")
         model._hf_peft_config_loaded = True
         model.requires_grad_(False)
@@ -150,7 +148,7 @@ def _fill_ranks(weights: dict[str, Tensor], ranks: Mapping[str, list[bool]]) -> 
         for part, axis in (("lora_E", 0), ("lora_A", 0), ("lora_B", 1)):
             weight = weights[f"{layer}.{part}"]
             if weight.shape[axis] < len(kept):
-                shape = [len(kept) if axis == own else size for own, size in enumerate(weight.shape)]
+                shape = [len(kept) if axis == dimension else size for dimension, size in enumerate(weight.shape)]
                 left = torch.tensor(kept).nonzero()[:, 0]
                 weights[f"{layer}.{part}"] = weight.new_zeros(shape).index_copy(axis, left, weight)
 
@@ -180,7 +178,7 @@ def names_paths(config: Any) -> bool:
 
 
 def adapted_modules(model: Any) -> list[str]:
-    """Return the paths of the modules whose own layers are adapted."""
+    """Return the paths of the adapted layers, without those in modules that the adapter has a whole copy of."""
     wrapped = tuple(f"{path}." for path, part in model.named_modules() if hasattr(part, "original_module"))
     return [path for path in _layers(model) if not path.startswith(wrapped)]
 

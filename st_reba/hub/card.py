@@ -190,8 +190,8 @@ def add_recipe(model: Any, recipe: Any) -> None:
         model: Model whose first module is ours.
         recipe: Its :class:`st_reba.recipes.Recipe`.
     """
-    own = {"name": recipe.name, "key": recipe.key, "description": recipe.description}
-    adopt(model).recipe = {**own, "citation": recipe.row.citation}
+    names = {"name": recipe.name, "key": recipe.key, "description": recipe.description}
+    adopt(model).recipe = {**names, "citation": recipe.row.citation}
 
 
 def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int, texts: int) -> None:

@@ -105,8 +105,8 @@ class Files:
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Files:
         """Return the same, with arguments that were given for another model."""
-        own = {key: self.arguments[key] for key in _OF_ONE_MODEL if key in self.arguments}
-        return Files(self.name, {key: value for key, value in arguments.items() if key not in _OF_ONE_MODEL} | own)
+        kept = {key: self.arguments[key] for key in _OF_ONE_MODEL if key in self.arguments}
+        return Files(self.name, {key: value for key, value in arguments.items() if key not in _OF_ONE_MODEL} | kept)
 
 
 def is_noted(config: Path) -> bool:
@@ -192,9 +192,9 @@ def _check_part(config: dict[str, Any], file: str, attention_is_chosen: bool, pa
         if key in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not saved_files.is_dtype(value):
             problem = f"{file} sets {place} to {shorten(value)}:"
             raise ValueError(f"{problem} give a type of PyTorch's numbers, such as float32.")
-        most = next((most for name, most in _MOST.items() if key.endswith(name)), None)
-        if most is not None and type(value) is int and value > most:
-            raise ValueError(f"{file} asks for {value} ({place}): st_reba loads models with at most {most}.")
+        for name, most in _MOST.items():
+            if key.endswith(name) and type(value) is int and value > most:
+                raise ValueError(f"{file} asks for {value} ({place}): st_reba loads models with at most {most}.")
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, dict):
                 _check_part(inner, file, attention_is_chosen, place)

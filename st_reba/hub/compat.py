@@ -48,10 +48,10 @@ def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **setting
         tokenizer: Its tokenizer, which is copied: ST changes settings of the Python object.
         **settings: Settings of ST's ``Transformer``.
     """
-    own = copy.copy(tokenizer)
+    tokenizer = copy.copy(tokenizer)
 
     class Around(Transformer):
-        processor = property(lambda self: own, lambda self, value: None)
+        processor = property(lambda self: tokenizer, lambda self, value: None)
 
         def _load_config(self, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
             return model.config, False
@@ -63,7 +63,7 @@ def around(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **setting
         smallest = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
         PreTrainedTokenizerFast(tokenizer_object=smallest).save_pretrained(directory)
         made = Around(directory, **settings)
-    vars(made)["processor"] = own
+    vars(made)["processor"] = tokenizer
     return made
 
 

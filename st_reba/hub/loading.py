@@ -58,7 +58,7 @@ _PART = r"^(?:model\.)?language_model\.(?:model\.)?"
 _T = TypeVar("_T")
 #: A path or Hub id; a loaded ``Transformer``; or a language model that the program has loaded.
 ModelSource: TypeAlias = str | PathLike[str] | nn.Module
-#: Name of a model and arguments to load it with, to a directory or a Hub id and arguments.
+#: Function from a model's name and arguments to its directory or Hub id, and the arguments to load that with.
 Locate = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
 
 
@@ -83,16 +83,16 @@ class MissingWeights(NamedTuple):
         Raises:
             ValueError: If it does, naming them.
         """
-        own = {unadapted(name) for name in model.state_dict()} if self.names else set()
+        names = {unadapted(name) for name in model.state_dict()} if self.names else set()
         missing = {unadapted(name): instead for name, instead in self.names.items()}
-        needed = sorted(name for name in missing.keys() & own if not name.startswith(tuple(needless)))
+        needed = sorted(name for name in missing.keys() & names if not name.startswith(tuple(needless)))
         if not needed:
             return
-        names = ", ".join(f"{name} ({missing[name]})" if missing[name] else name for name in needed[:_NAMED])
+        listed = ", ".join(f"{name} ({missing[name]})" if missing[name] else name for name in needed[:_NAMED])
         more = f" and {len(needed) - _NAMED} more" if len(needed) > _NAMED else ""
         count = "1 weight" if len(needed) == 1 else f"{len(needed)} weights"
         raise ValueError(
-            f"{self.checkpoint} lacks {count} that {type(model).__name__} needs: {names}{more}. transformers "
+            f"{self.checkpoint} lacks {count} that {type(model).__name__} needs: {listed}{more}. transformers "
             "would draw random numbers for that, others at each load. Get the whole checkpoint, or save the model "
             "again."
         )

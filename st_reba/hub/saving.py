@@ -47,8 +47,8 @@ def saving(model: Any) -> Iterator[None]:
         problem = f"{type(model).__name__} cannot be saved, because its configuration could not be read again"
         with readable(problem, "Use another model."):
             made = _made_of(type(model.config).from_dict(model.config.to_diff_dict()))
-        own, described = model.state_dict(), made.state_dict()
-        if wrong := _differing(own, described) or _differing(described, own):
+        weights, described = model.state_dict(), made.state_dict()
+        if wrong := _differing(weights, described) or _differing(described, weights):
             raise ValueError(
                 f"{type(model).__name__} cannot be saved, because its configuration describes another model: {wrong}. "
                 "Use output_layer=None, or change the configuration too, as resize_token_embeddings() does."
@@ -59,8 +59,8 @@ def saving(model: Any) -> Iterator[None]:
 @contextmanager
 def _saving_adapter(model: Any) -> Iterator[None]:
     """Raise if an adapter would not load again, and let peft write the place of the model that it is for."""
-    names, own = adapters.active(model), model.peft_config
-    config = copy.copy(own[names[0]])
+    names, configs = adapters.active(model), model.peft_config
+    config = copy.copy(configs[names[0]])
     if adapters.names_paths(config) and not getattr(config, "target_parameters", None):
         # They may be those in a model with its head.
         config.target_modules = {*adapters.adapted_modules(model)}
@@ -71,12 +71,12 @@ def _saving_adapter(model: Any) -> Iterator[None]:
         # AdaLoRA's ranks that are left out are zero: peft would cut them off, and needs a class of its own for that.
         config.rank_pattern = None
     config.revision = getattr(model, "st_reba_revision", config.revision)
-    model.peft_config = {**own, names[0]: config}
+    model.peft_config = {**configs, names[0]: config}
     try:
         _check_adapters(model, names)
         yield
     finally:
-        model.peft_config = own
+        model.peft_config = configs
 
 
 def _check_adapters(model: Any, names: list[str]) -> None:
@@ -99,7 +99,7 @@ def _check_adapters(model: Any, names: list[str]) -> None:
 
 
 def _base_of(name: str, revision: str | None, config: PreTrainedConfig) -> tuple[str, PreTrainedConfig]:
-    """Return the place of the model that an adapter is for, and its configuration, or the given one if it is away.
+    """Return the place of the model that an adapter is for, and its configuration: the given one if it has no file.
 
     Raises:
         ValueError: If it has no place.
@@ -129,8 +129,8 @@ def _check_adapter(model: Any, name: str, base: PreTrainedConfig) -> None:
     except NotImplementedError:
         # Some kinds are made of the weights of the model, which is not loaded for this.
         return
-    own = adapters.weights_with(model, name)
-    if wrong := _differing(own, made.state_dict()) or next(iter(lacking.keys() & own.keys()), ""):
+    expected = adapters.weights_with(model, name)
+    if wrong := _differing(expected, made.state_dict()) or next(iter(lacking.keys() & expected.keys()), ""):
         raise ValueError(f"it would not be the same on the model that it is for: {wrong}")
 
 

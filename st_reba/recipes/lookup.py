@@ -47,7 +47,7 @@ def default_recipes() -> list[Recipe]:
     compared = [row for row in every_row() if row.compared == "all"]
     recipes = [Recipe(row, pooling, (), row.post_processor) for row in compared for pooling in row.poolings]
     added = [rows.POST_PROCESSORS[name] for name in (*rows.FILTERS, rows.IDF)]
-    return recipes + [Recipe(rows.CLASSICAL, pooling, (), own) for own in added for pooling in own.poolings]
+    return recipes + [Recipe(rows.CLASSICAL, pooling, (), part) for part in added for pooling in part.poolings]
 
 
 def worth_trying() -> list[Recipe]:
@@ -90,11 +90,9 @@ def in_language(recipes: Iterable[Recipe], language: PromptLanguage) -> list[Rec
         recipes: The recipes.
         language: The user's choice, or that of the texts: see :func:`st_reba.text.presets.language_of`.
     """
-    translated: list[Recipe] = []
-    for recipe in recipes:
-        in_chinese = _by_key().get(f"{recipe.row.key}-zh")
-        translated.append(replace(recipe, row=in_chinese) if in_chinese and language == "zh" else recipe)
-    return list({recipe.result: recipe for recipe in translated}.values())
+    if language == "zh":
+        recipes = [replace(recipe, row=_by_key().get(f"{recipe.row.key}-zh", recipe.row)) for recipe in recipes]
+    return list({recipe.result: recipe for recipe in recipes}.values())
 
 
 def find(name: str) -> Recipe:
@@ -119,12 +117,12 @@ def find(name: str) -> Recipe:
             f"There is no recipe {name!r}. {'Near it: ' + ', '.join(near) + '. ' if near else ''}"
             "`st-reba recipes` lists them, and what may follow a key."
         )
-    own = recipe.post_processor
-    if own is not None and not recipe.poolings:
+    part = recipe.post_processor
+    if part is not None and not recipe.poolings:
         raise ValueError(
-            f"{name!r}: {own.name} goes with {' or '.join(own.poolings)} pooling, and {recipe.row.name} has "
+            f"{name!r}: {part.name} goes with {' or '.join(part.poolings)} pooling, and {recipe.row.name} has "
             f"{' or '.join(recipe.row.poolings)} pooling; leave it out, or give it to another recipe, such as "
-            f"classical+{own.key}."
+            f"classical+{part.key}."
         )
     return replace(recipe, pooling=recipe.poolings[0])
 
@@ -219,4 +217,4 @@ def bags_of_input_embeddings(recipes: Sequence[Recipe]) -> list[Recipe]:
     """
     bag = Recipe(rows.BAG, "mean")
     fitted = {recipe.post_processor: recipe.fit_texts for recipe in recipes if recipe.post_processor is not None}
-    return [bag, *(replace(bag, post_processor=own, fit_texts=texts) for own, texts in fitted.items())]
+    return [bag, *(replace(bag, post_processor=part, fit_texts=texts) for part, texts in fitted.items())]

@@ -210,8 +210,7 @@ class Row:
         if layer is not None:
             arguments["output_layer"] = layer
         if settings.get("template") is not None and settings["template"] not in TEMPLATES:
-            own = self.own_template.items()
-            arguments |= {name: value for name, value in own if name in self.module.config_keys}
+            arguments |= {name: value for name, value in self.own_template.items() if name in self.module.config_keys}
         return arguments | settings
 
     def in_chinese(self) -> Row:
@@ -315,8 +314,9 @@ class Recipe:
     @property
     def poolings(self) -> tuple[str, ...]:
         """Poolings that fit the row and :attr:`post_processor`, the usual one first."""
-        own = self.post_processor
-        return tuple(pooling for pooling in self.row.poolings if own is None or pooling in own.poolings)
+        if self.post_processor is None:
+            return self.row.poolings
+        return tuple(pooling for pooling in self.row.poolings if pooling in self.post_processor.poolings)
 
     @property
     def control(self) -> bool:
@@ -330,7 +330,7 @@ class Recipe:
 
     @property
     def words(self) -> bool:
-        """Whether it has word embeddings that no other recipe has, but under another pooling."""
+        """Whether it has word embeddings of its own, which are the same under each pooling."""
         return self.row.words and self.post_processor is None and self.layer is None
 
     @property

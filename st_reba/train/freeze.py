@@ -142,7 +142,7 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     labelled = [*pairs["sentence1"], *pairs["sentence2"]]
     further = [] if settings.sentences is None else read_sentences(settings.sentences)["sentence"]
     # Texts for the pretraining or the whitening.
-    sentences = list(dict.fromkeys([*further, *labelled])) if settings.stage in ("autoencoder", "whitened") else []
+    sentences = list(dict.fromkeys([*further, *labelled]))
     options: dict[str, Any] = {"name": "evaluation", "batch_size": 256, "write_csv": False}
     evaluator = pairs_evaluator(settings.evaluation, PairScoreEvaluator, **options)
     evaluated = [] if evaluator is None else [*evaluator.first, *evaluator.second]

@@ -343,6 +343,5 @@ class JTCSELoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the configuration for the model card."""
-        own = {f"{name}_weight": weight for name, weight in self.weights.items()}
-        seed = self.interaction.seed
-        return {"temperature": self.temperature, **own, "least_cosine": self.least_cosine, "seed": seed}
+        settings = {"temperature": self.temperature, "least_cosine": self.least_cosine, "seed": self.interaction.seed}
+        return settings | {f"{name}_weight": weight for name, weight in self.weights.items()}

@@ -183,11 +183,12 @@ class RunSettings:
     model_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _EVALUATION if self.evaluation is None else ():
-            if self.arguments.get(name, "no") not in ("no", False):
+        evaluates = self.evaluation is not None
+        for name in _EVALUATION:
+            if not evaluates and self.arguments.get(name, "no") not in ("no", False):
                 problem = f"arguments: {name}: {self.arguments[name]!r} was given, but there is nothing to evaluate on."
                 raise ValueError(f"{problem} Give scored pairs as evaluation, or leave it out.")
-        arguments = complete_arguments(self.training_arguments, evaluates=self.evaluation is not None)
+        arguments = complete_arguments(self.training_arguments, evaluates=evaluates)
         if (rows := arguments["per_device_train_batch_size"]) < self.SMALLEST_BATCH:
             raise ValueError(
                 f"arguments: per_device_train_batch_size: {rows} was given: give {self.SMALLEST_BATCH} or more."
@@ -218,7 +219,7 @@ class RunSettings:
         excluded = ("arguments", "model_kwargs", *_SOURCES)
         settings = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in excluded}
         model_kwargs = {name: value for name, value in self.model_kwargs.items() if name not in _PLACEMENT}
-        return {**settings, **({"model_kwargs": model_kwargs} if model_kwargs else {})}
+        return {**settings, "model_kwargs": model_kwargs} if model_kwargs else settings
 
 
 class _Loader(yaml.SafeLoader):
@@ -272,10 +273,13 @@ def _sentence(error: ValidationError, keys: Sequence[str] = ()) -> str:
         return f"the key {name!r} is missing. Add a line {name}: VALUE."
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         names = [*keys, *default_arguments()]
-        near = next(iter([key for key in names if name in key] or get_close_matches(name, names, n=1)), "")
-        listed = f" Keys: {', '.join(keys)}." if keys else ""
-        below = ", below arguments" if keys and near not in keys else ""
-        return f"{name!r} is unknown.{listed}" + (f" The nearest is {near}{below}." if near else "")
+        message = f"{name!r} is unknown."
+        if keys:
+            message += f" Keys: {', '.join(keys)}."
+        if near := [key for key in names if name in key] or get_close_matches(name, names, n=1):
+            below = ", below arguments" if keys and near[0] not in keys else ""
+            message += f" The nearest is {near[0]}{below}."
+        return message
     # A union has an error for each of its types.
     messages = dict.fromkeys(entry["msg"] for entry in (first, *more) if entry["loc"][:1] == first["loc"][:1])
     return f"{name}: {first['input']!r} was given: {' or '.join(text[0].lower() + text[1:] for text in messages)}."
