@@ -21,7 +21,7 @@ def serve(
     context: typer.Context,
     model: Annotated[
         str | None,
-        argument("SentenceTransformer for /v1/embeddings: a directory or a Hub id.", "[MODEL]", callback=check_model),
+        argument("SentenceTransformer for /v1/embeddings: a directory or a Hub id.", "MODEL", callback=check_model),
     ] = None,
     rerank: Annotated[
         str | None, option("CrossEncoder or AttentionReranker for /rerank.", callback=check_model)

@@ -13,7 +13,7 @@ from .printing import console, loading_line
 
 def train(
     context: typer.Context,
-    method: Annotated[Literal["bellm", "freeze", "jtcse"], argument("Method to train.")],
+    method: Annotated[Literal["bellm", "freeze", "jtcse"], argument("Method to train.", "METHOD")],
     config: Annotated[
         Path,
         file("YAML file with the model, data (triplets, pairs or texts) and settings; docs/train.md has all keys."),
