@@ -241,12 +241,15 @@ def _weighted_deviations(values: Array, weights: Array) -> Array:
 
 def _correlation(first: Array, second: Array, weights: Array) -> Array:
     """Return weighted correlations of deviations (B, N), (B,); NaN where one of them does not vary."""
-    weighted = weights * first
-    squares = np.einsum("bn,bn->b", weighted, first), np.einsum("bn,bn,bn->b", weights, second, second)
-    flat = [square <= 1e-12 * weights.sum(axis=1) * np.abs(side).max(axis=1) ** 2
-            for square, side in zip(squares, (first, second), strict=True)]  # fmt: skip
-    spread = np.sqrt(np.where(flat[0] | flat[1], np.nan, squares[0] * squares[1]))
-    return np.asarray(np.einsum("bn,bn->b", weighted, second) / spread)
+    spread = np.sqrt(_squares(first, weights) * _squares(second, weights))
+    return np.asarray(np.einsum("bn,bn,bn->b", weights, first, second) / spread)
+
+
+def _squares(deviations: Array, weights: Array) -> Array:
+    """Return weighted sums of the squares of deviations (B, N), (B,); NaN where these are rounding alone."""
+    squares = np.einsum("bn,bn,bn->b", weights, deviations, deviations)
+    rounding = 1e-12 * weights.sum(axis=1) * np.abs(deviations).max(axis=1) ** 2
+    return np.where(squares <= rounding, np.nan, squares)
 
 
 def _signed_mean(amounts: Array, order: _Order) -> Array:
