@@ -257,6 +257,7 @@ class CrossFit:
         self.splits, self.kind = splits, kind
         self.labels = None if labels is None else np.asarray(labels, dtype=np.float64)
         self.whole = len(splits.halves)
+        self._items = [*splits.halves, np.arange(len(splits.data))]
         self._weights = draw_weights(splits.groups)
 
     def row(self, values: Values, candidates: int = 1, *, fitted: bool = True) -> CrossFitted:
@@ -272,7 +273,7 @@ class CrossFit:
         def scored(choosing: int, half: int) -> Array:
             key = (choosing if fitted else 0, half)
             if key not in scores:
-                scores[key] = self._score(half, values(choosing, half))
+                scores[key] = self._score(half, values(choosing, half), self._weights)
             return scores[key]
 
         total, chosen = np.zeros(len(self._weights)), []
@@ -286,16 +287,15 @@ class CrossFit:
         total /= len(chosen)
         built, every = 0, ()
         if candidates > 1:
-            on_all = scorer(self.kind, self._weights[:1], () if self.labels is None else self.labels)
-            on_each = on_all(values(self.whole, self.whole))
-            built, every = int(_best(on_each)[0]), tuple(on_each[:, 0].tolist())
+            on_all = self._score(self.whole, values(self.whole, self.whole), self._weights[:1])
+            built, every = int(_best(on_all)[0]), tuple(on_all[:, 0].tolist())
         return CrossFitted(float(total[0]), total[1:], tuple(chosen), built, every)
 
-    def _score(self, half: int, values: Array) -> Array:
-        """Return the scores of (C, n) values of a half, (C, 1 + B)."""
-        items = self.splits.halves[half]
+    def _score(self, half: int, values: Array, weights: Array) -> Array:
+        """Return the scores of (C, n) values of a half, or of all items, under weights (B, n) of all items, (C, B)."""
+        items = self._items[half]
         labels = () if self.labels is None else self.labels[items]
-        return scorer(self.kind, self._weights[:, items], labels)(values)
+        return scorer(self.kind, weights[:, items], labels)(values)
 
 
 def _best(scores: Array) -> Indices:
