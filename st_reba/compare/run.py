@@ -74,7 +74,7 @@ def compare(
         settings: dict[str, Any] = {} if tokenizer is None else {"tokenizer": tokenizer}
         if isinstance(recipes, str | PathLike):
             settings["model_kwargs"] = {"dtype": "auto"}
-        backbone = recipes if isinstance(recipes, CausalModule) else CausalTransformer(recipes, **settings)
+        backbone = CausalTransformer(recipes, **settings)
         few = in_language(asked_for(["few"]), language_of(texts_of(splits.data)) or "en")
         recipes = prepared(backbone, few, splits)
     elif tokenizer is not None:

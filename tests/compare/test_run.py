@@ -241,6 +241,13 @@ def test_plain_texts_are_refused(shallow_path):
         compare(Recipes(CausalTransformer(shallow_path), default_recipes()[:1]), TEXTS)
 
 
+def test_a_tokenizer_goes_with_a_bare_language_model(shallow_path):
+    backbone = CausalTransformer(shallow_path)
+    for loaded in (backbone, Recipes(backbone, asked_for(["echo-2"]))):
+        with pytest.raises(ValueError, match="^tokenizer .* leave it out.$"):
+            compare(loaded, FEW, tokenizer=backbone.tokenizer)
+
+
 def test_a_result_carries_its_recipe_and_its_controls(shallow_path):
     made = Recipes(CausalTransformer(shallow_path), asked_for(["classical+centred", "reba-2", "echo-2"], TEXTS * 9))
     found = compare(made, FEW)
