@@ -98,7 +98,7 @@ def build(
     parts = recipe.pipeline(module, mode)
     if recipe.filter is not None:
         pooled = SentenceTransformer(modules=parts, device=device)
-        parts.append(recipe.filter.made(pooled, recipe.fit_texts, recipe.part_weights))
+        parts.append(recipe.filter.fit(pooled, recipe.fit_texts, recipe.part_weights))
     if normalize:
         parts.append(Normalize())
     prompts = prompts_or_own(prompts, arguments)

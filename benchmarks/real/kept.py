@@ -132,7 +132,7 @@ class Kept:
 @torch.inference_mode()
 def behind(name: str, vectors: Array, fit: Array, shares: Sequence[float]) -> Array:
     """Return vectors behind a filter that is fitted on others."""
-    moments = Moments(fit.shape[1], covariance=POST_PROCESSORS[name].needs_covariance)
+    moments = Moments(fit.shape[1], covariance=POST_PROCESSORS[name].module.NEEDS_COVARIANCE)
     moments.add(torch.from_numpy(fit))
     part = POST_PROCESSORS[name].from_moments(moments, shares)
     mapped: Array = part({"sentence_embedding": torch.from_numpy(vectors)})["sentence_embedding"].numpy()

@@ -592,12 +592,12 @@ class Recipes:
 
     def _made(self, recipe: Recipe, part: PostProcessor, place: int) -> nn.Module:
         if not part.fitted:
-            return part.made(self.modules.model(self.modules.pipeline(recipe)), ())
+            return part.fit(self.modules.model(self.modules.pipeline(recipe)), ())
         name, texts, source = variant(recipe), self._sets(recipe)[place], self._embedded
         if not source.has(texts):
             source = self._to_fit
             source.add(self.texts_to_fit([recipe]))
-        moments = Moments(source.of(name, texts[:1]).shape[1], covariance=part.needs_covariance)
+        moments = Moments(source.of(name, texts[:1]).shape[1], covariance=part.module.NEEDS_COVARIANCE)
         # In the chunks of `embedding_moments`: equal embeddings give equal filters.
         for start in range(0, len(texts), CHUNK):
             vectors = source.of(name, texts[start : start + CHUNK])

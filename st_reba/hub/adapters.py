@@ -228,8 +228,10 @@ def merge(model: Any) -> None:
     weights = [id(weight) for base in adapted for weight in base.parameters(recurse=False)]
     done = list[Any]()
     try:
-        if len(kinds) != 1 or len({*weights}) < len(weights):
-            raise ValueError("several kinds of adapters are active" if len(kinds) > 1 else "layers share weights")
+        if len(kinds) != 1:
+            raise ValueError(f"{len(kinds)} kinds of adapters are active")
+        if len({*weights}) < len(weights):
+            raise ValueError("layers share weights")
         for layer in layers:
             done.append(layer)
             layer.merge(safe_merge=True)

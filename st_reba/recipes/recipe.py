@@ -16,7 +16,6 @@ from transformers import AutoModel
 from .. import modules
 from ..hub import compat
 from ..modules import CausalModule
-from ..modules.embedding_transforms import FittedTransform
 from ..moments import Moments, embedding_moments, fitting_progress
 from ..text.presets import TEMPLATES, PromptLanguage, preset
 from ..text.templates import TEXT
@@ -73,11 +72,6 @@ class PostProcessor:
         """Whether it precedes the pooling."""
         return self.module is modules.IdfWeights
 
-    @property
-    def needs_covariance(self) -> bool:
-        """Whether mean and variances are not enough to fit it."""
-        return issubclass(self.module, FittedTransform) and self.module.NEEDS_COVARIANCE
-
     def drawn(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Return the texts that it is fitted on: all, or evenly drawn ones."""
         if self.enough is None or len(texts) <= self.enough:
@@ -97,7 +91,7 @@ class PostProcessor:
         settings = {"shares": part_weights} if "shares" in self.module.FIT_SETTINGS else {}
         return cast(nn.Module, self.module.from_moments(moments, **settings))
 
-    def made(self, model: SentenceTransformer, texts: Sequence[str], part_weights: Sequence[float] = ()) -> nn.Module:
+    def fit(self, model: SentenceTransformer, texts: Sequence[str], part_weights: Sequence[float] = ()) -> nn.Module:
         """Make a filter for a model that begins with a module of st_reba and ends in its pooling.
 
         Args:
@@ -112,7 +106,7 @@ class PostProcessor:
             return modules.EmbeddingFilter.from_language_model(model)
         drawn = self.drawn(texts)
         with fitting_progress(model[0], len(drawn)):
-            moments = embedding_moments(model, drawn, covariance=self.needs_covariance)
+            moments = embedding_moments(model, drawn, covariance=self.module.NEEDS_COVARIANCE)
         return self.from_moments(moments, part_weights or cast(CausalModule, model[0]).part_weights)
 
 
