@@ -188,7 +188,7 @@ class Reader:
         elif command == "push":
             # To a Hub it is pushed in tests/hub.
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("st_reba.hub.push.push", lambda directory, *to, **how: str(check_saved_model(directory)))
+                patch.setattr("st_reba.hub.push.push", lambda directory, *to, **how: check_saved_model(directory))
                 typed(shlex.join(words))
             return
         done = self._script.run(*words, cwd=Path.cwd())
