@@ -17,7 +17,7 @@ from st_reba.evaluation.rankings import Hits
 from st_reba.evaluation.tasks import RetrievalTask
 from st_reba.export import static_model
 from st_reba.modules import CausalModule, PromptRepsModule
-from st_reba.modules.multi_vector import DIMENSION, multi_vector_encoder
+from st_reba.modules.multi_vector import multi_vector_encoder
 from st_reba.recipes import find
 from st_reba.text.presets import language_of, preset
 
@@ -73,7 +73,7 @@ def sparse(backbone: CausalModule, documents: Sequence[str]) -> SparseEncoder:
 
 def late_interaction(key: str, backbone: CausalModule, documents: Sequence[str]) -> Any:
     """Return a row of the recipes as a model of token vectors."""
-    return multi_vector_encoder(find(key).build(backbone), dimension=DIMENSION, fit_texts=documents)
+    return multi_vector_encoder(find(key).build(backbone), dimension=128, fit_texts=documents)
 
 
 PLAIN = ("classical", "echo-2", "reba-2", "prompteol", "promptreps")

@@ -126,7 +126,7 @@ def converted(file: Path, dtype: torch.dtype | str | None = None) -> Path:
 def kept(
     file: Path, digest: str, kinds: Sequence[str], read: Callable[[Path], PreTrainedModel | PreTrainedConfig]
 ) -> Path:
-    """Return the directory of any of some kinds that is kept of a GGUF file; the first is made if there is none.
+    """Return the directory that is kept of a GGUF file, of one of these kinds; make the first if there is none.
 
     Args:
         file: File on this machine.

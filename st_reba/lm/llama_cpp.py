@@ -352,7 +352,7 @@ class _Context:
         rows = self._library.ggml_nbytes(tensor) // 4 // self._hidden_size
         states = np.empty((rows, self._hidden_size), np.float32)
         self._library.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, states.nbytes)
-        # Of several tensors that may enter the first layer, the last one does.
+        # Several tensors may enter the first layer: the last one that is computed does.
         self.states[layer][self._part :] = [states]
         return layer != self._last
 

@@ -263,10 +263,14 @@ class LanguageModel:
         return self.model.get_submodule(parts.projections[layer])
 
     def feed_forward_at(self, positions: Tensor | slice, length: int) -> list[Hook]:
-        """Return hooks with which the last layer's feed-forward part runs for some of N positions.
+        """Return hooks with which the last layer's feed-forward part runs for some of N positions, if no other is read.
 
-        Used where no other state is read. Positions are one of each row, (B,), or a slice of all rows. Empty where no
-        part is a function of one state, or gradient checkpointing would run it a second time without hooks.
+        There are none if no part is a function of one state, or gradient checkpointing would run the part a second
+        time without hooks.
+
+        Args:
+            positions: One position of each row, (B,), or a slice of all rows.
+            length: N.
         """
         paths = parts_of(self.model).feed_forward
         if not paths or self._is_checkpointing:
@@ -349,7 +353,7 @@ class LanguageModel:
 
         Args:
             *layouts: Layouts of B rows.
-            least: Number of tokens, those that a tokenizer adds, for which alone it is not worth it.
+            least: Length up to which a prefix is not worth it: the number of tokens that a tokenizer adds.
         """
         if self.model.training:
             self.prefixes.clear()

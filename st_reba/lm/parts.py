@@ -240,7 +240,7 @@ def _probe(model: PreTrainedModel) -> tuple[ModelParts, Tensor]:
 
 def _is_own(states: Tensor, model: PreTrainedModel, needs_softmax: bool) -> bool:
     """Return whether states are those of the model's own attention."""
-    # Of the same kernels, where it may be: in half precision, another rounding chooses other experts.
+    # The same kernels first: in half precision, another rounding chooses other experts.
     for name in ("eager",) if needs_softmax else ("sdpa", "eager"):
         with contextlib.suppress(*CANNOT_RUN):
             return close(states, _run(trial_copy(model), attention=name).last_hidden_state, times=2)
@@ -321,8 +321,8 @@ def _projection(layer: str, attention: nn.Module | None, calls: Sequence[_Call])
         is_numbered = hasattr(call.module, "layer_idx") or hasattr(call.module, "layer_id")
         if call.module is attention or (attention is None and is_numbered):
             inside = [part for part in of_layer if part.path.startswith(f"{call.path}.") and _has_weights(part.module)]
-            # Those of experts take the states of their tokens, without texts. Where the projection is a sibling of the
-            # attention, the last module within makes the values.
+            # Experts take the states of some tokens, not (B, N, D). Where the projection is a sibling of the attention,
+            # the last module within makes the values.
             if not inside or not _keeps_states(inside[-1]) or not isinstance(call.gave, Tensor):
                 return None
             last = inside[-1]

@@ -159,10 +159,10 @@ class CausalModule(SafeTransformer):
         self.whole_depth = depth(self.model)
         default = chosen("output_layer", None)
         if isinstance(default, int):
-            # Of a preset for deeper models.
+            # The authors' models are deeper than some.
             default = max(default, -self.whole_depth)
         self.output_layer = resolve_output_layer(self.whole_depth, first_not_none(output_layer, default))
-        # Of a model that runs elsewhere. Multimodal models have an attribute "language_model".
+        # A model that runs elsewhere names it. Multimodal models have an attribute "language_model".
         kind: type[LanguageModel] = getattr(self.model, "language_model_class", LanguageModel)
         self._lm = kind(self.model, self.output_layer)
         self.model = self._lm.model

@@ -143,13 +143,13 @@ class LlamaCppModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, name: str, *, config: LlamaCppConfig | None = None, llama_cpp: LlamaCpp | None = None, **kwargs: Any
+        cls, name: str, *, config: LlamaCppConfig, llama_cpp: LlamaCpp | None = None, **kwargs: Any
     ) -> Any:
         """Load the GGUF file in a configuration's folder, if it is the one that the configuration names.
 
         Args:
             name: Directory or Hub id.
-            config: Its configuration; None: it is read.
+            config: Its configuration, which transformers reads.
             llama_cpp: The file, if it is loaded.
             **kwargs: ``subfolder``, ``revision`` and so on, and ``output_loading_info``, whether to return a report on
                 missing weights, too. None are. Others, for weights in transformers, are ignored.
@@ -158,9 +158,7 @@ class LlamaCppModel(PreTrainedModel):
             FileNotFoundError: If the file is not there.
             ValueError: If it is another one.
         """
-        files = Files(name, kwargs)
-        config = config or LlamaCppConfig.from_pretrained(name, **files.where)
-        llama_cpp = llama_cpp or LlamaCpp(_checked_file(files, config))
+        llama_cpp = llama_cpp or LlamaCpp(_checked_file(Files(name, kwargs), config))
         if not 1 <= config.num_hidden_layers <= llama_cpp.layers or config.vocab_size != llama_cpp.vocabulary_size:
             raise ValueError(
                 f"{config.num_hidden_layers} layers and {config.vocab_size} tokens: {llama_cpp.file} has "

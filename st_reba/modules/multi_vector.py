@@ -19,9 +19,6 @@ from ..settings import check_int
 from .base import CausalModule
 from .embedding_transforms import EmbeddingTransform, check_returns_all
 
-#: Dimension of ColBERT's vectors, and of most indices made for them.
-DIMENSION = 128
-
 _TOKENS = "token_embeddings"
 
 
@@ -47,7 +44,7 @@ def multi_vector_encoder(
 
     Args:
         module: Module that gives tokens their vectors. The model shares its weights.
-        dimension: Dimension to which :class:`TokenProjection` projects vectors; :data:`DIMENSION` is usual. None: no
+        dimension: Dimension to which :class:`TokenProjection` projects vectors, such as ColBERT's 128. None: no
             projection.
         fit_texts: Plain texts on which the projection is fitted, read once.
         skip_punctuation: Whether a document's tokens of punctuation or blanks alone are left out, as in ColBERT. A

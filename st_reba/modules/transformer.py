@@ -45,7 +45,7 @@ class SafeTransformer(Transformer):
         nn.Module.__init__(self)
         compat.share(loaded.transformer, self)
         self.unpad_inputs = False
-        # Of a multimodal model, what reads text.
+        # A multimodal model also has a processor of images or sounds.
         self.processor = self.tokenizer
         self.modality_config = {name: own for name, own in self.modality_config.items() if name in ("text", "message")}
         self.model = loaded.model

@@ -26,9 +26,6 @@ FAMILIES = ("bert", "camembert", "roberta", "xlm-roberta")
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps")
 
 
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-
-
 class TwinTower(SafeTransformer):
     r"""JTCSE's encoder: word i is the sum of its last hidden states in two BERT-like encoders.
 
@@ -84,9 +81,9 @@ class TwinTower(SafeTransformer):
         if second_subfolder is not None:
             second_model_name_or_path = model_name_or_path
             for kind in ("model_kwargs", "config_kwargs"):
-                own = transformer_kwargs.get(kind) or {}
-                place = "/".join(filter(None, (own.get("subfolder"), second_subfolder)))
-                transformer_kwargs[kind] = {**own, "subfolder": place}
+                of_first = transformer_kwargs.get(kind) or {}
+                place = "/".join(filter(None, (of_first.get("subfolder"), second_subfolder)))
+                transformer_kwargs[kind] = {**of_first, "subfolder": place}
         second: SafeTransformer = self
         if second_model_name_or_path is not None:
             second = SafeTransformer(second_model_name_or_path, **transformer_kwargs)
@@ -139,7 +136,8 @@ class TwinTower(SafeTransformer):
             first: ``cls_states`` (last hidden states of CLS), ``pooler_outputs``, and ``cross_states`` (CLS at the end
             of the cross-attention stream).
         """
-        inputs = {name: features[name] for name in _INPUTS if name in features}
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        inputs = {name: features[name] for name in names if name in features}
         crosses = tower_outputs and cross_stream and bool(self.cross_layers)
         outputs = [tower(**inputs, output_hidden_states=crosses, return_dict=True) for tower in self.towers]
         states = [output.last_hidden_state for output in outputs]

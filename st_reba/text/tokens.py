@@ -160,7 +160,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
         pairs = _pairs(tokenizer, [cast(str, tokenizer.decode(entries))])
     if not pairs:
         raise ValueError(f"{name} gives no tokens for any text that was tried: use the tokenizer of this model.")
-    # One text may begin or end like the special tokens. What all texts have in common are these.
+    # A text may begin or end like the special tokens, so take what all texts have in common.
     common = set.intersection(*(_splits(plain, full) for plain, full in pairs))
     if len(common) != 1:
         plain, full = pairs[0]
