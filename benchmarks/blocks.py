@@ -222,7 +222,7 @@ def word_sense(results: Results, page: Path) -> str:
     for metric in WORDS:
         own = rows.filter(c.metric == metric)
         made.append(cells(own.filter(TRAINED), metric.removeprefix("accuracy, "), bold="score"))
-        made.append(cells(own.filter(~TRAINED), "random weights", tabular.alone))
+        made.append(cells(own.filter(~TRAINED), "random weights", lambda row: tabular.percent(row["score"])))
     return table(made, RECIPES, ("model", "set"))
 
 

@@ -136,11 +136,6 @@ def score(row: Row) -> str:
     return fraction(row, "score", "low", "high")
 
 
-def alone(row: Row) -> str:
-    """Return a score without its interval."""
-    return percent(row["score"])
-
-
 def difference(row: Row, value: str = "difference", low: str = "low", high: str = "high") -> str:
     """Return a paired difference: bold if its interval is above 0, with = if it holds 0."""
     text = fraction(row, value, low, high)

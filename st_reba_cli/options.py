@@ -108,7 +108,7 @@ def check_model(model: str | None) -> str | None:
                 "`save_pretrained` or `st-reba build` wrote, or a GGUF file itself."
             )
     elif not (model.lower().endswith(".gguf") or _GGUF_TAG.fullmatch(model)) and (
-        model.startswith((".", "/", "~", "\\")) or "\\" in model or model.count("/") > 1
+        model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1
     ):
         raise ValueError(f"The model {model}: there is no such directory. Check the path, or give a Hub id (org/name).")
     return model
