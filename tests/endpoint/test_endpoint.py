@@ -208,8 +208,8 @@ def test_a_server_that_is_busy_is_asked_again(server, waited):
 
 
 def test_a_server_that_is_slow_or_gone_is_a_sentence(server):
-    model = model_of(server, timeout=0.2, retries=1)
-    server.wait = 0.4
+    model = model_of(server, retries=1)
+    model[0].timeout, server.wait = 0.2, 0.4
     with pytest.raises(EndpointError, match="nothing within 0.2 seconds"):
         model.encode(TEXTS)
     server.close()

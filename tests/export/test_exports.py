@@ -285,6 +285,7 @@ def test_the_command_says_which_vectors_they_are(backbone_path, tmp_path):
     last(CausalTransformer(backbone_path(), template="prompteol")).save_pretrained(str(tmp_path / "a"))
     said = typed(f"export --model {tmp_path / 'a'} --plain {tmp_path / 'b'} --pieces")
     assert 'which gives the vectors of tokenization="pieces" and normalize_text=False. Serve it with' in said
+    assert "any engine that has LlamaModel" in said
 
 
 def test_what_is_not_the_same_is_refused(backbone_path, tmp_path, monkeypatch):

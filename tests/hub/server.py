@@ -204,9 +204,8 @@ class RunningHub:
     def __init__(self, users: dict[str, tuple[str, ...]]) -> None:
         self.users = users
         self.repositories: dict[str, Repository] = {}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._app = make_app(self)
 
     def put(self, repo_id: str, files: dict[str, bytes], **settings: bool) -> None:
@@ -247,8 +246,9 @@ class RunningHub:
 
     def __enter__(self) -> RunningHub:
         how: dict[str, Any] = {"log_level": "error", "lifespan": "off", "interface": "asgi3"}
-        self._server = uvicorn.Server(uvicorn.Config(self._serve, port=self.port, **how))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._server = uvicorn.Server(uvicorn.Config(self._serve, **how))
+        given = {"sockets": [self._socket]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=given, daemon=True)
         self._thread.start()
         while not self._server.started:
             assert self._thread.is_alive(), "The loopback Hub did not start."

@@ -12,12 +12,17 @@ from st_reba import AttentionReranker, AttentionRerankModule
 
 from .. import backbones
 from ..backbones import TEXTS
+from ..conftest import long
 
 TEMPLATE = "Of:{documents}\nFor {query}:"
 QUERY = "Who chased the dog?"
 DOCUMENTS = [TEXTS[2], "the quick brown fox jumps over the lazy dog", TEXTS[1], "a", "bank bank river money"]
 EVERY_HEAD = [[layer, head] for layer in range(3) for head in range(4)]
-INTERFACE = [name for name in backbones.ARCHITECTURES if name not in backbones.OWN_ATTENTION]
+INTERFACE = [
+    name if name in ("llama", "gemma2_softcap", "gpt2", "mixtral_experts") else long(name)
+    for name in backbones.ARCHITECTURES
+    if name not in backbones.OWN_ATTENTION
+]
 
 
 def in_context_scores(model, front, separator, documents, asked, heads, apart=False):

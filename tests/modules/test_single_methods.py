@@ -418,10 +418,10 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("key", [row.key for row in every_row()])
-def test_every_recipe(key, roomy_path):
-    backbone, recipe = CausalTransformer(roomy_path), find(key)
-    module = recipe.build(backbone)
-    expected = encoded(recipe.build(backbone, prefix_caching=False))
+def test_every_recipe(key, roomy):
+    recipe = find(key)
+    module = recipe.build(roomy)
+    expected = encoded(recipe.build(roomy, prefix_caching=False))
     assert relative_error(encoded(module), expected) < TOLERANCE
     # Again, with what is kept.
     assert relative_error(encoded(module), expected) < TOLERANCE

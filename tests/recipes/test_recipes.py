@@ -188,8 +188,8 @@ def test_a_class_that_reads_in_its_own_way_has_a_name_and_an_equation_of_its_own
 
 
 @each_class
-def test_a_text_whose_chunks_are_read_has_a_vector_for_each_token(row, roomy_path):
-    model = pipeline(find(row.key).build(CausalTransformer(roomy_path)).eval())
+def test_a_text_whose_chunks_are_read_has_a_vector_for_each_token(row, roomy):
+    model = pipeline(find(row.key).build(roomy).eval())
     with contextlib.suppress(ValueError), torch.no_grad():  # others are refused
         reader = _reader(model)
         [layout] = reader.lay_out(TEXTS[2:3])

@@ -58,13 +58,6 @@ def test_encode_on_ray(script, desk):
     np.testing.assert_allclose(np.load("a.npy"), loaded("saved").encode(TEXTS), atol=1e-5)
 
 
-def test_a_plain_export_is_the_model(script, desk):
-    typed(script, "build --model lm --recipe classical --out built")
-    assert "engine that has" in typed(script, "export --model built --plain plain")
-    assert "st_reba" not in Path("plain/modules.json").read_text()
-    np.testing.assert_allclose(loaded("plain").encode(TEXTS), loaded("built").encode(TEXTS), atol=1e-5)
-
-
 def test_build_tells_what_it_wrote_on_stdout_and_all_else_on_stderr(script, desk):
     """In an interpreter that has nothing imported, as a shell starts it."""
     line = [script.path, *shlex.split("build --model lm --recipe reba-2 --out m --json")]

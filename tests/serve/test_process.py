@@ -126,7 +126,7 @@ def test_many_clients_and_the_end(server, model, monkeypatch):
     # What is on its way when the signal comes is answered.
     with ThreadPoolExecutor(4) as clients:
         late = [clients.submit(server.embed, texts) for _ in range(4)]
-        while server.value("st_reba_waiting_texts") < 40:
+        while server.value("st_reba_waiting_texts") < 40 and not any(own.done() for own in late):
             time.sleep(0.02)
         server.kill(signal.SIGTERM)
         for own in late:
