@@ -27,7 +27,7 @@ _CUT_SHORT = re.compile(
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error means a full disk or an exceeded quota."""
+    """Return whether an error means a full disk or an exceeded quota."""
     text = str(error)
     if getattr(error, "errno", None) in _FULL or _FULL_WORDS.search(text):
         return True

@@ -114,7 +114,7 @@ def _checked(model: SentenceTransformer, pieces: bool) -> CausalModule:
 
 
 def _pools_all(module: CausalModule, has_prompts: bool) -> bool:
-    """Whether the pooling covers every token of the input, which may have a prompt."""
+    """Return whether the pooling covers every token of the input, which may have a prompt."""
     layouter = module.layouter
     literals = layouter.templates[0].literals
     if len(literals) > 2:

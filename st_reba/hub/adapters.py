@@ -99,7 +99,7 @@ class Adapter:
                 model, self.named_in(model), _NAME, ignore_mismatched_sizes=True, low_cpu_mem_usage=is_empty
             )
         kind = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING.get(self._config.peft_type, "")
-        # Others may be of the head.
+        # Further weights may be those of the head.
         if lost := [weight for weight in result.unexpected_keys if _are_within(model, [weight]) and kind in weight]:
             raise ValueError(f"{self._name} has weights of layers that {name} has not, such as {min(lost)}")
         model._hf_peft_config_loaded = True

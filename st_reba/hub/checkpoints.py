@@ -39,8 +39,8 @@ _OF_ONE_MODEL = ("revision", "subfolder")
 #: Names of files of weights of a model and of an adapter, in the order of choice.
 WEIGHTS = (utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME)
 ADAPTER_WEIGHTS = (ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME)
-# Ranks that are allowed whatever an adapter's weights are: in some kinds, they are no dimension.
-_LEAST_RANK = 256
+# Largest rank that is always allowed: in adapters of some kinds, it is not the size of a weight.
+_ALLOWED_RANK = 256
 # A pickled checkpoint has no header: it holds at most half as many numbers as bytes, and these few do no harm.
 _PICKLED_LEAST = 2**24
 
@@ -157,7 +157,7 @@ def check_model(name_or_path: str, model_kwargs: Mapping[str, Any], config_kwarg
     # An adapter's ranks are dimensions of its weights.
     ranks = (settings.get("rank_pattern") or {}).values()
     rank = max([settings.get("r") or 0, *(rank for rank in ranks if isinstance(rank, int))])
-    if weights.is_file() and rank > max([_LEAST_RANK, *(size for shape in shapes_of(weights) for size in shape)]):
+    if weights.is_file() and rank > max([_ALLOWED_RANK, *(size for shape in shapes_of(weights) for size in shape)]):
         problem = f"{adapter} asks for a rank of {rank}, and no weight of {weights.name} is as large:"
         raise ValueError(f"{problem} they are of two adapters. Get both from one place.")
     base = files.of_base(str(settings.get("base_model_name_or_path")), settings.get("revision"))

@@ -232,7 +232,7 @@ def _load_model(
     arguments = {**base.arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     # transformers would find an adapter in the root of a saved model whose own files are in a folder.
     arguments["adapter_kwargs"] = {"subfolder": base.arguments.get("subfolder") or ""}
-    # The class that such checkpoints are saved from: its body alone may lack weights by their names.
+    # Multimodal checkpoints are saved from this class: its body alone may not find weights by their names.
     is_whole = is_multimodal(config) and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
     auto: Any = AutoModelForMultimodalLM if is_whole else AutoModel
     try:
@@ -246,7 +246,7 @@ def _load_model(
         if missing_weights(report):
             raise
     if "key_mapping" in arguments:
-        # Saved under the names that it was loaded by, it would not load without them.
+        # With these, it would be saved under the checkpoint's names, and would not load again.
         vars(whole).pop("_weight_conversions", None)
     has_adapter = hasattr(whole, "peft_config")
     model, path = language_model_in(whole)
@@ -272,7 +272,7 @@ def _within_size(checkpoint: Checkpoint, make: Callable[[], _T]) -> _T:
             with within_size(checkpoint.stored, checkpoint.file):
                 return make()
         except Exception as error:
-            # If the configuration describes a larger model, or none, any error may come of it.
+            # Any error may come of a configuration that describes a larger model, or none.
             check_size(checkpoint.config, checkpoint.stored, checkpoint.file)
             if not isinstance(error, SizeError):
                 raise

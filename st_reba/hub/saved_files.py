@@ -62,7 +62,7 @@ def read_json(path: Path) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether a value is nested so deeply that recursion over it might fail."""
+    """Return whether a value is nested so deeply that recursion over it might fail."""
     level = [value]
     for _ in range(_LEVELS):
         inner = [value for value in level if isinstance(value, (dict, list))]
@@ -171,7 +171,7 @@ def is_dtype(value: Any) -> bool:
 
 
 def _are_attention_types(value: Any) -> bool:
-    """Whether a value lists GPT-Neo's kinds of attention, each list with its number of repetitions."""
+    """Return whether a value lists GPT-Neo's kinds of attention, each list with its number of repetitions."""
     try:
         return 0 <= sum(len(kinds) * count for kinds, count in value or []) <= MAX_LAYERS
     except (TypeError, ValueError):
@@ -416,7 +416,7 @@ def refuse_class(name: str, model: object, *args: Any, **kwargs: Any) -> NoRetur
 
 
 def is_no_sink(settings: Mapping[str, Any]) -> bool:
-    """Whether a saved CausalTransformer is now a ``NoSinkModule``, which 0.8 saved as its only change."""
+    """Return whether a saved CausalTransformer is now a ``NoSinkModule``, which 0.8 saved as its only change."""
     changes = settings.get("changes")
     change = changes[0] if isinstance(changes, list) and len(changes) == 1 else None
     names = {"key", "layers", "bidirectional_layers"}

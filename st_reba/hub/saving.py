@@ -62,7 +62,7 @@ def _saving_adapter(model: Any) -> Iterator[None]:
     names, configs = adapters.active(model), model.peft_config
     config = copy.copy(configs[names[0]])
     if adapters.names_paths(config) and not getattr(config, "target_parameters", None):
-        # They may be those in a model with its head.
+        # They may be paths in a model with a head.
         config.target_modules = {*adapters.adapted_modules(model)}
         for name in ("layers_to_transform", "layers_pattern"):
             if hasattr(config, name):
@@ -85,7 +85,7 @@ def _check_adapters(model: Any, names: list[str]) -> None:
     try:
         if len(names) > 1:
             raise ValueError(f"{' and '.join(names)} are active, and one can be saved")
-        # Not the name in the adapter's configuration first, which may have been given to several models.
+        # The adapter's configuration comes second: it may have been given to several models.
         name = model.name_or_path or config.base_model_name_or_path
         config.base_model_name_or_path, base = _base_of(name, config.revision, model.config)
         if not getattr(base, "auto_map", None) and getattr(model, "hf_quantizer", None) is None:
