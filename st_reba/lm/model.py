@@ -263,10 +263,10 @@ class LanguageModel:
         return self.model.get_submodule(parts.projections[layer])
 
     def feed_forward_at(self, positions: Tensor | slice, length: int) -> list[Hook]:
-        """Return hooks with which the last layer's feed-forward part runs for some of N positions, if no other is read.
+        """Return hooks with which the last layer's feed-forward part runs for some of N positions alone.
 
-        There are none if no part is a function of one state, or gradient checkpointing would run the part a second
-        time without hooks.
+        Use them where no other state is read. There are none if no part is a function of one state, or gradient
+        checkpointing would run the part a second time without hooks.
 
         Args:
             positions: One position of each row, (B,), or a slice of all rows.

@@ -391,8 +391,13 @@ class CausalModule(SafeTransformer):
         least = len(self.layouter.before)
         layouts = self.lm.behind_prefix(*given, least=least) if self.caches_prefixes else given
         parts = self.parts(layouts)
-        read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
-        vectors = TokenVectors.concatenate(read, parts).with_zeros(_is_empty(given))
+        if len(parts) == 1:
+            # Concatenating would copy the vectors.
+            vectors = self.read(*layouts)
+        else:
+            read = [self.read(*(layout.part(rows) for layout in layouts)) for rows in parts]
+            vectors = TokenVectors.concatenate(read, parts)
+        vectors = vectors.with_zeros(_is_empty(given))
         others = {name: value for name, value in features.items() if not name.startswith(FEATURES)}
         if self.deterministic:
             others[ONE_BY_ONE] = True
