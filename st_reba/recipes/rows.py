@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from .. import modules
-from ..text.presets import PRESETS
 from .recipe import PostProcessor, Row
 
 # The table is formatted by hand: key, name and class, then the description, then the rest.
@@ -60,7 +59,7 @@ _ZHANG = (
 )
 _BELLM = modules.BidirectionalLastLayer.citation
 #: Settings for a template of the user's own, as for the prompts of PromptEOL.
-_AS_A_PROMPT = PRESETS["prompteol"].settings()
+_AS_A_PROMPT = {"pool_over": "all", "rows": "last", "normalize_text": True}
 _LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
 _AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 # Marks that end a sentence as the prompts expect it, and replacements of the quotation marks that templates use.
 _ENDS = ".?\"'。？”’"
@@ -65,14 +65,6 @@ class Preset:
     final_norm: bool | None = None
     contrast: Contrast | None = None
     prompts: tuple[tuple[str, str], ...] = ()
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that are not None, as arguments of a module."""
-        return {name: getattr(self, name) for name in SETTINGS if getattr(self, name) is not None}
-
-
-#: Arguments of a module for which a preset has defaults.
-SETTINGS = tuple(field.name for field in fields(Preset) if field.name not in ("template", "contrast", "prompts"))
 
 
 def _prompt_eol(template: str, contrast: Contrast | None = None) -> Preset:
@@ -222,9 +214,11 @@ def preset(template: str) -> Preset:
 
 def agreed(presets: Sequence[Preset]) -> Preset:
     """Return the settings on which all presets agree, with the template of the first."""
-    first = presets[0]
-    alike = {name: getattr(first, name) for name in SETTINGS if len({getattr(other, name) for other in presets}) == 1}
-    return Preset(first.template, **alike)
+    first, *others = presets
+    alike = {
+        name: value for name, value in vars(first).items() if all(getattr(other, name) == value for other in others)
+    }
+    return Preset(**{**alike, "template": first.template})
 
 
 def normalized(text: str) -> str:
