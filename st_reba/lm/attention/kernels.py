@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..passes import AttentionCall
+from ..sizes import in_a_line
 
 # Bytes of scores that are formed at a time: what the caches of a CPU hold, or what fills an accelerator.
 _SCORE_BYTES = {"cpu": 2**22}
@@ -334,7 +335,7 @@ def trusted_fold(kind: FoldKind) -> Fold | None:
     except Exception as error:  # no compiler, too little memory on the chip, a GPU that Triton does not know
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "triton":
             return None
-        reason = f"it fails with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = f"it fails with {in_a_line(error)}"
     problem = f"The Triton kernel for ReBA's running maximum is not used on {kind.device}, because {reason}."
     advice = "PyTorch's operations replace it: the numbers are the same, and it takes more time."
     warnings.warn(f"{problem} {advice}", stacklevel=2)
