@@ -123,6 +123,8 @@ class Embedder(Served):
     """
 
     def __init__(self, name: str, model: SentenceTransformer, truncate: bool = True) -> None:
+        if not isinstance(model, SentenceTransformer):
+            raise ValueError(f"The model {name} does not return one vector per text. Serve one that does.")
         if isinstance(model[0], EndpointTransformer):
             raise ValueError(
                 f"The model {name} sends texts to {model[0].url}, and cannot be served. Use st-reba encode, or "
@@ -173,9 +175,7 @@ class Embedder(Served):
         return (torch.nn.functional.normalize(first, dim=0) if self._normalizes else first).numpy()
 
     def _run(self, call: Callable[..., Any], texts: list[str]) -> Sequence[np.ndarray]:
-        vectors = np.asarray(call(texts, batch_size=len(texts), show_progress_bar=False))
-        if vectors.ndim != 2:
-            raise ValueError(f"The model {self.name} does not return one vector per text. Serve one that does.")
+        vectors = call(texts, batch_size=len(texts), show_progress_bar=False)
         return list(_check_finite(vectors.astype(np.float32, copy=False), "vector of this text"))
 
 

@@ -142,6 +142,8 @@ def test_what_is_not_served(saved, reranker_path, tmp_path):
     with pytest.raises(ValueError, match="sends texts to http://127.0.0.1:9.*, and cannot be served"):
         Embedder("m", SentenceTransformer(modules=[asks], device="cpu"))
     model = load_reranker("m", reranker_path, "cpu", "float32", True).model
+    with pytest.raises(ValueError, match="does not return one vector per text"):
+        Embedder("m", model)
     model.model.config.num_labels = 3
     with pytest.raises(ValueError, match="returns 3 scores per pair"):
         Reranker("m", model)
