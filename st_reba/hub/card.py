@@ -81,7 +81,7 @@ class _OurCardData(BaseModelCardData):
         values: dict[str, Any] = super().to_dict()
         if self._was_trained and self.template_path == TEMPLATE:
             # In place, as ST reads this dictionary again.
-            values["training_details"] = _section("## Training Details", type(self).template_path, values)
+            values["training_details"] = _training_details(type(self).template_path, values)
         return values
 
     def try_to_set_base_model(self) -> None:
@@ -176,13 +176,6 @@ def adopt(model: Any) -> Any:
     return model.model_card_data
 
 
-def take_training(model: SentenceTransformer, trained: SentenceTransformer) -> None:
-    """Move the trainer's card data to a model from the one that was trained, such as a part of it."""
-    model.model_card_data = trained.model_card_data
-    model.model_card_data.register_model(model)
-    adopt(model)
-
-
 def add_recipe(model: Any, recipe: Any) -> None:
     """Add the recipe of a model to its card.
 
@@ -214,8 +207,9 @@ def add_static(model: SentenceTransformer, made_of: Any, layer: int, depth: int,
     model.model_card_data = data
 
 
-def _section(heading: str, template: Path, values: Mapping[str, Any]) -> str:
-    """Return a rendered section of a template, or an empty string if it has no such heading."""
+def _training_details(template: Path, values: Mapping[str, Any]) -> str:
+    """Return the section on training of a template, rendered, or an empty string if it has none."""
+    heading = "## Training Details"
     _, line, rest = template.read_text(encoding="utf-8").partition(f"\n{heading}\n")
     if not line:
         return ""

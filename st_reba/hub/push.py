@@ -161,17 +161,12 @@ def saved_class(model: str, revision: str | None = None) -> str | None:
     return None
 
 
-def loading_class(model: str, revision: str | None = None) -> str | None:
-    """Return the name of the class that loads a model, which may be :data:`BY_ATTENTION`: see :func:`saved_class`.
-
-    Args:
-        model: Directory or Hub id.
-        revision: Revision on the Hub.
-    """
-    file = load_file_path(model, "modules.json", revision=revision)
-    modules = [] if file is None else read_modules(Path(file))
-    by_attention = bool(modules) and modules[0]["type"] == "st_reba.modules.AttentionRerankModule"
-    return BY_ATTENTION if by_attention else saved_class(model, revision)
+def loading_class(model: str) -> str | None:
+    """Return the name of the class that loads a model, which may be :data:`BY_ATTENTION`: see :func:`saved_class`."""
+    file = load_file_path(model, "modules.json")
+    if file is not None and read_modules(Path(file))[0]["type"] == "st_reba.modules.AttentionRerankModule":
+        return BY_ATTENTION
+    return saved_class(model)
 
 
 def files_of(root: Path) -> list[Path]:

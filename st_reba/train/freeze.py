@@ -18,7 +18,7 @@ from transformers import set_seed
 from ..evaluation import PairScoreEvaluator
 from ..evaluation.embedded import Embedded, TensorCache
 from ..fingerprint import fingerprint, fingerprint_of
-from ..hub.card import take_training
+from ..hub.card import adopt
 from ..modules import LayerStates, LayerwiseAutoencoder
 from .fitting import begin, dataset, fit, pairs_evaluator, read_scored_pairs, read_sentences, save, weights_digest
 from .losses import EmbeddingCoSENTLoss, LogResidualVarianceLoss, PairScoreMSELoss, ReconstructionLoss
@@ -183,7 +183,10 @@ def train_freeze(settings: FreezeTraining, output: str | Path, *, progress: bool
     pair_loss = _LOSSES[settings.loss or _DEFAULT_LOSSES[settings.stage]](trained)
     fit(trained, pairs, pair_loss, output, settings, evaluator=evaluator, identity=identity, progress=progress)
     model = SentenceTransformer(modules=[states, autoencoder])
-    take_training(model, trained)
+    # The trainer has noted the training on the card of the part that was trained.
+    model.model_card_data = trained.model_card_data
+    model.model_card_data.register_model(model)
+    adopt(model)
     save(model, output)
     return model
 
