@@ -18,7 +18,7 @@ from ..text.layout import Layout
 from .attention.function import ATTENTION
 from .parts import at_positions, continues_past, parts_of, shorten, takes_embeddings
 from .passes import Capture, Hook, Side, Stop, active_pass, keep_hooks_for_checkpointing
-from .prefixes import PastMask, PrefixCache
+from .prefixes import Past, PastMask, PrefixCache
 from .views import depth, device_of, has_own_forward, set_attention, shallow_copy
 
 
@@ -105,9 +105,11 @@ class LanguageModel:
         if "inputs_embeds" not in inputs:
             inputs["input_ids"] = layout.input_ids.to(self.device, non_blocking=True)
         if layout.past is not None:
-            inputs |= layout.past.inputs(self.model, layout.input_ids.shape[1], self.device)
-            if layout.past.is_padded:
-                hooks = (PastMask(layout.past.lengths), *hooks)
+            past: Past = layout.past
+            inputs |= past.inputs(self.model, layout.input_ids.shape[1], self.device)
+            if (past.lengths != past.cache.get_seq_length()).any():
+                # The model's own mask would not hide padding in the cache.
+                hooks = (PastMask(past.lengths), *hooks)
         if hooks and self._is_checkpointing:
             if any(hook.modules or hook.reads_weights for hook in hooks):
                 raise ValueError(

@@ -31,11 +31,6 @@ class Past:
     cache: Cache
     lengths: Tensor
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether some rows of the cache have padding, which the model's own mask would not hide."""
-        return bool((self.lengths != self.cache.get_seq_length()).any())
-
     def inputs(self, model: PreTrainedModel, new: int, device: torch.device) -> dict[str, Any]:
         """Return the arguments of a model's forward for ``new`` tokens behind these."""
         positions = self.lengths.to(device)[:, None] + torch.arange(new, device=device)
