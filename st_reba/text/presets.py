@@ -215,9 +215,7 @@ def preset(template: str) -> Preset:
 def agreed(presets: Sequence[Preset]) -> Preset:
     """Return the settings on which all presets agree, with the template of the first."""
     first, *others = presets
-    alike = {
-        name: value for name, value in vars(first).items() if all(getattr(other, name) == value for other in others)
-    }
+    alike = {name: value for name, value in vars(first).items() if all(vars(other)[name] == value for other in others)}
     return Preset(**{**alike, "template": first.template})
 
 
