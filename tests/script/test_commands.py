@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
+import st_reba
 from st_reba import CausalTransformer, ReBAModule
 from st_reba.compare.results import Comparison
 from st_reba.recipes import find
@@ -80,7 +81,7 @@ def test_the_printed_command_builds_what_was_scored(script, desk):
     texts = [f"{TEXTS[n % 12]} {n}" for n in range(140)]
     topic = find("topic")
     own = replace(topic, layer=2, wording=topic.row.wordings[1], fit_texts=tuple(texts))
-    vectors = own.model(CausalTransformer("lm")).encode(texts, normalize_embeddings=True)
+    vectors = st_reba.build("lm", own, device="cpu").encode(texts)
     scores = (vectors[:70] * vectors[70:]).sum(axis=1)
     rows = [f"{first}\t{second}\t{score}" for first, second, score in zip(texts, texts[70:], scores, strict=False)]
     Path("labelled.tsv").write_text("\n".join(["q1\tq2\tlike", *rows]) + "\n", encoding="utf-8")
