@@ -66,11 +66,11 @@ def start(*arguments: object, out: Path, env: Mapping[str, str] | None = None, c
     return process
 
 
-def run(*arguments: object, out: Path, timeout: float = 300, **settings: Any) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, out: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run Python to its end, as :func:`start`; ``stdout`` has all output."""
     process = start(*arguments, out=out, **settings)
     try:
-        code = process.wait(timeout)
+        code = process.wait()
     finally:
         process.kill()
     return subprocess.CompletedProcess(arguments, code, stdout=out.read_text(encoding="utf-8"))

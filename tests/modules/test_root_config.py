@@ -17,7 +17,6 @@ from transformers import AutoModel
 from st_reba import EchoModule, WhiteningTransform
 from st_reba.modules import AttentionReranker, AttentionRerankModule, EndpointTransformer
 
-from .. import processes
 from ..backbones import TEXTS, own
 from ..conftest import pipeline
 
@@ -45,13 +44,6 @@ def test_programs_that_ask_for_a_language_model_are_told(backbone_path, tmp_path
     # Of a model that was saved before there was such a file.
     (tmp_path / "config.json").unlink()
     np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), expected)
-
-
-def test_transformers_alone_names_st_reba(backbone_path, tmp_path):
-    pipeline(EchoModule(backbone_path())).save_pretrained(str(tmp_path / "saved"))
-    code = f"from transformers import AutoModel; AutoModel.from_pretrained({str(tmp_path / 'saved')!r})"
-    done = processes.run("-c", code, out=tmp_path / "printed")
-    assert "has model type `st_reba` but Transformers does not" in done.stdout
 
 
 def test_other_first_modules(backbone_path, tmp_path):
