@@ -61,7 +61,10 @@ def test_a_script_and_a_module(program, prompted_path, tmp_path, monkeypatch, ca
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 def test_a_signal(program, prompted_path, tmp_path):
+    # Whoever runs the tests in the background may have had it ignored, and a process inherits that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = started(program, prompted_path, "wait", cwd=tmp_path)
+    signal.signal(signal.SIGINT, before)
     told = iter(process.stdout.readline, "")
     assert any("own" in line for line in told)
     assert next(told) == "SIGTERM SIG_DFL\n"
