@@ -19,7 +19,7 @@ from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, utils
 from transformers.utils.hub import cached_file
-from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME, find_adapter_config_file
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME
 
 from ..lm.llama_cpp import MODEL_TYPE
 from ..lm.sizes import MAX_EXPERTS, MAX_LABELS, MAX_LAYERS, MAX_SIZE
@@ -149,10 +149,10 @@ def check_model(name_or_path: str, model_kwargs: Mapping[str, Any], config_kwarg
     files = Files(name_or_path, config_kwargs)
     is_chosen = "attn_implementation" in {**model_kwargs, **config_kwargs}
     _check_config(files, is_chosen)
-    path = find_adapter_config_file(name_or_path, **files.where)
-    if path is None:
+    adapter = files.find(ADAPTER_CONFIG_NAME)
+    if adapter is None:
         return None
-    adapter, weights = Path(path), Path(path).with_name(ADAPTER_SAFE_WEIGHTS_NAME)
+    weights = adapter.with_name(ADAPTER_SAFE_WEIGHTS_NAME)
     settings = read_object(adapter, saved_files.AdapterConfig)
     # An adapter's ranks are dimensions of its weights.
     ranks = (settings.get("rank_pattern") or {}).values()

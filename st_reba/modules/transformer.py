@@ -112,7 +112,12 @@ class SafeTransformer(Transformer):
                 missing.
         """
         name = fspath(model_name_or_path)
-        return super().load(name if check_inside(subfolder) else backbone_of(name), subfolder, *args, **kwargs)
+        if not check_inside(subfolder):
+            name = backbone_of(name)
+        elif Path(name).is_dir():
+            # transformers 5.6 takes an adapter in the root for one of the folder.
+            name, subfolder = str(Path(name, subfolder)), ""
+        return super().load(name, subfolder, *args, **kwargs)
 
     @classmethod
     def load_config(  # type: ignore[override]
