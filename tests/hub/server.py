@@ -113,6 +113,10 @@ def make_app(hub: RunningHub) -> FastAPI:
         hub.repositories[repo_id] = Repository(repo_id, private)
         return body
 
+    @app.get("/api/{kind}/{name}")
+    def without_namespace() -> Any:
+        raise refused(404, "Repository not found", "RepoNotFound")
+
     @app.get(MODEL + "/commits/{revision}")
     def commits(request: Request, revision: str) -> Any:
         sha = hub.repository(request).resolve(revision)

@@ -12,9 +12,11 @@ import time
 from io import BytesIO
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from packaging.version import Version
 
 from st_reba import ReBAModule
 
@@ -148,22 +150,35 @@ def test_where_a_push_goes(outcomes, hub, workplace):
             assert expected in card, expected
 
 
-def test_a_command_is_refused_in_a_sentence(outcomes, hub, workplace):
-    not_there = "Error: The model {}: there is no such directory, and it cannot be downloaded from the Hub ({}"
+def refused(outcome):
+    """The sentence in which a command is refused, with what was printed before."""
+    assert (outcome["code"], outcome["trace"], outcome["output"].count("Error: ")) == (1, None, 1), outcome
+    return outcome["output"]
+
+
+NOT_THERE = "Error: The model {}: there is no such directory, and it cannot be downloaded from the Hub ({}"
+
+
+def test_a_command_is_refused_in_a_sentence(outcomes, hub):
     for case, message in {
         "private over public": "org/built is public. Make it private on the Hub first,",
         "wrong token": "(401: Invalid credentials in Authorization header). Log in with",
         "a stranger": "The Hub refuses to take org/built (403: You don't have write access to org/built). Use a token",
         "a file again": f"hf://datasets/{VECTORS}/a.npy exists: choose another --out, or replace it with --overwrite.",
         "nowhere": "--out hf://datasets/org/none/a.npy: the Hub has no such repository, or you may not see it. Cre",
-        "a typing error": not_there.format("org/modle", ""),
-        "no Hub": not_there.format("org/model", "it does not answer, and the model is not in the cache). Check"),
+        "a typing error": NOT_THERE.format("org/modle", ""),
     }.items():
-        outcome = outcomes["commands"][case]
-        assert (outcome["code"], outcome["trace"], outcome["output"].count("Error: ")) == (1, None, 1), outcome
-        assert message in outcome["output"]
+        assert message in refused(outcomes["commands"][case])
     assert "org/built-other" not in hub.repositories
     assert outcomes["commands"]["a typing error"]["output"].endswith("Check the name, or give a directory.")
+
+
+@pytest.mark.skipif(
+    Version(huggingface_hub.__version__) < Version("1.27"), reason="it sends by a closed client"
+)
+def test_a_hub_that_does_not_answer(outcomes, workplace):
+    message = NOT_THERE.format("org/model", "it does not answer, and the model is not in the cache). Check")
+    assert message in refused(outcomes["commands"]["no Hub"])
     # One file is asked for, six times, and not each file of the model.
     assert (workplace / "log").read_text().count("Retrying in") == 5
 
