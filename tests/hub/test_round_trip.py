@@ -173,9 +173,7 @@ def test_a_command_is_refused_in_a_sentence(outcomes, hub):
     assert outcomes["commands"]["a typing error"]["output"].endswith("Check the name, or give a directory.")
 
 
-@pytest.mark.skipif(
-    Version(huggingface_hub.__version__) < Version("1.27"), reason="it sends by a closed client"
-)
+@pytest.mark.skipif(Version(huggingface_hub.__version__) < Version("1.27"), reason="it sends by a closed client")
 def test_a_hub_that_does_not_answer(outcomes, workplace):
     message = NOT_THERE.format("org/model", "it does not answer, and the model is not in the cache). Check")
     assert message in refused(outcomes["commands"]["no Hub"])
