@@ -45,7 +45,7 @@ def encode(
     prompt_name: Annotated[str | None, option("Name of a prompt of the model to put before each text.")] = None,
     prompt: Annotated[str | None, option("Prompt to put before each text.")] = None,
     chunk_tokens: Annotated[
-        int | None, option("Write one vector per chunk of this many tokens, read in its text; to Parquet only.", min=1)
+        int | None, option("Write a vector per chunk of this many tokens, read in its context; Parquet only.", min=1)
     ] = None,
     chunk_overlap: Annotated[int, option("Number of tokens that consecutive chunks share.", min=0)] = 0,
     batch_size: options.BatchSize = 32,

@@ -28,7 +28,7 @@ def serve(
     ] = None,
     chat: Annotated[bool, option("Chat with MODEL's language model, too, on the same weights.")] = False,
     lm: Annotated[
-        str | None, option("With --chat: the whole language model, if MODEL has a part of it.", callback=check_model)
+        str | None, option("With --chat: the whole language model, if MODEL keeps a part.", callback=check_model)
     ] = None,
     model_name: Annotated[str | None, option("Name of MODEL in requests. Default: the last part of its path.")] = None,
     host: Annotated[str, option("Address to listen on; 0.0.0.0: for other machines, too.")] = "127.0.0.1",
