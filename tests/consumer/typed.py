@@ -35,6 +35,6 @@ def read(model: SentenceTransformer, questions: Path) -> None:
 
 def mistakes(path: str, model: SentenceTransformer) -> None:
     ReBAModule(path, repetitions="2")  # type: ignore[arg-type]
-    ReBAModule(path, rows="first")  # type: ignore[arg-type]
-    WhiteningTransform.fit(model, ["a", "b"], dimension="8")  # type: ignore[arg-type]
+    ReBAModule(path, layers="first")  # type: ignore[arg-type]
+    WhiteningTransform.fit(path, ["a", "b"], dimension=8)  # type: ignore[arg-type]
     encode_words(model, ["I swim."], ["swim"], batch="32")  # type: ignore[call-arg]
