@@ -7,5 +7,7 @@ documentation and tests.
 from .lookup import asked_for, default_recipes, every_row, find, register, worth_trying
 from .recipe import PostProcessor, Recipe, Row, random_weights
 
-__all__ = ["PostProcessor", "Recipe", "Row", "asked_for", "default_recipes", "every_row", "find", "random_weights"]
-__all__ += ["register", "worth_trying"]
+__all__ = [
+    "PostProcessor", "Recipe", "Row", "asked_for", "default_recipes", "every_row", "find", "random_weights", "register",
+    "worth_trying",
+]  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import modules
+from ..text.presets import PRESETS
 from .recipe import PostProcessor, Row
 
 # The table is formatted by hand: key, name and class, then the description, then the rest.
@@ -59,7 +60,7 @@ _ZHANG = (
 )
 _BELLM = modules.BidirectionalLastLayer.citation
 #: Settings for a template of the user's own, as for the prompts of PromptEOL.
-_AS_A_PROMPT = {"pool_over": "all", "rows": "last", "normalize_text": True}
+_AS_A_PROMPT = {name: getattr(PRESETS["prompteol"], name) for name in ("pool_over", "rows", "normalize_text")}
 _LOOKS_BACK = "looks back from all that follows it, weighted by the model's own attention"
 _AT_ITS_END: dict[str, Any] = {"poolings": ("last",), "own_template": _AS_A_PROMPT, "page": "prompts"}
 

@@ -9,6 +9,8 @@ from .freeze import FreezeTraining, train_freeze
 from .jtcse import JTCSETraining, train_jtcse
 from .settings import RunSettings, read_settings
 
-__all__ = ["BeLLMTraining", "DivergedError", "FreezeTraining", "JTCSETraining", "RunSettings", "build_bellm", "fit"]
-__all__ += ["merge_adapter", "read_conditional_pairs", "read_scored_pairs", "read_sentences", "read_settings"]
-__all__ += ["read_triplets", "train_bellm", "train_freeze", "train_jtcse"]
+__all__ = [
+    "BeLLMTraining", "DivergedError", "FreezeTraining", "JTCSETraining", "RunSettings", "build_bellm", "fit",
+    "merge_adapter", "read_conditional_pairs", "read_scored_pairs", "read_sentences", "read_settings", "read_triplets",
+    "train_bellm", "train_freeze", "train_jtcse",
+]  # fmt: skip
