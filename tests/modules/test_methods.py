@@ -351,18 +351,15 @@ def loaded(tmp_path_factory):
     return backbone
 
 
-@pytest.mark.parametrize(
-    ("case", "architecture"),
-    [
-        (case, architecture)
-        # Each on Llama; the others take turns.
-        if architecture in ("llama", golden.ARCHITECTURES[1 + number % 3])
-        else long(case, architecture)
-        for number, case in enumerate(golden.known_cases())
-        for architecture in golden.ARCHITECTURES
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
+#: Each on Llama; the others take turns.
+GOLDEN = [
+    (case, name) if name in ("llama", golden.ARCHITECTURES[1 + number % 3]) else long(case, name)
+    for number, case in enumerate(golden.known_cases())
+    for name in golden.ARCHITECTURES
+]
+
+
+@pytest.mark.parametrize(("case", "architecture"), GOLDEN, ids=lambda value: getattr(value, "name", value))
 def test_golden(case, architecture, archive, loaded):
     module = getattr(modules, case.module)(loaded(architecture), **case.settings)
     for call in case.calls:

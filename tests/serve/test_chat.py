@@ -24,7 +24,9 @@ from st_reba import CausalTransformer, EchoModule
 from st_reba.modules import AttentionReranker, AttentionRerankModule
 
 from ..backbones import FEW, TEXTS, save_talking
+from ..conftest import pipeline
 from .conftest import serving
+from .test_process import Serving
 
 chat = pytest.importorskip("st_reba.serve.chat")
 from st_reba.serve.app import Server, make_app  # noqa: E402
@@ -283,3 +285,28 @@ def test_a_reranker_of_the_same_language_model_shares_its_weights(whole_path, un
     assert {own.data_ptr() for own in reranker.parameters()} <= {own.data_ptr() for own in made.model.parameters()}
     assert np.array_equal(reranker.predict([("mouse", text) for text in TEXTS]), scores)
     assert share(CausalTransformer(untied_path), made.model[0]) == "model.embed_tokens.weight"
+
+
+@pytest.mark.long
+def test_a_minute_of_chats_and_embeddings(whole_path, tmp_path):
+    """16 clients of each kind, by the command: every answer is the one that is given alone, and none is a 5xx."""
+    pipeline(EchoModule(whole_path, deterministic=True)).save_pretrained(str(tmp_path / "my-model"))
+    serving = Serving(tmp_path / "printed", str(tmp_path / "my-model"), "--chat", "--batch-size", "8")
+    own, seen = {**GREEDY, "model": "my-model"}, {"chat": 0, "embed": 0}
+    status, alone = serving.ask("/v1/chat/completions", own)
+    assert status == 200, alone
+    expected, end = serving.embed(TEXTS), time.monotonic() + 60
+
+    def work(number):
+        while time.monotonic() < end:
+            if number % 2:
+                status, answer = serving.ask("/v1/chat/completions", own)
+                assert (status, answer["choices"]) == (200, alone["choices"])
+            else:
+                np.testing.assert_allclose(serving.embed(TEXTS), expected, rtol=0, atol=1e-6)
+            seen["chat" if number % 2 else "embed"] += 1
+
+    with ThreadPoolExecutor(32) as clients:
+        list(clients.map(work, range(32)))
+    assert min(seen.values()) > 16
+    serving.kill()
